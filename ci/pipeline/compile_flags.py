@@ -187,7 +187,13 @@ def language_of(args: argparse.Namespace) -> Language:
 def add_compile(parser: argparse.ArgumentParser) -> None:
     onnx = add_model(parser)
     pytorch = add_output(parser, "where the program and its record go")
-    parser.add_argument("--precision", help=PRECISION_HELP)
+    parser.add_argument(
+        "--precision",
+        action="append",
+        dest="precisions",
+        metavar="SCHEME",
+        help=f"{PRECISION_HELP}; may be repeated: a table",
+    )
     parser.add_argument(
         "--verify", choices=("emulator", "none"), default="emulator", help="run it and compare [%(default)s]"
     )
@@ -223,6 +229,7 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
     return Compiling(
         args.output,
         verify=args.verify == "emulator",
+        several_precisions=len(args.precisions or ()) > 1,
         keep_on_cpu=tuple(args.keep_on_cpu),
         embed=args.embed,
         profile_run=args.profile_run,

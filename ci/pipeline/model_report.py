@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,9 @@ class ModelReport:
     stage: StageRun
     more: dict[str, Metric] = field(default_factory=dict)
     """Other metrics that have a row for each model."""
+
+    cells: list[Mapping[str, str]] = field(default_factory=list)
+    """Of each program that was made: what a table of several precisions says."""
 
     def warn(self, messages: Iterable[str]) -> None:
         for message in messages:

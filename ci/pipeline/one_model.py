@@ -9,17 +9,18 @@ import os
 import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.output import Publish, writing_into
-from ci.pipeline.compile_flags import LANES
+from ci.pipeline.accuracy import in_words
+from ci.pipeline.compile_flags import CHECKPOINT, LANES
 from ci.pipeline.forecast import Forecasted
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import Lane, Mine, Results, mine_of, update
-from ci.pipeline.model_report import ModelReport
+from ci.pipeline.model_report import ModelReport, reported
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
 from ci.pipeline.precision import written_name
 from ci.pipeline.profile import ProgramProfile
@@ -31,9 +32,10 @@ from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.findings import Finding
 from provisioning.base.settings import DEFAULT_SOC
+from provisioning.base.units import aligned
 from provisioning.manifest import soc_named
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
@@ -54,6 +56,8 @@ class Product:
     """What an answer says of it (--json)."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What an answer has beside its record."""
+    cells: Mapping[str, str] = field(default_factory=dict)
+    """By column: what a table of several precisions says of it."""
     stale: Sequence[Path] = ()
     """Of an earlier product: they go, unless they are written again."""
 
@@ -220,6 +224,51 @@ def require_fp16(program: AnyProgram[Any, Any]) -> None:
         )
 
 
+def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str], suite: Path | None) -> int:
+    """Compile for each precision, whatever becomes of the others, and say all in a table."""
+    if model.lane == CHECKPOINT:
+        raise UsageError(
+            "a checkpoint is compiled for one precision at a time",
+            fix="one --precision, and a folder of its own",
+        )
+    every = [lane_model(replace(model, precision=precision), how) for precision in precisions]
+    for taken in every:
+        # What cannot be meant is refused before the first is compiled.
+        assert taken.programs
+    rows: list[Mapping[str, str]] = []
+    errors: list[str] = []
+    code = 0
+    for precision, taken in zip(precisions, every, strict=True):
+        one = taken.model
+
+        def work(report: ModelReport, taken: LaneModel[Any, Any] = taken, named: str = precision) -> int:
+            done = compile_model(taken, suite, report)
+            rows.extend({"precision": named, **cells} for cells in report.cells)
+            return done
+
+        try:
+            code = max(code, reported("compile", one, one.named, work))
+        except ToolkitError as error:
+            show_error(error)
+            code = max(code, error.exit_code)
+            errors.append(f"{precision}: {error.message.splitlines()[0]}")
+    if rows:
+        print("\n".join(aligned([tuple(rows[0]), *(tuple(row.values()) for row in rows)])))
+    print("\n".join(errors), end="\n" * bool(errors))
+    return code
+
+
+def cells_of(soc: str, figures: Mapping[str, float], on_cpu: int, files: Iterable[Path]) -> dict[str, str]:
+    """What all lanes say in a table of several precisions."""
+    return {
+        "chip": soc,
+        "against float": in_words(figures) or "not run",
+        "against the quantized model": in_words(figures, "reference_") or "-",
+        "on the CPU": str(on_cpu),
+        "bytes": f"{sum(each.stat().st_size for each in files):,}",
+    }
+
+
 def quantize_model(taken: LaneModel[P, L], report: ModelReport) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
@@ -265,6 +314,7 @@ def _write(
     report.wrote(path for path in written if path.suffix != ".json")
     for product in products:
         report.warn(product.warnings)
+        report.cells += [product.cells] if product.cells else []
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
         sys.stderr.writelines(f"warning: {each}\n" for each in product.warnings)

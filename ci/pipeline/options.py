@@ -120,6 +120,8 @@ class Compiling:
 
     output: Path = Path()
     verify: bool = True
+    several_precisions: bool = False
+    """Whether files are named by their precision, where the lane does not do so anyway."""
     keep_on_cpu: tuple[str, ...] = ()
     embed: bool = False
     profile_run: bool = False

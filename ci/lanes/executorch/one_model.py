@@ -33,7 +33,7 @@ from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import accuracy_of_one_model, nearly_constant
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.other_python import export_with
-from ci.pipeline.one_model import LaneModel, Product
+from ci.pipeline.one_model import LaneModel, Product, cells_of
 from ci.pipeline.options import Choice
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.profile import ProgramProfile
@@ -127,9 +127,11 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             self.command("quantize", program.soc, "--where"),
             losses_of(program, facts),
         )
+        cells = cells_of(program.soc, figures, len(facts["left"]), [path])
         found = [Finding("compile-warning", Severity.NOTE, stem, each, "") for each in warnings]
+        found = [*_left(stem, facts), *found]
         return Product(
-            _files(path, stem, record), words, warnings, wrong, findings=[*_left(stem, facts), *found]
+            _files(path, stem, record), words, warnings, wrong, findings=found, cells=cells
         )
 
     def _stem(self, program: ExecutorchProgram) -> str:

@@ -31,7 +31,7 @@ from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import accuracy_of_one_model, nearly_constant, not_in_fp16
 from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
-from ci.pipeline.one_model import LaneModel, Product
+from ci.pipeline.one_model import LaneModel, Product, cells_of
 from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.profile import ProgramProfile
@@ -56,6 +56,7 @@ class CompileOne(OneModelStep):
     embed: bool
     verify: bool
     profiled: bool
+    several_precisions: bool
     and_socs: tuple[str, ...]
     options: Mapping[str, Value]
     """Of the command line. A suite has them in the run."""
@@ -73,8 +74,9 @@ class CompileOne(OneModelStep):
         return FORMS[self.embed]
 
     def stem(self, program: OnnxProgram) -> str:
-        several = len(self.plan.programs) > 1
-        return f"{Path(program.case.model).stem}{f'-{program.soc}' if several else ''}_ctx"
+        kind = f"-{program.run.kind}" if self.several_precisions else ""
+        soc = f"-{program.soc}" if len(self.plan.programs) > 1 else ""
+        return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
 
     def files(self, program: OnnxProgram, folder: Path) -> list[Path]:
         """What the user gets of a result."""
@@ -211,6 +213,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             embed=how.embed,
             verify=how.verify,
             profiled=how.profile_run,
+            several_precisions=how.several_precisions,
             and_socs=how.and_socs,
             options=parse_assignments(self.model.options),
         )
@@ -253,6 +256,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             warnings,
             wrong,
             facts={"accuracy": near, "delegates": 1, "on_cpu": []},
+            cells=cells_of(", ".join(chips), near, 0, files),
         )
 
     def _drawn(self, program: OnnxProgram) -> Iterator[str]:
