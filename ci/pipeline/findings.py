@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ci.engine.closed import not_passed as names_not_passed
@@ -22,6 +23,7 @@ from ci.pipeline.accuracy import (
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base.rules import explained
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
 
@@ -88,6 +90,28 @@ def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iter
                 f"{fault.title} ({fault.id})",
                 f"{fault.fix}: docs/findings.md",
             )
+
+
+def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a program without those that an error of it causes (`follows` of a rule): the error
+    says them, too."""
+    kept: list[Finding] = []
+    caused: dict[str, list[str]] = {}
+    errors = {each.rule for each in findings if each.severity is Severity.ERROR}
+    for each in findings:
+        rule = explained(each.rule)
+        cause = next((name for name in (rule.follows if rule else ()) if name in errors), "")
+        if cause:
+            caused.setdefault(cause, []).append(each.message)
+        else:
+            kept.append(each)
+    # Of several errors of one rule the first says it.
+    return [
+        replace(each, message="; ".join([each.message, *caused.pop(each.rule)]))
+        if each.rule in caused
+        else each
+        for each in kept
+    ]
 
 
 QUARANTINED = "quarantined"

@@ -20,11 +20,12 @@ from ci.pipeline.findings import (
     accuracy_of_one_model,
     chip_differs,
     constant_outputs,
+    one_a_cause,
     placeholder,
 )
 from ci.pipeline.suite import Thresholds
 from ci.report.values import in_unit
-from provisioning.base.findings import Severity
+from provisioning.base.findings import Finding, Severity
 from provisioning.base.units import EXACT_DB
 from tests.support.lowering import SUITE, make_program
 
@@ -33,6 +34,23 @@ VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
 
 def figures(expected: Any, output: Any) -> dict[str, float]:
     return compare([Pair("y", expected, output)])
+
+
+def finding(rule: str, severity: Severity = Severity.ERROR) -> Finding:
+    return Finding(rule, severity, "net/8a8w/SM8650", f"about {rule}", "")
+
+
+def test_what_an_error_causes_is_said_with_that_error() -> None:
+    every = [
+        finding("lowering-delegates"),
+        finding("emulator-accuracy"),
+        finding("accuracy-constant", Severity.WARNING),
+        finding("threshold-placeholder", Severity.WARNING),
+    ]
+    delegates, accuracy = one_a_cause(every)
+    assert (delegates.rule, accuracy.rule) == ("lowering-delegates", "emulator-accuracy")
+    assert "about accuracy-constant" in accuracy.message and "about threshold-placeholder" in accuracy.message
+    assert one_a_cause([every[0], finding("lowering-cpu-operator", Severity.NOTE)])[0] == every[0]
 
 
 class TestFigures:

@@ -130,9 +130,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         cells = cells_of(program.soc, figures, len(facts["left"]), [path])
         found = [Finding("compile-warning", Severity.NOTE, stem, each, "") for each in warnings]
         found = [*_left(stem, facts), *found]
-        return Product(
-            _files(path, stem, record), words, warnings, wrong, findings=found, cells=cells
-        )
+        return Product(_files(path, stem, record), words, warnings, wrong, findings=found, cells=cells)
 
     def _stem(self, program: ExecutorchProgram) -> str:
         return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
