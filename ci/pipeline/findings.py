@@ -23,7 +23,6 @@ from ci.pipeline.accuracy import (
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.findings import Finding, Metric, Severity
-from provisioning.base.rules import explained
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
 
@@ -92,15 +91,21 @@ def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iter
             )
 
 
+FOLLOWS = {
+    "lowering-delegates": ("lowering-cpu-operator",),
+    "accuracy-constant": ("emulator-accuracy", "onnx-accuracy"),
+    "threshold-placeholder": ("emulator-accuracy", "onnx-accuracy"),
+}
+"""By rule: the rules whose error in a program is the cause of its finding, too."""
+
+
 def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings of a program without those that an error of it causes (`follows` of a rule): the error
-    says them, too."""
+    """The findings of a program without those that an error of it causes: the error says them, too."""
     kept: list[Finding] = []
     caused: dict[str, list[str]] = {}
     errors = {each.rule for each in findings if each.severity is Severity.ERROR}
     for each in findings:
-        rule = explained(each.rule)
-        cause = next((name for name in (rule.follows if rule else ()) if name in errors), "")
+        cause = next((name for name in FOLLOWS.get(each.rule, ()) if name in errors), "")
         if cause:
             caused.setdefault(cause, []).append(each.message)
         else:

@@ -21,8 +21,6 @@ class Rule:
     summary: str
     fix: str
     page: str
-    follows: tuple[str, ...] = ()
-    """The rules whose error in a program is the cause of this finding, too."""
 
 
 def explained(name: str) -> Rule | None:
@@ -47,15 +45,13 @@ def rules() -> dict[str, Rule]:
         summary: str = Field(min_length=1)
         fix: str = Field(min_length=1)
         page: str = Field(pattern=r"^[\w./-]+\.md$")
-        follows: tuple[str, ...] = ()
 
     class Table(Model):
         schema_: int = Field(alias="schema")
         rule: dict[str, Row]
 
     found = {
-        name: Rule(name, row.summary, row.fix, row.page, row.follows)
-        for name, row in load(TABLE, Table).rule.items()
+        name: Rule(name, row.summary, row.fix, row.page) for name, row in load(TABLE, Table).rule.items()
     }
     for file, page in OTHERS.items():
         for name, row in toml.loads((MANIFESTS / file).read_text(encoding="utf-8"))["rule"].items():
