@@ -84,6 +84,11 @@ VERBS = {
         "executorch",
         foreign_code=False,
     ),
+    "run": Verb(
+        "ci.one_model.run",
+        "run a compiled program: its outputs, its time, what ran where; beside those of another one",
+        "executorch",
+    ),
     "divergence": Verb(
         "ci.one_model.divergence",
         "say at which operator the HTP emulator first differs from the quantized model",

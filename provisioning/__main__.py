@@ -27,6 +27,11 @@ VERBS = {
         "executorch",
         foreign_code=False,
     ),
+    "chips": Verb(
+        "provisioning.verbs.chips",
+        "list the chips, by QNN's name and by what people call them",
+        foreign_code=False,
+    ),
     "lock": Verb(
         "provisioning.verbs.lock", "fill in hashes that manifests lack and regenerate every lock file", "lint"
     ),

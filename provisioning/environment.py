@@ -64,6 +64,9 @@ class Root:
     """Known for a tree of the store; a directory of the user's may hold anything."""
 
 
+RUNNER = "QNN_EXECUTOR_RUNNER"
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     profile: str
@@ -81,6 +84,16 @@ class Environment:
 
     def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
         return {**environ, **self.variables}
+
+    def with_runner(self, environ: Mapping[str, str], outputs: Path) -> Environment:
+        """For the user's own shell: the runner that was built for the target is named too."""
+        if environ.get(RUNNER):
+            return self
+        program = outputs / "dist" / self.target / "bin" / "qnn_executor_runner"
+        if not program.is_file():
+            note = f"qnn_executor_runner is not built yet for {self.target}: {session('build_runner')}"
+            return replace(self, notes=(*self.notes, note))
+        return replace(self, variables={**self.variables, RUNNER: str(program)})
 
     def explain(self) -> None:
         """Print on stderr which trees are the user's own, and what was corrected."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel, StringConstraints, field_validator, model_validator
 
+from provisioning.base.chips import chip_named, simple
 from provisioning.base.documents import Model, Name, Regex, load
 from provisioning.base.errors import ManifestError, UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS
@@ -182,7 +183,7 @@ class SocTable(Model):
                 *soc.sold_as,
                 f"id {soc.id}",
                 *(f"kernel id {number}" for number in soc.kernel_ids),
-                *map(_simple, soc.called),
+                *map(simple, soc.called),
             ):
                 if word in owners:
                     raise ValueError(f"{word} for one chip, not for both {owners[word]} and {name}")
@@ -262,34 +263,9 @@ def load_environments() -> dict[str, PythonEnvironment]:
     return load(MANIFESTS / "environments.toml", PythonEnvironments).root
 
 
-def _simple(name: str) -> str:
-    """A name that people use, however they write it: `Snapdragon 8 Gen 3`, `8gen3`, `8-gen-3`."""
-    words = re.sub("[^a-z0-9+]", "", name.lower())
-    return words.removeprefix("qualcomm").removeprefix("snapdragon").removeprefix("samsung")
-
-
 def soc_named(name: str) -> Soc:
     socs = load_socs()
-    if name in socs:
-        return socs[name]
-    for device, chips in _soc_table().devices.items():
-        if _simple(name) == _simple(device):
-            ours = next(chip for chip in chips if chip in socs)
-            if len(chips) == 1:
-                raise UsageError(f"the {device} has QNN's {ours}", fix=f"--soc {ours}")
-            raise UsageError(
-                f"the {device} is sold with {' and with '.join(chips)}",
-                fix=f"--soc {ours} where `adb shell getprop ro.soc.model` says so",
-            )
-    for known, soc in socs.items():
-        if _simple(name) in map(_simple, soc.called):
-            raise UsageError(f"{name} is QNN's {known}", fix=f"--soc {known}")
-        if name.strip().upper() in soc.sold_as:
-            raise UsageError(f"{name} is QNN's {known}", fix=f"--soc {known}")
-        if name in map(str, soc.kernel_ids):
-            raise UsageError(
-                f"{name} is what the kernel calls {known} (/sys/devices/soc0/soc_id)", fix=f"--soc {known}"
-            )
-        if name == str(soc.id):
-            raise UsageError(f"{name} is QNN's number of {known}", fix=f"--soc {known}")
-    raise UnknownName(f"there is no SoC {name!r} in manifests/socs.toml", name.strip().upper(), socs)
+    if name not in socs:
+        known = chip_named(name)
+        raise UsageError(f"{name} is QNN's {known}", fix=f"--soc {known}")
+    return socs[name]

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import pip_settings
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.progress import at_work
 from provisioning.base.settings import CLONE, MANIFESTS, ROOT, outputs_path
 
 LOCKS = MANIFESTS / "locks"
@@ -70,7 +72,10 @@ class PythonEnvironments:
         from filelock import FileLock
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{home}.lock"):
+        # On a terminal, uv shows its progress.
+        at_terminal = sys.stderr.isatty()
+        heard = nullcontext() if at_terminal else at_work(f"Making the {name} environment", self.log)
+        with heard, FileLock(f"{home}.lock"):
             if _text(stamp) != wanted:
                 begun = time.monotonic()
                 self.log(f"Making the {name} environment in {home}, once for this lock file")

@@ -30,7 +30,9 @@ NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "
 """They work on our own sources, git history or Dockerfile."""
 
 
-ONE_MODEL = ("save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "forecast", "divergence")
+ONE_MODEL = (
+    "save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "forecast", "divergence", "run",
+)  # fmt: skip
 """They take a model of any lane, and run in that lane's environment."""
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TextIO, TypeVar
 
 from ci.engine.jobs import Estimate, Job
+from provisioning.base.progress import SILENT_FOR, ticking
 from provisioning.base.screen import Display, display_for, new_bar
 from provisioning.base.units import seconds
 
 R = TypeVar("R")
+
+TICK = 1.0
+"""Seconds between two looks at what jobs are at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +48,13 @@ class JobProgress(Generic[R]):
         line: Callable[[str, R], Line],
         out: TextIO,
         display: Display | None,
+        doing: Callable[[str], str] = lambda name: "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._line = what, line
+        """`doing` says what a job of this name is at."""
+        self._what, self._line, self._doing, self._clock = what, line, doing, clock
+        self._began: dict[str, float] = {}
+        self._spoke, self._lock, self._open = clock(), threading.RLock(), ExitStack()
         self._estimate = Estimate(jobs, slots)
         self._total = len(jobs)
         self._done = self._looks = 0
@@ -51,35 +63,56 @@ class JobProgress(Generic[R]):
 
     def __enter__(self) -> JobProgress[R]:
         self._draw_whole()
+        self._open.enter_context(ticking(TICK, self.tick))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._open.close()
         if self._display:
             for bar in (*self._bars.values(), self._whole):
                 self._display.remove(bar)
 
     def started(self, job: Job) -> None:
-        self._estimate.started(job)
-        if self._display:
-            bar = self._bars[job.name] = new_bar()
-            self._display.bar(bar, f"  {job.name}", 0, None, "")
+        with self._lock:
+            self._estimate.started(job)
+            self._began[job.name] = self._clock()
+            if self._display:
+                bar = self._bars[job.name] = new_bar()
+                self._display.bar(bar, f"  {job.name}", 0, None, "")
+
+    def tick(self) -> None:
+        """Say what the running jobs are at: beside their bars, else in a line after a silence."""
+        with self._lock:
+            running, now = dict(self._began), self._clock()
+            if self._display:
+                for name in running:
+                    self._display.bar(self._bars[name], f"  {name}", 0, None, self._doing(name))
+            elif running and now - self._spoke >= SILENT_FOR:
+                name, more = next(iter(running)), len(running) - 1
+                text = f"{self._place()} {'running':<9}{now - running[name]:7.1f} s  {name}"
+                text += f": {doing}" if (doing := self._doing(name)) else ""
+                text += f", and {more} more" if more else ""
+                self._print(text + f"  ({self.time_left()})" * bool(self._done))
 
     def ended(self, job: Job, result: R, taken: float) -> None:
+        with self._lock:
+            self._ended(job, result, taken)
+
+    def _ended(self, job: Job, result: R, taken: float) -> None:
         self._estimate.ended(job, taken)
+        self._began.pop(job.name, None)
         self._done += 1
         line = self._line(job.name, result)
         self._looks += line.look
-        width = len(str(self._total))
         time_shown = taken if line.seconds is None else line.seconds
-        text = f"[{self._done:>{width}}/{self._total}] {line.word:<9}{time_shown:7.1f} s  {job.name}"
+        text = f"{self._place()} {line.word:<9}{time_shown:7.1f} s  {job.name}"
         if line.note:
             text += f": {line.note.splitlines()[0]}"
         if self._display is None:
             estimate = f"  ({self.time_left()})" if self._done < self._total else ""
-            self._out.write(f"{text}{estimate}\n")
-            self._out.flush()
+            self._print(f"{text}{estimate}")
             return
         self._display.remove(self._bars.pop(job.name))
         self._draw_whole()
@@ -87,6 +120,14 @@ class JobProgress(Generic[R]):
             self._display.print(text)
         else:
             self._display.log(text)
+
+    def _place(self) -> str:
+        return f"[{self._done:>{len(str(self._total))}}/{self._total}]"
+
+    def _print(self, text: str) -> None:
+        self._spoke = self._clock()
+        self._out.write(f"{text}\n")
+        self._out.flush()
 
     def time_left(self) -> str:
         return f"about {seconds(self._estimate.seconds_left())} left"
@@ -99,8 +140,12 @@ class JobProgress(Generic[R]):
 
 
 def progress(
-    what: str, jobs: Sequence[Job], slots: int, line: Callable[[str, R], Line], out: TextIO | None = None
+    what: str,
+    jobs: Sequence[Job],
+    slots: int,
+    line: Callable[[str, R], Line],
+    doing: Callable[[str], str] = lambda name: "",
 ) -> JobProgress[R]:
-    """`what` names the jobs on the bar; `line` gives the line for a job of this name that ended."""
-    stream = out or sys.stderr
-    return JobProgress(what, jobs, slots, line, stream, display_for(stream))
+    """`what` names the jobs on the bar; `line` gives the line for a job of this name that ended, and `doing`
+    says what one that runs is at."""
+    return JobProgress(what, jobs, slots, line, sys.stderr, display_for(sys.stderr), doing)

@@ -275,6 +275,7 @@ def _run(
         groups.setdefault(task.group, []).append(task)
     results: dict[str, Result] = {}
     noted: set[str] = set()
+    at_work: dict[str, Worker] = {}
     commons: WeakKeyDictionary[Worker, Touched] = WeakKeyDictionary()
 
     def common_of(worker: Worker) -> Touched:
@@ -325,6 +326,7 @@ def _run(
 
     def work(job: Job, worker: Worker) -> Result:
         shared: dict[str, Any] = {}
+        at_work[job.name] = worker
         worker.seen, worker.written = Touched(), []
         done: list[Result] = []
         for task in groups[job.name]:
@@ -362,7 +364,10 @@ def _run(
             worst, note="; ".join(f"{name}: {each.note}" for name, each in lines.items() if each.note)
         )
 
-    with progress(how.title, jobs, slots, line_of_group) as shown:
+    def doing(name: str) -> str:
+        return at_work[name].doing if name in at_work else "starting its process"
+
+    with progress(how.title, jobs, slots, line_of_group, doing) as shown:
         run_jobs(
             jobs,
             slot,

@@ -34,11 +34,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.audit_table import as_text, fails
+    from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.one_model import lane_model
 
     model = one_model_of(args)
     require_one_chip(model.selection)
-    rows = lane_model(model).audited(args.precisions or (), run=args.measure)
-    answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
-    print("\n".join(as_text(rows)))
-    return int(any(map(fails, rows.values())))
+    precisions: list[str] = args.precisions or []
+
+    def work(report: ModelReport) -> int:
+        rows = lane_model(model).audited(precisions, run=args.measure)
+        answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
+        print("\n".join(as_text(rows)))
+        if failed := [scheme for scheme, row in rows.items() if fails(row)]:
+            report.fail(f"gives no program that runs at {', '.join(failed)}")
+        return int(bool(failed))
+
+    return reported("audit", model, [*precisions, *model.named], work)

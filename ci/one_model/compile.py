@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ci.pipeline.compile_flags import add_compile, compiling_of, one_model_of
 
 EXAMPLES = """\
   qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
   qnn-ci compile net.py:model --precision 16a8w -o out/
+  qnn-ci compile net.py:model --precision fp16 --precision 16a8w --precision 8a8w -o out/
   qnn-ci compile package.net:model --soc SM8650 --soc SM8750 -o out/
   qnn-ci compile model.onnx --precision 16a8w --calibrate samples/ -o out/
   qnn-ci compile Llama-3.2-1B/ --soc SM8750 --precision 16a8w --calibrate text.txt --context 1024 -o out/
@@ -23,8 +25,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.one_model import compile_model, lane_model
+    from ci.pipeline.model_report import reported
+    from ci.pipeline.one_model import compile_model, compile_precisions, lane_model
 
-    return compile_model(
-        lane_model(one_model_of(args), compiling_of(args)), args.suite and args.suite.absolute()
-    )
+    precisions: list[str] = list(dict.fromkeys(args.precisions or ()))
+    model, suite = one_model_of(args), args.suite and args.suite.absolute()
+    how = compiling_of(args)
+    if len(precisions) > 1:
+        return compile_precisions(model, how, precisions, suite)
+    model = replace(model, precision=next(iter(precisions), None))
+    taken = lane_model(model, how)
+    return reported("compile", model, model.named, lambda report: compile_model(taken, suite, report))

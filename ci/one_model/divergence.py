@@ -36,11 +36,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.divergence import as_text
+    from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.one_model import lane_model
 
     model = one_model_of(args)
     require_one_chip(model.selection)
-    name, result = lane_model(model).searched(choice_of(args), args.least)
-    answer.add(program=name, **result)
-    print("\n".join(as_text(result)))
-    return int(result["sqnr_db"] < result["least"])
+    choice, least = choice_of(args), args.least
+
+    def work(report: ModelReport) -> int:
+        name, result = lane_model(model).searched(choice, least)
+        answer.add(program=name, **result)
+        lines = list(as_text(result))
+        print("\n".join(lines))
+        if differs := result["sqnr_db"] < result["least"]:
+            report.fail("; ".join(lines[:2]))
+        return int(differs)
+
+    return reported("divergence", model, [*choice.words, *model.named], work)

@@ -42,27 +42,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.one_model import lane_model
-    from ci.pipeline.profile import as_text, document, read_document, report_profile
+    from ci.pipeline.profile import as_text, document, read_document
     from ci.report.profiles import profile_page
     from provisioning.base.errors import CheckFailed
     from provisioning.base.files import write_named
-    from provisioning.base.settings import DEFAULT_TARGET
-    from provisioning.base.stage_run import StageRun
 
     model = one_model_of(args)
-    selection = model.selection
-    require_one_chip(selection)
+    require_one_chip(model.selection)
     earlier = read_document(args.against) if args.against else None
-    stage = StageRun.as_typed("profile", selection.profile, DEFAULT_TARGET)
-    about, measured = lane_model(model).profiled(args.input, args.source)
-    if not measured.costs and not measured.cpu:
-        raise CheckFailed(f"{model.typed}: nothing of it was profiled", fix="it holds no operator")
-    about = {"model": model.typed, **about}
-    body = document(measured, about)
-    report_profile(stage, selection.reports, " ".join(about.values()), body)
-    answer.add(**body)
-    if args.page:
-        write_named(args.page, profile_page(model.typed, measured))
-    print("\n".join(as_text(measured, earlier, args.against)))
-    return 0
+
+    def work(report: ModelReport) -> int:
+        about, measured = lane_model(model).profiled(args.input, args.source)
+        if not measured.costs and not measured.cpu:
+            raise CheckFailed(f"{model.typed}: nothing of it was profiled", fix="it holds no operator")
+        body = document(measured, {"model": model.typed, **about})
+        report.more["profiles"] = body
+        answer.add(**body)
+        if args.page:
+            write_named(args.page, profile_page(model.typed, measured))
+        print("\n".join(as_text(measured, earlier, args.against)))
+        return 0
+
+    return reported("profile", model, model.named, work)

@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.losses import as_text
+    from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.one_model import lane_model, quantize_model
     from ci.pipeline.options import Compiling
 
@@ -42,10 +43,16 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"to which precision is {model.typed} quantized?", fix="--precision 8a8w")
     if args.where:
         require_one_chip(model.selection)
-        print("\n".join(as_text(*lane_model(model).losses(choice_of(args)))))
-        return 0
+        choice = choice_of(args)
+
+        def losses(_: ModelReport) -> int:
+            print("\n".join(as_text(*lane_model(model).losses(choice))))
+            return 0
+
+        return reported("quantize", model, ["--where", *choice.words, *model.named], losses)
     if not model.typed or args.output is None:
         raise UsageError(
             "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
         )
-    return quantize_model(lane_model(model, Compiling(args.output)))
+    taken = lane_model(model, Compiling(args.output))
+    return reported("quantize", model, model.named, lambda report: quantize_model(taken, report))

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ci.pipeline.suite import Thresholds
-
-EXACT_DB = 999.0
-"""The SQNR of outputs without any error, for which there is no finite number."""
+from provisioning.base.units import EXACT_DB, in_decibels
 
 CLEARLY_DB = 6.0
 """Figures that differ by more than this differ for a reason."""
@@ -352,7 +350,7 @@ def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
     """For a line about a program, those with this prefix; empty if nothing was measured."""
     parts = []
     if (sqnr := figures.get(f"{prefix}sqnr_db")) is not None:
-        parts.append(f"{sqnr:.1f} dB SQNR")
+        parts.append(in_decibels(sqnr) + " SQNR" * (sqnr < EXACT_DB))
         if (varies := figures.get(f"{prefix}variation_sqnr_db", math.inf)) < sqnr - CLEARLY_DB:
             parts.append(f"{varies:.1f} dB of what depends on the input")
     if (share := figures.get(f"{prefix}agreement")) is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
+from provisioning.base.chips import chip_named
 from provisioning.base.command_line import Parser, count, duration, repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
@@ -119,6 +120,18 @@ def plain_model_of(args: argparse.Namespace) -> OneModel:
     return OneModel(selection_of(args), args.model, lane, WorkOptions(args.timeout), args.scheme)
 
 
+def program_to_run(args: argparse.Namespace, typed: str) -> OneModel:
+    """A program that is compiled already: the command's own, or the one that it is compared with."""
+    lane = lane_of(typed, Parser.user_folder())
+    return OneModel(
+        selection_of(args),
+        typed,
+        lane,
+        WorkOptions(args.timeout),
+        options=tuple(args.option) * (lane == ONNX),
+    )
+
+
 def require_one_chip(selection: Selection) -> None:
     """For commands that look at a program for one chip."""
     if len(selection.socs) > 1:
@@ -174,7 +187,13 @@ def language_of(args: argparse.Namespace) -> Language:
 def add_compile(parser: argparse.ArgumentParser) -> None:
     onnx = add_model(parser)
     pytorch = add_output(parser, "where the program and its record go")
-    parser.add_argument("--precision", help=PRECISION_HELP)
+    parser.add_argument(
+        "--precision",
+        action="append",
+        dest="precisions",
+        metavar="SCHEME",
+        help=f"{PRECISION_HELP}; may be repeated: a table",
+    )
     parser.add_argument(
         "--verify", choices=("emulator", "none"), default="emulator", help="run it and compare [%(default)s]"
     )
@@ -210,10 +229,11 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
     return Compiling(
         args.output,
         verify=args.verify == "emulator",
+        several_precisions=len(args.precisions or ()) > 1,
         keep_on_cpu=tuple(args.keep_on_cpu),
         embed=args.embed,
         profile_run=args.profile_run,
-        and_socs=tuple(args.and_soc),
+        and_socs=tuple(map(chip_named, args.and_soc)),
         language=language_of(args),
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from ci.pipeline.accuracy import Pair, Unusable, least_sqnr_db
+from ci.pipeline.accuracy import Pair, Unusable, in_words, least_sqnr_db
+from provisioning.base.units import in_decibels
 
 LEAST_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
@@ -123,7 +124,7 @@ def worst_drop(
 
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     whose, least = result["reference"], result["least"]
-    yield f"the whole program: {result['sqnr_db']:.1f} dB SQNR against {whose}"
+    yield f"the whole program: {in_words(result)} against {whose}"
     first = result["first"]
     if result["sqnr_db"] >= least:
         yield f"that is no difference: at least {least:g} dB"
@@ -133,12 +134,12 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
         where = f" in {first['module']}" if first["module"][:1] not in ("", "(") else ""
         where += f" at {first['source']} `{first['code']}`" if first["source"] else ""
         operands = ", ".join(
-            f"{name} not measured" if value is None else f"{name} {value:.1f} dB"
+            f"{name} not measured" if value is None else f"{name} {in_decibels(value)}"
             for name, value in first["operands"].items()
         )
         operands = operands or "the inputs"
         yield f"differs most: {first['operator']} ({first['node']}){where}"
-        yield (f"  programs that end there: {first['sqnr_db']:.1f} dB; at its operands: {operands}")
+        yield (f"  programs that end there: {in_decibels(first['sqnr_db'])}; at its operands: {operands}")
         for known in first.get("known", ()):
             yield f"  known of it: {known['message']}"
             yield f"    → {known['command']}"

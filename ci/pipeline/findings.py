@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ci.engine.closed import not_passed as names_not_passed
@@ -88,6 +89,34 @@ def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iter
                 f"{fault.title} ({fault.id})",
                 f"{fault.fix}: docs/findings.md",
             )
+
+
+FOLLOWS = {
+    "lowering-delegates": ("lowering-cpu-operator",),
+    "accuracy-constant": ("emulator-accuracy", "onnx-accuracy"),
+    "threshold-placeholder": ("emulator-accuracy", "onnx-accuracy"),
+}
+"""By rule: the rules whose error in a program is the cause of its finding, too."""
+
+
+def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a program without those that an error of it causes: the error says them, too."""
+    kept: list[Finding] = []
+    caused: dict[str, list[str]] = {}
+    errors = {each.rule for each in findings if each.severity is Severity.ERROR}
+    for each in findings:
+        cause = next((name for name in FOLLOWS.get(each.rule, ()) if name in errors), "")
+        if cause:
+            caused.setdefault(cause, []).append(each.message)
+        else:
+            kept.append(each)
+    # Of several errors of one rule the first says it.
+    return [
+        replace(each, message="; ".join([each.message, *caused.pop(each.rule)]))
+        if each.rule in caused
+        else each
+        for each in kept
+    ]
 
 
 QUARANTINED = "quarantined"

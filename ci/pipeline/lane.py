@@ -14,7 +14,7 @@ from ci.engine.runs import Runs
 from ci.engine.work import Result
 from ci.pipeline.baseline import Recorded
 from ci.pipeline.earlier_suite import earlier_accepted
-from ci.pipeline.findings import not_passed, verdict
+from ci.pipeline.findings import not_passed, one_a_cause, verdict
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
 from ci.pipeline.quarantine import excused, flaky, misused, noted, steady
@@ -159,6 +159,7 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
         if lane.reached(mine):
             findings += lane.findings(plan, program, mine)
         where = f"[case.{program.case_name}] of {program.suite}"
+        findings = one_a_cause(findings)
         if not any(each.rule == "flaky" for each in findings):
             runs = next((each.runs for each in mine.values() if each.runs.flaky), Runs())
             findings += flaky(program.name, runs, commands[program.name], where)

@@ -9,19 +9,22 @@ import os
 import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.output import Publish, writing_into
-from ci.pipeline.compile_flags import LANES
+from ci.pipeline.accuracy import in_words
+from ci.pipeline.compile_flags import CHECKPOINT, LANES
 from ci.pipeline.forecast import Forecasted
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import Lane, Mine, Results, mine_of, update
+from ci.pipeline.model_report import ModelReport, reported
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
 from ci.pipeline.precision import written_name
 from ci.pipeline.profile import ProgramProfile
+from ci.pipeline.ran import Ran, require_program
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
@@ -29,9 +32,10 @@ from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.findings import Finding
 from provisioning.base.settings import DEFAULT_SOC
+from provisioning.base.units import aligned
 from provisioning.manifest import soc_named
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
@@ -52,6 +56,8 @@ class Product:
     """What an answer says of it (--json)."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What an answer has beside its record."""
+    cells: Mapping[str, str] = field(default_factory=dict)
+    """By column: what a table of several precisions says of it."""
     stale: Sequence[Path] = ()
     """Of an earlier product: they go, unless they are written again."""
 
@@ -158,6 +164,11 @@ class LaneModel(ABC, Generic[P, L]):
             fix="export it with torch.onnx.export, and name the .onnx",
         )
 
+    def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
+        """What a compiled program gives for these inputs."""
+        require_program(Parser.user_folder() / self.model.typed, self.model.typed)
+        raise self.not_taken(self.model)
+
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         """The program's name, and what the search for its operator that differs gave."""
         raise self.not_taken(self.model)
@@ -178,7 +189,7 @@ def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, 
     return taken.of(model, how)
 
 
-def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
+def compile_model(taken: LaneModel[P, L], suite: Path | None, report: ModelReport) -> int:
     """Write a program for each chip; with `suite`, write the model to that suite too."""
     if suite:
         require_place(suite, measured=taken.measured)
@@ -195,13 +206,13 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None) -> int:
         plan = exported.plan(programs)
         results = exported.do(plan)
         products = [exported.product(plan, each, mine_of(each, results)) for each in plan.programs]
-        _write(products, output, new, publish, origin)
+        _write(products, output, new, publish, origin, report)
         if extension:
             more = exported.for_suite(plan, results)
             figures = [exported.lane.figures(each, mine_of(each, results)) for each in plan.programs]
             extension.write([each for each in figures if each is not None], more)
             update(exported.lane, plan, results)
-    return _shown(products)
+    return _shown(products, report)
 
 
 def require_fp16(program: AnyProgram[Any, Any]) -> None:
@@ -213,27 +224,81 @@ def require_fp16(program: AnyProgram[Any, Any]) -> None:
         )
 
 
-def quantize_model(taken: LaneModel[P, L]) -> int:
+def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str], suite: Path | None) -> int:
+    """Compile for each precision, whatever becomes of the others, and say all in a table."""
+    if model.lane == CHECKPOINT:
+        raise UsageError(
+            "a checkpoint is compiled for one precision at a time",
+            fix="one --precision, and a folder of its own",
+        )
+    every = [lane_model(replace(model, precision=precision), how) for precision in precisions]
+    for taken in every:
+        # What cannot be meant is refused before the first is compiled.
+        assert taken.programs
+    rows: list[Mapping[str, str]] = []
+    errors: list[str] = []
+    code = 0
+    for precision, taken in zip(precisions, every, strict=True):
+        one = taken.model
+
+        def work(report: ModelReport, taken: LaneModel[Any, Any] = taken, named: str = precision) -> int:
+            done = compile_model(taken, suite, report)
+            rows.extend({"precision": named, **cells} for cells in report.cells)
+            return done
+
+        try:
+            code = max(code, reported("compile", one, one.named, work))
+        except ToolkitError as error:
+            show_error(error)
+            code = max(code, error.exit_code)
+            errors.append(f"{precision}: {error.message.splitlines()[0]}")
+    if rows:
+        print("\n".join(aligned([tuple(rows[0]), *(tuple(row.values()) for row in rows)])))
+    print("\n".join(errors), end="\n" * bool(errors))
+    return code
+
+
+def cells_of(soc: str, figures: Mapping[str, float], on_cpu: int, files: Iterable[Path]) -> dict[str, str]:
+    """What all lanes say in a table of several precisions."""
+    return {
+        "chip": soc,
+        "against float": in_words(figures) or "not run",
+        "against the quantized model": in_words(figures, "reference_") or "-",
+        "on the CPU": str(on_cpu),
+        "bytes": f"{sum(each.stat().st_size for each in files):,}",
+    }
+
+
+def quantize_model(taken: LaneModel[P, L], report: ModelReport) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
         products = taken.exported(new, publish).quantized()
-        _write(products, output, new, publish, taken.origin)
-    return _shown(products)
+        _write(products, output, new, publish, taken.origin, report)
+    return _shown(products, report)
 
 
-def _shown(products: Sequence[Product]) -> int:
+def _shown(products: Sequence[Product], report: ModelReport) -> int:
     """The exit code, after what is wrong."""
     wrong = [each for product in products for each in product.wrong]
     answer.add_findings(wrong)
     for each in wrong:
-        show_error(CheckFailed(f"{each.subject}: {each.message}", fix=each.fix))
+        error = CheckFailed(f"{each.subject}: {each.message}", fix=each.fix)
+        report.fail(error.message, error.fix)
+        show_error(error)
     return CheckFailed.exit_code if wrong else 0
 
 
 ELSEWHERE = "name another folder with -o"
 
 
-def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Publish, origin: str) -> None:
+def _write(
+    products: Sequence[Product],
+    output: Path,
+    scratch: Path,
+    publish: Publish,
+    origin: str,
+    report: ModelReport,
+) -> None:
     """Put the files of all into the output at once, and say what they are. Their records name the model's
     origin, and no other model's record is overwritten."""
     for product in products:
@@ -246,7 +311,10 @@ def _write(products: Sequence[Product], output: Path, scratch: Path, publish: Pu
                 require_own(output / name, origin)
                 (scratch / name).write_text(json.dumps({**record, "origin": origin}, indent=2) + "\n")
     written = publish([scratch / name for product in products for name in product.files])
+    report.wrote(path for path in written if path.suffix != ".json")
     for product in products:
+        report.warn(product.warnings)
+        report.cells += [product.cells] if product.cells else []
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
         sys.stderr.writelines(f"warning: {each}\n" for each in product.warnings)

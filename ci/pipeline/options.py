@@ -96,6 +96,11 @@ class OneModel:
     options: tuple[str, ...] = ()
     """Settings of ONNX Runtime's provider, NAME=VALUE."""
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """What else than model and chips tells one piece of work from another."""
+        return tuple(filter(None, (self.precision, self.backend, *self.selection.socs)))
+
 
 @dataclass(frozen=True, slots=True)
 class Language:
@@ -115,6 +120,8 @@ class Compiling:
 
     output: Path = Path()
     verify: bool = True
+    several_precisions: bool = False
+    """Whether files are named by their precision, where the lane does not do so anyway."""
     keep_on_cpu: tuple[str, ...] = ()
     embed: bool = False
     profile_run: bool = False

@@ -10,14 +10,11 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Metric, Report
-from provisioning.base.stage_run import StageRun
 
 NODE = re.compile(r"(?P<name>.+?):OpId_\d+ \(cycles\)")
 ADDED = re.compile(r"_token_\d+$")
@@ -173,16 +170,6 @@ def document(measured: ProgramProfile, about: Mapping[str, str]) -> dict[str, An
         "operators": [asdict(cost) for cost in measured.costs],
         "cpu": [asdict(each) for each in measured.cpu],
     }
-
-
-def report_profile(stage: StageRun, reports: Path, name: str, body: Mapping[str, Any]) -> None:
-    """Put the profile into the report, beside the earlier ones of other models."""
-    profiles: dict[str, Metric] = {}
-    with suppress(OSError, ValueError):
-        earlier = Report.read(reports / f"{stage.stage}.json").metrics.get("profiles")
-        profiles = dict(earlier) if isinstance(earlier, dict) else {}
-    stage.metrics["profiles"] = {**profiles, name: dict(body)}
-    stage.finish().write(reports)
 
 
 def read_document(path: Path) -> Shares:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ci.report.models import of_one_model
 from provisioning.base.commands import quoted, session
 from provisioning.base.findings import Finding, Outcome, Report, Severity, outcome_of
 from provisioning.base.rendering.text import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
@@ -89,9 +90,12 @@ def _one_page(
         # The gate writes reports without a time for stages that it does not run.
         timed = report if stage in began else reports.get(GATE, report)
         earlier = not _same_run(report, newest)
+        by_hand = of_one_model(report) and not alone and stage not in expected
         old = timed.stage not in began or began[newest.stage] - began[timed.stage] > ONE_DAY
         message = f"its report is of an earlier run, {_shown(timed.started)}"
-        if report.profile not in ("", profile):
+        if by_hand:
+            page[stage] = report
+        elif report.profile not in ("", profile):
             left_out[stage] = f"its report is of profile {report.profile}, and this run's is {profile}"
         elif old or (earlier and (alone or stage in expected or stage not in began)):
             left_out[stage] = message

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from ci.report.comparison import comparison_of
 from ci.report.lanes import onnx_of
+from ci.report.models import models_of
 from ci.report.profiles import NOTE, profiles_of
 from ci.report.programs import programs_of
 from provisioning.base.findings import Artifact, Report, Severity
@@ -73,6 +74,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         stages=[_stage(report, folder) for report in reports],
         errors=errors_of(reports),
         anchors={program.name: program.anchor for program in programs.worst_first} if programs else {},
+        models=models_of(reports),
         programs=programs,
         onnx=onnx_of(reports),
         profiled=profiles_of(reports),

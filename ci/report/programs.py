@@ -142,7 +142,7 @@ def _brief(lowered: Row, ran: Row, rows: Iterable[Row]) -> Iterator[str]:
         yield f"{int(number(lowered, 'cpu_operators') or 0)} on the CPU"
     figures = mapping(ran.get("figures"))
     if (sqnr := number(figures, "sqnr_db")) is not None:
-        yield f"{sqnr:.1f} dB"
+        yield in_unit("sqnr_db", sqnr)
     if (share := number(figures, "agreement")) is not None:
         yield f"{share:.6g} equal"
     if all(row.get("cached") for row in rows):

@@ -59,8 +59,8 @@ def _accuracy(rows: Sequence[Row]) -> Bar | None:
     )
     if value is None:
         return None
-    text = f"{value:.1f} dB" + (f", at least {threshold:.1f}" if threshold is not None else "")
-    label = text + (f", baseline {baseline:.1f}" if baseline is not None else "")
+    text = in_unit("sqnr_db", value) + (f", at least {threshold:.1f}" if threshold is not None else "")
+    label = text + (f", baseline {in_unit('sqnr_db', baseline)}" if baseline is not None else "")
     good = threshold is None or value >= threshold
     return bar_of("", value, text, good=good, marks=[(threshold, 1.6), (baseline, 0.5)], label=label)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from provisioning.base.findings import Metric, Report
-from provisioning.base.units import seconds, size
+from provisioning.base.units import in_decibels, seconds, size
 
 Row = Mapping[str, Metric]
 
@@ -33,7 +33,7 @@ def number(row: Row, key: str) -> float | None:
 def in_unit(key: str, value: float) -> str:
     """The figure with this name, in its unit: decibels, time or bytes."""
     if key.endswith("_db"):
-        return f"{value:.1f} dB"
+        return in_decibels(value)
     return seconds(value) if key.endswith("seconds") else size(int(value))
 
 

@@ -63,10 +63,13 @@ def captured_module(
     """Run a module of ours in its own process. Raises CheckFailed about `subject` if it takes too long."""
     import subprocess
 
+    from provisioning.base.progress import at_work
+
     path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", module, *arguments]
     try:
-        return captured(command, env={**environ, "PYTHONPATH": path}, timeout=timeout, cwd=cwd)
+        with at_work(f"working on {subject}"):
+            return captured(command, env={**environ, "PYTHONPATH": path}, timeout=timeout, cwd=cwd)
     except subprocess.TimeoutExpired as error:
         message = f"{subject}: not done after {timeout:g} s"
         raise CheckFailed(message, fix="allow more with --timeout") from error

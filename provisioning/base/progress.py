@@ -10,7 +10,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -23,6 +24,8 @@ EVERY = 5.0
 """Seconds between two plain lines of one piece of work."""
 DRAWN_EVERY = 0.1
 """Seconds between two states of a bar."""
+SILENT_FOR = 10.0
+"""The longest silence, in seconds, of work whose length is not known, where no bar is drawn."""
 
 
 class Progress:
@@ -127,6 +130,40 @@ class Bars(Lines):
 
     def _say(self, text: str) -> None:
         self._display.print(text)
+
+
+@contextmanager
+def ticking(every: float, tick: Callable[[], None]) -> Iterator[None]:
+    """Call `tick` again and again, in a thread of its own, until the block ends."""
+    ended = threading.Event()
+
+    def call() -> None:
+        while not ended.wait(every):
+            tick()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def at_work(what: str, say: Callable[[str], None] | None = None, every: float = SILENT_FOR) -> Iterator[None]:
+    """Work whose progress is not known: a bar where one can be drawn, else a line now and then."""
+    display = None if say else display_for(sys.stderr)
+    out, bar, began = say or Lines().note, new_bar(), time.monotonic()
+    if display:
+        display.bar(bar, what, 0, None, "")
+        every = threading.TIMEOUT_MAX
+    try:
+        with ticking(every, lambda: out(f"{what}: {seconds(time.monotonic() - began)} so far")):
+            yield
+    finally:
+        if display:
+            display.remove(bar)
 
 
 def for_stream(out: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> Progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--soc",
         action="append",
-        help=f"chip by name, as in manifests/socs.toml; may be repeated [QNN_CI_SOC, {DEFAULT_SOC}]",
+        help=f"SM8750, 8-elite … (`chips` lists them); may be repeated [QNN_CI_SOC, {DEFAULT_SOC}]",
     )
     group.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
     group.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
@@ -74,7 +75,7 @@ def selection_of(args: argparse.Namespace, environ: Mapping[str, str] = os.envir
     """Flags come first, then variables, then defaults. An empty variable counts as not set."""
     profiles = _names("--profile", None if args.profile is None else [args.profile])
     profiles = profiles or _names("QNN_CI_PROFILE", _set(environ, "QNN_CI_PROFILE"))
-    socs = _names("--soc", args.soc) or _names("QNN_CI_SOC", _set(environ, "QNN_CI_SOC"))
+    socs = _chips("--soc", args.soc) or _chips("QNN_CI_SOC", _set(environ, "QNN_CI_SOC"))
     named = args.target or ()
     targets = TARGETS if ALL in named else tuple(dict.fromkeys(named))
     return Selection(
@@ -99,6 +100,16 @@ def _names(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
         shown = ", ".join(repr(value) for value in values or ())
         raise UsageError(f"{source} {shown}: expected a name, found nothing", fix=f"leave {source} out")
     return tuple(dict.fromkeys(names))
+
+
+def _chips(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
+    """QNN's names of the chips, each once; says which it is where the user named one otherwise."""
+    from provisioning.base.chips import chip_named
+
+    typed = _names(source, values)
+    chips = {name: chip_named(name) for name in typed}
+    sys.stderr.writelines(f"{source} {name}: {chip}\n" for name, chip in chips.items() if name != chip)
+    return tuple(dict.fromkeys(chips.values()))
 
 
 def user_path(text: str | Path, name: str, base: str = "") -> Path:

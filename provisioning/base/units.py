@@ -33,6 +33,14 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+EXACT_DB = 999.0
+"""The SQNR of outputs without any error, for which there is no finite number."""
+
+
+def in_decibels(value: float) -> str:
+    return "bit-equal" if value >= EXACT_DB else f"{value:.1f} dB"
+
+
 def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
 

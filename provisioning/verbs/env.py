@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.rendering.variables import FORMATS, github
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.settings import add_selection, outputs_path, selection_of
 
 if TYPE_CHECKING:
     from provisioning.environment import Environment
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             "--append is for --format github alone",
             fix="python -m provisioning env --format github --append",
         )
-    environment = resolve(selection_of(args), os.environ)
+    environment = resolve(selection_of(args), os.environ).with_runner(os.environ, outputs_path())
     if not args.quiet:
         environment.explain()
     if args.name:

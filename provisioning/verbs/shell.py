@@ -11,7 +11,7 @@ from pathlib import Path
 
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.settings import add_selection, outputs_path, selection_of
 from provisioning.environment import Environment, resolve
 
 EXAMPLES = """\
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replace this process, so that signals and the exit code are the command's own."""
     answer.refuse("shell")
-    environment = resolve(selection_of(args), os.environ)
+    environment = resolve(selection_of(args), os.environ).with_runner(os.environ, outputs_path())
     environment.explain()
     if around := os.environ.get(MARKER):
         sys.stderr.write(
@@ -56,6 +56,10 @@ def shell_variables(
     """The environment inside; an interactive shell also gets a prompt that says where one is."""
     marker = f"{environment.profile}/{environment.target}"
     variables = {**environment.merged(environ), MARKER: marker}
+    if sys.prefix != sys.base_prefix:
+        # `python` is the one with the packages that this environment is for.
+        path = variables.get("PATH", os.defpath)
+        variables |= {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin{os.pathsep}{path}"}
     if interactive:
         prompt = f"({marker}) "
         if Path(environ.get("SHELL", "")).name == "bash":

@@ -27,12 +27,12 @@ from ci.lanes.executorch import emulate
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
-from ci.pipeline.accuracy import EXACT_DB
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.options import WorkOptions
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
+from provisioning.base.units import EXACT_DB
 from tests.support.lowering import BASIS, SUITE, make_program
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}

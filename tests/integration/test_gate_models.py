@@ -118,12 +118,12 @@ def test_one_changed_weight_in_the_compiled_program_alone_is_found(reports: dict
 
 def test_an_operator_on_the_cpu_is_named_with_line_reason_and_way_out(reports: dict[str, Report]) -> None:
     rules = {finding.rule: finding for finding in _errors(reports["test_lowering"], "undelegated")}
-    assert {"lowering-cpu-operator", "lowering-delegates"} <= set(rules)
+    assert "lowering-cpu-operator" in rules and "lowering-delegates" not in rules
     finding = rules["lowering-cpu-operator"]
     for part in ("aten.erf.default", "lowering_models.py:", "torch.erf(self.first(x))", "No node visitor"):
         assert part in finding.message
     assert "torch.nn.functional.gelu" in finding.fix
-    assert rules["lowering-delegates"].message == "expected 1 delegates, found 2"
+    assert "expected 1 delegates, found 2" in finding.message
 
 
 def test_a_model_that_costs_more_is_named_with_the_bytes(reports: dict[str, Report]) -> None:

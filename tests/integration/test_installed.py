@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 
 from provisioning.base import toml
 from provisioning.base.settings import ROOT, store_path
+from tests.support.onnx_models import conv_model, write
 from tests.support.scripts import locked_environment
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -36,7 +38,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def qnn_ci(package: Path, tmp_path: Path) -> Command:
     """Run the command where the user's own packages have our names; stand-ins for the environments."""
-    for name in ("tools", "executorch"):
+    for name in ("tools", "executorch", "onnx"):
         locked_environment(tmp_path / "environments", name)
     for name in ("ci", "provisioning", "tests", "manifests"):
         (tmp_path / "home" / name).mkdir(parents=True)
@@ -83,6 +85,19 @@ def test_a_model_in_a_package_called_ci_is_compiled(qnn_ci: Command, tmp_path: P
     done = qnn_ci("compile", "ci.models:net", "--verify", "none", "-o", "out", *store)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "home" / "out" / "models-net-SM8650-fp16.pte").is_file()
+
+
+def test_inputs_are_the_users_own_files(qnn_ci: Command, tmp_path: Path) -> None:
+    home, store = tmp_path / "home", ("--store", str(store_path()))
+    write(conv_model(), home / "net.onnx")
+    (home / "samples").mkdir()
+    numpy.save(home / "samples" / "0.npy", numpy.ones((1, 3, 8, 8), numpy.float32))
+    assert qnn_ci("compile", "net.onnx", "-o", "out", *store).returncode == 0
+    compiled, given = "out/net_ctx.onnx", ("--input", "samples/0.npy")
+    for command in (("onnx", "run", compiled, "--output", "y.npz"), ("profile", compiled, *store)):
+        done = qnn_ci(*command, *given)
+        assert done.returncode == 0, done.stderr
+    assert (home / "y.npz").is_file()
 
 
 def test_what_needs_a_clone_is_no_verb(qnn_ci: Command) -> None:

@@ -21,12 +21,12 @@ from onnx import helper
 
 from ci.artifacts.dlc import read_dlc
 from ci.lanes.onnx import provider, steps
-from ci.lanes.onnx.arrays import saved
 from ci.lanes.onnx.graph import all_in_float, load_graph
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.pipeline.accuracy import decibels
 from ci.pipeline.baseline import load_baseline
+from ci.pipeline.models.arrays import saved
 from ci.pipeline.precision import precision_named
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.accepted import load_accepted

@@ -47,6 +47,13 @@ def test_a_command_runs_in_the_environment_where_the_user_is(environ: dict[str, 
     assert ran.stdout == f"SM8750 {environ['QNN_SDK_ROOT']}/lib/x86_64-linux-clang {tmp_path}\n"
 
 
+def test_python_is_the_one_of_the_locked_environment(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to("/bin/false")
+    path = f"{tmp_path}:{environ['PATH']}"
+    ran = _shell({**environ, "PATH": path}, "--", "python", "-c", "import sys; print(sys.prefix)")
+    assert ran.stdout == f"{sys.prefix}\n", ran.stderr
+
+
 @pytest.mark.parametrize(("command", "code"), [("exit 42", 42), ("kill -TERM $$", -signal.SIGTERM)])
 def test_the_command_ends_as_it_does_outside(environ: dict[str, str], command: str, code: int) -> None:
     assert _shell(environ, "--", "sh", "-c", command).returncode == code

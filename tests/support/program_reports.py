@@ -97,6 +97,17 @@ ONNX: dict[str, Metric] = {
     },
 }
 
+COMMANDS: dict[str, Metric] = {
+    "models": {
+        "./net.py:make 8a8w SM8650": {
+            "verdict": "pass",
+            "said": ["operator  8a8w", "conv2d    1 htp"],
+            "command": "qnn-ci audit net.py:make",
+            "when": "2026-11-20T08:00:00+00:00",
+        },
+    },
+}
+
 COMPARISON: dict[str, Metric] = {
     "base": "2.37.0",
     "order": ["2.37.0", "2.51.0"],
@@ -130,6 +141,7 @@ def with_text_everywhere(text: str) -> list[Report]:
         return value
 
     lowering, emulator, profile = reports()
+    commands = replace(_report("audit", Outcome.PASS, {}, ()), metrics=COMMANDS)
     onnx = _report("test_onnx", Outcome.PASS, ONNX, ())
     compare = replace(_report("compare", Outcome.PASS, {}, ()), metrics=COMPARISON)
     other = replace(
@@ -156,7 +168,7 @@ def with_text_everywhere(text: str) -> list[Report]:
                 Artifact(kind, named("build/a.pte"), named("ab"), 1234) for kind in ("log", named("pte"))
             ),
         )
-        for report in (lowering, emulator, profile, onnx, compare, other)
+        for report in (commands, lowering, emulator, profile, onnx, compare, other)
     ]
 
 

@@ -13,17 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare, decibels, in_files, least_sqnr_db, missed
+from ci.pipeline.accuracy import Pair, Unusable, compare, decibels, in_files, in_words, least_sqnr_db, missed
 from ci.pipeline.findings import (
     accuracy_fix,
     accuracy_message,
     accuracy_of_one_model,
     chip_differs,
     constant_outputs,
+    one_a_cause,
     placeholder,
 )
 from ci.pipeline.suite import Thresholds
-from provisioning.base.findings import Severity
+from ci.report.values import in_unit
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.units import EXACT_DB
 from tests.support.lowering import SUITE, make_program
 
 VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
@@ -33,12 +36,33 @@ def figures(expected: Any, output: Any) -> dict[str, float]:
     return compare([Pair("y", expected, output)])
 
 
+def finding(rule: str, severity: Severity = Severity.ERROR) -> Finding:
+    return Finding(rule, severity, "net/8a8w/SM8650", f"about {rule}", "")
+
+
+def test_what_an_error_causes_is_said_with_that_error() -> None:
+    every = [
+        finding("lowering-delegates"),
+        finding("emulator-accuracy"),
+        finding("accuracy-constant", Severity.WARNING),
+        finding("threshold-placeholder", Severity.WARNING),
+    ]
+    delegates, accuracy = one_a_cause(every)
+    assert (delegates.rule, accuracy.rule) == ("lowering-delegates", "emulator-accuracy")
+    assert "about accuracy-constant" in accuracy.message and "about threshold-placeholder" in accuracy.message
+    assert one_a_cause([every[0], finding("lowering-cpu-operator", Severity.NOTE)])[0] == every[0]
+
+
 class TestFigures:
     def test_the_same_is_exact(self) -> None:
         assert figures(VALUES, VALUES) == {
             "cosine": 1, "sqnr_db": EXACT_DB, "slice_sqnr_db": EXACT_DB,
             "max_abs": 0, "max_rel": 0, "top1": 1,
         }  # fmt: skip
+
+    def test_outputs_without_any_error_are_called_bit_equal(self) -> None:
+        assert in_words(figures(VALUES, VALUES)) == in_unit("sqnr_db", EXACT_DB) == "bit-equal"
+        assert in_words(figures(VALUES, VALUES * 1.1)) == "20.0 dB SQNR"
 
     def test_a_tenth_of_noise_is_twenty_decibels(self) -> None:
         assert figures(VALUES, VALUES * 1.1)["sqnr_db"] == pytest.approx(20, abs=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -31,6 +32,13 @@ def test_the_readme_promises_what_its_table_types() -> None:
     assert len(readme) > 30
     assert {"qnn-ci validate", "qnn-ci run_device", 'eval "$(qnn-ci env)"'} <= set(readme)
     assert "uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT" in readme
+
+
+def test_each_command_of_ours_beside_that_of_another_tool_has_a_row() -> None:
+    page = "docs/migrate.md"
+    commands = re.findall("`(qnn-ci [^`]* [^`]*)`", _text(page))
+    assert len(commands) > 15
+    assert not [each for each in commands if f"{page}: {each}" not in ROWS]
 
 
 def test_each_row_is_there_once_and_its_page_prints_its_command() -> None:

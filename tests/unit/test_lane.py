@@ -15,6 +15,7 @@ from pydantic import Field
 from ci.engine.memo import Memo
 from ci.engine.workers.parent import WorkerSpec
 from ci.pipeline.lane import Lane, Mine, Results, run
+from ci.pipeline.model_report import reported
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.one_model import LaneModel, Product, compile_model
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, Part, StageOptions, WorkOptions
@@ -197,7 +198,8 @@ def compiled(
 ) -> None:
     selection = Selection("wheels", "x86_64-linux", socs[0], folder / "store", folder / "reports", socs)
     model = OneModel(selection, str(width), "toys", WorkOptions(jobs=1))
-    assert compile_model(kind(model, Compiling(folder / "out")), suite) == 0
+    taken = kind(model, Compiling(folder / "out"))
+    assert reported("compile", model, model.named, lambda report: compile_model(taken, suite, report)) == 0
 
 
 def test_what_was_made_of_another_model_of_the_same_name_stays(

@@ -46,6 +46,13 @@ class TestDelegation:
         assert finding.severity is Severity.ERROR
         assert all(part in finding.message for part in ("aten.erf.default", "net.py:12", "No node visitor"))
 
+    def test_the_same_cause_at_several_lines_is_one_finding_with_all_lines(self, tmp_path: Path) -> None:
+        other = {**ERF, "operator": "aten.cumsum.default"}
+        left = [ERF, {**ERF, "source": "/somewhere/net.py:20"}, other]
+        first, second = delegation(make_program(tmp_path), {"left": left, "delegates": 1})
+        assert "net.py:12" in first.message and "net.py:20" in first.message
+        assert "3 of at most 0" in first.message and "cumsum" in second.message
+
     def test_within_the_budget_it_is_a_note(self, tmp_path: Path) -> None:
         allowed = make_program(tmp_path, case="cpu_budget = 1")
         (finding,) = delegation(allowed, {"left": [ERF], "delegates": 1})

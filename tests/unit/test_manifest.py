@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from provisioning.base.chips import chip_named
 from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import TARGETS
@@ -87,8 +88,8 @@ class TestCommittedManifests:
         assert get_args(Target) == TARGETS
 
 
-@pytest.mark.parametrize("name", ["SM8750P", "sm8750p", "639", "69"])
-def test_another_name_or_number_of_a_chip_is_answered_with_the_one_to_type(name: str) -> None:
+@pytest.mark.parametrize("name", ["639", "69"])
+def test_a_number_of_a_chip_is_answered_with_the_one_to_type(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         soc_named(name)
     assert caught.value.fix == "--soc SM8750"
@@ -107,25 +108,42 @@ def test_no_two_chips_share_a_number_or_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "fix"),
+    ("said", "chip"),
     [
-        ("8gen3", "--soc SM8650"),
-        ("Snapdragon 8 Gen 3", "--soc SM8650"),
-        ("8-Elite", "--soc SM8750"),
-        ("8 Elite Gen 5", "--soc SM8850"),
-        ("x elite", "--soc SC8380XP"),
-        ("Galaxy S25", "--soc SM8750"),
-        ("galaxy s24 ultra", "--soc SM8650"),
+        ("SM8650", "SM8650"),
+        ("8gen3", "SM8650"),
+        ("Snapdragon 8 Gen 3", "SM8650"),
+        ("8-Elite", "SM8750"),
+        ("8 Elite Gen 5", "SM8850"),
+        ("x elite", "SC8380XP"),
+        ("qcs6490", "QCM6490"),
+        ("Galaxy S25", "SM8750"),
+        ("galaxy s24 ultra", "SM8650"),
+        ("fold6", "SM8650"),
     ],
 )
-def test_a_chip_is_found_by_what_people_call_it_or_its_phone(said: str, fix: str) -> None:
-    with pytest.raises(UsageError) as told:
-        soc_named(said)
-    assert told.value.fix == fix
+def test_a_chip_is_found_by_what_people_call_it_or_its_phone(said: str, chip: str) -> None:
+    assert chip_named(said) == chip
 
 
-def test_a_phone_that_another_maker_s_chip_is_in_too_is_asked_for_its_own() -> None:
+@pytest.mark.parametrize(
+    ("said", "choices"),
+    [
+        ("Galaxy S24", ["SM8650", "Exynos 2400"]),
+        ("elite", ["SC8380XP", "SM8750", "SM8850"]),
+        ("gen 3", ["8cx Gen 3", "8 Gen 3"]),
+    ],
+)
+def test_a_name_that_may_mean_several_chips_is_refused_with_its_choices(
+    said: str, choices: list[str]
+) -> None:
     with pytest.raises(UsageError) as told:
-        soc_named("Galaxy S24")
-    assert "SM8650" in told.value.message and "Exynos 2400" in told.value.message
-    assert "getprop" in (told.value.fix or "")
+        chip_named(said)
+    assert all(each in told.value.message for each in choices)
+    assert told.value.fix.startswith("--soc S")
+
+
+def test_a_manifest_names_chips_as_qnn_does() -> None:
+    with pytest.raises(UsageError) as told:
+        soc_named("8gen3")
+    assert told.value.fix == "--soc SM8650"

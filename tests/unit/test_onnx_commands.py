@@ -17,9 +17,9 @@ from ci.engine.inputs import Touched
 from ci.engine.output import SCRATCH, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Refused, WorkerDied, WorkerSpec
-from ci.lanes.onnx.arrays import save
 from ci.lanes.onnx.suite import programs_of
 from ci.operators.table import OperatorTable
+from ci.pipeline.models.arrays import save
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from tests.support.onnx_models import context_model, conv_model, write

@@ -11,7 +11,7 @@ import pytest
 
 from ci.engine.trouble import InTrouble
 from ci.lanes.onnx import provider, steps
-from ci.lanes.onnx.arrays import save
+from ci.pipeline.models.arrays import save
 from provisioning.base.errors import CheckFailed
 from tests.support.onnx_models import conv_model, write
 

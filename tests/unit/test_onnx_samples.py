@@ -9,16 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.lanes.onnx.graph import GraphSignature, Tensor
-from ci.lanes.onnx.samples import (
-    MOST,
-    calibration_samples,
-    checked,
-    divided,
-    drawn,
-    read_inputs,
-    read_samples,
-)
+from ci.lanes.onnx.samples import MOST, calibration_samples, divided, read_samples
+from ci.pipeline.models.inputs import GraphSignature, Tensor, checked, drawn, read_inputs
 from provisioning.base.errors import CheckFailed, UsageError
 
 ONE = GraphSignature((Tensor("x", "float32", (1, 4)),), ())

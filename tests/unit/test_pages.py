@@ -18,6 +18,8 @@ from tests.support.typed import typed
 
 HELD = {
     "docs/diagnose.md: qnn-ci diagnose build.log",
+    'docs/chips.md: qnn-ci chips "Galaxy S25"',
+    'docs/chips.md: qnn-ci chips "Galaxy S24"',
     "docs/chips.md: qnn-ci validate --soc 618",
     "docs/signing.md: qnn-ci sign_lpai --soc SM8650",
     "docs/onnx-compile.md: qnn-ci compile net.onnx --option htp_perfomance_mode=burst -o out",

@@ -85,7 +85,9 @@ def test_a_shell_reads_the_words_that_were_given(words: list[str]) -> None:
 SESSIONS = {"tests", "lint"}
 """Sessions that are no verb."""
 COMMON = {"--debug", "--help"}
-COMMAND = re.compile(r"(?<![\w-])(nox -s|qnn-ci|python -m (?:ci|provisioning)) ([a-z][\w-]*)([^;,`\n)]*)")
+COMMAND = re.compile(
+    r"(?<![\w-])(nox -s|qnn-ci|python -m (?:ci|provisioning)) ([a-z][\w-]*)(?![\w=-])([^;,`\n)]*)"
+)
 VALUE = re.compile(r"[A-Z\d].*|.*[./:@$\"'{].*|-.*")
 """A word that a user may give for a positional argument: a placeholder, a path, a number or a flag."""
 

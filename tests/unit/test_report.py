@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ci.pipeline.model_report import ModelReport, reported
+from ci.pipeline.options import OneModel, WorkOptions
 from ci.pipeline.profile import OnCpu, OperatorCost, ProgramProfile
 from ci.report import verb
 from ci.report.bars import Bar
@@ -20,9 +22,11 @@ from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.profiles import profile_page
 from ci.report.programs import accuracy_of
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import headline, verdict
+from provisioning.base.settings import Selection
 from tests.support.pages import read_page, structure_of, text_of
 from tests.support.program_reports import with_text_everywhere
 from tests.support.typed import run_here
@@ -85,6 +89,72 @@ GATE = ["provision", "validate", "test_lowering", "test_emulator"]
 
 def verdicts(reports: Path, expected: Sequence[str] = ()) -> dict[str, str]:
     return {report.stage: verdict(report) for report in collect(reports, GATE, expected)}
+
+
+def model_of(reports: Path, typed: str, precision: str = "8a8w") -> OneModel:
+    selection = Selection("wheels", "x86_64-linux", "SM8650", reports, reports)
+    return OneModel(selection, typed, "PyTorch models", WorkOptions(), precision)
+
+
+def command(reports: Path, verb: str, typed: str, work: Callable[[ModelReport], int], **more: str) -> int:
+    model = model_of(reports, typed, **more)
+    return reported(verb, model, model.named, work)
+
+
+def prints(text: str) -> Callable[[ModelReport], int]:
+    def work(report: ModelReport) -> int:
+        print(text)
+        return 0
+
+    return work
+
+
+def refused(report: ModelReport) -> int:
+    raise CheckFailed("it does not compile", fix="write another")
+
+
+def test_the_page_has_what_was_done_of_every_model_in_this_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, "compile", "a.py:make", prints("30.0 dB of a")) == 0
+    with pytest.raises(CheckFailed):
+        command(tmp_path, "compile", "b.py:make", refused)
+    command(tmp_path, "compile", "a.py:make", prints("12.0 dB in another precision"), precision="4a4w")
+    command(tmp_path, "audit", "c.onnx", prints("3 htp"))
+    assert "30.0 dB of a" in capsys.readouterr().out
+    page = text_of(read_page(html(collect(tmp_path, GATE))))
+    for said in ("30.0 dB of a", "12.0 dB in", "3 htp", "c.onnx 8a8w SM8650", "it does not compile"):
+        assert said in page
+    assert verdicts(tmp_path) == {**dict.fromkeys(GATE, "not run"), "compile": "fail", "audit": "pass"}
+
+
+def test_what_is_done_again_replaces_what_was_said_of_that_model_alone(tmp_path: Path) -> None:
+    command(tmp_path, "compile", "a.py:make", prints("first"))
+    with pytest.raises(CheckFailed):
+        command(tmp_path, "compile", "b.py:make", refused)
+    command(tmp_path, "compile", "b.py:make", prints("second"))
+    page = text_of(read_page(html(collect(tmp_path, GATE))))
+    assert "first" in page and "second" in page and "it does not compile" not in page
+    assert verdicts(tmp_path)["compile"] == "pass"
+
+
+def test_a_command_of_last_week_is_shown_unless_a_gate_has_run_since(tmp_path: Path) -> None:
+    command(tmp_path, "compile", "a.py:make", prints("first"))
+    earlier = Report.read(tmp_path / "compile.json")
+    replace(earlier, started="2025-01-01T08:00:00+00:00").write(tmp_path)
+    command(tmp_path, "audit", "a.py:make", prints("3 htp"))
+    assert verdicts(tmp_path)["compile"] == "pass"
+    replace(_report("gate"), started="2126-01-01T08:00:00+00:00", run="r").write(tmp_path)
+    assert verdicts(tmp_path)["compile"] == "not run"
+
+
+def test_a_wrong_command_line_is_no_work(tmp_path: Path) -> None:
+    def wrong(report: ModelReport) -> int:
+        raise UsageError("there is no such file")
+
+    with pytest.raises(UsageError):
+        command(tmp_path, "compile", "a.py:make", wrong)
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_what_nobody_asked_for_is_not_run_and_does_not_count(
@@ -233,12 +303,23 @@ def test_a_text_in_any_place_is_never_markup(text: str) -> None:
 
 def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
     page = text_of(read_page(html(with_text_everywhere("-strange"))))
-    for part in ("Models", "ONNX Runtime", "Profiles", "What changes", "Findings", "Artifacts", "Figures"):
+    for part in (
+        "Commands for one model",
+        "Models",
+        "ONNX Runtime",
+        "Profiles",
+        "What changes",
+        "Findings",
+        "Artifacts",
+        "Figures",
+    ):
         assert part in page
     for shown in (
         "gelu/fp16/SM8750",
         "conv",
         "net/u8u8/SM8650",
+        "./net.py:make 8a8w SM8650",
+        "conv2d    1 htp",
         "figure",
         "build/a.pte",
         "nox -s test_lowering",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import random
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 
 from ci.engine import jobs as scheduler
 from ci.engine.jobs import FunctionSlot, Job, run_jobs, shard
+from ci.engine.progress import JobProgress, Line
 from provisioning.base.errors import UsageError
+from provisioning.base.progress import at_work
 
 JOBS = st.lists(
     st.builds(Job, st.text("abcdef", min_size=1, max_size=5), st.floats(0, 200), st.integers(0, 8)),
@@ -82,6 +86,51 @@ def test_nothing_is_started_after_the_result_that_stops() -> None:
         jobs, lambda: FunctionSlot(watch.run), slots=1, stop_after=lambda job, result: result == "SECOND"
     )
     assert list(results) == ["first", "second"]
+
+
+class TestProgressOfJobs:
+    """Where no bar can be drawn."""
+
+    def begun(self, out: io.StringIO, clock: Callable[[], float]) -> JobProgress[str]:
+        def line(name: str, result: str) -> Line:
+            return Line(result)
+
+        shown = JobProgress("models", [Job("net"), Job("other")], 2, line, out, None, str.upper, clock)
+        shown.started(Job("net"))
+        shown.started(Job("other"))
+        return shown
+
+    def test_silence_is_ended_by_what_is_being_done(self) -> None:
+        out, now = io.StringIO(), [0.0]
+        shown = self.begun(out, lambda: now[0])
+        for now[0] in range(1, 25):
+            shown.tick()
+        lines = out.getvalue().splitlines()
+        assert len(lines) == 2
+        assert "10.0 s  net: NET, and 1 more" in lines[0] and "20.0 s" in lines[1]
+
+    def test_a_job_that_ended_is_no_silence_and_runs_no_more(self) -> None:
+        out, now = io.StringIO(), [0.0]
+        shown = self.begun(out, lambda: now[0])
+        now[0] = 8.0
+        shown.ended(Job("net"), "done", 8.0)
+        for now[0] in range(9, 20):
+            shown.tick()
+        (ended, running) = out.getvalue().splitlines()
+        assert "done" in ended and "18.0 s  other: OTHER  (" in running
+
+
+def test_work_whose_progress_is_not_known_says_that_it_goes_on() -> None:
+    said: list[str] = []
+    told = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    with at_work("making it", say, every=0.01):
+        assert told.wait(30)
+    assert said[0].startswith("making it: ")
 
 
 def test_stopping_ends_what_runs() -> None:

@@ -28,11 +28,11 @@ from ci.lanes.upstream.ledger import (
 from ci.lanes.upstream.suite import SUITES
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import part_of_report
-from ci.pipeline.accuracy import EXACT_DB
 from ci.pipeline.quarantine import Quarantine, today
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
+from provisioning.base.units import EXACT_DB
 
 SWAYS = Quarantine(until=today() + datetime.timedelta(days=30), reason="it | sways")
 

@@ -64,6 +64,22 @@ serve(int(sys.argv[1]), lambda: answer, forks=True)
 """
 
 
+SAYING = """\
+import os, sys, time
+from pathlib import Path
+from ci.engine.workers.child import doing, serve
+
+def answer(order):
+    doing("quantize")
+    Path(order["said"]).touch()
+    while not Path(order["go on"]).exists():
+        time.sleep(0.01)
+    return {}
+
+serve(int(sys.argv[1]), lambda: answer, forks="forks" in os.environ)
+"""
+
+
 READING = """\
 import os, subprocess, sys
 from ci.engine.workers.child import serve
@@ -107,6 +123,20 @@ class TestParent:
     )
     def test_a_worker_that_goes_says_how(self, slot: WorkerSlot[Worker, Any], what: str, words: str) -> None:
         assert str(slot.run(Job(what))) == words
+
+    @pytest.mark.parametrize("forks", [False, True])
+    def test_a_worker_says_what_its_work_is_at(self, setup: WorkerSpec, tmp_path: Path, forks: bool) -> None:
+        said, go_on = tmp_path / "said", tmp_path / "go on"
+        environment = {**setup.environment, **({"forks": ""} if forks else {})}
+        worker = Worker(replace(setup, command=("-c", SAYING), environment=environment, forks=forks))
+        with ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(worker.ask, {"said": str(said), "go on": str(go_on)})
+            while not said.exists():
+                time.sleep(0.01)
+            assert worker.doing == "quantize"
+            go_on.touch()
+            reply.result(timeout=30)
+        worker.end()
 
     def test_closing_a_slot_ends_the_process(self, slot: WorkerSlot[Worker, Any]) -> None:
         pid = slot.run(Job("one"))["pid"]

@@ -29,6 +29,12 @@ from ci.engine.workers.fork_server import FORK_SERVERS, ForkServer
 from ci.engine.workers.orders import folders_of
 from ci.engine.workers.watched_fork import in_watched_fork
 
+_libc = ctypes.CDLL(None)
+_SET_NAME, _LONGEST_NAME = 15, 15
+
+DOING = "qnn:"
+"""Begins the name of a process that says what it does."""
+
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 WARM = "QNN_CI_WORKER_WARM"
@@ -131,6 +137,11 @@ def _threads_for_libraries() -> Iterator[None]:
         os.environ.pop(FOR_LIBRARIES, None)
 
 
+def doing(what: str) -> None:
+    """Say what this process does from now on, in a word: whoever waits for it reads that (Worker.doing)."""
+    _libc.prctl(_SET_NAME, f"{DOING}{what}"[:_LONGEST_NAME].encode(), 0, 0, 0)
+
+
 def threads(default: int = 1) -> int:
     """How many threads a piece of work may use."""
     return int(hidden.get(THREADS) or os.environ.get(FOR_LIBRARIES) or default)
@@ -140,6 +151,7 @@ def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
     log = order.get("log")
     try:
         with output_to(Path(log)) if log else contextlib.nullcontext():
+            doing(str(order.get("do", "")))
             try:
                 return answer(order)
             except Exception:
@@ -259,7 +271,7 @@ def flush_output() -> None:
     """Write out what Python and C code have printed so far."""
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)
+    _libc.fflush(None)
 
 
 def size_of(log: Path) -> int:

@@ -22,6 +22,7 @@ from ci.engine.closed import without_hidden
 from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
+from ci.engine.workers.child import DOING
 from ci.engine.workers.fork_server import FORK_SERVERS
 from ci.engine.workers.forked import ForkedProcess, OwnProcess, forked
 from ci.engine.workers.orders import folders_of
@@ -170,6 +171,18 @@ class Worker:
                 f"{setup.imports} cannot be imported ({gone.how}):\n{text}", fix=setup.fix
             ) from gone
         log.unlink(missing_ok=True)
+
+    @property
+    def doing(self) -> str:
+        """What its work says that it does (child.doing): the process's own name, or that of its fork."""
+        with contextlib.suppress(OSError):
+            tasks = Path(f"/proc/{self._process.pid}/task")
+            forks = [each for task in tasks.iterdir() for each in (task / "children").read_text().split()]
+            for process in [*forks, str(self._process.pid)]:
+                name = Path(f"/proc/{process}/comm").read_text(encoding="utf-8", errors="replace").strip()
+                if name.startswith(DOING):
+                    return name.removeprefix(DOING)
+        return ""
 
     @property
     def unusable(self) -> bool:

@@ -58,14 +58,25 @@ def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator
         # ExecuTorch's CPU kernels quantize inputs and dequantize outputs, because they do it more exactly.
         operators = [each for each in operators if "quantize_per" not in each["operator"]]
     over = len(operators) > program.cpu_budget
+    causes: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
     for each in operators:
-        allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
+        cause = (
+            each["operator"],
+            each["reason"],
+            each["kernel"],
+            suggestion_for(each["operator"], each["code"]),
+        )
+        causes.setdefault(cause, []).append(each)
+    allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
+    for first, *others in causes.values():
+        places = [each["source"] or each.get("module") or "a place without a line" for each in others]
+        more = f"; also at {', '.join(dict.fromkeys(places))}" if places else ""
         yield Finding(
             "lowering-cpu-operator",
             Severity.ERROR if over else Severity.NOTE,
             program.name,
-            f"{_on_cpu(each)} ({allowed})",
-            suggestion_for(each["operator"], each["code"], each["source"])
+            f"{_on_cpu(first)} ({allowed}){more}",
+            suggestion_for(first["operator"], first["code"], first["source"])
             or SUITES.repeat(program, "test_lowering"),
         )
     if facts["delegates"] != program.delegates:

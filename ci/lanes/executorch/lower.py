@@ -36,7 +36,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 
 from ci.artifacts.compiler_log import DIES_OF, total, traffic
 from ci.engine.trouble import of_error
-from ci.engine.workers.child import new_text, size_of, text_since
+from ci.engine.workers.child import doing, new_text, size_of, text_since
 from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
 from ci.lanes.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
@@ -142,6 +142,7 @@ def lower(
 
     With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
     With `quantize_only`, write the quantized model instead of the program."""
+    doing("load")
     loaded = make(
         case.factory, case.arguments, search_path, inputs_named(case.samples, case.inputs, search_path)
     )
@@ -149,6 +150,7 @@ def lower(
     batches = calibration_of(loaded, run)
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
+    doing("run on CPU")
     expected = infer_all(loaded.model, samples)
     require_float32([*samples[0], *expected[0]])
     _require_scheme(loaded.model, run)
@@ -163,6 +165,7 @@ def lower(
             loaded, samples[0], batches, run, backend, soc, search_path
         )
         with _step("quantize"):
+            doing("run on CPU")
             reference = [run_copied(module, sample) for sample in samples]
     if quantize_only:
         for pattern in patterns:
@@ -475,7 +478,8 @@ def _loads(program: Path) -> str:
 
 @contextmanager
 def _step(name: str) -> Any:
-    """Wrap errors with the step's name."""
+    """Wrap errors with the step's name, by which the process says what it does."""
+    doing(name)
     try:
         yield
     except (Failed, BadFactory):

@@ -33,10 +33,11 @@ from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import accuracy_of_one_model, nearly_constant
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.other_python import export_with
-from ci.pipeline.one_model import LaneModel, Product
+from ci.pipeline.one_model import LaneModel, Product, cells_of
 from ci.pipeline.options import Choice
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.profile import ProgramProfile
+from ci.pipeline.ran import Ran
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
@@ -126,10 +127,10 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             self.command("quantize", program.soc, "--where"),
             losses_of(program, facts),
         )
+        cells = cells_of(program.soc, figures, len(facts["left"]), [path])
         found = [Finding("compile-warning", Severity.NOTE, stem, each, "") for each in warnings]
-        return Product(
-            _files(path, stem, record), words, warnings, wrong, findings=[*_left(stem, facts), *found]
-        )
+        found = [*_left(stem, facts), *found]
+        return Product(_files(path, stem, record), words, warnings, wrong, findings=found, cells=cells)
 
     def _stem(self, program: ExecutorchProgram) -> str:
         return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
@@ -206,6 +207,11 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         from ci.lanes.executorch.profile import profiled
 
         return profiled(self.model, inputs)
+
+    def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
+        from ci.lanes.executorch.run import ran
+
+        return ran(self.model, inputs, repeat)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.executorch.divergence import searched

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import subprocess
 import tempfile
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,18 +13,16 @@ from ci.artifacts.bounds import Malformed
 from ci.artifacts.trace import events_of
 from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner
-from ci.engine.runner_call import runner_command, write_inputs
-from ci.engine.trouble import how_it_ended
-from ci.engine.workers.parent import tail
+from ci.engine.runner_call import call_runner, runner_command, write_inputs
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
+from ci.lanes.executorch.run import inputs_of_program, write_raw
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done
 from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, RUNS, OnCpu, ProgramProfile, costs_of, located, merged
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.settings import user_path
+from provisioning.base.progress import at_work
 
 CYCLES = " (cycles)"
 DETAILED = 2
@@ -47,7 +42,7 @@ def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Pro
     with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
         folder = Path(scratch)
         if wanted is None:
-            program, inputs = path, inputs_of_program(path, files, folder)
+            program, inputs = path, list(write_raw(inputs_of_program(path, files), folder))
         else:
             plan = plan_of_model(model, "profile", [wanted])
             result = require_done(wanted, plan, compile_programs(plan))
@@ -90,7 +85,10 @@ def measure(
     profiles, calls, whole = [], list[list[float]](), list[float]()
     for number in range(PROCESSES):
         trace = folder / f"{number}.etdp"
-        _traced(runner, program, listed, trace, environment, timeout)
+        with at_work(f"profiling {program.name}, process {number + 1} of {PROCESSES}"):
+            more = ("--profile_level", str(DETAILED), "--iteration", str(RUNS))
+            command = runner_command(runner, program, listed, trace.with_suffix(""), *more, trace=trace)
+            call_runner(command, program, trace.with_suffix(".log"), environment, timeout)
         cycles, native, total = _costs_in(trace)
         profiles.append(costs_of(cycles))
         calls.append([least for _, least in native])
@@ -112,36 +110,6 @@ def measure(
     return ProgramProfile(costs, sorted(cpu, key=lambda each: -each.milliseconds))
 
 
-def _traced(
-    runner: Path,
-    program: Path,
-    inputs: Path,
-    trace: Path,
-    environment: Mapping[str, str],
-    timeout: float,
-) -> None:
-    more = ("--profile_level", str(DETAILED), "--iteration", str(RUNS))
-    command = runner_command(runner, program, inputs, trace.with_suffix(""), *more, trace=trace)
-    log = trace.with_suffix(".log")
-    try:
-        with log.open("wb") as stream:
-            code = subprocess.run(
-                command, env=dict(environment), stdout=stream, stderr=stream, timeout=timeout, check=False
-            ).returncode
-    except subprocess.TimeoutExpired as error:
-        raise CheckFailed(
-            f"{program}: {RUNS} inferences took longer than {timeout:g} s", fix="give it longer: --timeout"
-        ) from error
-    if code or not trace.is_file():
-        text = tail(log, 4000).splitlines()
-        lines = [line for line in text if "error:" in line.lower()] or text
-        words = f": {lines[-1].strip()}" if lines else ""
-        raise CheckFailed(
-            f"{program}: the runner {how_it_ended(code)}{words}",
-            fix=f"python -m ci inspect {quoted(program)}",
-        )
-
-
 def _costs_in(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
     """Cycles of every delegated part; in nanoseconds the CPU's operators in order, and the whole
     inference."""
@@ -160,70 +128,3 @@ def _costs_in(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]
         elif event.name == "Method::execute":
             whole = float(min(event.took))
     return cycles, native, whole
-
-
-def _ignore_warnings_of_imports() -> None:
-    """ExecuTorch's import warnings tell the user nothing."""
-    logging.disable(logging.ERROR)
-    warnings.simplefilter("ignore")
-
-
-def inputs_of_program(program: Path, files: Sequence[str], folder: Path) -> list[Path]:
-    """Files of a .pte's inputs: the user's, or drawn at random with the program's own shapes."""
-    _ignore_warnings_of_imports()
-    import torch
-    from executorch.runtime import Runtime
-
-    try:
-        method = Runtime.get().load_program(program).metadata("forward")
-        metas = [method.input_tensor_meta(index) for index in range(method.num_inputs())]
-    except RuntimeError as error:
-        raise CheckFailed(f"{program}: {error}", fix=f"python -m ci inspect {quoted(program)}") from error
-    if files and len(files) != len(metas):
-        raise UsageError(f"expected --input {len(metas)} times, found {len(files)}", fix="one for each input")
-    generator = torch.Generator().manual_seed(0)
-    raw = []
-    for index, meta in enumerate(metas):
-        dtype = _torch_dtype(meta.dtype())
-        if files:
-            values = _array(user_path(files[index], "--input", str(Parser.user_folder())))
-            wanted = torch.empty(0, dtype=dtype).numpy().dtype
-            if tuple(values.shape) != tuple(meta.sizes()) or values.dtype != wanted:
-                raise UsageError(
-                    f"{files[index]}: expected {wanted} {list(meta.sizes())},"
-                    f" found {values.dtype} {list(values.shape)}",
-                    fix="save an array of that type and shape",
-                )
-        elif dtype.is_floating_point:
-            values = torch.rand(tuple(meta.sizes()), generator=generator).to(dtype).numpy()
-        else:
-            values = torch.zeros(tuple(meta.sizes()), dtype=dtype).numpy()
-        path = folder / f"input_{index}.raw"
-        values.tofile(path)
-        raw.append(path)
-    return raw
-
-
-def _array(path: Path) -> Any:
-    import numpy
-
-    try:
-        values = numpy.load(path)
-        if isinstance(values, numpy.ndarray):
-            return values
-    except (OSError, ValueError, EOFError) as error:
-        if not path.is_file():
-            raise UsageError(f"--input {path}: there is no such file", fix="name a .npy") from error
-    raise CheckFailed(f"--input {path}: expected an array that numpy.save wrote", fix="save it again")
-
-
-SCALAR_TYPES = dict(enumerate(("uint8", "int8", "int16", "int32", "int64", "float16", "float32"))) | {
-    11: "bool"
-}
-"""ExecuTorch's numbers of data types."""
-
-
-def _torch_dtype(number: int) -> Any:
-    import torch
-
-    return getattr(torch, SCALAR_TYPES[number])

@@ -14,7 +14,7 @@ from typing import Any
 
 from ci.engine.runner_call import runner_command, write_inputs
 from ci.engine.trouble import InTrouble, how_it_ended, of_ending
-from ci.engine.workers.child import Answer, blame, places_of, serve, threads
+from ci.engine.workers.child import Answer, blame, doing, places_of, serve, threads
 from ci.engine.workers.parent import tail
 
 TAIL = 4000
@@ -40,6 +40,7 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
     command = runner_command(Path(order["runner"]), Path(order["program"]), inputs, outputs, *metrics)
     facts: dict[str, Any] = {"figures": {}, "slices": [], "times": {}, "rule": "", "message": ""}
     began = time.monotonic()
+    doing("run")
     with (folder / LOG).open("wb") as log:
         # The runner finds its own libraries; this process needs none of the SDK's.
         code = subprocess.run(

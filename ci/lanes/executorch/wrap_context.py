@@ -6,12 +6,16 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provisioning.base.command_line import add_timeout
 from provisioning.base.commands import captured_module, without_result
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replacing
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.settings import Selection, add_selection, selection_of
+
+if TYPE_CHECKING:
+    from ci.artifacts.program import ContextStrings
 
 EXAMPLES = """\
   python -m ci wrap-context context.bin -o model.pte
@@ -30,12 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.artifacts.against_sdk import against
     from ci.artifacts.program import ContextStrings, read
-    from ci.engine.closed import closed
-    from provisioning.components import QNN_SDK
-    from provisioning.environment import resolve
-    from provisioning.manifest import load_socs
 
     selection = selection_of(args)
     contents = read(args.context)
@@ -43,24 +42,36 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.context} is a program already", fix="name a context binary")
     if args.output.is_dir():
         raise UsageError(f"{args.output} is a directory", fix="-o OUT.pte")
+    soc = wrap(args.context, contents, selection, args.output, args.timeout)
+    print(f"{args.output.stat().st_size:>12,}  {args.output}, for {soc}")
+    return 0
+
+
+def wrap(context: Path, contents: ContextStrings, selection: Selection, output: Path, timeout: float) -> str:
+    """Write the program; returns the chip that it is for."""
+    from ci.artifacts.against_sdk import against
+    from ci.engine.closed import closed
+    from provisioning.components import QNN_SDK
+    from provisioning.environment import resolve
+    from provisioning.manifest import load_socs
+
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
     answer = against(contents, environment.root(QNN_SDK).path)
     if any("error 5000" in line for line in answer.says):
         raise CheckFailed(
-            f"{args.context}: {'; '.join(answer.says)}",
+            f"{context}: {'; '.join(answer.says)}",
             fix="compile it with this QNN, or another --profile",
         )
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)
-    with replacing(args.output.absolute()) as part:
-        arguments = [str(args.context.absolute()), soc, str(part)]
+    with replacing(output.absolute()) as part:
+        arguments = [str(context.absolute()), soc, str(part)]
         environ = closed(environment.merged(os.environ))
-        done = captured_module(__name__, arguments, environ, args.timeout, args.context)
+        done = captured_module(__name__, arguments, environ, timeout, context)
         if done.returncode or not part.is_file():
-            subject = f"{args.context}: ExecuTorch cannot take it"
+            subject = f"{context}: ExecuTorch cannot take it"
             raise without_result(done, subject, "python -m ci diagnose, with what --debug shows")
-    print(f"{args.output.stat().st_size:>12,}  {args.output}, for {soc}")
-    return 0
+    return soc
 
 
 def _child(context: str, soc: str, into: str) -> None:

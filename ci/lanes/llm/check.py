@@ -54,7 +54,7 @@ from ci.lanes.llm.work import setup_of
 from ci.pipeline.steps import Asker, asking
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.rendering.text import plural
-from provisioning.base.units import seconds
+from provisioning.base.units import in_decibels, seconds
 from provisioning.manifest import soc_named
 
 LIMITS: Mapping[str, Mapping[str, float]] = {
@@ -422,10 +422,10 @@ def _parts(ask: Asker, order: Mapping[str, Any], *, shown: bool) -> list[str]:
         htp, cpu = row["htp"], row.get("cpu")
         first, last = row["layers"]
         name = f"{row['kind']}_{row['part']}, layers {first} to {last}"
-        beside = f", {cpu['db']:.1f} dB on the CPU" if cpu else ""
+        beside = f", {in_decibels(cpu['db'])} on the CPU" if cpu else ""
         least = max(QUANTIZED_LEAST_DB, cpu["db"] - QUANTIZED_LOSS_DB) if cpu else FP16_LEAST_DB
         if not guilty and not htp["db"] >= least:
-            guilty = f"it goes wrong in {name}: {htp['output']} has {htp['db']:.1f} dB{beside}"
+            guilty = f"it goes wrong in {name}: {htp['output']} has {in_decibels(htp['db'])}{beside}"
         if shown or guilty:
-            sys.stdout.write(f"{name}: {htp['output']} {htp['db']:.1f} dB from float{beside}\n")
+            sys.stdout.write(f"{name}: {htp['output']} {in_decibels(htp['db'])} from float{beside}\n")
     return [guilty] if guilty else []

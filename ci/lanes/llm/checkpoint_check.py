@@ -34,7 +34,8 @@ from ci.lanes.llm.measure import (
 )
 from ci.lanes.llm.reference import load_reference, logits_of, require_rope
 from ci.lanes.llm.suite import FOUR_BITS
-from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
+from ci.pipeline.accuracy import Pair, Unusable, compare
+from provisioning.base.units import EXACT_DB
 from provisioning.manifest import Soc, soc_named
 
 

@@ -11,12 +11,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.arrays import Sample
 from ci.lanes.onnx.events import SourcePlace
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.accuracy import Pair, least_sqnr_db
 from ci.pipeline.divergence import Cuts
 from ci.pipeline.losses import MOST_DB
+from ci.pipeline.models.arrays import Sample
 from ci.pipeline.precision import Precision
 from provisioning.manifest import Soc
 

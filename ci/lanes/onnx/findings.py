@@ -27,6 +27,7 @@ from ci.pipeline.findings import (
 from ci.pipeline.reason import first_line, words_of
 from ci.pipeline.suite import HELD_QUANTIZED
 from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base.units import in_decibels
 
 ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
@@ -183,7 +184,7 @@ def _other_figures(
 
 
 def _shown(name: str, value: float) -> str:
-    return f"{value:.1f} dB" if name.endswith("_db") else f"{value:g}"
+    return in_decibels(value) if name.endswith("_db") else f"{value:g}"
 
 
 def outcome_of(result: Result) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, is_below
+from ci.pipeline.models.inputs import GraphSignature, Tensor, is_fixed
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 
@@ -44,28 +45,6 @@ class GraphProblem:
     def __str__(self) -> str:
         named = self.message.startswith(self.subject) or self.subject in ("opset", "graph")
         return self.message if named else f"{self.subject}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An input or output. `shape` has a name or -1 where a size is not fixed; `dtype` is numpy's name."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-    @property
-    def static(self) -> bool:
-        return all(map(_is_fixed, self.shape))
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSignature:
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
@@ -202,10 +181,6 @@ def _is_name(size: int | str) -> bool:
     return isinstance(size, str) and size != "?"
 
 
-def _is_fixed(size: int | str) -> bool:
-    return isinstance(size, int) and size > 0
-
-
 def _example(index: int) -> int:
     """A size to begin with: one sample, and enough for what a model halves several times."""
     return 1 if index == 0 else 64
@@ -213,7 +188,7 @@ def _example(index: int) -> int:
 
 def _sizes(tensor: Tensor) -> str:
     """All sizes of an input, as --dimension takes them."""
-    shape = (size if _is_fixed(size) else _example(index) for index, size in enumerate(tensor.shape))
+    shape = (size if is_fixed(size) else _example(index) for index, size in enumerate(tensor.shape))
     return f"{tensor.name}={','.join(map(str, shape))}"
 
 
@@ -343,7 +318,7 @@ def is_context(model: onnx.ModelProto) -> bool:
 def _dynamic(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     for tensor in signature_of(model).inputs:
         if not tensor.static:
-            open_ = [(size, index) for index, size in enumerate(tensor.shape) if not _is_fixed(size)]
+            open_ = [(size, index) for index, size in enumerate(tensor.shape) if not is_fixed(size)]
             given = [_sizes(tensor)]
             if all(_is_name(size) for size, _ in open_):
                 given = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]

@@ -31,10 +31,11 @@ from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import accuracy_of_one_model, nearly_constant, not_in_fp16
 from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
-from ci.pipeline.one_model import LaneModel, Product
+from ci.pipeline.one_model import LaneModel, Product, cells_of
 from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.profile import ProgramProfile
+from ci.pipeline.ran import Ran
 from ci.pipeline.steps import Ask, require_done, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.commands import session
@@ -55,6 +56,7 @@ class CompileOne(OneModelStep):
     embed: bool
     verify: bool
     profiled: bool
+    several_precisions: bool
     and_socs: tuple[str, ...]
     options: Mapping[str, Value]
     """Of the command line. A suite has them in the run."""
@@ -72,8 +74,9 @@ class CompileOne(OneModelStep):
         return FORMS[self.embed]
 
     def stem(self, program: OnnxProgram) -> str:
-        several = len(self.plan.programs) > 1
-        return f"{Path(program.case.model).stem}{f'-{program.soc}' if several else ''}_ctx"
+        kind = f"-{program.run.kind}" if self.several_precisions else ""
+        soc = f"-{program.soc}" if len(self.plan.programs) > 1 else ""
+        return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
 
     def files(self, program: OnnxProgram, folder: Path) -> list[Path]:
         """What the user gets of a result."""
@@ -210,6 +213,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             embed=how.embed,
             verify=how.verify,
             profiled=how.profile_run,
+            several_precisions=how.several_precisions,
             and_socs=how.and_socs,
             options=parse_assignments(self.model.options),
         )
@@ -252,6 +256,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             warnings,
             wrong,
             facts={"accuracy": near, "delegates": 1, "on_cpu": []},
+            cells=cells_of(", ".join(chips), near, 0, files),
         )
 
     def _drawn(self, program: OnnxProgram) -> Iterator[str]:
@@ -316,6 +321,11 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
 
     def forecasted(self, measured: str | None) -> Forecasted:
         return forecasted(self.model, measured)
+
+    def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
+        from ci.lanes.onnx.commands import ran
+
+        return ran(self.model, inputs, repeat)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.onnx.divergence import searched

@@ -23,10 +23,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, defs
 
-from ci.lanes.onnx.arrays import Array
 from ci.lanes.onnx.operator_suite import RULES, Rules, rules
 from ci.lanes.onnx.steps import OPSET
 from ci.operators.onnx_tests import CHOSEN, Chosen, NodeTests
+from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.shipped.onnx_nodes import PACKAGE, inputs_of, model_of, outputs_of
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed

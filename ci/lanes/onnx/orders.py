@@ -17,6 +17,7 @@ from ci.pipeline.precision import precision_named
 from provisioning.base import units
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import ToolkitError, UsageError
+from provisioning.base.progress import at_work
 
 
 @contextmanager
@@ -38,7 +39,8 @@ def logs_folder() -> Iterator[Path]:
 def step(what: str) -> Iterator[None]:
     say(f"{what} …")
     began = time.monotonic()
-    yield
+    with at_work(what):
+        yield
     say(f"{what}: {units.seconds(time.monotonic() - began)}")
 
 

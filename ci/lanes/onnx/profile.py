@@ -9,12 +9,12 @@ from pathlib import Path
 from ci.lanes.onnx.compile import cwd, setup_of
 from ci.lanes.onnx.context import read_context, soc_of
 from ci.lanes.onnx.events import SourcePlace, costs, cpu_times, places_of, with_lines
-from ci.lanes.onnx.graph import GraphSignature, is_context, load_graph, source_digest
+from ci.lanes.onnx.graph import is_context, load_graph, source_digest
 from ci.lanes.onnx.options import Settings, parse_assignments, settings_of
 from ci.lanes.onnx.orders import logs_folder, require_file, say, search_path, step
-from ci.lanes.onnx.samples import drawn, read_inputs
 from ci.lanes.onnx.suite import command_for_one
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
+from ci.pipeline.models.inputs import GraphSignature, drawn, read_inputs
 from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, OnCpu, ProgramProfile, merged
 from ci.pipeline.steps import asking, require_done
@@ -78,7 +78,7 @@ def _of_context(
 
 
 def _write_inputs(files: Sequence[str], signature: GraphSignature, path: Path) -> None:
-    from ci.lanes.onnx.arrays import save
+    from ci.pipeline.models.arrays import save
 
     save(path, [read_inputs(files, signature) if files else drawn(signature)])
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,11 @@ import onnxruntime as ort
 
 from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
 from ci.artifacts.estimate import QnnEstimate, read_estimate
-from ci.engine.workers.child import quiet, size_of, text_since, threads
-from ci.lanes.onnx.arrays import Sample
+from ci.engine.workers.child import doing, quiet, size_of, text_since, threads
 from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import make_plain, simplify_gathers
 from ci.lanes.onnx.options import Settings
+from ci.pipeline.models.arrays import Sample
 from ci.pipeline.precision import Precision
 from ci.pipeline.profile import RUNS
 from ci.pipeline.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
@@ -125,8 +126,9 @@ def quantized(
     return written
 
 
-def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
+def on_cpu(model: Path, samples: Sequence[Sample], took: list[float] | None = None) -> list[Sample]:
     """The outputs of the model as written: a quantized one computes in float between roundings."""
+    doing("run on CPU")
     options = _options(ERRORS_ONLY)
     # Optimizing would compute quantized operators in integers, which round differently.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -139,7 +141,7 @@ def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
             f"the CPU cannot run the model either: {message}",
             fix="write it with operators that ONNX Runtime has" if unknown else "export the model again",
         ) from error
-    return [run(session, sample, None) for sample in samples]
+    return [run(session, sample, None, took) for sample in samples]
 
 
 def compiled(
@@ -161,6 +163,7 @@ def compiled(
     traffic and QNN's reasons are read from `log`, which must receive the printed output; without `log`
     there are none. What is not `traced` has no audit. `why` is the command that names all nodes that HTP
     refuses."""
+    doing("compile")
     before = size_of(log) if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
@@ -238,11 +241,13 @@ def reloaded(
     *,
     profile: Path | None = None,
     cpu: bool = False,
+    took: list[float] | None = None,
 ) -> list[Sample]:
     """Run a compiled model as a device would, without its original model.
 
     A profile needs RUNS runs, because a single one varies too much. With `cpu`, nodes beside the contexts run
     on the CPU; their times are in the profile's .json."""
+    doing("run")
     provider = _provider_options(None, soc, settings, profile)
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
@@ -254,7 +259,7 @@ def reloaded(
             f"{context} cannot be loaded: {_message_of(error)}",
             fix="; ".join(filter(None, ["compile it again", _explained(str(error))])),
         ) from error
-    outputs = [run(session, sample, settings) for sample in samples]
+    outputs = [run(session, sample, settings, took) for sample in samples]
     if profile is not None:
         for _ in range(RUNS - len(samples)):
             run(session, samples[0], settings)
@@ -332,14 +337,18 @@ def _options(severity: int) -> Any:
     return options
 
 
-def run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
-    """The outputs of one inference."""
+def run(session: Any, sample: Sample, settings: Settings | None, took: list[float] | None = None) -> Sample:
+    """The outputs of one inference; `took` gets its milliseconds."""
     options = ort.RunOptions()
     for name, value in (settings.run if settings else {}).items():
         options.add_run_config_entry(name, value)
     names = [output.name for output in session.get_outputs()]
     try:
-        return dict(zip(names, session.run(names, sample, options), strict=True))
+        began = time.perf_counter()
+        outputs = session.run(names, sample, options)
+        if took is not None:
+            took.append(1000 * (time.perf_counter() - began))
+        return dict(zip(names, outputs, strict=True))
     except Exception as error:
         raise CheckFailed(
             f"it was compiled, and running it fails: {_message_of(error)}",

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.pipeline.models.imports import search_first
+from ci.pipeline.models.inputs import GraphSignature, checked, only_input, read_array, read_arrays
 from ci.pipeline.models.user_model import where_paths_begin
-from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:
-    from ci.lanes.onnx.arrays import Array, Sample
-    from ci.lanes.onnx.graph import GraphSignature, Tensor
-
-
-NPY = b"\x93NUMPY"
+    from ci.pipeline.models.arrays import Array, Sample
 
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -34,23 +29,6 @@ def divided(samples: Sequence[Sample], inferences: int) -> tuple[list[Sample], l
     At most half are compared. A single sample is used to calibrate."""
     compared = min(inferences, len(samples) // 2)
     return list(samples[:compared]), list(samples[compared:])
-
-
-def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
-    """Used if the user gives no data: enough to compare a run with its reload."""
-    import numpy as np
-
-    generator = np.random.default_rng(seed)
-
-    def of(tensor: Tensor) -> Array:
-        shape = [int(size) for size in tensor.shape]
-        if np.dtype(tensor.dtype).kind == "f":
-            values: Array = generator.standard_normal(shape).astype(tensor.dtype)
-            return values
-        # A mask of zeros alone would hide all else; as indices, 0 and 1 are in nearly every table.
-        return generator.integers(0, 2, shape).astype(tensor.dtype)
-
-    return {tensor.name: of(tensor) for tensor in signature.inputs}
 
 
 def resembling(sample: Sample, number: int) -> Sample:
@@ -138,96 +116,11 @@ def read_samples(folder: Path, signature: GraphSignature) -> list[Sample]:
             f"{folder} holds both .npz and .npy files", fix="keep one sample a file, all of one kind"
         )
     if npz:
-        return [checked(_npz(path), signature, str(path)) for path in npz]
+        return [checked(read_arrays(path), signature, str(path)) for path in npz]
     if npy:
-        only = _only_input(signature, npy[0])
+        only = only_input(signature, npy[0])
         return [checked({only: read_array(path)}, signature, str(path)) for path in npy]
     return _from_folders(folder, signature)
-
-
-def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
-    """`--input x.npy` for a model of one input, `--input NAME=x.npy`, or one .npz with all of them."""
-    sample: Sample = {}
-    for text in files:
-        name, equals, file = text.partition("=")
-        if not equals:
-            name, file = "", text
-        path = user_path(file, "--input", str(Parser.user_folder()))
-        arrays = (
-            _npz(path)
-            if path.suffix == ".npz" and not name
-            else {name or _only_input(signature, path): read_array(path)}
-        )
-        if again := sorted(sample.keys() & arrays.keys()):
-            raise UsageError(f"--input {text}: {again[0]} is given twice", fix=f"give {again[0]} once")
-        sample.update(arrays)
-    return checked(sample, signature, "--input")
-
-
-def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) -> Sample:
-    """The sample, if it has exactly the model's inputs with the right types and shapes and without NaN."""
-    import numpy as np
-
-    wanted = {tensor.name: tensor for tensor in signature.inputs}
-    if unknown := sorted(sample.keys() - wanted.keys()):
-        raise CheckFailed(
-            f"{where}: the model has no input {unknown[0]!r}", fix=f"its inputs are {', '.join(wanted)}"
-        )
-    if absent := [name for name in wanted if name not in sample]:
-        raise CheckFailed(
-            f"{where}: nothing for the input {wanted[absent[0]]}",
-            fix=f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz",
-        )
-    for name, array in sample.items():
-        tensor = wanted[name]
-        if str(array.dtype) != tensor.dtype or (tensor.static and array.shape != tensor.shape):
-            shape = ", ".join(map(str, array.shape))
-            raise CheckFailed(
-                f"{where}: expected {tensor}, found {array.dtype}[{shape}]",
-                fix=f"save {name} with that type and shape",
-            )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            bad = int(np.argmax(~np.isfinite(array)))
-            raise CheckFailed(
-                f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the ranges taken from it",
-                fix=f"leave that sample out, or correct {name} in it",
-            )
-    return {name: sample[name] for name in wanted}
-
-
-def read_array(path: Path) -> Array:
-    import numpy as np
-
-    try:
-        with path.open("rb") as stream:
-            if stream.read(len(NPY)) != NPY:
-                raise ValueError(f"it begins otherwise, and has {path.stat().st_size} bytes")
-            stream.seek(0)
-            array: Array = np.load(stream, allow_pickle=False)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file", fix="name an .npy that is there") from None
-    except Exception as error:
-        # Depending on the damage, numpy, zlib or the tokenizer raises.
-        raise CheckFailed(
-            f"{path}: expected an array that numpy.save wrote, found something else ({error})",
-            fix="save it again with numpy.save",
-        ) from error
-    return array
-
-
-def _npz(path: Path) -> Sample:
-    import numpy as np
-
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file", fix="name an .npz that is there") from None
-    except Exception as error:
-        raise CheckFailed(
-            f"{path}: expected arrays that numpy.savez wrote, found something else ({error})",
-            fix="save it again with numpy.savez",
-        ) from error
 
 
 def _from_folders(folder: Path, signature: GraphSignature) -> list[Sample]:
@@ -254,13 +147,3 @@ def _from_folders(folder: Path, signature: GraphSignature) -> list[Sample]:
         )
         for index in range(counts[names[0]])
     ]
-
-
-def _only_input(signature: GraphSignature, path: Path) -> str:
-    if len(signature.inputs) != 1:
-        names = [tensor.name for tensor in signature.inputs]
-        raise UsageError(
-            f"{path}: the model has {len(names)} inputs, and an .npy does not say which it is for",
-            fix=f"{names[0]}={path}, or one .npz with {', '.join(names)}",
-        )
-    return signature.inputs[0].name

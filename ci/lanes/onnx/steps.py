@@ -13,9 +13,8 @@ from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
-from ci.engine.workers.child import blame
+from ci.engine.workers.child import blame, doing
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.arrays import Array, Sample, save, saved
 from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_context, require_fit
 from ci.lanes.onnx.events import SourcePlace, places_of, slowest
 from ci.lanes.onnx.flexible import write_flexible
@@ -34,9 +33,11 @@ from ci.lanes.onnx.graph import (
     wrong_reciprocals,
 )
 from ci.lanes.onnx.options import Settings
-from ci.lanes.onnx.samples import calibration_samples, checked, divided, drawn, resembling
+from ci.lanes.onnx.samples import calibration_samples, divided, resembling
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
 from ci.pipeline.accuracy import Pair, Unusable, compared, in_words
+from ci.pipeline.models.arrays import Array, Sample, save, saved
+from ci.pipeline.models.inputs import checked, drawn
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.suite import Input
@@ -138,6 +139,7 @@ def write_context(
     session, audit, ddr = provider.compiled(
         model, precision, soc, settings, path, embed=embed, log=log, traced=traced, why=why
     )
+    doing("run")
     outputs = [provider.run(session, sample, settings) for sample in samples]
     # The reload below must be a session by itself.
     del session
@@ -337,11 +339,26 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
         )
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
     profile = Path(order["profile"]) if order["profile"] else None
+    took: list[float] = []
     outputs = provider.reloaded(
-        path, soc, Settings(**order["settings"]), [sample], profile=profile, cpu=order.get("cpu", False)
+        path,
+        soc,
+        Settings(**order["settings"]),
+        [sample] * order.get("repeat", 1),
+        profile=profile,
+        cpu=order.get("cpu", False),
+        took=took,
     )
-    save(Path(order["outputs"]), outputs)
-    return {"build_id": installed_build()}
+    save(Path(order["outputs"]), outputs[-1:])
+    return {"build_id": installed_build(), "milliseconds": took}
+
+
+def order_run_on_cpu(order: Mapping[str, Any]) -> dict[str, Any]:
+    path, took = Path(order["model"]), list[float]()
+    sample = checked(saved(Path(order["inputs"]))[0], signature_of(load_graph(path)), "--input")
+    outputs = provider.on_cpu(path, [sample] * order["repeat"], took)
+    save(Path(order["outputs"]), outputs[-1:])
+    return {"milliseconds": took}
 
 
 def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -538,6 +555,7 @@ ORDERS = {
     "diverge": order_diverge,
     "losses": order_losses,
     "run": order_run,
+    "run_on_cpu": order_run_on_cpu,
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ci.artifacts.compiler_log import DIES_OF
 from ci.engine.runs import Runs
 from ci.pipeline.reason import first_line
+from provisioning.base.units import in_decibels
 
 BY_CHANCE = ("memory", "timeout")
 """Outcomes of which a process says something else each time."""
@@ -36,8 +37,8 @@ class RecordedPart:
     """The operators of a quantized model that HTP computes in float; None: not measured."""
 
     def __str__(self) -> str:
-        figure = "" if self.sqnr_db is None else f" {self.sqnr_db:.1f} dB"
-        to_float = "" if self.float_db is None else f" ({self.float_db:.1f} dB to float)"
+        figure = "" if self.sqnr_db is None else f" {in_decibels(self.sqnr_db)}"
+        to_float = "" if self.float_db is None else f" ({in_decibels(self.float_db)} to float)"
         places = (("on the CPU", self.cpu), ("in fp16", self.in_float or ()))
         where = "".join(f", {' '.join(names)} {place}" for place, names in places if names)
         return f"{self.result}{figure}{to_float}{where}"

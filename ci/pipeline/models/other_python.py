@@ -10,6 +10,7 @@ from ci.pipeline.models.user_model import SAMPLE_FILES, UserModel
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.progress import at_work
 
 SCRIPT = Path(__file__).with_name("other_python_export.py")
 
@@ -32,7 +33,8 @@ def export_with(
     script, modules = SCRIPT.read_text(encoding="utf-8"), str(named.search_path)
     command = [program, "-c", script, modules, named.factory, str(seed), sample, str(file)]
     try:
-        done = captured(command, cwd=Parser.user_folder(), timeout=timeout)
+        with at_work(f"{python} exports {named.factory}"):
+            done = captured(command, cwd=Parser.user_folder(), timeout=timeout)
     except subprocess.TimeoutExpired as error:
         raise CheckFailed(
             f"{python}: not exported after {timeout:g} s", fix="allow more with --timeout"

@@ -17,7 +17,7 @@ from packaging.version import Version
 from pydantic import Field
 
 from ci.artifacts.compiled_onnx import read_model
-from ci.pipeline.accuracy import EXACT_DB, Pair, Unusable, compare
+from ci.pipeline.accuracy import Pair, Unusable, compare
 from ci.upgrades.compare.stage import chosen, environment_of
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import logged
@@ -28,6 +28,7 @@ from provisioning.base.files import hash_file, replace_text, with_table
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
+from provisioning.base.units import EXACT_DB, in_decibels
 
 MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "accepted" / "golden.json"
 PAGE = ROOT / "docs" / "upgrades.md"
@@ -189,7 +190,7 @@ def _sums(folder: Path) -> str:
 def held(sqnr: float, golden: Golden) -> RuntimeResult:
     if sqnr >= golden.least_sqnr_db:
         return RuntimeResult(result="same")
-    return RuntimeResult(result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs")
+    return RuntimeResult(result="differs", message=f"{in_decibels(sqnr)} from the maker's own outputs")
 
 
 def show(program: str, maker: str, met: Mapping[str, RuntimeResult]) -> None:

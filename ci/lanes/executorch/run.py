@@ -1,0 +1,123 @@
+"""`run` of a .pte, or of a context binary, which becomes one: by qnn_executor_runner, on the emulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
+from ci.engine.closed import closed
+from ci.engine.installed import ready_environment, ready_runner
+from ci.engine.runner_call import call_runner, runner_command, write_inputs
+from ci.lanes.executorch.wrap_context import wrap
+from ci.pipeline.models.arrays import Array, Sample
+from ci.pipeline.models.inputs import GraphSignature, Tensor, drawn, read_inputs
+from ci.pipeline.options import OneModel
+from ci.pipeline.ran import Ran, require_program
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.progress import at_work
+from provisioning.base.rendering.text import plural
+
+
+def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
+    """The outputs of a program for these inputs, or for drawn ones."""
+    path, selection = Parser.user_folder() / model.typed, model.selection
+    require_program(path, model.typed)
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
+        folder = Path(scratch)
+        program, contents = path, read(path)
+        if isinstance(contents, ContextStrings):
+            program = folder / "wrapped.pte"
+            wrap(path, contents, selection, program, model.work.timeout)
+            contents = read(program)
+        assert isinstance(contents, CompiledProgram)
+        inputs = inputs_of_program(program, files)
+        runner = ready_runner(os.environ, selection.reports)
+        environment = closed(ready_environment(selection, os.environ).merged(os.environ))
+        listed = write_inputs(folder / "inputs.txt", [write_raw(inputs, folder)])
+        outputs, metrics = folder / "outputs", folder / "metrics.json"
+        outputs.mkdir()
+        more = ("--metrics_path", str(metrics), "--iteration", str(repeat))
+        command = runner_command(runner, program, listed, outputs, *more)
+        with at_work(f"running {model.typed}"):
+            call_runner(command, path, folder / "run.log", environment, model.work.timeout)
+        measured = json.loads(metrics.read_text(encoding="utf-8"))
+        return Ran(
+            inputs,
+            dict(_outputs(outputs, _method(program, contents), measured["outputs"])),
+            measured["inferences"][0]["ms"],
+            f"{_where(contents)}; loading took {measured['load_ms']:.3g} ms",
+        )
+
+
+def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
+    """The user's, in the order of a .pte's inputs, which have no names; else drawn by its own shapes."""
+    contents = read(program)
+    if isinstance(contents, ContextStrings):
+        raise UsageError(f"{program} is a context binary", fix=session("run", program))
+    signature = GraphSignature(tuple(_inputs(program, _method(program, contents))), ())
+    if not files:
+        return drawn(signature)
+    if len(files) == 1 and files[0].endswith(".npz"):
+        return read_inputs(files, signature)
+    named = [text.partition("=")[2] or text for text in files]
+    if len(named) != len(signature.inputs):
+        raise UsageError(
+            f"expected --input {len(signature.inputs)} times, found {len(named)}", fix="one for each input"
+        )
+    return read_inputs(
+        [f"{tensor.name}={file}" for tensor, file in zip(signature.inputs, named, strict=True)], signature
+    )
+
+
+def write_raw(inputs: Sample, folder: Path) -> Iterator[Path]:
+    for name, array in inputs.items():
+        path = folder / f"{name}.raw"
+        array.tofile(path)
+        yield path
+
+
+def _method(program: Path, contents: CompiledProgram) -> Method:
+    for method in contents.methods:
+        if method.name == "forward" or len(contents.methods) == 1:
+            return method
+    raise CheckFailed(f"{program}: it has no method forward", fix=session("inspect", program))
+
+
+def _inputs(program: Path, method: Method) -> Iterator[Tensor]:
+    for index, each in enumerate(method.inputs):
+        if not isinstance(each, TensorInfo):
+            raise CheckFailed(
+                f"{program}: input {index} is no tensor: {each}", fix="export it with tensors alone"
+            )
+        yield Tensor(f"input_{index}", each.dtype, each.shape)
+
+
+def _outputs(
+    folder: Path, method: Method, written: Sequence[Mapping[str, Sequence[int]]]
+) -> Iterator[tuple[str, Array]]:
+    import numpy
+
+    for index, (tensor, row) in enumerate(zip(method.outputs, written, strict=True)):
+        dtype = tensor.dtype if isinstance(tensor, TensorInfo) else "float64"
+        values = numpy.fromfile(folder / f"output_0_{index}.raw", dtype=dtype)
+        yield f"output_{index}", values.reshape(row["shape"])
+
+
+def _where(contents: CompiledProgram) -> str:
+    """What of it runs on the emulator, and what on the CPU."""
+    parts = Counter[str]()
+    for each in contents.delegates:
+        context = each.context
+        made = f", {' and '.join(context.socs)}, QNN {' and '.join(context.build_ids)}" if context else ""
+        parts[f"{each.options.processor.upper() if each.options else each.backend}{made}"] += 1
+    kernels = sum((Counter(method.kernels) for method in contents.methods), Counter[str]())
+    on_cpu = ", ".join(f"{count} {name}" for name, count in kernels.items())
+    delegated = [f"{plural(count, 'part')} on the emulator ({name})" for name, count in parts.items()]
+    return "; ".join([*delegated, f"on the CPU: {on_cpu}" if on_cpu else "nothing on the CPU"])

@@ -1,0 +1,126 @@
+"""`run`: the outputs of a compiled program for the user's inputs, and how far those of another one are."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.pipeline.compile_flags import LANES, add_option, lane_of, program_to_run
+from ci.pipeline.options import OneModel
+from provisioning.base.command_line import STARTED_IN, Parser, add_timeout, count, repeatable
+from provisioning.base.settings import ROOT, add_selection
+
+if TYPE_CHECKING:
+    from ci.pipeline.models.arrays import Sample
+
+EXAMPLES = """\
+  qnn-ci run out/net-model-SM8750-8a8w.pte --input x.npy -o outputs
+  qnn-ci run out/net_ctx.onnx --input x=x.npy --repeat 20 --compare net.onnx
+  qnn-ci run context.bin --input x.npy --compare outputs
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("model", metavar="PROGRAM", help="a .pte, an .onnx, or a QNN context binary")
+    repeatable(
+        parser, "--input", "[NAME=]FILE", ".npy of an input, in order or by name, or .npz with all [drawn]"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="write an .npy for each output there"
+    )
+    parser.add_argument("--repeat", type=count, default=1, metavar="N", help="run it N times [%(default)s]")
+    parser.add_argument(
+        "--compare",
+        metavar="OTHER",
+        help="another program, an .onnx that is not compiled, or a folder of -o: exit 1 if the outputs have"
+        " little in common",
+    )
+    add_option(parser)
+    add_timeout(parser, "a run")
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProgram:
+    """What a program is compared with."""
+
+    typed: str
+    model: OneModel | None
+    """None: a folder of outputs."""
+    here: bool
+    """Whether this environment runs it."""
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.model_report import ModelReport, reported
+    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.ran import as_text, compared, write
+
+    model, output, inputs, repeat = program_to_run(args, args.model), args.output, args.input, args.repeat
+    other = None
+    if args.compare:
+        folder = (Parser.user_folder() / args.compare).is_dir()
+        lane = lane_of(args.compare, Parser.user_folder())
+        here = LANES[lane].environment == LANES[model.lane].environment
+        other = OtherProgram(args.compare, None if folder else program_to_run(args, args.compare), here)
+
+    def work(report: ModelReport) -> int:
+        ran = lane_model(model).ran(inputs, repeat)
+        if output:
+            write(ran, output)
+            report.wrote(sorted(output.glob("*.npy")))
+        print("\n".join(as_text(ran)))
+        if not other:
+            return 0
+        beside = compared(ran.outputs, _outputs(other, ran.inputs), other.typed)
+        print("\n".join(beside.lines))
+        if beside.differ:
+            report.fail(beside.lines[-1])
+        return int(beside.differ)
+
+    return reported("run", model, [], work)
+
+
+def _outputs(other: OtherProgram, inputs: Sample) -> Sample:
+    """Those of the other program for the same inputs; one of another lane runs in that lane's environment."""
+    import numpy
+
+    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.ran import outputs_in
+
+    if other.model is None:
+        return outputs_in(Parser.user_folder() / other.typed)
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
+        files = []
+        for index, (name, array) in enumerate(inputs.items()):
+            path = Path(scratch, f"{index}.npy")
+            numpy.save(path, array)
+            files.append(str(path) if len(inputs) == 1 else f"{name}={path}")
+        if other.here:
+            return lane_model(other.model).ran(files, 1).outputs
+        folder = Path(scratch, "outputs")
+        _run_elsewhere(other.model, [*(f"--input={file}" for file in files), "-o", str(folder)])
+        return outputs_in(folder)
+
+
+def _run_elsewhere(model: OneModel, more: Sequence[str]) -> None:
+    from provisioning.base.errors import CheckFailed
+    from provisioning.python_environments import PythonEnvironments, environments_folder
+
+    environment = LANES[model.lane].environment
+    python = PythonEnvironments(environments_folder(), print).interpreter(environment)
+    selection = model.selection
+    chips = [word for soc in selection.named_socs for word in ("--soc", soc)]
+    flags = ["--profile", selection.profile, "--store", str(selection.store), *chips, *more]
+    environ = {**os.environ, STARTED_IN: str(Parser.user_folder())}
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as reports:
+        command = [python, "-m", "ci", "run", model.typed, *flags, "--reports", reports]
+        done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise CheckFailed(f"{model.typed}: it did not run", fix="what is said above")

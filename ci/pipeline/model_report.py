@@ -1,0 +1,106 @@
+"""The reports of the commands for one model: each keeps what the command did of other models before."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ci.pipeline.options import OneModel
+from provisioning.base.errors import ToolkitError, UsageError
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact, Metric, Report, Severity
+from provisioning.base.mutex import mutex
+from provisioning.base.settings import DEFAULT_TARGET
+from provisioning.base.stage_run import StageRun
+
+MODELS = "models"
+"""The metric of a report that has a row for each model."""
+
+
+@dataclass
+class ModelReport:
+    """What one command says of one model, beside what it prints."""
+
+    name: str
+    stage: StageRun
+    more: dict[str, Metric] = field(default_factory=dict)
+    """Other metrics that have a row for each model."""
+
+    cells: list[Mapping[str, str]] = field(default_factory=list)
+    """Of each program that was made: what a table of several precisions says."""
+
+    def warn(self, messages: Iterable[str]) -> None:
+        for message in messages:
+            self.stage.add("model-warning", Severity.WARNING, self.name, message)
+
+    def fail(self, message: str, fix: str = "") -> None:
+        self.stage.add("model-failed", Severity.ERROR, self.name, message, fix)
+
+    def wrote(self, paths: Iterable[Path]) -> None:
+        self.stage.artifacts += [Artifact.of(path.suffix.lstrip("."), path) for path in paths]
+
+
+def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[ModelReport], int]) -> int:
+    """The exit code of the work, which is put into the verb's report with what it printed.
+
+    `about` names what was asked for: the same of the same model replaces what was said before. An error of
+    usage is no work, and is not in the report."""
+    selection = model.selection
+    name = " ".join(filter(None, [model.typed, *about]))
+    report = ModelReport(name, StageRun.as_typed(verb, selection.profile, DEFAULT_TARGET))
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            code = work(report)
+    except UsageError:
+        raise
+    except ToolkitError as error:
+        report.fail(error.message, error.fix)
+        _write(report, printed.getvalue(), selection.reports)
+        raise
+    finally:
+        sys.stdout.write(printed.getvalue())
+    if code and not any(each.severity is Severity.ERROR for each in report.stage.findings):
+        report.fail(f"{verb} ended with exit code {code}")
+    _write(report, printed.getvalue(), selection.reports)
+    return code
+
+
+def _write(report: ModelReport, printed: str, reports: Path) -> None:
+    """The command has done its work, so a folder that takes no report costs a line, and not the result."""
+    try:
+        reports.mkdir(parents=True, exist_ok=True)
+        with mutex(reports / f".{report.stage.stage}.lock"):
+            _merged(report, printed, reports)
+    except (ToolkitError, OSError) as error:
+        sys.stderr.write(f"note: {reports / report.stage.stage}.json was not written: {error}\n")
+
+
+def _merged(report: ModelReport, printed: str, reports: Path) -> None:
+    stage, name = report.stage, report.name
+    now = stage.finish()
+    row: dict[str, Metric] = {
+        "verdict": now.outcome.value,
+        "said": [*printed.splitlines()],
+        "command": stage.command,
+        "when": stage.started,
+        "seconds": now.seconds,
+    }
+    stage.metrics |= {MODELS: {name: row}, **{key: {name: value} for key, value in report.more.items()}}
+    with suppress(FileNotFoundError, ValueError):
+        earlier = Report.read(reports / f"{stage.stage}.json")
+        for key, rows in stage.metrics.items():
+            others = earlier.metrics.get(key)
+            if isinstance(others, dict) and isinstance(rows, dict):
+                stage.metrics[key] = {**{each: others[each] for each in others if each != name}, **rows}
+        stage.findings += [each for each in earlier.findings if each.subject != name]
+        written = {each.path for each in stage.artifacts}
+        stage.artifacts += [
+            each for each in earlier.artifacts if each.path not in written and Path(each.path).is_file()
+        ]
+    # Not by `write`: an answer (--json) has this command's own findings alone.
+    replace_text(reports / f"{stage.stage}.json", stage.finish().as_json())

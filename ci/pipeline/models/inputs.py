@@ -1,0 +1,155 @@
+"""The inputs of one inference, from .npy and .npz files, held to the model's names, types and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.base.command_line import Parser
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import user_path
+
+if TYPE_CHECKING:
+    from ci.pipeline.models.arrays import Array, Sample
+
+NPY = b"\x93NUMPY"
+
+
+def is_fixed(size: int | str) -> bool:
+    return isinstance(size, int) and size > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input or output. `shape` has a name or -1 where a size is not fixed; `dtype` is numpy's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def static(self) -> bool:
+        return all(map(is_fixed, self.shape))
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSignature:
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
+    """Used if the user gives no data: enough to compare a run with its reload."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+
+    def of(tensor: Tensor) -> Array:
+        shape = [int(size) for size in tensor.shape]
+        if np.dtype(tensor.dtype).kind == "f":
+            values: Array = generator.standard_normal(shape).astype(tensor.dtype)
+            return values
+        # A mask of zeros alone would hide all else; as indices, 0 and 1 are in nearly every table.
+        return generator.integers(0, 2, shape).astype(tensor.dtype)
+
+    return {tensor.name: of(tensor) for tensor in signature.inputs}
+
+
+def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
+    """`--input x.npy` for a model of one input, `--input NAME=x.npy`, or one .npz with all of them."""
+    sample: Sample = {}
+    for text in files:
+        name, equals, file = text.partition("=")
+        if not equals:
+            name, file = "", text
+        path = user_path(file, "--input", str(Parser.user_folder()))
+        arrays = (
+            read_arrays(path)
+            if path.suffix == ".npz" and not name
+            else {name or only_input(signature, path): read_array(path)}
+        )
+        if again := sorted(sample.keys() & arrays.keys()):
+            raise UsageError(f"--input {text}: {again[0]} is given twice", fix=f"give {again[0]} once")
+        sample.update(arrays)
+    return checked(sample, signature, "--input")
+
+
+def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) -> Sample:
+    """The sample, if it has exactly the model's inputs with the right types and shapes and without NaN."""
+    import numpy as np
+
+    wanted = {tensor.name: tensor for tensor in signature.inputs}
+    if unknown := sorted(sample.keys() - wanted.keys()):
+        raise CheckFailed(
+            f"{where}: the model has no input {unknown[0]!r}", fix=f"its inputs are {', '.join(wanted)}"
+        )
+    if absent := [name for name in wanted if name not in sample]:
+        raise CheckFailed(
+            f"{where}: nothing for the input {wanted[absent[0]]}",
+            fix=f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz",
+        )
+    for name, array in sample.items():
+        tensor = wanted[name]
+        if str(array.dtype) != tensor.dtype or (tensor.static and array.shape != tensor.shape):
+            shape = ", ".join(map(str, array.shape))
+            raise CheckFailed(
+                f"{where}: expected {tensor}, found {array.dtype}[{shape}]",
+                fix=f"save {name} with that type and shape",
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            bad = int(np.argmax(~np.isfinite(array)))
+            raise CheckFailed(
+                f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the ranges taken from it",
+                fix=f"leave that sample out, or correct {name} in it",
+            )
+    return {name: sample[name] for name in wanted}
+
+
+def read_array(path: Path) -> Array:
+    import numpy as np
+
+    try:
+        with path.open("rb") as stream:
+            if stream.read(len(NPY)) != NPY:
+                raise ValueError(f"it begins otherwise, and has {path.stat().st_size} bytes")
+            stream.seek(0)
+            array: Array = np.load(stream, allow_pickle=False)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file", fix="name an .npy that is there") from None
+    except Exception as error:
+        # Depending on the damage, numpy, zlib or the tokenizer raises.
+        raise CheckFailed(
+            f"{path}: expected an array that numpy.save wrote, found something else ({error})",
+            fix="save it again with numpy.save",
+        ) from error
+    return array
+
+
+def read_arrays(path: Path) -> Sample:
+    import numpy as np
+
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file", fix="name an .npz that is there") from None
+    except Exception as error:
+        raise CheckFailed(
+            f"{path}: expected arrays that numpy.savez wrote, found something else ({error})",
+            fix="save it again with numpy.savez",
+        ) from error
+
+
+def only_input(signature: GraphSignature, path: Path) -> str:
+    if len(signature.inputs) != 1:
+        names = [tensor.name for tensor in signature.inputs]
+        raise UsageError(
+            f"{path}: the model has {len(names)} inputs, and an .npy does not say which it is for",
+            fix=f"{names[0]}={path}, or one .npz with {', '.join(names)}",
+        )
+    return signature.inputs[0].name

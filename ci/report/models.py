@@ -1,0 +1,38 @@
+"""What the commands for one model did in this folder, by the rows that each keeps in its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ci.pipeline.model_report import MODELS
+from ci.report.values import entries, rows_of, word
+from provisioning.base.findings import Report
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    verb: str
+    model: str
+    verdict: str
+    when: str
+    command: str
+    said: Sequence[str]
+
+
+def of_one_model(report: Report) -> bool:
+    """Whether a report holds what was done of several models, one command after the other."""
+    return MODELS in report.metrics
+
+
+def models_of(reports: Sequence[Report]) -> list[ModelView]:
+    """The latest first."""
+    return sorted(_models(reports), key=lambda each: each.when, reverse=True)
+
+
+def _models(reports: Sequence[Report]) -> Iterator[ModelView]:
+    for report in filter(of_one_model, reports):
+        for name, row in rows_of(report, MODELS).items():
+            verdict, when, command = (word(row, key) for key in ("verdict", "when", "command"))
+            said = [line for line in entries(row.get("said")) if isinstance(line, str)]
+            yield ModelView(report.stage, name, "pass" if verdict == "pass" else "fail", when, command, said)

@@ -1,0 +1,33 @@
+"""`chips`: QNN's names of chips beside those that people use."""
+
+from __future__ import annotations
+
+import argparse
+
+from provisioning.base.chips import chip_named, names_of
+from provisioning.base.units import aligned
+
+EXAMPLES = """\
+  qnn-ci chips
+  qnn-ci chips 8-elite
+  qnn-ci chips "Galaxy S24"
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="a chip or a device; --soc takes it too [all]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from provisioning.manifest import load_socs
+
+    socs = load_socs()
+    shown = [chip_named(args.name)] if args.name else sorted(socs, key=lambda name: (socs[name].arch, name))
+    rows = [("chip", "Hexagon", "VTCM", "also called, and devices")]
+    for name in shown:
+        names = ", ".join(each.among(name) for each in names_of(name))
+        rows.append((name, f"V{socs[name].arch}", f"{socs[name].vtcm_mb} MB", names))
+    print("\n".join(aligned(rows)))
+    return 0

@@ -1,0 +1,70 @@
+"""`run`: what is written and said of a program's outputs, and how far another one's are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ci.pipeline.models.arrays import Sample
+from ci.pipeline.ran import Ran, as_text, compared, outputs_in, require_program, write
+from provisioning.base.errors import CheckFailed, UsageError
+
+VALUES = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+
+
+def ran(outputs: Sample) -> Ran:
+    return Ran({}, outputs, [3.0, 1.0, 2.0], "1 part on the emulator; nothing on the CPU")
+
+
+def test_outputs_are_written_and_read_again_by_their_names_in_order(tmp_path: Path) -> None:
+    outputs = {"/head/y:0": VALUES, "b": VALUES[0], "a": np.arange(3)}
+    write(ran(outputs), tmp_path / "out")
+    assert sorted(each.suffix for each in (tmp_path / "out").iterdir()) == [".json", ".npy", ".npy", ".npy"]
+    again = outputs_in(tmp_path / "out")
+    assert list(again) == list(outputs)
+    assert all(np.array_equal(again[name], outputs[name]) for name in outputs)
+
+
+def test_names_that_would_be_one_file_are_two(tmp_path: Path) -> None:
+    write(ran({"a/b": VALUES, "a:b": VALUES[0]}), tmp_path)
+    assert outputs_in(tmp_path)["a:b"].shape == (4,)
+
+
+def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "y.npy").touch()
+    with pytest.raises(CheckFailed) as caught:
+        outputs_in(tmp_path)
+    assert str(tmp_path) in caught.value.message
+
+
+def test_what_ran_where_each_output_and_the_time_are_said() -> None:
+    text = "\n".join(as_text(ran({"y": VALUES})))
+    for said in ("on the emulator", "y: float32[2, 4]  -1, ", "2 ms a run, 1 to 3 in 3 runs"):
+        assert said in text
+
+
+def test_outputs_are_compared_by_name_where_both_have_it_else_in_order() -> None:
+    ours = {"a": VALUES, "b": -VALUES}
+    for other in ({"b": -VALUES, "a": VALUES}, {"x": VALUES, "y": -VALUES}):
+        found = compared(ours, other, "other")
+        assert not found.differ and all("bit-equal" in line for line in found.lines)
+
+
+def test_outputs_with_little_in_common_differ() -> None:
+    assert not compared({"y": VALUES * 1.1}, {"y": VALUES}, "other").differ
+    assert compared({"y": -VALUES}, {"y": VALUES}, "other").differ
+    assert compared({"y": np.arange(3)}, {"y": np.arange(3) + 1}, "other").differ
+
+
+@pytest.mark.parametrize("other", [{}, {"y": VALUES[0]}])
+def test_outputs_of_another_model_cannot_be_compared(other: Sample) -> None:
+    with pytest.raises(CheckFailed):
+        compared({"y": VALUES}, other, "other")
+
+
+def test_a_model_is_no_program(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_program(tmp_path / "net.py:make", "net.py:make")
+    assert "compile" in caught.value.fix
