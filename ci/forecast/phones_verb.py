@@ -9,9 +9,9 @@ from provisioning.base.command_line import repeatable
 from provisioning.base.settings import add_selection, selection_of
 
 EXAMPLES = """\
-  qnn-ci phones mobilenet
+  qnn-ci phones MobileNet
   qnn-ci phones 'object detection' --phone 'Galaxy S25'
-  qnn-ci phones resnet50 --json resnet50.json
+  qnn-ci phones ResNet50 --json resnet50.json
 """
 
 

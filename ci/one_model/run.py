@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +94,8 @@ def _outputs(other: OtherProgram, inputs: Sample) -> Sample:
 
     if other.model is None:
         return outputs_in(Parser.user_folder() / other.typed)
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
         files = []
         for index, (name, array) in enumerate(inputs.items()):
@@ -119,6 +119,9 @@ def _run_elsewhere(model: OneModel, more: Sequence[str]) -> None:
     chips = [word for soc in selection.named_socs for word in ("--soc", soc)]
     flags = ["--profile", selection.profile, "--store", str(selection.store), *chips, *more]
     environ = {**os.environ, STARTED_IN: str(Parser.user_folder())}
+    import subprocess
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as reports:
         command = [python, "-m", "ci", "run", model.typed, *flags, "--reports", reports]
         done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=False)

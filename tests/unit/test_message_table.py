@@ -37,6 +37,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (packages / "torchao-0.18.0.dist-info" / "RECORD").write_text("")
     monkeypatch.setenv("QNN_CI_ENVIRONMENTS", str(tmp_path / "environments"))
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
+    # A clone in which the runner was built has it there.
+    monkeypatch.setattr("ci.inspect.message_table.outputs_path", lambda: tmp_path)
     tree(tmp_path / "store", "2.47.0.260601", OLD)
     tree(tmp_path / "store", "2.49.40.260810", NEW)
     return tmp_path / "store"

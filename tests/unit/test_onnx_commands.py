@@ -109,6 +109,7 @@ class StandIn:
             "case": {**facts(), "cpu_seconds": 1.0, "peak": 1 << 20},
             "run": {},
             "mixed": MIXED,
+            "estimate": {"build_id": "v2.0.0.1", "estimates": {}, "refused": {}, "operators": {}},
         }
         self.setup: WorkerSpec
         self.orders: list[tuple[str, dict[str, Any]]] = []
@@ -284,7 +285,8 @@ class TestAudit:
         monkeypatch.setattr("ci.operators.table.shipped", lambda: known)
         _, rows = self.audited(tmp_path)
         named = {name: [each["operator"] for each in row["inexact"]] for name, row in rows.items()}
-        assert named == {"fp16": [], "8a8w": ["Conv"], "16a8w": []}
+        # What compiles here does, whatever is known of it.
+        assert named == {"fp16": [], "8a8w": [], "16a8w": []}
         stand_in.replies["mixed"] = {"error": {**REFUSAL, "problems": []}}
         code, rows = self.audited(tmp_path, "--no-cache")
         assert code == 1 and [each["operator"] for each in rows["8a8w"]["inexact"]] == ["Conv"]

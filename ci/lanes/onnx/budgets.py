@@ -38,5 +38,5 @@ def over_budget(program: OnnxProgram, facts: Mapping[str, Any]) -> Iterator[Find
         severity = Severity.ERROR if each.least_ms > most else Severity.WARNING
         message = f"expected at most {limit} on a {each.phone}, forecast {each.ms:.3g} ms"
         message += f" ({each.least_ms:.3g} to {each.most_ms:.3g})"
-        fix = f"see where its time goes: nox -s profile; if it is meant, change budget; then {again}"
+        fix = f"make it smaller, or if it is meant, change budget in its run; then {again}"
         yield Finding("forecast-budget", severity, program.name, message, fix)
