@@ -92,7 +92,7 @@ def test_the_command_prints_words_for_people_and_rows_for_programs(
     assert run_here(diagnose, "--messages") == 0
     assert "5  messages" in capsys.readouterr().out
     assert run_here(diagnose, "--messages", "scale", "--json") == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(capsys.readouterr().out)["printed"]
     assert row["key"] == "no scale for … here"
 
 

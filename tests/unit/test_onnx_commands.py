@@ -201,9 +201,9 @@ class TestCompile:
             shutil.rmtree(tmp_path / "out")
             return len(stand_in.orders) - before
 
-        assert [orders(), orders(), orders("--no-cache")] == [3, 0, 3]
+        assert [orders(), orders(), orders("--no-cache")] == [4, 0, 4]
         for arguments in (("--embed",), ("--soc", "SM8750"), ("--verify", "none"), ("--calibrate", "x")):
-            assert orders(*arguments) == 3, arguments
+            assert orders(*arguments) == 4, arguments
 
     def test_what_a_suite_gets_is_what_the_user_gets(self, stand_in: StandIn, tmp_path: Path) -> None:
         suite, out = tmp_path / "models.toml", tmp_path / "out"
