@@ -233,12 +233,23 @@ def test_a_text_in_any_place_is_never_markup(text: str) -> None:
 
 def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
     page = text_of(read_page(html(with_text_everywhere("-strange"))))
-    for part in ("Models", "ONNX Runtime", "Profiles", "What changes", "Findings", "Artifacts", "Figures"):
+    for part in (
+        "Models",
+        "ONNX Runtime",
+        "Language models",
+        "Profiles",
+        "What changes",
+        "Findings",
+        "Artifacts",
+        "Figures",
+    ):
         assert part in page
     for shown in (
         "gelu/fp16/SM8750",
         "conv",
         "net/u8u8/SM8650",
+        "tiny/genie-16a8w/SM8650",
+        "has hooks",
         "figure",
         "build/a.pte",
         "nox -s test_lowering",
