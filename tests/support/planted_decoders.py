@@ -168,8 +168,9 @@ def compile_with(fault: str, way: Way, model: Path, texts: Path, out: Path) -> N
     from ci.lanes.llm.genie import RECORD
 
     out.mkdir(parents=True)
-    order: dict[str, Any] = {"model": str(model), "soc": "SM8650", "precision": way.precision}
-    order |= {"context": CONTEXT, "prefill": PREFILL, "shared": False, "into": str(out)}
+    order: dict[str, Any] = {"model": str(model), "adapter": "", "soc": "SM8650"}
+    order |= {"precision": way.precision, "context": CONTEXT, "prefill": PREFILL}
+    order |= {"shared": False, "into": str(out)}
     order |= {"parts": 1, "calibrate": str(texts / "calibration.txt")}
     with pytest.MonkeyPatch.context() as patch:
         planted = planting(fault, decoder.load_decoder)
