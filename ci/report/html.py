@@ -14,6 +14,7 @@ from ci.report.lanes import onnx_of
 from ci.report.models import models_of
 from ci.report.profiles import NOTE, profiles_of
 from ci.report.programs import programs_of
+from ci.report.speakers import FIGURES, speakers_of
 from provisioning.base.findings import Artifact, Report, Severity
 from provisioning.base.rendering.pages import render
 from provisioning.base.rendering.text import (
@@ -56,7 +57,8 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     """The page. It links to files below `folder`, where it is written."""
     outcome, head = worst(reports).value, headline(reports)
     started = min((report.started for report in reports if report.started), default="")
-    programs = programs_of(reports)
+    programs, speakers = programs_of(reports), speakers_of(reports)
+    anchors = {each.name: each.anchor for each in programs.worst_first} if programs else {}
     stages = [report for report in reports if verdict(report) != "not run"]
     ranks = {severity: rank for rank, severity in enumerate(Severity)}
     findings = [(report.stage, finding) for report in stages for finding in report.findings]
@@ -73,9 +75,11 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         profiles=", ".join(sorted({report.profile for report in reports if report.profile})),
         stages=[_stage(report, folder) for report in reports],
         errors=errors_of(reports),
-        anchors={program.name: program.anchor for program in programs.worst_first} if programs else {},
         models=models_of(reports),
+        anchors=anchors | {each.name: each.anchor for each in speakers},
         programs=programs,
+        speakers=speakers,
+        figure_names=list(FIGURES.values()),
         onnx=onnx_of(reports),
         profiled=profiles_of(reports),
         profile_note=NOTE,

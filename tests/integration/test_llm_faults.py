@@ -4,6 +4,7 @@ The table is in docs/llm-verdicts.md."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,16 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ci.engine.installed import ready_environment
 from ci.engine.work import Failure, Result
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.check import LIMITS
 from ci.lanes.llm.findings import findings_of
 from ci.lanes.llm.suite import SUITES, Limits, LlmProgram
-from ci.lanes.llm.work import setup_of
+from ci.lanes.llm.work import environment, executorch_environment, setup_of
 from provisioning.base.errors import CheckFailed
-from provisioning.base.findings import Severity
-from provisioning.base.settings import ROOT
+from provisioning.base.findings import Report, Severity
+from provisioning.base.settings import ROOT, Selection, store_path
 from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_checkpoint
+from tests.support.planted_decoders import BELOW_THE_NOISE, FAULTS, WAYS, write_texts
 from tests.support.speakers import (
     DECODE,
     PREFILL,
@@ -340,32 +343,28 @@ def test_of_a_quantized_model(
     require_documented(fault, where, quantized(trained, windows))
 
 
-def checked(model: Path, folder: Path) -> str:
-    """The verdict of `llm check` on a checkpoint compiled with what is planted in this process alone."""
-    from tokenizers import Tokenizer
-
+def checked(model: Path, folder: Path, *flags: str | Path, speaks: Path | None = None) -> str:
+    """The verdict of `llm check` on a checkpoint compiled with what is planted in this process alone. The
+    texts are those of the model that `speaks`."""
     from ci.lanes.llm.checkpoint_compile import order_compile
     from ci.lanes.llm.genie import RECORD
 
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    out, texts = folder / "out", json.loads((model / "texts.json").read_text())
+    out = folder / "out"
     out.mkdir()
-    for name, rows in texts.items():
-        (folder / f"{name}.txt").write_text(" ".join(tokenizer.decode(row) for row in rows))
+    write_texts(speaks or model, folder)
     order = {"model": str(model), "soc": "SM8650", "precision": "u16u8", "context": 128, "prefill": 32}
     order |= {"parts": 1, "shared": False, "adapter": "", "calibrate": str(folder / "calibration.txt")}
     order_compile({**order, "into": str(out)})
     (out / RECORD).write_text(json.dumps({**order, "checkpoint": str(model), "calibrated by": []}))
-    ended = typed("llm", "check", out, "--text", folder / "judged.txt", timeout=TIMEOUT)
+    reports, text = folder / "reports", folder / "judged.txt"
+    ended = typed("llm", "check", out, "--text", text, "--reports", reports, *flags, timeout=TIMEOUT)
     assert ended.returncode in (0, 1), ended.stdout + ended.stderr
     missed = [
-        miss
-        for line in ended.stderr.splitlines()
-        if line.startswith("error: ")
-        for miss in line.split("; ")
-        if " against " not in miss
+        each.message
+        for each in Report.read(reports / "llm_check.json").findings
+        if each.severity is Severity.ERROR and " against " not in each.message
     ]
-    found = [each for each in READERS if any(each in line for line in missed)]
+    found = [each for each in READERS if any(each in message for message in missed)]
     return f"`llm check` ({', '.join(found)})" if ended.returncode else "none"
 
 
@@ -443,3 +442,63 @@ def test_a_token_of_chats_that_calibration_never_saw(
     monkeypatch.setattr(measure, "CHAT_PLACE", 9999)
     monkeypatch.setattr(prompts, "SPECIAL_PLACES", 0)
     require_documented("calibration without the end of turns", "quantizing, u16u8", checked(model, tmp_path))
+
+
+@pytest.mark.timeout(5400)
+@pytest.mark.parametrize("way", WAYS)
+def test_ten_faults_fall_at_every_way_and_the_part_is_named(trained: Path, tmp_path: Path, way: str) -> None:
+    """In one process for each way, as two QNNs do not fit into one."""
+    variables = environment()
+    if WAYS[way].through == "executorch":
+        selection = Selection("wheels", "x86_64-linux", "SM8650", store_path(), tmp_path / "reports")
+        variables = executorch_environment(ready_environment(selection, os.environ))
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.support.planted_decoders", way, trained, tmp_path],
+        cwd=ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    replies = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"fault"')]
+    verdicts = {each["fault"]: each["errors"] for each in replies}
+    assert list(verdicts) == list(FAULTS) and not verdicts.pop("none")
+    page = (ROOT / "docs" / "llm-verdicts.md").read_text(encoding="utf-8")
+    for fault, errors in verdicts.items():
+        named = any("goes wrong in" in each for each in errors)
+        assert named or (fault, way) in BELOW_THE_NOISE, (fault, errors)
+        assert f"| {fault} |" in page, fault
+
+
+def test_a_shuffled_tokenizer_is_told_by_its_bits_a_byte(trained: Path, tmp_path: Path) -> None:
+    """Float and the compiled model agree, as both read the wrong words."""
+    model = Path(shutil.copytree(trained, tmp_path / "model"))
+    (tmp_path / "right").mkdir()
+    assert checked(trained, tmp_path / "right") == "none"
+    row = next(
+        iter(
+            json.loads((tmp_path / "right/reports/llm_check.json").read_text())["metrics"][
+                "programs"
+            ].values()
+        )
+    )
+    assert row["absolute"]["bits_per_byte"] < row["absolute"]["unigram"]
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    plain = sorted(number for number in words.values() if number > 1)
+    moved = dict(zip(plain, plain[1:] + plain[:1], strict=True))
+    tokenizer["model"]["vocab"] = {word: moved.get(number, number) for word, number in words.items()}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "wrong").mkdir()
+    assert checked(model, tmp_path / "wrong", speaks=trained) == "none"
+    report = Report.read(tmp_path / "wrong/reports/llm_check.json")
+    assert "llm-perplexity" in {each.rule for each in report.findings}
+
+
+def test_the_tiny_model_calls_tools_through_genie_as_float_does(trained: Path, tmp_path: Path) -> None:
+    """Float, the quantized graphs on the CPU, and Genie on HTP, by the file that lies beside the model."""
+    assert checked(trained, tmp_path, "--behaviour", trained / "behaviour.toml") == "none"
+    report = json.loads((tmp_path / "reports/llm_check.json").read_text())
+    assert not [each for each in report["findings"] if each["rule"].startswith("llm-behaviour")]
+    [row] = report["metrics"]["programs"].values()
+    assert all(set(each["said"]) == {"float", "cpu", "htp"} for each in row["behaviour"])

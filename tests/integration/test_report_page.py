@@ -13,7 +13,7 @@ import pytest
 
 from ci.report.html import html
 from tests.support.http_server import FileServer, Reply
-from tests.support.program_reports import GOOD, reports
+from tests.support.program_reports import GOOD, SPEAKER, reports, speaker
 
 pytestmark = [pytest.mark.heavy, pytest.mark.needs("chromium"), pytest.mark.timeout(180)]
 
@@ -41,14 +41,22 @@ QUESTIONS = """<!DOCTYPE html><html><body><script>
   seen.lines = all("#trends polyline").length;
   seen.modules = all("#profiles details > summary strong").map((each) => each.textContent);
   const [filter] = all("#program-filter");
-  filter.elements.words.value = "resnet";
-  filter.dispatchEvent(new Event("input"));
-  seen.filtered = all(".program").filter((each) => !each.hidden).map((each) => each.id);
-  filter.reset();
+  if (filter) {
+    filter.elements.words.value = "resnet";
+    filter.dispatchEvent(new Event("input"));
+    seen.filtered = all(".program").filter((each) => !each.hidden).map((each) => each.id);
+    filter.reset();
+  }
   const link = all("a").find((a) => a.hash === "#ANCHOR");
   if (link) link.click();
   await new Promise((done) => setTimeout(done, 100));
   seen.opened = all("details[open]").map((each) => each.id);
+  const texts = (selector) => all(selector).map((each) => each.textContent.trim());
+  const cells = (row) => [...row.children].map((each) => each.textContent);
+  seen.said = all("#speakers .texts tbody tr").map(cells);
+  seen.positions = all("#speakers .positions polyline").map((each) => each.points.length);
+  seen.parts = all("#speakers rect.bad").length;
+  seen.figures = texts("#speakers .figure");
   document.body.textContent = JSON.stringify(seen);
 })();
 </script></body></html>
@@ -90,4 +98,23 @@ def test_the_page_works_and_fits_the_screen(tmp_path: Path) -> None:
     # Each program has its accuracy as a bar and its costs as lines.
     assert (seen["rows"], seen["marks"], seen["lines"]) == (2, 4, 6)
     assert seen["modules"] == ["the model", "blocks", "0", "conv", "1", "head"]
+    assert all(shown <= int(width) for width, shown in seen["widths"].items()), seen["widths"]
+
+
+def test_what_a_language_model_says_stands_beside_float(tmp_path: Path) -> None:
+    """With its divergence as a line, its parts as bars, and its speed and memory against the estimate."""
+    seen = browse(html([speaker()]), tmp_path)
+    assert (seen["console"], seen["broken"]) == ([], 0)
+    assert ["A module", "has names", "has hooks", "differs"] in seen["said"]
+    assert ["How late is it?", '{"name": "clock"}', '{"name": "cl', "on HTP: its JSON is not valid"] in seen[
+        "said"
+    ]
+    assert (seen["positions"], seen["parts"]) == ([3, 2], 1)
+    for figure in (
+        "25.5 tokens a second",
+        "900 MB (the estimate: 950 MB)",
+        "logits -2.3 dB (at least 30.0), 3.0 on the CPU",
+    ):
+        assert figure in seen["figures"], seen["figures"]
+    assert f"program-{SPEAKER}" in seen["opened"]
     assert all(shown <= int(width) for width, shown in seen["widths"].items()), seen["widths"]

@@ -86,6 +86,66 @@ def reports() -> list[Report]:
     ]
 
 
+SPEAKER = "tiny/genie-16a8w/SM8650"
+
+
+def _reading(divergence: float) -> dict[str, Metric]:
+    names = ("first_choice", "perplexity_ratio", "divergence", "divergence_99", "regret")
+    return {name: {"value": divergence, "error": divergence / 10} for name in names}
+
+
+def speaker() -> Report:
+    """A language model of whose two parts one is wrong, and that lost a call."""
+    asked: dict[str, Metric] = {
+        "float": {"text": '{"name": "clock"}', "stopped": "eos", "problems": []},
+        "htp": {"text": '{"name": "cl', "stopped": "length", "problems": ["its JSON is not valid"]},
+    }
+    row_of_model: dict[str, Metric] = {
+        "verdict": "fail",
+        "through": "genie",
+        "precision": "16a8w",
+        "soc": "SM8650",
+        "bytes": 1_260_000,
+        "peak": 900_000_000,
+        "forecast": {"bytes": 1_300_000, "peak": 950_000_000},
+        "speed": {"tokens_per_second": 25.5, "read_per_second": 315.0},
+        "absolute": {"perplexity": 14.2, "bits_per_byte": 1.234},
+        "figures": {
+            "decode_htp": _reading(0.0012),
+            "positions": {"prefill_htp": [0.001, 0.004, 0.002], "decode_htp": [0.002]},
+        },
+        "parts": [
+            {"name": "prefill_0, layers 0 to 1", "output": "hidden_2", "db": 40.5, "least_db": 30.0},
+            {
+                "name": "prefill_1, layers 2 to 3",
+                "output": "logits",
+                "db": -2.3,
+                "least_db": 30.0,
+                "cpu_db": 3.0,
+            },
+        ],
+        "texts": [
+            {
+                "prompt": "The answer",
+                "text": "is a tensor",
+                "float": "is a tensor",
+                "difference": None,
+                "excused": 0,
+            },
+            {
+                "prompt": "A module",
+                "text": "has hooks",
+                "float": "has names",
+                "difference": {"place": 1},
+                "excused": 0,
+            },
+        ],
+        "behaviour": [{"prompt": "How late is it?", "said": asked}],
+    }
+    lost = Finding("llm-behaviour", Severity.ERROR, SPEAKER, "a call is lost", "raise the precision")
+    return _report("test_llm", Outcome.FAIL, {SPEAKER: row_of_model}, (lost,))
+
+
 ONNX: dict[str, Metric] = {
     "net/u8u8/SM8650": {
         "verdict": "pass",
@@ -168,7 +228,7 @@ def with_text_everywhere(text: str) -> list[Report]:
                 Artifact(kind, named("build/a.pte"), named("ab"), 1234) for kind in ("log", named("pte"))
             ),
         )
-        for report in (commands, lowering, emulator, profile, onnx, compare, other)
+        for report in (commands, lowering, emulator, profile, onnx, speaker(), compare, other)
     ]
 
 

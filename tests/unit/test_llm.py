@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from ci.lanes.llm.architecture import (
     shards_of,
     upstream_name,
 )
+from ci.lanes.llm.behaviour import WantedAfter, problems
 from ci.lanes.llm.check import _read_by_genie
 from ci.lanes.llm.commands import parts_of
 from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
@@ -53,12 +55,15 @@ from ci.lanes.llm.prompts import (
     require_tokenizer,
     share_of_runs,
     special_places,
+    tokens_of,
     with_chats,
     without_beginning,
 )
+from ci.lanes.llm.quality import absolute, warnings
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Finding, Report, Severity
 from provisioning.manifest import soc_named
 from qnn_ci.command import program_of
 from tests.support.checkpoints import write_adapter
@@ -164,7 +169,8 @@ LIMITS = {
 class TestFigures:
     def test_the_same_logits_are_perfect(self) -> None:
         figures = {name: figure.value for name, figure in reading(0).items()}
-        perfect = {"first_choice": 1, "perplexity_ratio": 1, "divergence": 0, "divergence_99": 0, "regret": 0}
+        perfect = {"first_choice": 1, "perplexity_ratio": 1, "divergence": 0, "regret": 0}
+        perfect |= {"divergence_50": 0, "divergence_99": 0}
         assert figures == pytest.approx(perfect, abs=1e-12)
         assert not misses(reading(0), LIMITS)
 
@@ -722,19 +728,47 @@ def test_sizes_with_which_genie_speaks_nonsense_are_refused(context: int, prefil
 def part(number: int, kind: str, htp: float, cpu: float | None = None) -> dict[str, Any]:
     row: dict[str, Any] = {"part": number, "kind": kind, "layers": [number, number]}
     figures = {"htp": htp} | ({} if cpu is None else {"cpu": cpu})
-    return row | {name: {"db": db, "output": "hidden_1"} for name, db in figures.items()}
+    return row | {name: {"db": db, "output": "hidden_1", "typical_db": db} for name, db in figures.items()}
 
 
-GOOD = {"first_choice": 1.0, "perplexity_ratio": 1.0, "divergence": 0.0, "divergence_99": 0.0, "regret": 0.0}
+GOOD = {
+    "first_choice": 1.0,
+    "perplexity_ratio": 1.0,
+    "divergence": 0.0,
+    "divergence_50": 0.0,
+    "divergence_99": 0.0,
+    "regret": 0.0,
+}
 
 
 def save_tokenizer(folder: Path, words: Mapping[str, int] | None = None) -> None:
     """Each word is a token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordLevel(dict({"a": 0} if words is None else words), "a"))
+    tokenizer = Tokenizer(models.WordLevel(dict({"a": 0, "b": 5} if words is None else words), "a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+ABSOLUTE: dict[str, Any] = {
+    "tokens": 100,
+    "bytes": 400,
+    "perplexity": 8.0,
+    "unigram": 2.0,
+    "xz": 3.0,
+    "unknown": 2,
+    "changed": 1,
+    "for_example": ["a  b"],
+}
+
+
+def found_by(folder: Path) -> list[Finding]:
+    """By the last check."""
+    return [*Report.read(folder / "reports" / "llm_check.json").findings]
+
+
+def messages(folder: Path) -> str:
+    return "\n".join(each.message for each in found_by(folder))
 
 
 class TestCheck:
@@ -754,6 +788,8 @@ class TestCheck:
         words: int = 3000,
         vocabulary: Mapping[str, int] | None = None,
         noise: float = 0.1,
+        kept: Sequence[float] = (0.0, 0.0),
+        bits: float = 1.0,
         genie: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
         **figures: float,
     ) -> int:
@@ -782,8 +818,13 @@ class TestCheck:
         }
         answers: dict[str, dict[str, Any]] = {
             "pace": {"ready": 1.0, "pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
-            "noise": {"noise": dict.fromkeys(("windows", "prefill_genie", "decode_genie"), bounds)},
-            "figures": {"decode_htp": values},
+            "noise": {
+                "noise": dict.fromkeys(("windows", "prefill_genie", "decode_genie"), bounds),
+                "parts": kept,
+                "absolute": ABSOLUTE | {"bits_per_byte": bits},
+            },
+            "answers": {"answers": [{"tokens": [0], "stopped": "eos"}] * 2},
+            "figures": {"decode_htp": values, "positions": {"decode_htp": [0.0]}},
             "part pace": {"ready": 1.0, "token": 0.01},
             "genie choices": {
                 "prefill": chosen(1.0),
@@ -791,7 +832,7 @@ class TestCheck:
                 "cpu_seconds": 1.0,
                 "peak": 1,
             },
-            "genie figures": {} if genie is None else {"decode_genie": values | {"divergence": genie}},
+            "genie figures": {} if genie is None else {"decode_genie": values | {"divergence": dict(genie)}},
             "parts": {"parts": list(parts)},
         }
 
@@ -801,6 +842,7 @@ class TestCheck:
             return answers[order["do"]]
 
         ask = contextlib.nullcontext(answer)
+        monkeypatch.setenv("QNN_CI_REPORTS", str(folder / "reports"))
         monkeypatch.setattr("ci.lanes.llm.check.asking", lambda *_: ask)
         monkeypatch.setattr(
             "ci.lanes.llm.check.encoded", lambda _, texts, **__: [[0] * len(text.split()) for text in texts]
@@ -822,9 +864,9 @@ class TestCheck:
         """They are of few tokens, so three standard errors are allowed."""
         assert self.check(tmp_path, monkeypatch, genie={"value": 0.06, "error": 0.01}) == 0
         assert self.check(tmp_path, monkeypatch, genie={"value": 0.09, "error": 0.01}) == 1
-        capsys.readouterr()
         assert self.check(tmp_path, monkeypatch, genie={"value": 0.11, "error": 0.5}) == 1
-        assert "Genie's decode: divergence" in capsys.readouterr().err
+        assert "Genie's decode: divergence" in messages(tmp_path)
+        capsys.readouterr()
         assert self.check(tmp_path, monkeypatch, genie=None) == 0
         assert "gives no logits" in capsys.readouterr().out
 
@@ -835,7 +877,10 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, noise=0.001, divergence=0.012) == 1
         assert self.check(tmp_path, monkeypatch, noise=0.2, divergence=0.06) == 1
         assert self.check(tmp_path, monkeypatch, "--divergence", "0.1", noise=0.001, divergence=0.06) == 0
-        assert self.check(tmp_path, monkeypatch, precision="fp16", noise=0.0, divergence=5e-5) == 0
+        for divergence, code in ((1e-5, 0), (5e-5, 1)):
+            assert (
+                self.check(tmp_path, monkeypatch, precision="fp16", noise=1e-6, divergence=divergence) == code
+            )
 
     def test_a_wrong_part_is_told_without_being_asked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -844,7 +889,8 @@ class TestCheck:
         parts = [part(0, "prefill", 40.0), part(1, "prefill", 26.0)]
         for flags in ((), ("--where",)):
             assert self.check(tmp_path, monkeypatch, *flags, precision="fp16", parts=parts) == 1
-            assert "prefill_1, layers 1 to 1: hidden_1 has 26.0 dB" in capsys.readouterr().err
+            assert "prefill_1, layers 1 to 1: hidden_1 has 26.0 dB" in messages(tmp_path)
+        capsys.readouterr()
         assert self.check(tmp_path, monkeypatch, precision="fp16", parts=parts[:1]) == 0
         assert "prefill_0" not in capsys.readouterr().out
         assert self.check(tmp_path, monkeypatch, "--where", precision="fp16", parts=parts[:1]) == 0
@@ -930,14 +976,57 @@ class TestCheck:
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
         precision: str,
         parts: Sequence[dict[str, Any]],
         named: str,
     ) -> None:
         for flags in (["--where"], ["--on", "parts"]):
             assert self.check(tmp_path, monkeypatch, *flags, precision=precision, parts=parts) == 1
-            assert f"goes wrong in {named}" in capsys.readouterr().err
+            assert f"goes wrong in {named}" in messages(tmp_path)
+
+    def test_a_part_that_rounding_alone_does_not_explain_is_wrong(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """HTP and CPU agree where the graph itself is wrong."""
+        parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
+        assert self.check(tmp_path, monkeypatch, parts=parts, kept=(25, 31)) == 0
+        assert self.check(tmp_path, monkeypatch, parts=parts, kept=(25, 36)) == 1
+        assert "goes wrong in prefill_1" in messages(tmp_path)
+
+    def test_float_that_takes_no_fewer_bits_than_a_unigram_model_is_a_warning(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.check(tmp_path, monkeypatch, bits=1.9) == 0 and not found_by(tmp_path)
+        assert self.check(tmp_path, monkeypatch, bits=2.5) == 0
+        [warning] = found_by(tmp_path)
+        assert (warning.rule, warning.severity) == ("llm-perplexity", Severity.WARNING)
+        assert "xz" not in warning.message and "'a  b'" in warning.message and "2 tokens" in warning.message
+        assert self.check(tmp_path, monkeypatch, bits=3.5) == 0 and "xz" in messages(tmp_path)
+
+    def test_what_float_does_as_wanted_a_compiled_model_must_do_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wanted = tmp_path / "calls.toml"
+        wanted.write_text('[[prompt]]\ntext = "b"\ncalls = []\n[[prompt]]\ntext = "b a"\n')
+        flags = ("--behaviour", str(wanted))
+        for stopped, code in (("eos", 0), ("length", 1)):
+            answers = [GeneratedText((0,), stopped, 1, 1)] * 2
+            monkeypatch.setattr("ci.lanes.llm.check.generate", lambda *_, a=answers, **__: a)
+            assert self.check(tmp_path, monkeypatch, *flags) == code
+        assert {each.rule for each in found_by(tmp_path)} == {"llm-behaviour"}
+        wanted.write_text('[[prompt]]\ntext = "b"\ncalls = [{ name = "clock" }]\n')
+        assert self.check(tmp_path, monkeypatch, *flags) == 1
+        assert "llm-behaviour-float" in {each.rule for each in found_by(tmp_path)}
+        wanted.write_text("[[prompt]]\ntxt = 1\n")
+        assert self.check(tmp_path, monkeypatch, *flags) == 2
+
+    def test_a_report_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
+        assert self.check(tmp_path, monkeypatch, parts=parts) == 0
+        report = Report.read(tmp_path / "reports" / "llm_check.json")
+        [row] = report.metrics["programs"].values()  # type: ignore[union-attr]
+        assert isinstance(row, dict) and row["verdict"] == "pass" and row["precision"] == "16a8w"
+        assert {"figures", "parts", "absolute", "speed"} <= set(row)
 
 
 def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path: Path) -> None:
@@ -1034,6 +1123,7 @@ class TestVerdicts:
         bad = {name: {"value": value, "error": 1e-6} for name, value in {**GOOD, **figures}.items()}
         where = {**dict.fromkeys(READER_NAMES, good), reader: bad}
         facts = {"figures": where, "choices": {"prefill": chosen(), "decode": chosen(share)}, "texts": []}
+        facts["behaviour"] = []
         return rules(program("genie-16a8w"), Result(facts))
 
     def test_quantized_decode_is_held_to_each_limit_and_to_genies_own_choices(self) -> None:
@@ -1076,6 +1166,7 @@ class TestVerdicts:
         facts = choices(shape, None, prefixes, generated)
         good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
         every = {"figures": dict.fromkeys(READER_NAMES, good), "choices": facts, "texts": []}
+        every["behaviour"] = []
         assert rules(program("genie-16a8w"), Result(every)) == found
 
     def test_a_full_disk_is_the_machines_in_training_and_in_a_program(
@@ -1096,6 +1187,52 @@ class TestVerdicts:
         assert list(model_findings("tiny", 18, Result({"perplexity": 400.0})))
         assert list(model_findings("tiny", 18, Result({"perplexity": float("nan")})))
         assert not list(model_findings("tiny", 18, Result({"perplexity": 14.0})))
+
+
+CLOCK = '{"name": "clock", "parameters": {"city": "Rome"}}'
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "stopped", "wrong"),
+    [
+        ({"calls": [{"name": "clock", "arguments": {"city": "Rome"}}]}, CLOCK, "eos", []),
+        (
+            {"calls": [{"name": "clock", "arguments": {"city": "Rome"}}]},
+            '<tool_call>{"name": "clock", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
+            "eos",
+            [],
+        ),
+        ({"calls": [{"name": "clock"}]}, CLOCK, "eos", ["expected clock(), found clock(city='Rome')"]),
+        ({"calls": []}, "No.", "eos", []),
+        ({"calls": []}, CLOCK, "eos", ["expected no call, found clock(city='Rome')"]),
+        ({"forbidden": ["clock"]}, f"I ask {CLOCK}", "eos", ["forbidden"]),
+        ({}, CLOCK[:-1], "eos", ["JSON"]),
+        ({}, "a {set} of words", "eos", []),
+        ({}, "No.", "length", ["length"]),
+        ({"ends": False}, "No.", "length", []),
+    ],
+)
+def test_calls_are_found_in_a_text_and_judged(
+    wanted: dict[str, Any], text: str, stopped: str, wrong: list[str]
+) -> None:
+    prompt = WantedAfter.model_validate_json(json.dumps({"text": "?", **wanted}))
+    found = list(problems(prompt, text, stopped))
+    assert len(found) == len(wrong) and all(a in b for a, b in zip(wrong, found, strict=True)), found
+
+
+def test_a_damaged_tokenizer_is_told_by_its_bits_and_by_what_comes_back(tmp_path: Path) -> None:
+    """The same text at the same cost, by a tokenizer that knows its words, and by one that lacks some."""
+    text = "the cat sat on the mat\n" * 20
+    for words, unknown in ((["the", "cat", "sat", "on", "mat"], 0), (["the", "on"], 60)):
+        save_tokenizer(tmp_path, {"a": 0} | {word: place + 1 for place, word in enumerate(words)})
+        tokenizer = load_tokenizer(tmp_path)
+        row = tokens_of(tokenizer, text)
+        found = absolute(tokenizer, [row], len(row) * 0.1, text)
+        assert found["tokens"] == 120 and found["perplexity"] == pytest.approx(math.exp(0.1))
+        assert (found["changed"] > 0) == bool(unknown)
+        assert not list(warnings(found))
+        [warned] = warnings(absolute(tokenizer, [row], len(row) * 8.0, text))
+        assert ("come back" in warned) == bool(unknown)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,17 @@ from pathlib import Path
 
 from ci.pipeline.compile_flags import MOVED, add_moved, moved
 from provisioning.base.command_line import add_timeout, count
+from provisioning.base.settings import MANIFESTS, selection_of
 
 EXAMPLES = """\
   python -m ci llm run out/ "The answer is" --tokens 20
   python -m ci llm run out/ --chat "What is a rope?"
   python -m ci llm check out/ --text held-out.txt
+  python -m ci llm check out/ --behaviour calls.toml
 """
 
+HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
+"""Ours, which no model was trained on when it was written."""
 LONG = 4 * 3600.0
 """Time limit in seconds: a model with a billion weights takes minutes to compile, and seconds for
 each token.
@@ -35,7 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     checker = commands.add_parser("check", help="hold a compiled model's choices to the float model")
     checker.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
     checker.add_argument(
-        "--text", type=Path, required=True, metavar="FILE", help="other than it was quantized by"
+        "--text", type=Path, metavar="FILE", help="other than it was quantized by [a text of ours]"
+    )
+    checker.add_argument(
+        "--behaviour",
+        type=Path,
+        metavar="FILE",
+        help="prompts, and the calls that are wanted after them: docs/llm.md",
     )
     checker.add_argument(
         "--checkpoint", type=Path, metavar="FOLDER", help="of the float model [where it was compiled from]"
@@ -60,6 +70,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
     for command in (runner, checker):
         add_timeout(command, "the run", LONG)
+        group = command.add_argument_group("where things are")
+        group.add_argument(
+            "--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]"
+        )
+        group.add_argument("--store", type=Path, help="where QNN is, for ExecuTorch's programs [user cache]")
+        group.add_argument("--profile", help="of QNN, for ExecuTorch's programs [QNN_CI_PROFILE, wheels]")
+        # What was compiled says for which chip.
+        command.set_defaults(soc=None, target=None)
     for command in (runner, checker):
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -83,7 +101,15 @@ def run(args: argparse.Namespace) -> int:
         raise moved(args)
     if args.command == "run":
         return commands.run_model(
-            commands.Prompt(args.model, args.prompt, args.chat, args.system, args.tokens, args.timeout)
+            commands.Prompt(
+                args.model,
+                args.prompt,
+                args.chat,
+                args.system,
+                args.tokens,
+                args.timeout,
+                selection_of(args),
+            )
         )
     limits = {
         "first_choice": args.first_choice,
@@ -95,8 +121,9 @@ def run(args: argparse.Namespace) -> int:
     return check.check_model(
         check.CheckOptions(
             args.model,
-            args.text,
+            args.text or HELD_OUT,
             args.checkpoint,
+            args.behaviour,
             args.prefixes,
             args.tokens,
             args.decode_tokens,
@@ -104,5 +131,6 @@ def run(args: argparse.Namespace) -> int:
             args.where,
             limits,
             args.timeout,
+            selection_of(args),
         )
     )

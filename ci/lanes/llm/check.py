@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from ci.lanes.llm import quality
 from ci.lanes.llm.adapters import require_adapter
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.beginning import tokenizer_decides, transformers_tokenizer
+from ci.lanes.llm.behaviour import (
+    FLOAT_FIX,
+    Behaviour,
+    float_alone,
+    kept_in_words,
+    lost,
+    read_behaviour,
+)
 from ci.lanes.llm.commands import (
     LOG,
-    config_of,
+    beginning_of,
+    compiled_file,
     kinds_for_genie,
     limited,
     record_of,
     require_loadable,
     sizes_of,
+    worker_for,
 )
 from ci.lanes.llm.findings import READER_NAMES, figures_from
-from ci.lanes.llm.genie import KINDS, NONE, RECORD, ForcedText, contradictions, encoded, setting
+from ci.lanes.llm.forecast import forecast
+from ci.lanes.llm.genie import (
+    KINDS,
+    NONE,
+    PROGRAM,
+    RECORD,
+    ForcedText,
+    contradictions,
+    encoded,
+    generate,
+    setting,
+    through,
+)
 from ci.lanes.llm.judge import (
+    DIVERGENCES,
     EXCUSED,
+    FIGURES,
     HIGHER_IS_BETTER,
     OF_WINDOWS,
     STANDARD_ERRORS,
     Figure,
     choice_misses,
-    close,
     misses,
 )
 from ci.lanes.llm.prompts import (
@@ -49,36 +74,26 @@ from ci.lanes.llm.prompts import (
     with_chats,
     without_beginning,
 )
-from ci.lanes.llm.suite import FOUR_BITS
-from ci.lanes.llm.work import setup_of
+from ci.pipeline.findings import verdict
+from ci.pipeline.precision import written_name
 from ci.pipeline.steps import Asker, asking
+from provisioning.base.commands import typed
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Finding, Severity
 from provisioning.base.rendering.text import plural
+from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
 from provisioning.base.units import in_decibels, seconds
 from provisioning.manifest import soc_named
 
-LIMITS: Mapping[str, Mapping[str, float]] = {
-    "fp16": {
-        "first_choice": 0.98,
-        "perplexity_ratio": 1.005,
-        "divergence": 0.0001,
-        "divergence_99": 0.001,
-        "regret": 0.005,
-    },
-    "u16u8": {
-        "first_choice": 0.9,
-        "perplexity_ratio": 1.05,
-        "divergence": 0.05,
-        "divergence_99": 0.5,
-        "regret": 0.1,
-    },
-    FOUR_BITS: {
-        "first_choice": 0.75,
-        "perplexity_ratio": 1.2,
-        "divergence": 0.15,
-        "divergence_99": 1.5,
-        "regret": 0.2,
-    },
+LIMITS: dict[str, dict[str, float]] = {
+    name: dict(zip(FIGURES, limits, strict=True))
+    for names, limits in {
+        ("fp16",): (0.98, 1.005, 0.0001, 0.0001, 0.001, 0.005),
+        ("u16u8", "16a8w"): (0.9, 1.05, 0.05, 0.05, 0.5, 0.1),
+        ("8a8w", "16a4w"): (0.75, 1.2, 0.15, 0.15, 1.5, 0.2),
+    }.items()
+    for name in names
 }
 """By precision, where the command line names no other."""
 MAX_OVERLAP = 0.05
@@ -88,9 +103,20 @@ WINDOWS = 4
 """At least so many, because figures' errors come from windows."""
 MIN_TOKENS = 256
 """Tokens to find the part by."""
-FP16_LEAST_DB, QUANTIZED_LEAST_DB, QUANTIZED_LOSS_DB = 30.0, 10.0, 6.0
-"""A part is wrong below the least of its precision, and a quantized one also if it is this much worse than on
-the CPU. Right quantized parts were seen at 21 to 35 dB."""
+FP16_LEAST_DB, QUANTIZED_LEAST_DB, CHIP_DB, LOSS_DB = 30.0, 10.0, 6.0, 4.0
+"""A part is wrong below the least of its precision, and a quantized one also if it is CHIP_DB worse than on
+the CPU, or at most places LOSS_DB worse than rounding alone makes it: right ones: at most 2.2 dB worse."""
+FIXES = {
+    "fp16": "compile it again, or with --precision 16a8w; if that stays, report it",
+    "quantized": "calibrate by more or other text, or take fp16",
+}
+CUT_OFF = {"divergence": 0.001, "divergence_99": 0.02}
+"""What a right model may lose anyway: calibration cuts off some values, which the median does not see."""
+CHIP = 2
+"""How often a right model may lose the median that rounding alone costs: HTP's was 1.05 and 1.7 times."""
+HALVES, HALVES_DB = 16, 12.0
+"""What HTP may lose in fp16, which also adds in halves, for each nat and below each dB that rounding every
+operator's output alone costs: right models had 5 to 8 times the divergence, and 8 to 10 dB less."""
 READ_OTHERWISE = (
     "each part computes what it was compiled from, so the checkpoint is read otherwise than transformers"
     " reads it, or has changed"
@@ -104,6 +130,7 @@ class CheckOptions:
     model: Path
     text: Path
     checkpoint: Path | None
+    behaviour: Path | None
     prefixes: int
     tokens: int
     decode_tokens: int | None
@@ -113,13 +140,48 @@ class CheckOptions:
     limits: Mapping[str, float | None]
     """By figure; None for the precision's own."""
     timeout: float
+    selection: Selection
+
+
+@dataclass
+class CheckedModel:
+    """What is found of a model, and the row of its report."""
+
+    name: str
+    fix: str
+    row: dict[str, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(
+        self,
+        messages: Iterable[str],
+        rule: str = "llm-accuracy",
+        severity: Severity = Severity.ERROR,
+        fix: str = "",
+    ) -> None:
+        self.findings += [Finding(rule, severity, self.name, each, fix or self.fix) for each in messages]
+
+    @property
+    def inaccurate(self) -> bool:
+        return any(each.rule == "llm-accuracy" for each in self.findings)
 
 
 def check_model(options: CheckOptions) -> int:
-    config = config_of(options.model)
+    stage = StageRun("llm_check", "", "", typed("python -m ci llm", sys.argv[2:]))
+    reports, name = options.selection.reports, options.model.absolute().name
+    with stage.reported(reports, "llm-refused", name):
+        found = _check(options, name)
+    stage.findings += found.findings
+    stage.metrics["programs"] = {name: {"verdict": verdict(found.findings), **found.row}}
+    return stage.close(reports)
+
+
+def _check(options: CheckOptions, name: str) -> CheckedModel:
+    config = compiled_file(options.model)
     record = record_of(config)
     if not record:
         raise UsageError(f"{options.model}: there is no {RECORD}", fix="compile it again")
+    genie = through(record) == "genie"
     folder = (options.checkpoint or Path(record["checkpoint"])).absolute()
     if not folder.is_dir():
         raise UsageError(
@@ -129,7 +191,7 @@ def check_model(options: CheckOptions) -> int:
     shape = read_architecture(folder, record.get("adapter", ""))
     if shape.adapter:
         require_adapter(shape.adapter, shape.tensors)
-    if wrong := contradictions(config, shape, soc_named(record["soc"]), record["context"]):
+    if genie and (wrong := contradictions(config, shape, soc_named(record["soc"]), record["context"])):
         raise CheckFailed(
             f"{config} contradicts {folder}: {'; '.join(wrong)}", fix="correct it, or compile again"
         )
@@ -179,56 +241,59 @@ def check_model(options: CheckOptions) -> int:
     }
     if options.on == "cpu" and record["precision"] == "fp16":
         raise UsageError("fp16 is computed by HTP alone", fix="leave out --on cpu")
-    genie: dict[str, int] = {}
-    if options.on == "both":
+    asked = None
+    if options.behaviour:
+        asked = read_behaviour(options.behaviour, config.parent, tokenizer, record, beginning_of(config))
+    by_genie = genie and options.on == "both"
+    places: dict[str, int] = {}
+    if by_genie:
         sizes = sizes_of(config)
         require_loadable(sizes, *KINDS)
         # Prefill reads whole blocks, decode single tokens.
-        name, block = "decode_htp", 1
+        reader, block = "decode_htp", 1
         if "prefill" in kinds_for_genie(sizes):
-            name, block = "prefill_htp", record["prefill"]
+            reader, block = "prefill_htp", record["prefill"]
         read = 2 * sum(-(-(1 + length) // block) * block for length in [*lengths, PREFIX])
-        genie = {"decode_htp": 2 * CONTINUED * len(lengths) + max(length, PREFIX + CONTINUED)}
-        genie[name] = genie.get(name, 0) + read
+        places = {"decode_htp": 2 * CONTINUED * len(lengths) + max(length, PREFIX + CONTINUED)}
+        places[reader] = places.get(reader, 0) + read
     given = {name: value for name, value in options.limits.items() if value is not None}
     limits = {**LIMITS[record["precision"]], **given}
-    log = Path.cwd() / LOG
-    with asking(setup_of("generate", log.parent, options.timeout), log) as ask:
-        # Before the figures, which take the emulator's time.
-        problems = (
-            _tokenizer(config, folder, [text[:TOKENIZER_CHARS]], tokenizer, options.timeout)
-            if options.on == "both"
-            else []
-        )
+    found = CheckedModel(name, FIXES["fp16" if record["precision"] == "fp16" else "quantized"])
+    found.row |= {
+        key: record[key] for key in ("soc", "context", "bytes", "cpu_seconds", "peak") if key in record
+    }
+    found.row |= {"through": through(record), "precision": written_name(record["precision"])}
+    expected = [record[key] for key in ("precision", "parts", "context")]
+    if genie and (cost := forecast(shape, *expected)):
+        found.row["forecast"] = {"bytes": cost.bytes, "peak": cost.memory, "cpu_seconds": cost.seconds}
+    log = options.selection.reports.absolute() / "llm" / LOG.name
+    with asking(worker_for(record, options.selection, log.parent, options.timeout), log) as ask:
         texts: list[ForcedText] = []
-        if options.on == "both":
+        if by_genie:
+            # Before the figures, which take the emulator's time.
+            read_by = _tokenizer(config, folder, [text[:TOKENIZER_CHARS]], tokenizer, options.timeout)
+            found.add(read_by, "llm-text")
             texts = prefixes_of(tokens, lengths)
             texts = with_chats(texts, folder, tokenizer, shape, record["context"] - record["prefill"])
             texts.append(to_the_end(tokens, max(own, PREFIX + CONTINUED)))
         bounds = Bounds(limits)
-        if record["precision"] != "fp16" and options.on != "parts":
-            bounds = _by_noise(ask, order, texts, limits, given)
         if options.on != "parts":
-            problems += _figures(ask, order, genie, bounds)
-        if options.on == "both":
-            problems += _choices(ask, order, config, texts[:-1], bounds.limits)
-            problems += _genie_figures(ask, order, config, texts, bounds)
+            bounds = _by_noise(ask, order, texts, limits, given, found)
+            _figures(ask, order, places, bounds, found, by_genie=by_genie)
+        if by_genie:
+            found.add(_choices(ask, order, config, texts[:-1], bounds.limits))
+            _genie_figures(ask, order, config, texts, bounds, found)
+        if asked:
+            _behaviour(ask, order, asked, config, options, found)
         if options.on != "cpu":
             few = {**order, **order["few"]}
             if options.on == "parts":
                 _say_how_long(ask, few, record["parts"])
-            guilty = _parts(ask, few, shown=options.where or bool(problems) or options.on == "parts")
-            problems += guilty or ([READ_OTHERWISE] if problems else [])
-        if options.on != "both":
+            guilty = _parts(ask, few, bounds, found, shown=options.where or options.on == "parts")
+            found.add(guilty or ([READ_OTHERWISE] if found.inaccurate else []))
+        if genie and options.on != "both":
             sys.stdout.write(f"Genie was not run: --on {options.on}\n")
-    if problems:
-        raise CheckFailed(
-            "; ".join(problems),
-            fix="compile it again, or with --precision 16a8w; if that stays, report it"
-            if record["precision"] == "fp16"
-            else "calibrate by more or other text, or take fp16",
-        )
-    return 0
+    return found
 
 
 def _tokenizer(config: Path, checkpoint: Path, texts: list[str], tokenizer: Any, timeout: float) -> list[str]:
@@ -270,6 +335,8 @@ class Bounds:
     limits: Mapping[str, float]
     narrow: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By reader, those by what rounding alone costs on the tokens that it reads."""
+    parts: Sequence[float] = ()
+    """Of each, what rounding alone leaves of its outputs, in dB."""
 
     def of(self, reader: str) -> Mapping[str, float]:
         return self.narrow.get(reader) or self.narrow.get(OF_WINDOWS) or self.limits
@@ -281,28 +348,35 @@ def _by_noise(
     texts: Sequence[ForcedText],
     limits: Mapping[str, float],
     given: Mapping[str, float],
+    found: CheckedModel,
 ) -> Bounds:
     """Of each figure the limit, or what rounding alone costs this checkpoint, with its error, where that is
     less: a wider limit would hide a mistake. `given` are the user's own."""
-    noise, narrow = (
-        ask(**{**order, "do": "noise", "texts": _as_json(texts)})["noise"],
-        dict[str, dict[str, float]](),
-    )
-    for reader, facts in noise.items():
+    reply = ask(**{**order, "do": "noise", "texts": _as_json(texts)})
+    narrow: dict[str, dict[str, float]] = {}
+    for reader, facts in reply["noise"].items():
         figures = figures_from(facts)
         whose = f", {READER_NAMES[reader]}" if reader in READER_NAMES else ""
         sys.stdout.write(f"rounding alone{whose}: {_in_words(figures)}\n")
-        narrow[reader] = {name: _narrowed(name, limits[name], each) for name, each in figures.items()} | dict(
-            given
-        )
-    return Bounds(narrow[OF_WINDOWS], narrow)
+        halves = order["precision"] == "fp16"
+        narrow[reader] = {
+            name: _narrowed(name, limits[name], each, halves=halves) for name, each in figures.items()
+        } | dict(given)
+    # A comparison with float does not see a damaged checkpoint or tokenizer.
+    absolute = found.row["absolute"] = reply["absolute"]
+    sys.stdout.write(f"{quality.in_words(absolute)}\n")
+    found.add(quality.warnings(absolute), "llm-perplexity", Severity.WARNING, quality.FIX)
+    return Bounds(narrow[OF_WINDOWS], narrow, reply["parts"])
 
 
-def _narrowed(name: str, limit: float, noise: Figure) -> float:
+def _narrowed(name: str, limit: float, noise: Figure, *, halves: bool) -> float:
+    if halves:
+        return min(limit, HALVES * noise.value) if name in DIVERGENCES else limit
     allowed = STANDARD_ERRORS * noise.error
     if name in HIGHER_IS_BETTER:
         return max(limit, noise.value - allowed)
-    return min(limit, noise.value + allowed)
+    expected = noise.value * (CHIP if name == "divergence_50" else 1)
+    return min(limit, max(expected + allowed, CUT_OFF.get(name, 0.0)))
 
 
 def _in_words(figures: Mapping[str, Figure]) -> str:
@@ -328,10 +402,13 @@ def _for_kind(order: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _figures(
     ask: Asker,
     order: dict[str, Any],
-    genie: Mapping[str, int],
+    places: Mapping[str, int],
     bounds: Bounds,
-) -> list[str]:
-    """Of logits on held-out text. `genie` is how many places Genie reads at the pace of which reader."""
+    found: CheckedModel,
+    *,
+    by_genie: bool,
+) -> None:
+    """Of logits on held-out text. `places` is how many of them Genie reads at the pace of which reader."""
     replies = _of_each_kind(ask, order, "pace")
     pace = {name: cost for reply in replies for name, cost in reply["pace"].items()}
     count, forecast = order["windows"] * (order["length"] - 1), 0.0
@@ -340,27 +417,54 @@ def _figures(
         lengths = [
             _for_kind(each, name.partition("_")[0])["length"] - 1 for each in (order, order | order["few"])
         ]
-        forecast += cost * (order["windows"] * lengths[0] + lengths[1] * bool(genie) + genie.get(name, 0))
+        forecast += cost * (order["windows"] * lengths[0] + lengths[1] * by_genie + places.get(name, 0))
     # Each loads the same again: the figures and, where Genie is asked, its two answers and the parts.
-    forecast += sum(reply["ready"] for reply in replies) * (4 if genie else 1)
-    with_genie = " with Genie's and each part's" if genie else ""
+    forecast += sum(reply["ready"] for reply in replies) * (4 if by_genie else 1)
+    with_genie = " with Genie's and each part's" if by_genie else ""
     sys.stderr.write(f"{count} tokens in {order['windows']} windows, about {seconds(forecast)}{with_genie}\n")
-    facts = {name: each for reply in _of_each_kind(ask, order, "figures") for name, each in reply.items()}
-    return _judged(facts, bounds, chance=bool(bounds.narrow))
+    rates = {"tokens_per_second": "decode_htp", "read_per_second": "prefill_htp"}
+    found.row["speed"] = {name: round(1 / pace[each], 2) for name, each in rates.items() if pace.get(each)}
+    facts, positions = dict[str, Any](), dict[str, Any]()
+    for reply in _of_each_kind(ask, order, "figures"):
+        positions |= reply["positions"]
+        facts |= reply
+    found.row["figures"] = {**facts, "positions": positions}
+    _judged(facts, bounds, found)
 
 
-def _judged(facts: Mapping[str, Any], bounds: Bounds, *, chance: bool) -> list[str]:
-    """With `chance` a figure may be beyond its limit by three standard errors of its own."""
-    problems = []
+def _judged(facts: Mapping[str, Any], bounds: Bounds, found: CheckedModel) -> None:
+    """A figure may be beyond its limit by three standard errors of its own."""
     for name, words in READER_NAMES.items():
         if name not in facts:
             continue
         figures, limits = figures_from(facts[name]), bounds.of(name)
         sys.stdout.write(f"{words}: {_in_words(figures)}\n")
-        problems += [f"{words}: {miss}" for miss in misses(figures, limits, chance=chance)]
-        for near in [] if chance else close(figures, limits):
-            sys.stderr.write(f"near a limit, {words}: {near}\n")
-    return problems
+        found.add(f"{words}: {miss}" for miss in misses(figures, limits, chance=True))
+
+
+def _behaviour(
+    ask: Asker,
+    order: Mapping[str, Any],
+    asked: Behaviour,
+    config: Path,
+    options: CheckOptions,
+    found: CheckedModel,
+) -> None:
+    """What it does after prompts, beside float. The quantized graphs answer on the CPU, too."""
+    who = ["float", *(["cpu"] if order["precision"] != "fp16" else [])]
+    who += ["htp"] if config.name == PROGRAM and options.on == "both" else []
+    prompts = [each.tokens for each in asked.prompts]
+    request = {**order, "do": "answers", "prompts": prompts, "most": asked.tokens}
+    answers = {each: ask(**request, who=each)["answers"] for each in who}
+    if config.name != PROGRAM and options.on == "both":
+        with limited(config, asked.tokens) as copy:
+            texts = generate(copy, prompts, timeout=options.timeout)
+        answers["htp"] = [{"tokens": each.tokens, "stopped": each.stopped} for each in texts]
+    rows = found.row["behaviour"] = asked.judged(answers, load_tokenizer(config.parent))
+    for line in kept_in_words(rows):
+        sys.stdout.write(f"{line}\n")
+    found.add(lost(rows), "llm-behaviour")
+    found.add(float_alone(rows), "llm-behaviour-float", Severity.WARNING, FLOAT_FIX)
 
 
 def _choices(
@@ -394,13 +498,15 @@ def _genie_figures(
     config: Path,
     texts: Sequence[ForcedText],
     bounds: Bounds,
-) -> list[str]:
+    found: CheckedModel,
+) -> None:
     """Of the logits that Genie itself chooses by."""
     with limited(config, CONTINUED) as copy:
         facts = ask(**{**order, "do": "genie figures", "config": str(copy), "texts": _as_json(texts)})
     if not set(facts) & set(READER_NAMES):
         sys.stdout.write("This build's libGenie.so gives no logits: Genie is judged by its choices alone\n")
-    return _judged(facts, bounds, chance=True)
+    found.row["figures"] |= facts
+    _judged(facts, bounds, found)
 
 
 def _as_json(texts: Sequence[ForcedText]) -> list[dict[str, Any]]:
@@ -414,18 +520,32 @@ def _say_how_long(ask: Asker, order: Mapping[str, Any], parts: int) -> None:
     sys.stderr.write(f"{plural(2 * parts, 'part')}, about {seconds(each * parts)}\n")
 
 
-def _parts(ask: Asker, order: Mapping[str, Any], *, shown: bool) -> list[str]:
+def _parts(
+    ask: Asker, order: Mapping[str, Any], bounds: Bounds, found: CheckedModel, *, shown: bool
+) -> list[str]:
     """The first part that is worse than its precision explains."""
     guilty = ""
-    replies = _of_each_kind(ask, order, "parts")
-    for row in (row for reply in replies for row in reply["parts"]):
+    rows = found.row["parts"] = []
+    for row in (row for reply in _of_each_kind(ask, order, "parts") for row in reply["parts"]):
         htp, cpu = row["htp"], row.get("cpu")
         first, last = row["layers"]
         name = f"{row['kind']}_{row['part']}, layers {first} to {last}"
         beside = f", {in_decibels(cpu['db'])} on the CPU" if cpu else ""
-        least = max(QUANTIZED_LEAST_DB, cpu["db"] - QUANTIZED_LOSS_DB) if cpu else FP16_LEAST_DB
-        if not guilty and not htp["db"] >= least:
-            guilty = f"it goes wrong in {name}: {htp['output']} has {in_decibels(htp['db'])}{beside}"
-        if shown or guilty:
-            sys.stdout.write(f"{name}: {htp['output']} {in_decibels(htp['db'])} from float{beside}\n")
+        least = max(QUANTIZED_LEAST_DB, cpu["db"] - CHIP_DB) if cpu else FP16_LEAST_DB
+        loss = HALVES_DB if order["precision"] == "fp16" else LOSS_DB
+        typical = bounds.parts[row["part"]] - loss if bounds.parts else -math.inf
+        wrong = ""
+        if not htp["db"] >= least:
+            wrong = f"{htp['output']} has {in_decibels(htp['db'])}, expected {least:.1f}{beside}"
+        elif not htp["typical_db"] >= typical:
+            wrong = f"most places have {in_decibels(htp['typical_db'])}, expected {typical:.1f}"
+        if wrong and not guilty:
+            guilty = f"it goes wrong in {name}: {wrong}"
+        if shown or guilty or found.inaccurate:
+            sys.stdout.write(
+                f"{name}: {htp['output']} {in_decibels(htp['db'])} from float, most places"
+                f" {in_decibels(htp['typical_db'])}{beside}\n"
+            )
+        shown_row = {"name": name, **htp, "least_db": least, "typical_least_db": max(typical, least)}
+        rows.append(shown_row | ({"cpu_db": cpu["db"]} if cpu else {}))
     return [guilty] if guilty else []

@@ -6,24 +6,24 @@ process."""
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.arrays import Array, Sample
-from ci.lanes.llm.checkpoint_compile import on_cpu_name
-from ci.lanes.llm.contexts import ContextReader, load_context, on_cpu
 from ci.lanes.llm.decoder import Decoder, load_decoder
-from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate
+from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate, through
 from ci.lanes.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
 from ci.lanes.llm.judge import OF_WINDOWS, figures_of, window_of
 from ci.lanes.llm.measure import (
+    TokenReader,
     choices,
     choosing,
     figures_beside,
@@ -32,42 +32,78 @@ from ci.lanes.llm.measure import (
     whole_text,
     windows,
 )
-from ci.lanes.llm.reference import load_reference, logits_of, require_rope
-from ci.lanes.llm.suite import FOUR_BITS
+from ci.lanes.llm.prompts import CHAT_PLACE, CHAT_SHARE, load_tokenizer, read_text
+from ci.lanes.llm.quality import absolute
+from ci.lanes.llm.reference import (
+    Text,
+    ends_of,
+    greedy_text,
+    load_reference,
+    logits_of,
+    require_rope,
+    text_of,
+)
 from ci.pipeline.accuracy import Pair, Unusable, compare
 from provisioning.base.units import EXACT_DB
 from provisioning.manifest import Soc, soc_named
 
+TINY = 1e-30
+
+
+class CompiledReader(TokenReader, Protocol):
+    count: int
+    context: int
+
+    def alone(self, inputs: Sample) -> Sample:
+        """What the only part makes of inputs, which have a cache of their own."""
+
 
 @dataclass(frozen=True)
 class Compiled:
-    """Context binaries, and the checkpoint that they were made from."""
+    """What `compile` wrote, and the checkpoint that it was made from. These are Genie's context binaries."""
 
     out: Path
     folder: Path
     shape: Architecture
     soc: Soc
-    context: int
-    parts: int
-    quantized: bool
+    record: Mapping[str, Any]
 
     @classmethod
     def of(cls, order: Mapping[str, Any]) -> Compiled:
-        """What `compile` wrote."""
         out, folder = Path(order["compiled"]), Path(order["model"])
         record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-        shape, soc = read_architecture(folder, record.get("adapter", "")), soc_named(record["soc"])
-        quantized = record["precision"] != "fp16"
-        return cls(out, folder, shape, soc, record["context"], record["parts"], quantized=quantized)
+        kind: type[Compiled] = cls
+        if through(record) == "executorch":
+            # It never imports what Genie's workers do, which load another QNN.
+            kind = importlib.import_module("ci.lanes.llm.program_steps").LoweredProgram
+        shape = read_architecture(folder, record.get("adapter", ""))
+        return kind(out, folder, shape, soc_named(record["soc"]), record)
 
-    def readers(self, kind: str, *, cpu: bool = False, only: int | None = None) -> dict[str, ContextReader]:
+    @property
+    def context(self) -> int:
+        return int(self.record["context"])
+
+    @property
+    def parts(self) -> int:
+        return int(self.record["parts"])
+
+    @property
+    def quantized(self) -> bool:
+        return bool(self.record["precision"] != "fp16")
+
+    def readers(
+        self, kind: str, *, cpu: bool = False, only: int | None = None
+    ) -> Mapping[str, CompiledReader]:
         """One on HTP, unless `cpu`, and of a quantized model another one on the CPU. `only` is a part."""
+        from ci.lanes.llm.checkpoint_compile import on_cpu_name
+        from ci.lanes.llm.contexts import ContextReader, load_context, on_cpu
+
         parts = range(self.parts) if only is None else [only]
         graphs = [self.out / on_cpu_name(kind, part) for part in parts if self.quantized]
         encodings: dict[str, Encoding] = {}
         for graph in graphs:
             encodings |= edge_encodings(graph)
-        readers = {}
+        readers: dict[str, CompiledReader] = {}
         if not cpu:
             wrappers = [self.out / f"{kind}_{part}.onnx" for part in parts]
             sessions = [load_context(wrapper, self.soc) for wrapper in wrappers]
@@ -75,6 +111,16 @@ class Compiled:
         if graphs:
             readers[f"{kind}_cpu"] = ContextReader(self.shape, [on_cpu(graph) for graph in graphs], encodings)
         return readers
+
+    @property
+    def cache(self) -> int:
+        """Bits of keys and values; 0 where they are not integers."""
+        from ci.lanes.llm.checkpoint_compile import on_cpu_name
+
+        if not self.quantized:
+            return 0
+        encodings = edge_encodings(self.out / on_cpu_name("decode", 0))
+        return 8 * np.dtype(encodings["past_key_0_in"].dtype).itemsize
 
 
 def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
@@ -144,27 +190,100 @@ def _exact(compiled: Compiled, rows: Sequence[Sequence[int]]) -> list[Array]:
     return exact
 
 
+def order_answers(order: Mapping[str, Any]) -> dict[str, Any]:
+    """What float (`who`), or the compiled model by decode, says after each prompt."""
+    compiled, who = Compiled.of(order), order["who"]
+    shape, most, context = compiled.shape, order["most"], compiled.context
+    if who == "float":
+        reference = load_reference(compiled.folder, shape.adapter)
+        ends = ends_of(reference)
+
+        def answer(tokens: Sequence[int]) -> Text:
+            return text_of(reference, tokens, most, ends, context)
+
+    else:
+        reader = compiled.readers("decode", cpu=who == "cpu")[f"decode_{who}"]
+
+        def answer(tokens: Sequence[int]) -> Text:
+            reader.restart()
+            return greedy_text(lambda some: reader.read(some)[-1], tokens, most, shape.eos, context)
+
+    answers = []
+    for prompt in order["prompts"]:
+        began = time.monotonic()
+        text = answer([*shape.beginning, *prompt])
+        answers.append(
+            {"tokens": list(text.tokens), "stopped": text.stopped, "seconds": time.monotonic() - began}
+        )
+    return {"answers": answers}
+
+
 def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of the checkpoint where all is right and only rounded, on the same tokens: of windows, and of
-    the texts that Genie is made to say."""
-    from ci.lanes.llm.noise import rounded_logits
+    the texts that Genie is made to say; and in dB what each part of the layers keeps of a row."""
+    from ci.lanes.llm.noise import rounded_model, scheme_of
 
     compiled, texts = Compiled.of(order), [ForcedText(**each) for each in order["texts"]]
-    shape, rows = compiled.shape, _rows(compiled, order)
+    shape, rows, record = compiled.shape, _rows(compiled, order), compiled.record
+    scheme = scheme_of(through(record), record["precision"], compiled.cache)
     every = [*rows, *(whole_text(shape, text) for text in texts)]
-    four_bits = order["precision"] == FOUR_BITS
-    exact, rounded = rounded_logits(
-        load_reference(compiled.folder, shape.adapter), every, four_bits=four_bits
-    )
+    [row] = _rows(compiled, {**order, **order["few"]})
+    model = rounded_model(load_reference(compiled.folder, shape.adapter), every, row, scheme)
     count = len(rows)
-    noise = {OF_WINDOWS: figures_of_rows(rows, exact[:count], rounded[:count])}
+    noise = {OF_WINDOWS: figures_of_rows(rows, model.exact[:count], model.rounded[:count])}
     if texts:
         both = [
             [choosing(shape, text, each) for text, each in zip(texts, logits[count:], strict=True)]
-            for logits in (exact, rounded)
+            for logits in (model.exact, model.rounded)
         ]
         noise |= figures_beside(texts, *both)
-    return {"noise": noise}
+    layers = [shape.part(number, compiled.parts) for number in range(compiled.parts)]
+    exact, rounded = model.kept, model.kept_from([first for first, _ in layers])
+    return {
+        "noise": noise,
+        "parts": [_kept(shape, part, exact, rounded) for part in layers],
+        "absolute": _by_itself(compiled, order, rows, model.exact),
+    }
+
+
+def _by_itself(
+    compiled: Compiled, order: Mapping[str, Any], rows: Sequence[Sequence[int]], logits: Sequence[Array]
+) -> dict[str, Any]:
+    """Float's, of the windows that are plain text. Without a token that begins a text nothing predicts the
+    first one."""
+    first = max(1, len(compiled.shape.beginning))
+    plain = [
+        each for place, each in enumerate(zip(rows, logits, strict=False)) if place % CHAT_SHARE != CHAT_PLACE
+    ]
+    judged = [row[first:] for row, _ in plain]
+    nats = sum(
+        float(window_of(each[first - 1 : -1], each[first - 1 : -1], row[first:]).theirs.sum())
+        for row, each in plain
+    )
+    return absolute(load_tokenizer(compiled.folder), judged, nats, read_text(Path(order["text"])))
+
+
+def _kept(
+    shape: Architecture, part: tuple[int, int], exact: Mapping[str, Array], rounded: Mapping[str, Array]
+) -> float:
+    """Of the outputs of a part the worst at most places, in dB."""
+    first, last = part
+    caches = (f"past_{kind}_{layer}_out" for layer in range(first, last) for kind in ("key", "value"))
+    axes = {"logits" if last == shape.num_layers else f"hidden_{last}": -2, **dict.fromkeys(caches, -2)}
+    return min(_typical_db([_by_place(exact[name], rounded[name], axis)]) for name, axis in axes.items())
+
+
+def _by_place(expected: Array, found: Array, axis: int) -> Array:
+    """How loud the error is beside what is expected, at each place."""
+    others = tuple(each for each in range(expected.ndim) if each != axis % expected.ndim)
+    error, signal = (np.square(each, dtype=np.float64).sum(others) for each in (found - expected, expected))
+    ratios: Array = error / np.maximum(signal, TINY)
+    return ratios
+
+
+def _typical_db(ratios: Sequence[Array]) -> float:
+    """The median: values beyond what calibration saw are cut off at few places, and a mistake is at all."""
+    return float(-10 * np.log10(max(float(np.median(np.concatenate(ratios))), TINY)))
 
 
 def figures_of_rows(
@@ -213,17 +332,20 @@ def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"parts": rows}
 
 
-def _worst(reader: ContextReader, decoder: Decoder, x: Any, outputs: Sample) -> dict[str, Any]:
-    """Of the outputs of a part, the one that is furthest from float's."""
+def _worst(reader: CompiledReader, decoder: Decoder, x: Any, outputs: Sample) -> dict[str, Any]:
+    """Of the outputs of a part, the one that is furthest from float's, and how far all are at most places."""
     pairs: dict[str, list[Pair]] = {}
+    ratios: dict[str, list[Array]] = {}
     for start, inputs in blocks(decoder, x, outputs, reader.context, reader.count):
         for name, values in reader.alone(inputs).items():
             axis = 3 if "_key_" in name else 2 if "_value_" in name else 1
             expected = outputs[name].take(range(start, start + reader.count), axis)
-            pairs.setdefault(name, []).append(Pair(name, expected, values.reshape(expected.shape)))
+            found = values.reshape(expected.shape)
+            pairs.setdefault(name, []).append(Pair(name, expected, found))
+            ratios.setdefault(name, []).append(_by_place(expected, found, axis))
     try:
-        ratios = {name: compare(each)["sqnr_db"] for name, each in pairs.items()}
+        worst = {name: compare(each)["sqnr_db"] for name, each in pairs.items()}
     except Unusable as error:
-        return {"db": -EXACT_DB, "output": str(error)}
-    worst = min(ratios, key=lambda name: ratios[name])
-    return {"db": ratios[worst], "output": worst}
+        return {"db": -EXACT_DB, "output": str(error), "typical_db": -EXACT_DB}
+    name = min(worst, key=lambda name: worst[name])
+    return {"db": worst[name], "output": name, "typical_db": min(map(_typical_db, ratios.values()))}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.engine.installed import ready_environment
+from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.llm.adapters import require_adapter
 from ci.lanes.llm.architecture import (
     Architecture,
@@ -19,7 +22,17 @@ from ci.lanes.llm.architecture import (
     read_object,
     require_tensors,
 )
-from ci.lanes.llm.genie import CONFIG, RECORD, generate, require_short, require_sizes, setting
+from ci.lanes.llm.genie import (
+    CONFIG,
+    NONE,
+    PROGRAM,
+    RECORD,
+    generate,
+    require_short,
+    require_sizes,
+    setting,
+    through,
+)
 from ci.lanes.llm.prompts import (
     chat_text,
     load_tokenizer,
@@ -28,10 +41,13 @@ from ci.lanes.llm.prompts import (
     without_beginning,
 )
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
+from ci.lanes.llm.work import executorch_environment, setup_of
 from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named
+from ci.pipeline.steps import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
+from provisioning.base.settings import Selection
 from provisioning.base.units import size
 from provisioning.manifest import soc_named
 
@@ -139,17 +155,20 @@ class Prompt:
     system: str
     tokens: int
     timeout: float
+    selection: Selection
 
 
 def run_model(prompt: Prompt) -> int:
-    config = config_of(prompt.folder)
+    config = compiled_file(prompt.folder)
     tokenizer = load_tokenizer(config.parent)
     require_no_nul(prompt.text + prompt.system, "the prompt")
     text = chat_text(config.parent, prompt.text, prompt.system) if prompt.chat else prompt.text
-    bos = setting(config, "context", "bos-token")
-    tokens = without_beginning(tokens_of(tokenizer, text), bos)
-    if record := record_of(config):
+    record = record_of(config)
+    tokens = without_beginning(tokens_of(tokenizer, text), beginning_of(config))
+    if record:
         require_short(tokens, record)
+    if config.name == PROGRAM:
+        return _run_program(prompt, config, tokenizer, tokens)
     with limited(config, prompt.tokens) as copy:
         sys.stdout.write("" if prompt.chat else prompt.text)
         sys.stdout.flush()
@@ -177,10 +196,48 @@ def run_model(prompt: Prompt) -> int:
     return 0
 
 
-def config_of(folder: Path) -> Path:
-    config = folder.absolute() / CONFIG
+def _run_program(prompt: Prompt, program: Path, tokenizer: Any, tokens: Sequence[int]) -> int:
+    """What ExecuTorch's program says. The folder has what is read of the checkpoint."""
+    record, logs = record_of(program), prompt.selection.reports.absolute() / "llm"
+    if not program.with_name("config.json").is_file():
+        raise UsageError(f"{prompt.folder}: there is no config.json", fix="compile it again")
+    order = {"do": "answers", "model": str(program.parent), "compiled": str(program.parent), "who": "htp"}
+    with asking(worker_for(record, prompt.selection, logs, prompt.timeout), logs / LOG.name) as ask:
+        [said] = ask(**order, prompts=[list(tokens)], most=prompt.tokens)["answers"]
+    # With the prompt's last token: alone a text loses the space that it begins with (sentencepiece).
+    before, whole = tokens[-1:], [*tokens[-1:], *said["tokens"]]
+    words = tokenizer.decode(whole)[len(tokenizer.decode(list(before))) :]
+    sys.stdout.write(f"{'' if prompt.chat else prompt.text}{words}\n")
+    rate = len(said["tokens"]) / said["seconds"]
+    sys.stderr.write(
+        f"{len(said['tokens'])} tokens, stopped by {said['stopped']}; {rate:.1f} a second on the emulator\n"
+    )
+    return 0
+
+
+def worker_for(record: Mapping[str, Any], selection: Selection, logs: Path, timeout: float) -> WorkerSpec:
+    """The worker that loads what was compiled: ExecuTorch's has the profile's QNN."""
+    if through(record) == "genie":
+        return setup_of("generate", logs, timeout)
+    qnn_environment = ready_environment(selection, os.environ)
+    return setup_of("lower", logs, timeout, executorch_environment(qnn_environment))
+
+
+def beginning_of(compiled: Path) -> int:
+    """The token that a prompt must not begin with, since it is put first."""
+    if compiled.name == CONFIG:
+        return int(setting(compiled, "context", "bos-token"))
+    bos = read_architecture(compiled.parent).bos
+    return NONE if bos is None else bos
+
+
+def compiled_file(folder: Path) -> Path:
+    """Genie's configuration, or ExecuTorch's program."""
+    config, program = (folder.absolute() / name for name in (CONFIG, PROGRAM))
+    if program.is_file() and not config.is_file():
+        return program
     if not config.is_file():
-        raise UsageError(f"{folder}: there is no {CONFIG}", fix="name what compile wrote")
+        raise UsageError(f"{folder}: there is no {CONFIG} and no {PROGRAM}", fix="name what compile wrote")
     # Records of earlier releases do not have it.
     if record_of(config).get("shared"):
         raise UsageError(

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ci.engine.work import Result
+from ci.lanes.llm.behaviour import lost
 from ci.lanes.llm.judge import EXCUSED, Figure, choice_misses, close, misses
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.pipeline.findings import errors_of
 from provisioning.base.findings import Finding, Metric, Severity
 
+SHOWN = ("bytes", "figures", "choices", "peak", "speed", "behaviour", "forecast")
 READER_NAMES = {
     "prefill_htp": "prefill on HTP",
     "decode_htp": "decode on HTP",
@@ -69,6 +71,8 @@ def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
                 f"{words}: {near}",
                 "move the limit, or judge more text",
             )
+    for words in lost(result.facts["behaviour"]):
+        yield error("llm-behaviour", words, "raise the precision, or calibrate with text that has calls")
     if not by_genie:
         return
     for miss in choice_misses(result.facts["choices"], limits.first_choice):
@@ -118,7 +122,7 @@ def row(program: LlmProgram, result: Result) -> dict[str, Metric]:
     if result.failure:
         return shown
     facts = result.facts
-    shown |= {name: facts[name] for name in ("bytes", "figures", "choices", "peak", "speed") if name in facts}
+    shown |= {name: facts[name] for name in SHOWN if name in facts}
     texts: list[Metric] = [
         {
             "prompt": text["prompt_text"],

@@ -30,6 +30,8 @@ from provisioning.manifest import Soc
 CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
 RECORD = "compiled.json"
 """The request of `compile`, beside its output."""
+PROGRAM = "hybrid_llama_qnn.pte"
+"""ExecuTorch's: upstream's name of a program with prefill and decode."""
 KINDS = ("prefill", "decode")
 """Of graphs, by which their binaries are named: a block of tokens at once, or one."""
 
@@ -170,6 +172,11 @@ def _rope(shape: Architecture, prefix: str = "") -> dict[str, Any]:
         scaling = {name.replace("_", "-"): shape.rope_scaling[name] for name in names}
         rope["rope-scaling"] = {"rope-type": "llama3", **scaling}
     return rope
+
+
+def through(record: Mapping[str, Any]) -> str:
+    """What a compiled model speaks through."""
+    return str(record.get("through", "genie"))
 
 
 def setting(config: Path, *keys: str) -> Any:

@@ -19,6 +19,8 @@ EXCUSED = 0.01
 """The share of tokens that may differ for that reason."""
 STANDARD_ERRORS = 3
 BOOTSTRAPS = 200
+POINTS = 64
+"""Of a line over the context, for the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +160,14 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Array]], float]] = {
     "first_choice": lambda every: float(every["same"].mean()),
     "perplexity_ratio": lambda every: float(np.exp((every["ours"] - every["theirs"]).mean())),
     "divergence": lambda every: float(every["divergence"].mean()),
+    "divergence_50": lambda every: float(np.quantile(every["divergence"], 0.5)),
     "divergence_99": lambda every: float(np.quantile(every["divergence"], 0.99)),
     "regret": lambda every: float(every["regret"].mean()),
 }
 HIGHER_IS_BETTER = frozenset(("first_choice",))
 OF_WINDOWS = "windows"
 """Of what rounding alone costs, the figures of the windows that our readers read."""
-DIVERGENCES = frozenset(("divergence", "divergence_99"))
+DIVERGENCES = frozenset(("divergence", "divergence_50", "divergence_99"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,12 @@ def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
         name: Figure(figure(every), float(np.std([figure(one) for one in drawn], ddof=1)))
         for name, figure in FIGURES.items()
     }
+
+
+def along(windows: Sequence[Window]) -> list[float]:
+    """The mean divergence by place in the context, in at most so many runs of places."""
+    rows = np.mean([one.divergence for one in windows], axis=0)
+    return [float(run.mean()) for run in np.array_split(rows, min(POINTS, len(rows)))]
 
 
 def misses(figures: Mapping[str, Figure], limits: Mapping[str, float], *, chance: bool = False) -> list[str]:

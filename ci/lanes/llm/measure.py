@@ -12,8 +12,18 @@ from tokenizers import Tokenizer
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import Array
+from ci.lanes.llm.behaviour import AskedPrompt, Behaviour, BehaviourFile
 from ci.lanes.llm.genie import KINDS, ForcedText, GeneratedText
-from ci.lanes.llm.judge import NEAR_TIE, Continue, TextComparison, Window, compare_text, figures_of, window_of
+from ci.lanes.llm.judge import (
+    NEAR_TIE,
+    Continue,
+    TextComparison,
+    Window,
+    along,
+    compare_text,
+    figures_of,
+    window_of,
+)
 from ci.lanes.llm.prompts import (
     CHAT_PLACE,
     CHAT_SHARE,
@@ -23,9 +33,11 @@ from ci.lanes.llm.prompts import (
     read_text,
     tokens_of,
 )
-from ci.lanes.llm.reference import ends_of, logits_of, text_of
+from ci.lanes.llm.reference import Text, ends_of, greedy_text, logits_of, text_of
 from ci.lanes.llm.suite import LlmRun
+from ci.lanes.llm.toy_calls import BEHAVIOUR
 from provisioning.base.commands import quoted
+from provisioning.base.documents import load
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc, soc_named
 
@@ -163,6 +175,37 @@ def texts(
     }
 
 
+def behaviour(
+    place: ProgramFolders, reference: Any, generate: Speaker, on_cpu: TokenReader
+) -> list[dict[str, Any]]:
+    """What float, the quantized model on the CPU and what was compiled do after the model's own prompts."""
+    file, tokenizer = load(place.model / BEHAVIOUR, BehaviourFile), load_tokenizer(place.model)
+    tokens = [tokens_of(tokenizer, each.text) for each in file.prompts]
+    pairs = zip(file.prompts, tokens, strict=True)
+    asked = Behaviour(file.tokens, [AskedPrompt(each, each.text, ids) for each, ids in pairs])
+    ends = ends_of(reference)
+
+    def by_float(prompt: Sequence[int]) -> Text:
+        return text_of(reference, prompt, file.tokens, ends, place.context)
+
+    def by_cpu(prompt: Sequence[int]) -> Text:
+        on_cpu.restart()
+        return greedy_text(lambda some: on_cpu.read(some)[-1], prompt, file.tokens, ends, place.context)
+
+    answers: dict[str, Sequence[Text | GeneratedText]] = {
+        who: [answer([*place.shape.beginning, *prompt]) for prompt in tokens]
+        for who, answer in (("float", by_float), ("cpu", by_cpu))
+    }
+    answers["htp"] = generate(tokens, file.tokens, endless=False)
+    return asked.judged(
+        {
+            who: [{"tokens": list(each.tokens), "stopped": each.stopped} for each in every]
+            for who, every in answers.items()
+        },
+        tokenizer,
+    )
+
+
 def beside_float(
     reference: Any,
     shape: Architecture,
@@ -209,8 +252,12 @@ def figures_on(
             on_cpu = name.replace("_htp", "_cpu")
             if on_cpu != name and on_cpu in read:
                 windows.setdefault(f"{name}_cpu", []).append(window_of(logits, read[on_cpu], row[1:]))
-    readings = {name: _as_json(each) for name, each in windows.items()}
-    return {"tokens": sum(len(row) - 1 for row in rows), "windows": len(rows), **readings}
+    return {
+        "tokens": sum(len(row) - 1 for row in rows),
+        "windows": len(rows),
+        "positions": {name: along(each) for name, each in windows.items()},
+        **{name: _as_json(each) for name, each in windows.items()},
+    }
 
 
 def genie_figures(

@@ -1,10 +1,11 @@
-"""What rounding alone costs a checkpoint: transformers' own model with the scheme's integers, never the
+"""What rounding alone costs a checkpoint: transformers' own model with the scheme's numbers, never the
 compiled graph, whose mistakes would hide in it. For workers."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,23 +13,65 @@ from torch import Tensor, nn
 
 from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.graphs import FAR, MARGIN
+from ci.lanes.llm.suite import FOUR_BITS
 from provisioning.base.errors import CheckFailed
 
-BITS, WEIGHT_BITS, CACHE_BITS = 16, 8, 8
-"""Of activations, weights, and keys and values, in u16u8 as `compile` makes it."""
 ATTENTION = "qnn_ci_rounded"
 
 
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How `compile` rounds. Without `bits` all are halves."""
+
+    bits: int = 0
+    """Of activations."""
+    weights: int = 0
+    cache: int = 0
+    """Of keys and values."""
+    by_channel: float = 0.0
+    """Whether each row of weights has a scale of its own, around zero: what the largest becomes."""
+    head: int = 0
+    """Of the head, where it has a scale for all its weights."""
+    norm_in_steps: bool = True
+    """Whether RMSNorm is several operators, or one."""
+    far: float = FAR
+    """What hides a place: the range of the scores holds it."""
+
+
+SCHEMES = {
+    ("genie", "fp16"): Scheme(),
+    ("genie", "u16u8"): Scheme(16, 8, 8),
+    ("genie", FOUR_BITS): Scheme(16, 4, 8, by_channel=7.5, head=8),
+    ("executorch", "fp16"): Scheme(norm_in_steps=False),
+    ("executorch", "16a8w"): Scheme(16, 8, 16, by_channel=127, norm_in_steps=False, far=-100.0),
+    ("executorch", FOUR_BITS): Scheme(16, 4, 16, by_channel=7, norm_in_steps=False, far=-100.0),
+    ("executorch", "8a8w"): Scheme(8, 8, 8, by_channel=127, norm_in_steps=False, far=-100.0),
+}
+"""By what the model speaks through, and precision."""
+
+
+def scheme_of(through: str, precision: str, cache: int = 0) -> Scheme:
+    """`cache` is how many bits the compiled graphs give keys and values, where that is a choice."""
+    scheme = SCHEMES[through, precision]
+    return replace(scheme, cache=cache) if cache and scheme.cache else scheme
+
+
+@dataclass
 class Rounding:
-    """Values pass while their ranges are seen, and then as integers of these ranges."""
+    """Values pass while their ranges are seen, and then as numbers of the scheme."""
 
-    def __init__(self) -> None:
-        self.ranges: dict[str, tuple[float, float]] = {}
-        self.seen = False
+    scheme: Scheme
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    seen: bool = False
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """The latest values that a part of the layers hands on."""
+    given: Mapping[int, Tensor] = field(default_factory=dict)
+    """By layer, what it gets in place of its input."""
 
-    def __call__(self, name: str, values: Tensor, bits: int = BITS, *, cache: bool = False) -> Tensor:
+    def __call__(self, name: str, values: Tensor, bits: int = 0, *, cache: bool = False) -> Tensor:
+        bits = bits or self.scheme.bits
         if self.seen:
-            return rounded(values, *self.ranges[name], bits)
+            return rounded(values, *self.ranges.get(name, (0.0, 0.0)), bits)
         low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
         if cache:
             high = max(-low, high) * MARGIN
@@ -39,6 +82,8 @@ class Rounding:
 
 
 def rounded(values: Tensor, low: float, high: float, bits: int) -> Tensor:
+    if not bits:
+        return values.half().float()
     most = 2**bits - 1
     scale = max(high - low, 1e-9) / most
     zero = round(-low / scale)
@@ -46,22 +91,45 @@ def rounded(values: Tensor, low: float, high: float, bits: int) -> Tensor:
     return (integers - zero) * scale
 
 
-def in_four_bits(weight: Tensor) -> Tensor:
-    """With a scale for each channel, around zero."""
-    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-9) / 7.5
-    return (weight / scale).round().clamp(-8, 7) * scale
+def rounded_weight(name: str, weight: Tensor, scheme: Scheme) -> Tensor:
+    bits = scheme.head if scheme.head and name == "lm_head" else scheme.weights
+    if bits and (not scheme.by_channel or bits == scheme.head):
+        return rounded(weight, min(0.0, float(weight.min())), max(0.0, float(weight.max())), bits)
+    if not bits:
+        return weight.half().float()
+    scale = weight.abs().amax(-1, keepdim=True).clamp(min=1e-9) / scheme.by_channel
+    lowest = -(2 ** (bits - 1)) if scheme.by_channel % 1 else -scheme.by_channel
+    return (weight / scale).round().clamp(lowest, 2 ** (bits - 1) - 1) * scale
 
 
-def rounded_logits(
-    reference: Any, rows: Sequence[Sequence[int]], *, four_bits: bool = False
-) -> tuple[list[Array], list[Array]]:
-    """Float's logits of rows, and those with everything rounded. `reference` is not float's afterwards.
-    `four_bits` are of the layers' matrices."""
+@dataclass(frozen=True)
+class RoundedModel:
+    """`exact` and `rounded` are the logits of rows; `kept` is what float's layers hand on while they read
+    one. Keys, values and hidden values are named as the graphs' outputs."""
+
+    reference: Any
+    rounding: Rounding
+    exact: list[Array]
+    rounded: list[Array]
+    row: Sequence[int]
+    kept: Mapping[str, Array]
+
+    def kept_from(self, cuts: Sequence[int]) -> dict[str, Array]:
+        """The same of the rounded model, where each layer of `cuts` gets what float's gets."""
+        given = {cut: torch.from_numpy(self.kept[f"hidden_{cut}"]) for cut in cuts if cut}
+        self.rounding.given = given
+        return _kept(self.reference, self.rounding, self.row)
+
+
+def rounded_model(
+    reference: Any, rows: Sequence[Sequence[int]], row: Sequence[int], scheme: Scheme
+) -> RoundedModel:
+    """`reference` is not float's afterwards. `row` is the one of which all is kept."""
     from transformers import AttentionInterface
     from transformers.activations import SiLUActivation
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    rounding = Rounding()
+    rounding = Rounding(scheme)
     AttentionInterface.register(ATTENTION, functools.partial(_attention, rounding))
     reference.config._attn_implementation = ATTENTION
 
@@ -71,30 +139,42 @@ def rounded_logits(
     def before(name: str, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (rounding(f"{name} input", inputs[0]), *inputs[1:])
 
+    def into(layer: int, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (rounding.given.get(layer, inputs[0]), *inputs[1:])
+
+    def out_of(layer: int, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
+        rounding.kept[f"hidden_{layer + 1}"] = rounding(f"layer {layer}", output)
+        return rounding.kept[f"hidden_{layer + 1}"]
+
     linear: dict[str, Any] = {}
     for name, module in reference.named_modules():
         if isinstance(module, nn.Linear):
             linear[name] = module
             module.register_forward_pre_hook(functools.partial(before, name))
-        if isinstance(module, nn.Linear | nn.Embedding | GradientCheckpointingLayer):
+        if isinstance(module, nn.Linear | nn.Embedding):
             module.register_forward_hook(functools.partial(after, name))
+        elif isinstance(module, GradientCheckpointingLayer):
+            layer = int(name.rpartition(".")[2])
+            module.register_forward_pre_hook(functools.partial(into, layer))
+            module.register_forward_hook(functools.partial(out_of, layer))
         elif type(module).__name__.endswith("Norm"):
             module.register_forward_hook(functools.partial(_norm, rounding, name))
         elif isinstance(module, nn.SiLU | SiLUActivation):
             module.register_forward_hook(functools.partial(_silu, rounding, name))
     with torch.no_grad():
         exact = [_logits(reference, row) for row in rows]
+        kept = _kept(reference, rounding, row)
         for name, module in linear.items():
-            weight = module.weight
-            module.weight = nn.Parameter(
-                in_four_bits(weight)
-                if four_bits and name != "lm_head"
-                else rounded(
-                    weight, min(0.0, float(weight.min())), max(0.0, float(weight.max())), WEIGHT_BITS
-                )
-            )
+            module.weight = nn.Parameter(rounded_weight(name, module.weight, scheme))
         rounding.seen = True
-        return exact, [_logits(reference, row) for row in rows]
+        some = [_logits(reference, each) for each in rows]
+    return RoundedModel(reference, rounding, exact, some, row, kept)
+
+
+def _kept(reference: Any, rounding: Rounding, row: Sequence[int]) -> dict[str, Array]:
+    with torch.no_grad():
+        logits = _logits(reference, row)
+    return {**{name: each.numpy() for name, each in rounding.kept.items()}, "logits": logits}
 
 
 def _logits(reference: Any, row: Sequence[int]) -> Array:
@@ -103,13 +183,16 @@ def _logits(reference: Any, row: Sequence[int]) -> Array:
 
 
 def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """Step by step: a square has the widest range of all."""
+    """Step by step where it is compiled so: a square has the widest range of all."""
     llama = hasattr(module, "variance_epsilon")
     eps, weight = (module.variance_epsilon, module.weight) if llama else (module.eps, 1 + module.weight)
     x = rounding(f"{name} input", inputs[0])
-    squares = rounding(f"{name} squares", x * x)
-    mean = rounding(f"{name} mean", squares.mean(-1, keepdim=True) + eps)
-    quotient = rounding(f"{name} quotient", x / rounding(f"{name} root", mean.sqrt()))
+    if rounding.scheme.norm_in_steps:
+        squares = rounding(f"{name} squares", x * x)
+        mean = rounding(f"{name} mean", squares.mean(-1, keepdim=True) + eps)
+        quotient = rounding(f"{name} quotient", x / rounding(f"{name} root", mean.sqrt()))
+    else:
+        quotient = x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
     result = rounding(name, quotient * rounding(f"{name} weight", weight))
     if not rounding.seen and not torch.allclose(
         result, output, rtol=1e-3, atol=1e-4 * float(output.abs().max())
@@ -135,17 +218,19 @@ def _attention(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' own, where no cache is used. Hidden places are far away as Genie has them, which the
-    range of the scores must hold, too."""
-    name = f"layer {module.layer_idx}"
+    """transformers' own, where no cache is used. Hidden places are far away as the runtime has them, which
+    the range of the scores must hold, too."""
+    scheme, layer = rounding.scheme, module.layer_idx
+    name = f"layer {layer}"
     query = rounding(f"{name} query", query)
     # What is computed has integers of its own first.
-    key = rounding(f"{name} keys", rounding(f"{name} new keys", key), CACHE_BITS, cache=True)
-    value = rounding(f"{name} values", value, CACHE_BITS, cache=True)
+    key = rounding(f"{name} keys", rounding(f"{name} new keys", key), scheme.cache, cache=True)
+    value = rounding(f"{name} values", value, scheme.cache, cache=True)
+    rounding.kept |= {f"past_key_{layer}_out": key, f"past_value_{layer}_out": value}
     each, count = query.shape[1] // key.shape[1], query.shape[2]
     key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
     scores = rounding(f"{name} products", query @ key.transpose(2, 3)) * scaling
-    hidden = torch.full((count, count), FAR).triu(1)
+    hidden = torch.full((count, count), scheme.far).triu(1)
     weights = torch.softmax(rounding(f"{name} scores", scores + hidden), -1)
     mixed = rounding(f"{name} mixed", rounding(f"{name} weights", weights) @ value)
     return mixed.transpose(1, 2).contiguous(), None

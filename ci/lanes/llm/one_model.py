@@ -108,6 +108,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         record = {
             "checkpoint": order["model"],
             "adapter": order["adapter"],
+            "through": {"compile": "genie", "compile program": "executorch"}[order["do"]],
             **shown,
             **costs,
             "calibrated by": hashed_runs(row[beginning:] for row in self.calibration),

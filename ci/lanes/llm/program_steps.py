@@ -14,10 +14,20 @@ import torch
 
 from ci.lanes.llm.architecture import Architecture, read_architecture, upstream_name
 from ci.lanes.llm.arrays import Array
-from ci.lanes.llm.decoder import load_decoder, require_halves, resized
-from ci.lanes.llm.genie import GeneratedText
+from ci.lanes.llm.checkpoint_check import Compiled
+from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
+from ci.lanes.llm.genie import PROGRAM, GeneratedText
 from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples
-from ci.lanes.llm.measure import DECODE, PREFILL, ProgramFolders, TokenReader, figures, texts, windows
+from ci.lanes.llm.measure import (
+    DECODE,
+    PREFILL,
+    ProgramFolders,
+    TokenReader,
+    behaviour,
+    figures,
+    texts,
+    windows,
+)
 from ci.lanes.llm.programs import (
     DECODE_METHOD,
     PREFILL_METHOD,
@@ -28,17 +38,22 @@ from ci.lanes.llm.programs import (
     TensorReader,
     edge_encodings,
     in_pytorch,
+    load_on_cpu,
     lower,
     metadata,
     methods,
     quantized,
+    save_on_cpu,
 )
-from ci.lanes.llm.prompts import special_places
+from ci.lanes.llm.prompts import TEMPLATE, special_places
 from ci.lanes.llm.reference import greedy_text, load_reference
 from ci.lanes.llm.suite import LlmRun
 
-PROGRAM = "hybrid_llama_qnn.pte"
-"""Upstream's name of a program with prefill and decode."""
+METHODS = {"prefill": PREFILL_METHOD, "decode": DECODE_METHOD}
+"""By what `llm check` calls a kind of graph."""
+SHIPPED = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TEMPLATE,
+)  # fmt: skip
 README = """\
 # {name} through ExecuTorch
 
@@ -47,6 +62,7 @@ Made by `compile --through executorch` for {soc}, {precision}, a context of {con
 executorch's own language models.
 
 {reader}
+The .pt2 files are for `llm check` alone.
 """
 RUNNER = """\
 qnn_llama_runner, built from executorch's sources (examples/qualcomm/oss_scripts/llama), should read it; no
@@ -82,6 +98,7 @@ def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     facts["texts"], facts["speed"] = texts(place, reference, say)
     if run.quantized:
         facts["figures"] = figures(place, reference, readers)
+        facts["behaviour"] = behaviour(place, reference, say, readers["decode_cpu"])
     return facts
 
 
@@ -166,8 +183,14 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     shape, soc = replace(read_architecture(folder, order["adapter"]), context=context), order["soc"]
     precision, text = order["precision"], Path(order["calibrate"])
     rows = partial(windows, folder, shape, text, context)
-    write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)
-    shutil.copy(folder / "tokenizer.json", out)
+    written = write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)
+    for name in SHIPPED:
+        if (folder / name).is_file():
+            shutil.copy(folder / name, out)
+    if precision != "fp16":
+        for name, module in written.modules.items():
+            layout = written.layouts[name]
+            save_on_cpu(module, layout.inputs([0], 0, layout.empty()), on_cpu_file(out, name))
     name = upstream_name(folder, shape.model_type)
     version = f"--decoder_model_version {name} " if name else ""
     reader = (RUNNER if precision.startswith("16") else ALONE).format(precision=precision, version=version)
@@ -179,6 +202,35 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     )
     (out / "README.md").write_text(readme, encoding="utf-8")
     return {"binaries": 1, "bytes": (out / PROGRAM).stat().st_size}
+
+
+def on_cpu_file(out: Path, method: str) -> Path:
+    """The quantized method, which `llm check` runs on the CPU."""
+    return out / f"{method}_cpu.pt2"
+
+
+class LoweredProgram(Compiled):
+    """A program of ExecuTorch's: one part with all layers."""
+
+    def readers(self, kind: str, *, cpu: bool = False, only: int | None = None) -> dict[str, TensorReader]:
+        method, context = METHODS[kind], int(self.record["context"])
+        count = int(self.record["prefill"]) if kind == "prefill" else 1
+        with torch.device("meta"):
+            decoder = Decoder(self.shape, count, context)
+        layout, readers = RunnerLayout(decoder), dict[str, TensorReader]()
+        encodings: Mapping[str, Encoding] = {}
+        if self.quantized:
+            module = load_on_cpu(on_cpu_file(self.out, method))
+            encodings = edge_encodings(module)
+            readers[f"{kind}_cpu"] = TensorReader(layout, in_pytorch(module))
+        if not cpu:
+            step = methods(self.out / PROGRAM, [method])[method]
+            readers = {f"{kind}_htp": TensorReader(layout, step, encodings)} | readers
+        return readers
+
+    @property
+    def cache(self) -> int:
+        return 0
 
 
 def stateful_reader(place: ProgramFolders) -> TokenReader:

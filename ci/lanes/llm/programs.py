@@ -177,13 +177,22 @@ def _edge_observers(prepared: Any) -> list[list[Any]]:
 
 
 def edge_encodings(converted: Any) -> dict[str, Encoding]:
-    """Of the mask and of the logits."""
-    mask, *_ = _readers_of_floats(converted, "quantize_per_tensor")
+    """Of the mask, of the logits, and of each cache in the layout's order."""
+    mask, *caches = _readers_of_floats(converted, "quantize_per_tensor")
     nodes = {"mask": mask, "logits": list(converted.graph.nodes)[-1].args[0][0]}
+    nodes |= {str(number): cache for number, cache in enumerate(caches)}
     return {
         name: Encoding("uint16" if node.args[4] > 255 else "uint8", float(node.args[1]), int(node.args[2]))
         for name, node in nodes.items()
     }
+
+
+def save_on_cpu(module: Any, inputs: tuple[Tensor, ...], path: Path) -> None:
+    torch.export.save(torch.export.export(module, inputs), path)
+
+
+def load_on_cpu(path: Path) -> Any:
+    return torch.export.load(path).module()
 
 
 def _readers_of_floats(graph: Any, kind: str) -> list[Any]:
@@ -346,6 +355,25 @@ class TensorReader:
             row = logits.reshape(self.count, -1)[: len(some)].numpy()
             rows.append(self.encodings["logits"].floats(row) if self.encodings else row)
         return np.concatenate(rows).astype(np.float32)
+
+    def alone(self, inputs: Sample) -> Sample:
+        """What the method makes of Genie's inputs, by the names of Genie's outputs."""
+        decoder = self.layout.decoder
+        [(ids, mask, positions, *caches)] = self.layout.calibration([inputs])
+        names = [str(number) for number in range(len(caches))]
+        if self.encodings:
+            mask, *caches = (
+                torch.from_numpy(self.encodings[name].integers(each.numpy()))
+                for name, each in zip(("mask", *names), (mask, *caches), strict=True)
+            )
+        results = [each.numpy() for each in self.step((ids, mask, positions, *caches))]
+        if self.encodings:
+            results = [
+                self.encodings[name].floats(each)
+                for name, each in zip(("logits", *names), results, strict=True)
+            ]
+        logits, *new = decoder.outputs
+        return dict(zip((logits, *new[0::2], *new[1::2]), results, strict=True))
 
 
 @dataclass

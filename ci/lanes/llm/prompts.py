@@ -50,7 +50,7 @@ def require_tokenizer(folder: Path, shape: Architecture) -> None:
         )
 
 
-def chat_text(folder: Path, message: str, system: str) -> str:
+def chat_text(folder: Path, message: str, system: str, tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """By the template of tokenizer_config.json, or of the file that newer checkpoints have."""
     if not has_template(folder):
         raise UsageError(
@@ -64,14 +64,20 @@ def chat_text(folder: Path, message: str, system: str) -> str:
             " AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(FOLDER)",
         )
     messages = [{"role": "system", "content": system}] if system else []
-    return _rendered(folder, [*messages, {"role": "user", "content": message}], answered=False)
+    return _rendered(folder, [*messages, {"role": "user", "content": message}], tools, answered=False)
 
 
-def _rendered(folder: Path, messages: Sequence[Mapping[str, str]], *, answered: bool) -> str:
+def _rendered(
+    folder: Path,
+    messages: Sequence[Mapping[str, str]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    answered: bool,
+) -> str:
     try:
         tokenizer = transformers_tokenizer(folder)
         text: str = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=not answered
+            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=not answered
         )
     # Templates are programs: any error can come out of them.
     except Exception as error:

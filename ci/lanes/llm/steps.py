@@ -24,6 +24,7 @@ from ci.lanes.llm.measure import (
     MOST,
     PREFILL,
     ProgramFolders,
+    behaviour,
     choices,
     figures,
     genie_figures,
@@ -73,9 +74,11 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
 
     facts["texts"], facts["speed"] = texts(place, reference, say)
     if run.quantized:
-        compiled = Compiled(into, model, place.shape, place.soc, context, run.parts, quantized=True)
+        record = {"parts": run.parts, "precision": run.precision, "context": context}
+        compiled = Compiled(into, model, place.shape, place.soc, record)
         readers = {name: each for kind in KINDS for name, each in compiled.readers(kind).items()}
         facts["figures"] = figures(place, reference, readers)
+        facts["behaviour"] = behaviour(place, reference, say, readers["decode_cpu"])
         stream = [token for row in place.rows("judged") for token in row[1:]]
         short = prefixes_of(stream, prefix_lengths(PREFIXES, PREFILL, context))
         prefixes = [text.prompt for text in short]

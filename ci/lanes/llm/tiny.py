@@ -7,6 +7,7 @@ Two processes of one thread, one seed, a text from the locked torch, and arithme
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import math
 import multiprocessing
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ci.lanes.llm.toy_calls import BEHAVIOUR, questions, write_behaviour
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 
@@ -30,6 +32,11 @@ HELD_OUT, CALIBRATION = 10, 11
 training.
 """
 PARTS = 12
+CALLS = 12
+"""How often each question with its call stands in the text for training: with 3 it learned what a call is,
+and not which city is asked for."""
+CALIBRATED = 6
+"""Of so many sentences to calibrate by one is a call."""
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -61,7 +68,7 @@ CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Sentences for three purposes; none is in two of them."""
+    """Sentences for three purposes; none is in two of them, but for calls that are calibrated by."""
 
     training: tuple[str, ...]
     judged: tuple[str, ...]
@@ -72,7 +79,10 @@ def texts() -> Texts:
     every = list(dict.fromkeys(_sentences()))
     parts = {part: tuple(every[part::PARTS]) for part in (HELD_OUT, CALIBRATION)}
     training = tuple(one for index, one in enumerate(every) if index % PARTS not in parts)
-    return Texts(training, parts[HELD_OUT], parts[CALIBRATION])
+    calls = tuple(each.text + each.answer for each in questions(held_out=False))
+    calibration = list(parts[CALIBRATION])
+    calibration[::CALIBRATED] = itertools.islice(itertools.cycle(calls), len(calibration[::CALIBRATED]))
+    return Texts((*training, *calls * CALLS), parts[HELD_OUT], tuple(calibration))
 
 
 def _sentences() -> Iterator[str]:
@@ -139,6 +149,7 @@ def train(folder: Path, steps: int = 550) -> dict[str, Any]:
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"bos_token": BOS, "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special), encoding="utf-8")
+    write_behaviour(folder / BEHAVIOUR)
     kept = {name: rows[name] for name in ("judged", "calibration")}
     (folder / "texts.json").write_text(json.dumps(kept), encoding="utf-8")
     reached = _perplexity(model, rows["judged"], bos, eos)

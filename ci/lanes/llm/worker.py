@@ -21,6 +21,7 @@ ORDERS = {
     "train": ("ci.lanes.llm.tiny", "order_train"),
     "genie": ("ci.lanes.llm.steps", "order_genie"),
     "executorch": ("ci.lanes.llm.program_steps", "order_executorch"),
+    "answers": ("ci.lanes.llm.checkpoint_check", "order_answers"),
     "noise": ("ci.lanes.llm.checkpoint_check", "order_noise"),
     "genie choices": ("ci.lanes.llm.checkpoint_check", "order_genie_choices"),
     "genie figures": ("ci.lanes.llm.checkpoint_check", "order_genie_figures"),

@@ -1,0 +1,190 @@
+"""The page's section on language models: what each says beside float, where it differs, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ci.report.bars import Bar, bar_of, longest_of
+from ci.report.programs import anchor_of
+from ci.report.trends import HEIGHT, WIDTH
+from ci.report.values import ORDER, Row, entries, mapping, number, rows_of, verdict_of, word
+from provisioning.base.findings import Finding, Report
+from provisioning.base.rendering.text import plural
+from provisioning.base.units import size
+
+STAGES = ("test_llm", "llm_check")
+FIGURES = {
+    "first_choice": "first choice",
+    "perplexity_ratio": "perplexity",
+    "divergence": "divergence",
+    "divergence_50": "its median",
+    "divergence_99": "99 % of it",
+    "regret": "regret",
+}
+WHO = {"htp": "on HTP", "cpu": "quantized, on the CPU"}
+
+
+@dataclass(frozen=True, slots=True)
+class SaidText:
+    prompt: str
+    expected: str
+    """Float's."""
+    others: Mapping[str, str]
+    """By who says it."""
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLine:
+    name: str
+    points: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerView:
+    name: str
+    verdict: str
+    brief: str
+    findings: Sequence[Finding]
+    texts: Sequence[SaidText]
+    speakers: Sequence[str]
+    """Whose texts stand beside float's."""
+    figures: Sequence[tuple[str, Sequence[str]]]
+    positions: Sequence[PositionLine]
+    parts: Sequence[Bar]
+    costs: Sequence[Bar]
+
+    @property
+    def anchor(self) -> str:
+        return anchor_of(self.name)
+
+
+def speakers_of(reports: Iterable[Report]) -> list[SpeakerView]:
+    """The worst first."""
+    views = [
+        _view(name, row, [each for each in report.findings if each.subject == name])
+        for report in reports
+        if report.stage in STAGES
+        for name, row in rows_of(report, "programs").items()
+    ]
+    return sorted(views, key=lambda view: ORDER.index(view.verdict))
+
+
+def _view(name: str, row: Row, findings: Sequence[Finding]) -> SpeakerView:
+    texts = list(_texts(row))
+    return SpeakerView(
+        name,
+        verdict_of(row),
+        ", ".join(_brief(row)),
+        findings,
+        texts,
+        list(dict.fromkeys(who for text in texts for who in text.others)),
+        list(_figures(mapping(row.get("figures")))),
+        list(_positions(mapping(mapping(row.get("figures")).get("positions")))),
+        list(_parts(row)),
+        list(_costs(row)),
+    )
+
+
+def _brief(row: Row) -> Iterator[str]:
+    yield from filter(None, (word(row, key) for key in ("through", "precision", "soc")))
+    absolute = mapping(row.get("absolute"))
+    if (bits := number(absolute, "bits_per_byte")) is not None:
+        yield f"{bits:.3f} bits a byte"
+    if (perplexity := number(absolute, "perplexity")) is not None:
+        yield f"perplexity {perplexity:.4g}"
+    if row.get("cached"):
+        yield "cached"
+
+
+def _texts(row: Row) -> Iterator[SaidText]:
+    for text in map(mapping, entries(row.get("texts"))):
+        excused = int(number(text, "excused") or 0)
+        differs = "differs" if text.get("difference") else plural(excused, "near tie") if excused else "equal"
+        yield SaidText(word(text, "prompt"), word(text, "float"), {WHO["htp"]: word(text, "text")}, differs)
+    for asked in map(mapping, entries(row.get("behaviour"))):
+        said = {
+            WHO.get(who, who): word(mapping(each), "text") for who, each in mapping(asked.get("said")).items()
+        }
+        problems = [
+            f"{WHO.get(who, who)}: {'; '.join(map(str, entries(mapping(each).get('problems'))))}"
+            for who, each in mapping(asked.get("said")).items()
+            if entries(mapping(each).get("problems"))
+        ]
+        expected = said.pop("float", "")
+        yield SaidText(word(asked, "prompt"), expected, said, "\n".join(problems) or "as wanted")
+
+
+def _figures(figures: Row) -> Iterator[tuple[str, Sequence[str]]]:
+    for reader, values in figures.items():
+        row = mapping(values)
+        cells = [_with_error(mapping(row.get(key))) for key in FIGURES]
+        if cells[0]:
+            yield reader.replace("_", " "), cells
+
+
+def _with_error(figure: Row) -> str:
+    value, error = number(figure, "value"), number(figure, "error")
+    return "" if value is None else f"{value:.4g}" + ("" if error is None else f" ± {error:.2g}")
+
+
+def _positions(lines: Row) -> Iterator[PositionLine]:
+    series = {
+        name: values
+        for name, each in lines.items()
+        if (values := [float(one) for one in entries(each) if isinstance(one, int | float)])
+    }
+    highest = longest_of(*(max(values) for values in series.values()))
+    for name, values in series.items():
+        # One place alone is a line, too.
+        drawn = values * 2 if len(values) == 1 else values
+        step = WIDTH / (len(drawn) - 1)
+        points = " ".join(
+            f"{index * step:.1f},{HEIGHT - 1 - (HEIGHT - 2) * value / highest:.1f}"
+            for index, value in enumerate(drawn)
+        )
+        label = f"{values[0]:.2g} at the beginning, {values[-1]:.2g} at the end, at most {max(values):.2g}"
+        yield PositionLine(name.replace("_", " "), points, label)
+
+
+def _parts(row: Row) -> Iterator[Bar]:
+    rows = [mapping(each) for each in entries(row.get("parts"))]
+    longest = longest_of(
+        *(number(each, key) for each in rows for key in ("db", "typical_db", "cpu_db", "least_db"))
+    )
+    for each in rows:
+        if (value := number(each, "db")) is None:
+            continue
+        least, cpu, typical = (number(each, key) for key in ("least_db", "cpu_db", "typical_db"))
+        expected = number(each, "typical_least_db")
+        text = f"{word(each, 'output')} {value:.1f} dB"
+        text += "" if least is None else f" (at least {least:.1f})"
+        text += "" if cpu is None else f", {cpu:.1f} on the CPU"
+        good = least is None or value >= least
+        if typical is not None:
+            text += f"; at most places {typical:.1f}" + (
+                "" if expected is None else f" (at least {expected:.1f})"
+            )
+            good = good and (expected is None or typical >= expected)
+        yield bar_of(
+            word(each, "name"), value, text, good=good, marks=[(least, 0.6), (cpu, 0.2)], longest=longest
+        )
+
+
+def _costs(row: Row) -> Iterator[Bar]:
+    speed = mapping(row.get("speed"))
+    rates = [(key, number(speed, key)) for key in ("tokens_per_second", "read_per_second")]
+    names = {"tokens_per_second": "generated on the emulator", "read_per_second": "read on the emulator"}
+    longest = longest_of(*(rate for _, rate in rates))
+    for key, rate in rates:
+        if rate is not None:
+            text = f"{rate:.4g} tokens a second"
+            yield bar_of(names[key], rate, text, good=True, marks=[], longest=longest)
+    expected = mapping(row.get("forecast"))
+    for key, title in (("bytes", "size of the binaries"), ("peak", "memory while it was made")):
+        value, mark = number(row, key), number(expected, key)
+        if value is not None:
+            text = size(int(value)) + ("" if mark is None else f" (the estimate: {size(int(mark))})")
+            yield bar_of(title, value, text, good=True, marks=[(mark, 0.6)])

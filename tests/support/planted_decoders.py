@@ -1,0 +1,259 @@
+"""`python -m tests.support.planted_decoders WAY MODEL FOLDER [FAULT …]`: a trained checkpoint compiled with
+each fault planted, and what `llm check` says of it, as lines of JSON. A way has a process of its own: two
+QNNs do not fit into one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONTEXT, PREFILL, PARTS, LAYER, FIRST = 128, 32, 4, "1", "0"
+TOKENS, PREFIXES = 254, 6
+
+
+@dataclass(frozen=True)
+class Way:
+    through: str
+    precision: str
+    cache: str = ""
+
+    @property
+    def worker(self) -> str:
+        return "generate" if self.through == "genie" else "lower"
+
+
+WAYS = {
+    "genie-fp16": Way("genie", "fp16"),
+    "genie-16a8w": Way("genie", "u16u8", "uint8"),
+    "genie-16a8w-uint16": Way("genie", "u16u8", "uint16"),
+    "executorch-16a8w": Way("executorch", "16a8w"),
+    "executorch-16a4w": Way("executorch", "16a4w"),
+}
+
+
+def backwards(decoder: Any) -> None:
+    """The rope of one layer turns the other way."""
+    layer = decoder.layers[LAYER]
+    right = layer.forward
+    layer.forward = lambda x, mask, cos, sin, *cache: right(x, mask, cos, -sin, *cache)
+
+
+def other_group(decoder: Any) -> None:
+    """Queries read the keys and values of the other group of heads."""
+    size = decoder.shape.head_dim
+    for projection in (decoder.layers[LAYER].self_attn.k_proj, decoder.layers[LAYER].self_attn.v_proj):
+        _set(projection, projection.weight.roll(size, 0))
+
+
+def swapped_gate(decoder: Any) -> None:
+    mlp = decoder.layers[FIRST].mlp
+    mlp.gate_proj, mlp.up_proj = mlp.up_proj, mlp.gate_proj
+
+
+def norm_without_weight(decoder: Any) -> None:
+    import torch
+
+    norm = decoder.layers[FIRST].post_attention_layernorm
+    norm.weight = torch.nn.Parameter(torch.ones_like(norm.weight) * norm.weight.mean())
+
+
+def without_residual(decoder: Any) -> None:
+    """What goes around one layer's attention is lost."""
+    layer = decoder.layers[LAYER]
+
+    def forward(x: Any, mask: Any, cos: Any, sin: Any, *cache: Any) -> Any:
+        y, k, v = layer.self_attn(layer.input_layernorm(x), mask, cos, sin, *cache)
+        return y + layer.mlp(layer.post_attention_layernorm(y)), k, v
+
+    layer.forward = forward
+
+
+def gelu(decoder: Any) -> None:
+    from torch.nn.functional import gelu
+
+    for layer in decoder.layers.values():
+        mlp = layer.mlp
+        mlp.forward = lambda x, mlp=mlp: mlp.down_proj(gelu(mlp.gate_proj(x)) * mlp.up_proj(x))
+
+
+def scaled_embedding(decoder: Any) -> None:
+    if decoder.has_embedding:
+        _set(decoder.embed_tokens, decoder.embed_tokens.weight * 1.5)
+
+
+def rolled_head(decoder: Any) -> None:
+    """Each word's logit is that of the word before it."""
+    if decoder.has_head:
+        _set(decoder.lm_head, decoder.lm_head.weight.roll(1, 0))
+
+
+def keys_one_place_on(decoder: Any) -> None:
+    """One layer's keys are rotated as those of the next token: first by one place, then by their own."""
+    import numpy as np
+    import torch
+
+    attention, shape = decoder.layers[LAYER].self_attn, decoder.shape
+    cos, sin = (torch.from_numpy(each[0])[:, None] for each in shape.rotation(np.arange(1, 2)))
+    heads = attention.k_proj.weight.view(shape.num_kv_heads, 2, shape.head_dim // 2, -1)
+    one, other = heads[:, 0], heads[:, 1]
+    turned = torch.stack((one * cos - other * sin, other * cos + one * sin), 1)
+    _set(attention.k_proj, turned.reshape(attention.k_proj.weight.shape))
+
+
+def negated_values(decoder: Any) -> None:
+    """Of one head of one layer."""
+    projection, size = decoder.layers[LAYER].self_attn.v_proj, decoder.shape.head_dim
+    weight = projection.weight.clone()
+    weight[:size] *= -1
+    _set(projection, weight)
+
+
+def _set(module: Any, weight: Any) -> None:
+    import torch
+
+    module.weight = torch.nn.Parameter(weight.detach().clone())
+
+
+FAULTS: dict[str, Callable[[Any], None]] = {
+    "none": lambda decoder: None,
+    "rope backwards in one layer": backwards,
+    "keys and values of the other heads": other_group,
+    "gate and up projection swapped": swapped_gate,
+    "a norm without its weight": norm_without_weight,
+    "one layer's residual dropped": without_residual,
+    "GELU in place of SiLU": gelu,
+    "embedding scaled by 1.5": scaled_embedding,
+    "rows of the head one off": rolled_head,
+    "one layer's keys one place on": keys_one_place_on,
+    "one head's values negated": negated_values,
+}
+
+
+BELOW_THE_NOISE = frozenset(
+    (fault, "executorch-16a4w")
+    for fault in ("a norm without its weight", "GELU in place of SiLU", "embedding scaled by 1.5")
+)
+"""Faults of which a figure may tell, and no part: its rounding is louder."""
+EVERY_LAYER = ("none", "GELU in place of SiLU", "embedding scaled by 1.5", "rows of the head one off")
+OF_THE_FIRST = ("gate and up projection swapped", "a norm without its weight")
+IN_MODULES = ("rope backwards in one layer", "one layer's residual dropped", "GELU in place of SiLU")
+"""Faults that are no weights, so that a copy of the weights lacks them."""
+
+
+def planting(fault: str, right: Callable[..., Any]) -> Callable[..., Any]:
+    def planted(*arguments: Any) -> Any:
+        import torch
+
+        decoder = right(*arguments)
+        layer = FIRST if fault in OF_THE_FIRST else LAYER
+        if fault in EVERY_LAYER or layer in decoder.layers:
+            with torch.no_grad():
+                FAULTS[fault](decoder)
+        return decoder
+
+    return planted
+
+
+def compile_with(fault: str, way: Way, model: Path, texts: Path, out: Path) -> None:
+    from ci.lanes.llm import decoder
+    from ci.lanes.llm.genie import RECORD
+
+    out.mkdir(parents=True)
+    order: dict[str, Any] = {"model": str(model), "adapter": "", "soc": "SM8650"}
+    order |= {"precision": way.precision, "context": CONTEXT, "prefill": PREFILL}
+    order |= {"shared": False, "into": str(out)}
+    order |= {"parts": 1, "calibrate": str(texts / "calibration.txt")}
+    with pytest.MonkeyPatch.context() as patch:
+        planted = planting(fault, decoder.load_decoder)
+        if way.through == "genie":
+            from ci.lanes.llm import checkpoint_compile as compiling
+
+            order["parts"] = PARTS
+            write = functools.partial(compiling.write_binaries, cache=way.cache or "uint8")
+            patch.setattr(compiling, "write_binaries", write)
+            patch.setattr(compiling, "load_decoder", planted)
+            compiling.order_compile(order)
+        else:
+            from ci.lanes.llm import program_steps as lowering
+
+            patch.setattr(lowering, "load_decoder", planted)
+            patch.setattr(lowering, "resized", functools.partial(planted_copy, fault))
+            lowering.order_program(order)
+    record = {**order, "through": way.through, "checkpoint": str(model), "calibrated by": []}
+    (out / RECORD).write_text(json.dumps(record))
+
+
+def planted_copy(fault: str, whole: Any, count: int) -> Any:
+    from ci.lanes.llm.decoder import resized
+
+    copy = resized(whole, count)
+    if fault in IN_MODULES:
+        FAULTS[fault](copy)
+    return copy
+
+
+def check(out: Path, texts: Path, reports: Path) -> dict[str, Any]:
+    """The row of the report, and its errors."""
+    from ci.__main__ import VERBS
+    from provisioning.base.command_line import main
+
+    text = str(texts / "judged.txt")
+    words = ["llm", "check", str(out), "--text", text, "--reports", str(reports)]
+    words += ["--tokens", str(TOKENS), "--prefixes", str(PREFIXES)]
+    with contextlib.redirect_stdout(sys.stderr):
+        code = main("python -m ci", "", {"llm": VERBS["llm"]}, words)
+    report = json.loads((reports / "llm_check.json").read_text())
+    errors = [each["message"] for each in report["findings"] if each["severity"] == "error"]
+    rows = report["metrics"].get("programs", {})
+    return {"code": code, "errors": errors, "row": next(iter(rows.values()), {})}
+
+
+def write_texts(model: Path, folder: Path) -> Path:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in json.loads((model / "texts.json").read_text()).items():
+        (folder / f"{name}.txt").write_text(" ".join(tokenizer.decode(row) for row in rows))
+    return folder
+
+
+def run(way_name: str, model: Path, folder: Path, faults: list[str]) -> Iterator[dict[str, Any]]:
+    from ci.lanes.llm import check as checking
+    from ci.lanes.llm import worker
+
+    way, remembered = WAYS[way_name], dict[str, Any]()
+    worker.start(way.worker)
+
+    def ask(**order: Any) -> Any:
+        # Of the checkpoint alone.
+        if order["do"] == "noise":
+            if not remembered:
+                remembered.update(worker.facts_of(order))
+            return remembered
+        return worker.facts_of({**order, "log": "", "timeout": 900.0})
+
+    texts = write_texts(model, folder / "texts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "asking", lambda *_: contextlib.nullcontext(ask))
+        patch.setattr(checking, "worker_for", lambda *_: None)
+        for fault in faults or FAULTS:
+            out = folder / way_name
+            shutil.rmtree(out, ignore_errors=True)
+            compile_with(fault, way, model, texts, out)
+            yield {"fault": fault, "way": way_name, **check(out, texts, folder / f"{way_name}-reports")}
+
+
+if __name__ == "__main__":
+    for found in run(sys.argv[1], Path(sys.argv[2]).absolute(), Path(sys.argv[3]).absolute(), sys.argv[4:]):
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
