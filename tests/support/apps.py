@@ -1,5 +1,5 @@
 """Small Android packages. aapt writes the manifest; no index has QNN's Android libraries, so these are small
-ELF files with the real ones' name, build id, NDK note and alignment."""
+ELF files with the real ones' name, build id, NDK note and alignment: of our own writer, or of clang and lld."""
 
 from __future__ import annotations
 
@@ -39,6 +39,27 @@ def qnn(arch: int = 75, build: str = BUILD_ID) -> dict[str, bytes]:
     names = ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{arch}Stub.so")
     held = {name: library(name, build=build) for name in names}
     return {**held, f"libQnnHtpV{arch}Skel.so": skel(arch, build).encode()}
+
+
+_SOURCE = """\
+const char build[] = "{build}";
+__asm__(".section .note.android.ident,\\"a\\",@note\\n.balign 4\\n.long 8, 132, 1\\n.asciz \\"Android\\"\\n"
+        ".long 29\\n.ascii \\"r26c\\"\\n.zero 60\\n.ascii \\"11394342\\"\\n.zero 56\\n");
+"""
+
+
+def linked(folder: Path, *names: str, build: str = BUILD_ID) -> dict[str, bytes]:
+    """Name → bytes of Android libraries that clang and lld make: as `library`, with sections and symbols."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [program("clang++"), "--target=aarch64-linux-android29", "-shared", "-fPIC", "-nostdlib"]
+    command += ["-fuse-ld=lld", "-xc", "-Wl,--no-as-needed", f"-Wl,-z,max-page-size={PAGE}"]
+    for name in ("libc.so", *names):
+        source = folder / f"{name}.c"
+        source.write_text(_SOURCE.format(build=build), encoding="utf-8")
+        needed = ["-xnone", str(folder / "libc.so")] if name in names else []
+        words = [*command, f"-Wl,-soname,{name}", "-o", str(folder / name), str(source), *needed]
+        subprocess.run(words, check=True, capture_output=True)
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 def in_abi(libraries: Mapping[str, bytes], folder: str = "lib/arm64-v8a") -> dict[str, bytes]:

@@ -59,6 +59,11 @@ def _libraries(package: Package) -> Iterator[Finding]:
         if library.elf is None:
             yield _finding("package-library", library.place, library.why, "build or provision it again")
             continue
+        if library.elf.beyond_end:
+            # Android's loader reads them, unlike glibc's.
+            message = f"it is cut short: its section headers are outside the file: {library.elf.beyond_end}"
+            yield _finding("package-library", library.place, message, "build or provision it again")
+            continue
         header, wanted = library.elf, ABIS.get(library.abi)
         if wanted and header.machine not in (wanted, elf.HEXAGON):
             expected = elf.Elf(64, wanted, 0).machine_name
