@@ -77,6 +77,24 @@ def test_a_directory_that_could_not_be_evaluated_is_not_compared() -> None:
     assert {one.rule for one in checked(files).differences} == {"parity-not-evaluated"}
 
 
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        ("set_target_properties(qnn_graph PROPERTIES CXX_STANDARD 2x)", {"parity-not-evaluated"}),
+        (
+            "set_target_properties(qnn_graph PROPERTIES CXX_STANDARD $<IF:$<CXX_COMPILER_VERSION:1>,20,17>)",
+            {"parity-not-evaluated"},
+        ),
+        ("target_compile_features(qnn_graph PRIVATE $<$<COMPILE_LANGUAGE:C>:cxx_std_20>)", set()),
+        ("target_compile_features(qnn_graph PRIVATE $<$<BOOL:OFF>:cxx_std_20>)", set()),
+        ("target_compile_features(qnn_graph PRIVATE $<1:cxx_std_20>)", {"parity-standard-differs"}),
+    ],
+)
+def test_a_standard_differs_only_by_what_is_evaluated(text: str, rules: set[str]) -> None:
+    files = _with(TOP_CMAKE, {LINK: f"{LINK}{text}\n"})
+    assert {one.rule for one in checked(files).differences} == rules
+
+
 def test_a_deliberate_difference_that_is_gone_is_an_error_on_its_line() -> None:
     entry = Deliberate(rule="parity-missing-in-buck", what="a.cpp", reason="because it was once so")
     by = mapping().model_copy(update={"deliberate": (*mapping().deliberate, entry)})

@@ -232,6 +232,36 @@ def test_a_flag_for_one_language_counts_where_the_library_has_sources_of_it() ->
     assert side.libraries["x"].standard is None
 
 
+STANDARDS = {
+    # What is said of the target, the standard, and what is not evaluated of it.
+    "set_target_properties(x PROPERTIES CXX_STANDARD 20)": ("20", 0),
+    "set_target_properties(x PROPERTIES CXX_STANDARD $<IF:$<BOOL:ON>,20,17>)": ("20", 0),
+    "set_target_properties(x PROPERTIES CXX_STANDARD 2x)": (None, 1),
+    "set_target_properties(x PROPERTIES CXX_STANDARD $<IF:$<CXX_COMPILER_VERSION:1>,20,17>)": (None, 1),
+    "target_compile_features(x PRIVATE $<$<COMPILE_LANGUAGE:CXX>:cxx_std_20> cxx_std_17)": ("20", 0),
+    "target_compile_features(x PRIVATE $<$<COMPILE_LANGUAGE:C>:cxx_std_20>)": (None, 0),
+    "target_compile_features(x PRIVATE $<$<BOOL:OFF>:cxx_std_20> cxx_std_17)": ("17", 0),
+    "target_compile_features(x PRIVATE $<$<CXX_COMPILER_VERSION:1>:cxx_std_20> cxx_std_17)": ("17", 1),
+    "target_compile_features(x PRIVATE cxx_constexpr)": (None, 0),
+}
+
+
+@cache
+def every_standard() -> list[Side]:
+    return sides(*(f"add_library(x a.cpp)\n{text}\n" for text in STANDARDS))
+
+
+@pytest.mark.parametrize("text", STANDARDS)
+def test_a_standard_is_what_its_expressions_give(text: str) -> None:
+    side = every_standard()[[*STANDARDS].index(text)]
+    standard, troubles = STANDARDS[text]
+    found = side.libraries["x"].standard
+    assert (found and (found.name, found.place.line), len(side.troubles)) == (
+        standard and (standard, 2),
+        troubles,
+    )
+
+
 def test_another_standard_generated_files_and_where_a_file_was_written() -> None:
     y = _library("y")
     # CMake takes the newer of the two.

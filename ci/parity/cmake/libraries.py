@@ -195,16 +195,25 @@ class _Reader:
 
     def _standard(self, target: Mapping[str, str]) -> NamedItem | None:
         """The newest standard that is requested anywhere, as CMake decides."""
-        requested = {target["CXX_STANDARD"], *re.findall(r"cxx_std_(\d+)", target["COMPILE_FEATURES"])} - {""}
+        name, place = target["NAME"], self._declaration(target["NAME"])
+        requested: dict[str, set[str]] = {}
+        """The texts that ask for each."""
+        for key, pattern in (("CXX_STANDARD", r"(.+)"), ("COMPILE_FEATURES", r"cxx_std_(.+)")):
+            for element, text in self._elements(target, key):
+                match = re.fullmatch(pattern, element)
+                if match and match[1].isdecimal():
+                    requested.setdefault(match[1], set()).update((key, text))
+                elif match:
+                    why = f"{name} needs a C++ standard, which is a number"
+                    self._trouble(NotEvaluated(self._place(name, element, text), plain(text), why))
         if not requested:
             return None
         number = max(requested, key=lambda standard: int(standard) % 98)
-        name, place = target["NAME"], self._declaration(target["NAME"])
         folder = in_tree(target["SOURCE_DIR"], "") or ""
         for event in self.trace.events:
             around = not event.folder or f"{folder}/".startswith(f"{event.folder}/")
             sets = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
-            own = name in event.args and {"CXX_STANDARD", f"cxx_std_{number}"} & {*event.args}
+            own = name in event.args and requested[number] & {*event.args}
             if (sets and around) or own:
                 place = event.place
         return NamedItem(number, place)
