@@ -17,6 +17,7 @@ from provisioning.base.command_line import guarded
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.environment import Environment, Root
 from tests.support import chains, hexagon_sdk
+from tests.support.elves import AARCH64, X86_64, Library
 from tests.support.scripts import script
 from tests.support.skels import Skel
 from tests.support.typed import parsed
@@ -142,6 +143,17 @@ def test_a_library_of_another_chip_or_build_is_refused(
         return
     with pytest.raises(UsageError, match=named):
         libraries.require_fit(CHIP, sdk, paths)
+
+
+@pytest.mark.parametrize("name", ["libQnnHtp.so", "libQnnHtpV81Skel.so"])
+@pytest.mark.parametrize("machine", [AARCH64, X86_64])
+def test_a_library_of_another_machine_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: int, name: str
+) -> None:
+    library = Library(machine, soname=name, content=OURS.encode()).write(tmp_path / name)
+    code = sign_lpai("--soc", "SM8850", "--signer", "dev", "--library", library, "-o", tmp_path / "o")
+    assert code == 2 and not (tmp_path / "o").exists()
+    assert name in capsys.readouterr().err
 
 
 def test_libraries_of_two_builds_are_refused_without_an_sdk(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
 
 
 def require_fit(chip: Chip, root: Root | None, files: Sequence[Path]) -> None:
-    """Refuse a library of QNN's for another chip or of another build, and any for a later Hexagon."""
+    """Refuse a library of QNN's for another chip or of another build, and any for a later Hexagon or for none."""
     sdk = version_of("qnn-sdk", root) if root else ""
     of_build: dict[str, Path] = {}
     for path in files:
@@ -159,7 +159,9 @@ def require_fit(chip: Chip, root: Root | None, files: Sequence[Path]) -> None:
         except UsageError:
             # Said where it is signed, while the others are.
             continue
-        if arch is not None and (arch > chip.arch or (builds and arch != chip.arch)):
+        if arch is None:
+            raise UsageError(f"{path} is no Hexagon library", fix="name a library for the DSP: a skel")
+        if arch > chip.arch or (builds and arch != chip.arch):
             raise UsageError(
                 f"{path} is for Hexagon v{arch}, and {chip.name} has v{chip.arch}",
                 fix=f"name the file of lib/hexagon-v{chip.arch}, or sign for its chips: --arch v{arch}",
