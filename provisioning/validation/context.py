@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,9 +59,10 @@ class Library:
 
     @property
     def directory(self) -> str:
-        """The directory under lib/, `hexagon-v75`; empty for a file that is elsewhere."""
-        match = re.match(r"lib/([^/]+)/", self.place)
-        return match[1] if match else ""
+        """The SDK's directory under lib/, `hexagon-v75`, wherever the tree begins; empty for a file elsewhere."""
+        folders = self.path.parent.parts
+        below = [name for above, name in zip(folders, folders[1:], strict=False) if above == "lib"]
+        return next((name for name in reversed(below) if tables.libraries().directory(name)), "")
 
     @property
     def system(self) -> tables.System | None:

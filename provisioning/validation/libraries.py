@@ -30,8 +30,9 @@ def _target_tables(context: Context) -> Mapping[str, TargetLibraries]:
 def _sdk(context: Context) -> ComponentTree:
     """The SDK; a directory named by --tree is one only if it looks like one."""
     tree = tree_of(context, QNN_SDK)
-    known = tables.libraries().directory
-    if tree.origin == "tree" and not any(known(library.directory) for library in context.libraries):
+    if tree.origin == "tree" and not any(
+        library.directory and library.place.startswith("lib/") for library in context.libraries
+    ):
         raise NotApplicable(f"{tree.path} is not laid out as a QNN SDK")
     return tree
 

@@ -45,9 +45,14 @@ def skel_catalogue(context: Context) -> Iterator[Problem]:
         raise NotApplicable("there is no Hexagon library")
     arches = {soc.arch for soc in context.socs_of(WINDOWS).values()}
     wanted = tables.libraries().targets["aarch64-windows"]
-    for library, elf in context.readable:
+    skels = [(library, elf) for library, elf in context.readable if elf.arch in arches]
+    if not arches:
+        raise NotApplicable(f"Windows does not run on {', '.join(context.socs)}: choose a chip with --soc")
+    if not any(library.place in context.signatures for library, _ in skels):
+        raise NotApplicable(f"there is no Hexagon library for {', '.join(context.socs_of(WINDOWS))}")
+    for library, elf in skels:
         signature = context.signatures.get(library.place)
-        if signature is None or elf.arch not in arches:
+        if signature is None:
             continue
         if signature.catalogue:
             name = PurePosixPath(signature.catalogue).name

@@ -342,6 +342,8 @@ NOT_APPLICABLE: list[tuple[str, Arrange]] = [
         or rule in ("library-path-mixed", "library-path-order", "library-path-missing", "adsp-library-path")
     ],
     ("compiler-answers", changed(answers={})),
+    ("skel-catalogue", changed(socs={"SM8650": soc_named("SM8650")})),
+    ("skel-catalogue", removed(V81, f"{IN_DSP}/{SKEL}", "lib/lpai-v6/unsigned/libQnnLpaiSkel.so")),
     ("symbol-versions", changed(system_libraries=SystemLibraries())),
 ]
 
@@ -410,6 +412,23 @@ def test_what_windows_needs_is_asked_of_the_chips_that_it_runs_on(tmp_path: Path
     (error,) = result_of("soc-libraries", named).findings
     assert "SC8380XP" in error.fix
     assert not result_of("soc-libraries", replace(named, every_target=True)).findings
+
+
+@pytest.mark.parametrize("below", ["..", "", "lib", f"lib/{X86}", "lib/hexagon-v75", IN_DSP])
+def test_a_folders_name_counts_wherever_the_tree_begins(tmp_path: Path, below: str) -> None:
+    sdk = write_sdk(tmp_path / "sdk")
+    library("libQnnSystem.so", AARCH64).write(sdk / SYSTEM)
+    Library(soname=SKEL).write(sdk / IN_DSP / SKEL)
+    root = (sdk / below).resolve()
+    context = context_of(
+        tmp_path, trees={"qnn-sdk": ComponentTree(root, "tree")}, libraries=tuple(libraries(root))
+    )
+    wrong = [sdk / place for place in (SYSTEM, f"{IN_DSP}/{SKEL}")]
+    expected = {path.relative_to(root).as_posix() for path in wrong if path.is_relative_to(root)}
+    assert {each.subject for each in result_of("elf-machine", context).findings} == expected
+    # A part of an SDK lacks nothing, and so does a folder with an SDK in it.
+    for rule in ("required-libraries", "soc-libraries") if below else ():
+        assert result_of(rule, context).state is State.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(
