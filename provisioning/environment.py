@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import (
-    DEFAULT_PROFILE,
     DEFAULT_TARGET,
     OFFICIAL_PROFILE,
     Selection,
+    profile_flags,
     store_path,
     user_path,
 )
@@ -220,9 +220,7 @@ def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[st
 
 def selecting_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
     """The shortest flags that name the same profile, targets, chips and store."""
-    flags: list[str] = []
-    if {selection.profile, environ.get("QNN_CI_PROFILE") or selection.profile} != {DEFAULT_PROFILE}:
-        flags += ["--profile", selection.profile]
+    flags = profile_flags(selection.profile, environ)
     for target in selection.named_targets:
         flags += ["--target", target]
     for soc in selection.named_socs:

@@ -33,7 +33,9 @@ ESSENTIAL = (*INTEGRITY, ROOT)
 
 SIGNER_KNOWN, SIGNER_UNKNOWN = "signing-signer-known", "signing-signer-unknown"
 _SIGN_AGAIN = "sign the unsigned original again"
-_ONE_BUILD = "take the library and its catalogue from one build: nox -s provision -- --target aarch64-windows"
+_ONE_BUILD = (
+    "take the library and its catalogue from one build; in the store: python -m provisioning store repair"
+)
 _UNSIGNED = "for LPAI: nox -s sign_lpai; for Windows: put its catalogue (.cat) beside it"
 _FIXES = {
     ROOT: "--root CERT",

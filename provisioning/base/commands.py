@@ -46,6 +46,23 @@ def as_installed(text: str) -> str:
     return re.sub(r"\bpython -m (?:ci|provisioning)\b", "qnn-ci", text)
 
 
+_OF_PROFILE = (
+    r"(?P<command>(?P<nox>nox -s|qnn-ci|python -m provisioning) (?:provision|validate|env)\b)(?: --(?= ))?"
+)
+
+
+def of_profile(text: str, flags: Sequence[str]) -> str:
+    """The text, with the flags of a profile in each command of provisioning that names none."""
+    import re
+
+    def name(match: re.Match[str]) -> str:
+        if re.match(r"[^;,`&|()]*--profile\b", text[match.end() :]):
+            return match[0]
+        return f"{match['command']}{' --' * (match['nox'] == 'nox -s')} {quoted(*flags)}"
+
+    return re.sub(_OF_PROFILE, name, text) if flags else text
+
+
 def typed(program: str, argv: Sequence[str]) -> str:
     """The command as the user typed it: `program` ends in ` --` where it is a session."""
     words = [program if argv else program.removesuffix(" --"), *([quoted(*argv)] if argv else [])]

@@ -71,6 +71,12 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
 
+def profile_flags(profile: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The flags that name this profile, where a command without them would take another."""
+    named = {profile, environ.get("QNN_CI_PROFILE") or profile}
+    return [] if named == {DEFAULT_PROFILE} else ["--profile", profile]
+
+
 def selection_of(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Selection:
     """Flags come first, then variables, then defaults. An empty variable counts as not set."""
     profiles = _names("--profile", None if args.profile is None else [args.profile])

@@ -7,14 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from provisioning.base import answer
-from provisioning.base.commands import typed
+from provisioning.base.commands import of_profile, typed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
 from provisioning.base.rendering import terminal
+from provisioning.base.settings import profile_flags
 from provisioning.base.units import utc_now
 
 RUN = "QNN_CI_RUN"
@@ -52,6 +53,8 @@ class StageRun:
         try:
             yield
         except BaseException as error:
+            if isinstance(error, ToolkitError):
+                error.fix = self._of_profile(error.fix)
             shown = self._shown(error)
             self.add(rule, Severity.ERROR, subject or self.stage, shown.message, shown.fix)
             self.finish(Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR).write(reports)
@@ -66,6 +69,9 @@ class StageRun:
             f"{type(error).__name__}: {error}", fix=f"report what it printed; repeat with: {self.command}"
         )
 
+    def _of_profile(self, fix: str) -> str:
+        return of_profile(fix, profile_flags(self.profile)) if self.profile else fix
+
     def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
         report = Report(
             stage=self.stage,
@@ -74,7 +80,7 @@ class StageRun:
             outcome=outcome or outcome_of(self.findings, strict=strict),
             started=self.started,
             seconds=round(time.monotonic() - self._clock, 3),
-            findings=tuple(self.findings),
+            findings=tuple(replace(finding, fix=self._of_profile(finding.fix)) for finding in self.findings),
             artifacts=tuple(self.artifacts),
             metrics=dict(self.metrics),
             command=self.command,

@@ -29,7 +29,7 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
     working = sorted({pair.qnn for pair in measured if pair.works})
     fix = f"use QNN {' or '.join(working)}" if working else ""
     if any(context.profile.components[QNN_SDK].version.startswith(f"{qnn}.") for qnn in working):
-        fix += ": unset QNN_SDK_ROOT and nox -s provision"
+        fix += ": unset QNN_SDK_ROOT; nox -s provision"
     for build_id in held:
         pairs = [pair for pair in measured if pair.build_id == build_id]
         if not pairs:
@@ -101,7 +101,8 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
         return Problem(
             soc,
             f"the compiler cannot load libQnnHtp.so of {sdk}: {detail}",
-            fix or "`nox -s validate -- --rule needed-resolved` names what it lacks",
+            "restore the SDK's libraries: python -m provisioning store repair; what else it lacks:"
+            " nox -s validate -- --rule needed-resolved",
         )
     if answer.step == "soc":
         return Problem(

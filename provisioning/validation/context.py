@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -59,9 +60,9 @@ class Library:
 
     @property
     def directory(self) -> str:
-        """The SDK's directory under lib/, `hexagon-v75`, wherever the tree begins; empty for a file elsewhere."""
+        """The SDK's directory under lib/, `hexagon-v75`, wherever the tree begins; else empty."""
         folders = self.path.parent.parts
-        below = [name for above, name in zip(folders, folders[1:], strict=False) if above == "lib"]
+        below = [name for above, name in pairwise(folders) if above == "lib"]
         return next((name for name in reversed(below) if tables.libraries().directory(name)), "")
 
     @property

@@ -39,8 +39,8 @@ def _sdk(context: Context) -> ComponentTree:
 
 def _provision(context: Context, tree: ComponentTree, *flags: str) -> str:
     """The command that brings a library; it does not touch the user's own SDK, which therefore makes way."""
-    command = session("provision", "--profile", context.profile.name, *flags)
-    return f"unset {tree.variable} and {command}" if tree.origin == "directory" else command
+    command = session("provision", *flags)
+    return f"unset {tree.variable}; {command}" if tree.origin == "directory" else command
 
 
 @rule("required-libraries", Need.LIBRARIES)
@@ -52,11 +52,10 @@ def required_libraries(context: Context) -> Iterator[Problem]:
         if directory is None:
             if any(context.unreadable(f"lib/{name}") for name in wanted.directories):
                 continue
-            if not _official(context.profile):
-                # An SDK made of wheels has only the wheels' libraries.
+            why = context.profile.why_lacking(target)
+            if why:
                 choices = " or ".join(n for n in profile_names() if _official(load_profile(n)))
                 fix = f"use an official SDK, which has all targets: --profile {choices}"
-            why = context.profile.why_lacking(target)
             message = f"has no lib/{' or lib/'.join(wanted.directories)}, which {target} needs"
             # Of all targets it is the profile's choice to lack one, of a named one the user's mistake.
             severity = Severity.NOTE if why and context.every_target else None

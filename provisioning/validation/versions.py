@@ -51,7 +51,7 @@ def qnn_version(context: Context) -> Iterator[Problem]:
         yield Problem(
             tree.named,
             "has no sdk.yaml and no version in its name, so its files do not say which QNN it is",
-            "reinstall it with its sdk.yaml, or take the pinned one: unset QNN_SDK_ROOT and nox -s provision",
+            "reinstall it with its sdk.yaml, or take the pinned one: unset QNN_SDK_ROOT; nox -s provision",
             Severity.WARNING,
         )
     for source, version in stated.items():

@@ -13,11 +13,12 @@ import pytest
 
 from provisioning.base.findings import Finding
 from provisioning.base.settings import ROOT, selection_of
+from provisioning.base.stage_run import StageRun
 from provisioning.validation import catalogue, check
 from provisioning.validation.gather import gather
 from provisioning.verbs import validate
 from tests.support.rule_fixes import ROWS, Row, Site, store_with
-from tests.support.sdk import whole_sdk
+from tests.support.sdk import provisioned_sdk
 from tests.support.typed import parsed
 
 pytestmark = [pytest.mark.heavy, pytest.mark.needs("clang++", "ld.lld")]
@@ -32,8 +33,8 @@ set -e
 """A session of provisioning takes the words of its verb; nox itself is tried in test_noxfile.py."""
 
 
-def typed_of(row: Row) -> tuple[str, str]:
-    return row.types, row.instead
+def typed_of(row: Row) -> tuple[str, str, tuple[str, ...]]:
+    return row.types, row.instead, row.provisioned
 
 
 TYPED = {words: [*rows] for words, rows in groupby(sorted(ROWS, key=typed_of), key=typed_of)}
@@ -46,12 +47,15 @@ def findings(rules: Iterable[str], site: Site, environ: dict[str, str]) -> dict[
     chosen = {rule: catalogue()[rule] for rule in rules}
     needs = {need for rule in chosen.values() for need in rule.needs}
     contexts = gather(selection, environ, needs)
-    return {rule: [*check(contexts, [each])[0].findings] for rule, each in chosen.items()}
+    printed = {}
+    for rule, each in chosen.items():
+        stage = StageRun("validate", selection.profile, "", "", [*check(contexts, [each])[0].findings])
+        printed[rule] = [*stage.finish().findings]
+    return printed
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    tree = store_with(whole_sdk(), tmp_path / "store")
+def site_of(provisioned: tuple[str, ...], tmp_path: Path) -> Site:
+    tree = store_with(provisioned_sdk(*provisioned), tmp_path / "store")
     environ = {name: value for name, value in os.environ.items() if name not in DROPPED} | OFFLINE
     ours = {"STORE": tmp_path / "store", "REPORTS": tmp_path / "reports"}
     environ |= {f"QNN_CI_{name}": str(path) for name, path in ours.items()}
@@ -59,15 +63,17 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.mark.parametrize("words", TYPED, ids=lambda words: words[0])
-def test_a_printed_fix_makes_its_rules_quiet(words: tuple[str, str], site: Site) -> None:
+def test_a_printed_fix_makes_its_rules_quiet(words: tuple[str, str, tuple[str, ...]], tmp_path: Path) -> None:
     rows = TYPED[words]
+    *texts, provisioned = words
+    site = site_of(provisioned, tmp_path)
     for row in rows:
         row.spoil(site)
     found = findings((row.rule for row in rows), site, site.environ)
-    types, instead = (each.format(folder=site.folder, lib=site.environ.get("lib")) for each in words)
+    types, instead = (each.format(folder=site.folder, lib=site.environ.get("lib")) for each in texts)
     for row in rows:
         assert any(types in each.fix for each in found[row.rule]), (row.rule, types, found[row.rule])
-    script = f"{SHELL}{instead or types.replace(' and ', '; ')}\nexec env -0\n"
+    script = f"{SHELL}{instead or types}\nexec env -0\n"
     done = subprocess.run(["sh", "-c", script], cwd=ROOT, env=site.environ, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     after = dict(line.split("=", 1) for line in done.stdout.decode().split("\0") if "=" in line)

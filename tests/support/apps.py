@@ -1,5 +1,5 @@
 """Small Android packages. aapt writes the manifest; no index has QNN's Android libraries, so these are small
-ELF files with the real ones' name, build id, NDK note and alignment: of our own writer, or of clang and lld."""
+ELF files with the real ones' name, build id, NDK note and alignment: by our own writer or by lld."""
 
 from __future__ import annotations
 

@@ -19,7 +19,10 @@ LINUX, ANDROID = "lib/aarch64-oe-linux-gcc11.2", "lib/aarch64-android"
 WINDOWS = "lib/aarch64-windows-msvc"
 SKELS = "lib/hexagon-v{0}/unsigned/libQnnHtpV{0}Skel.so"
 REPAIR = "python -m provisioning store repair"
-PINNED = "unset QNN_SDK_ROOT and nox -s provision"
+PINNED = "unset QNN_SDK_ROOT; nox -s provision"
+NARROW = ("--profile", "wheels-2.51", "--target", "aarch64-windows")
+"""Another profile, and one target."""
+STUB = f"{WINDOWS}/QnnHtpV73Stub.dll"
 ENV = 'eval "$(python -m provisioning env)"'
 
 
@@ -54,6 +57,8 @@ class Row:
     """As the finding prints it, perhaps within more."""
     instead: str = ""
     """What of this is typed where it is words, or has a placeholder; `{folder}` is the test's."""
+    provisioned: tuple[str, ...] = ()
+    """The flags of the only tree; empty: one for all targets."""
 
 
 def swapped(place: str, other: str) -> Spoil:
@@ -102,6 +107,16 @@ def other_version(site: Site) -> None:
 def other_catalogue(site: Site) -> None:
     site.take("lib/hexagon-v73/unsigned/libqnnhtpv73.cat", "lib/hexagon-v81/unsigned/libqnnhtpv81.cat")
     site.flags += ["--target", "aarch64-windows", "--soc", "SC8380XP"]
+
+
+def elsewhere(spoil: Spoil) -> Spoil:
+    """The same of `NARROW`."""
+
+    def of_narrow(site: Site) -> None:
+        site.flags += [*NARROW, "--soc", "SC8380XP"]
+        spoil(site)
+
+    return of_narrow
 
 
 def own_sdk(site: Site) -> None:
@@ -178,7 +193,7 @@ ROWS = (
     Row("qnn-version", own_sdk, PINNED),
     Row("qnn-build-id", own_sdk, PINNED),
     Row("qnn-build-id", other_build, REPAIR),
-    Row("store-tree", other_build, "nox -s provision -- --locked"),
+    Row("store-tree", other_build, REPAIR),
     Row(
         "soc-known",
         variables(QNN_CI_SOC="SM7950"),
@@ -195,15 +210,15 @@ ROWS = (
     Row(
         "required-libraries",
         lacking(f"lib/{X86}/libHtpPrepare.so"),
-        "nox -s provision -- --profile wheels --target x86_64-linux",
+        "nox -s provision -- --target x86_64-linux",
     ),
-    Row("required-libraries", own_sdk, f"{PINNED} -- --profile wheels --target x86_64-linux"),
+    Row("required-libraries", own_sdk, f"{PINNED} -- --target x86_64-linux"),
     Row(
         "soc-libraries",
         lacking(SKELS.format(79), "--target", "aarch64-linux", "--soc", "SM8750"),
-        "nox -s provision -- --profile wheels --target aarch64-linux --soc SM8750",
+        "nox -s provision -- --target aarch64-linux --soc SM8750",
     ),
-    Row("soc-libraries", own_device_sdk, f"{PINNED} -- --profile wheels --target aarch64-linux --soc SM8650"),
+    Row("soc-libraries", own_device_sdk, f"{PINNED} -- --target aarch64-linux --soc SM8650"),
     Row("one-build-id", other_build, REPAIR),
     Row("library-name", swapped(f"{LINUX}/libQnnHtpV75Stub.so", f"{LINUX}/libQnnHtpV79Stub.so"), REPAIR),
     Row("elf-readable", half, REPAIR),
@@ -234,13 +249,13 @@ ROWS = (
     Row(
         "pe-machine",
         written(f"{WINDOWS}/QnnGpu.dll", dll(0x8664)),
-        "nox -s provision -- --target aarch64-windows",
+        REPAIR,
     ),
     Row("pe-version", other_version, REPAIR),
     Row(
         "skel-catalogue",
         other_catalogue,
-        "nox -s provision -- --target aarch64-windows",
+        REPAIR,
     ),
     Row("library-path-mixed", variables(LD_LIBRARY_PATH=f"{{tree}}/lib/{X86}:/opt/qairt/{ANDROID}"), ENV),
     Row("library-path-order", other_sdk_first, ENV),
@@ -265,8 +280,28 @@ ROWS = (
     Row(
         "compiler-answers",
         lacking(f"lib/{X86}/libunwind*"),
-        "nox -s validate -- --rule needed-resolved",
-        f"! nox -s validate -- --rule needed-resolved; {REPAIR}",
+        REPAIR,
+        # Alone: the compiler trips over other spoilt libraries first.
+        instead=REPAIR,
+    ),
+    *(
+        Row(rule, elsewhere(spoil), types, provisioned=NARROW)
+        for rule, spoil, types in (
+            ("pe-machine", written(f"{WINDOWS}/QnnGpu.dll", dll(0x8664)), REPAIR),
+            ("store-tree", written(f"{WINDOWS}/QnnGpu.dll", dll(0x8664)), REPAIR),
+            ("skel-catalogue", other_catalogue, REPAIR),
+            (
+                "soc-libraries",
+                lacking(STUB),
+                f"nox -s provision -- {' '.join(NARROW)} --soc SC8380XP",
+            ),
+            (
+                "required-libraries",
+                lacking(f"{WINDOWS}/QnnSystem.dll"),
+                f"nox -s provision -- {' '.join(NARROW)}",
+            ),
+            ("required-libraries", own_sdk, f"{PINNED} -- {' '.join(NARROW)}"),
+        )
     ),
 )
 

@@ -36,9 +36,11 @@ def sdk_root() -> Path:
 
 
 @cache
-def whole_sdk() -> Path:
-    """The one for all targets; of the trees in the store, an environment takes the narrowest that does."""
-    command = [sys.executable, "-m", "provisioning", "provision", "--json"]
+def provisioned_sdk(*flags: str) -> Path:
+    """The one of these flags; without any, the one for all targets.
+
+    Of the trees in the store, an environment takes the narrowest that does."""
+    command = [sys.executable, "-m", "provisioning", "provision", "--json", *flags]
     done = subprocess.run(command, cwd=REPOSITORY, check=True, timeout=1800, capture_output=True, text=True)
     return Path(json.loads(done.stdout)["components"][0]["where"])
 

@@ -18,6 +18,10 @@ from provisioning.manifest import Soc
 from provisioning.validation import tables
 
 ANDROID_RUNTIME = "libc++_shared.so"
+RESTORE = (
+    "restore it: python -m provisioning store repair; instead of your own SDK: unset QNN_SDK_ROOT; "
+    "nox -s provision -- --target aarch64-windows"
+)
 
 
 def check(
@@ -66,7 +70,7 @@ def _catalogue(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
         "no catalogue signs it"
         if known
         else f"no catalogue signs it, as no build that was seen has one for V{soc.arch}",
-        "provision it with its catalogue: nox -s provision -- --target aarch64-windows",
+        RESTORE,
         Severity.WARNING if known else Severity.NOTE,
     )
 
@@ -112,14 +116,13 @@ def _machines(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
 
 
 def _windows_machine(item: BundleItem) -> Iterator[Finding]:
-    fix = "take it from the win_arm64 wheel: nox -s provision -- --target aarch64-windows"
     try:
         library = pe.read(item.path)
     except pe.BrokenPe as error:
         yield _finding("elf", item.path, error.reason, "provision it again")
         return
     if library.machine != pe.ARM64:
-        yield _finding("machine", item.path, f"expected Arm64, found {library.machine_name}", fix)
+        yield _finding("machine", item.path, f"expected Arm64, found {library.machine_name}", RESTORE)
     else:
         yield from _own_name(item, library.own_name)
 

@@ -149,7 +149,7 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
 
 
 def require_fit(chip: Chip, root: Root | None, files: Sequence[Path]) -> None:
-    """Refuse a library of QNN's for another chip or of another build, and any for a later Hexagon or for none."""
+    """Refuse a library of QNN's for another chip or build, and any for a later Hexagon or for none."""
     sdk = version_of("qnn-sdk", root) if root else ""
     of_build: dict[str, Path] = {}
     for path in files:
