@@ -46,21 +46,25 @@ def as_installed(text: str) -> str:
     return re.sub(r"\bpython -m (?:ci|provisioning)\b", "qnn-ci", text)
 
 
-_OF_PROFILE = (
-    r"(?P<command>(?P<nox>nox -s|qnn-ci|python -m provisioning) (?:provision|validate|env)\b)(?: --(?= ))?"
+_OF_PROVISIONING = (
+    r"(?P<command>(?P<program>nox -s|qnn-ci|python -m provisioning) (?P<verb>provision|validate|env)\b)"
+    r"(?: --(?= ))?"
 )
 
 
-def of_profile(text: str, flags: Sequence[str]) -> str:
-    """The text, with the flags of a profile in each command of provisioning that names none."""
+def selecting(text: str, profile: Sequence[str], target: Sequence[str]) -> str:
+    """The text, with these flags in each command of provisioning that has none such; `target` is for `env`,
+    which without it looks for the host's tree."""
     import re
 
-    def name(match: re.Match[str]) -> str:
-        if re.match(r"[^;,`&|()]*--profile\b", text[match.end() :]):
-            return match[0]
-        return f"{match['command']}{' --' * (match['nox'] == 'nox -s')} {quoted(*flags)}"
+    def select(match: re.Match[str]) -> str:
+        typed = re.split("[;,`&|()]", text[match.end() :])[0].split()
+        wanted = (profile, target if match["verb"] == "env" else ())
+        flags = [word for each in wanted if each and each[0] not in typed for word in each]
+        dashes = " --" * (match["program"] == "nox -s")
+        return f"{match['command']}{dashes} {quoted(*flags)}" if flags else match[0]
 
-    return re.sub(_OF_PROFILE, name, text) if flags else text
+    return re.sub(_OF_PROVISIONING, select, text)
 
 
 def typed(program: str, argv: Sequence[str]) -> str:

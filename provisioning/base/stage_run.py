@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from provisioning.base import answer
-from provisioning.base.commands import of_profile, typed
+from provisioning.base.commands import selecting, typed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
 from provisioning.base.rendering import terminal
-from provisioning.base.settings import profile_flags
+from provisioning.base.settings import DEFAULT_TARGET, TARGETS, profile_flags
 from provisioning.base.units import utc_now
 
 RUN = "QNN_CI_RUN"
@@ -54,7 +54,7 @@ class StageRun:
             yield
         except BaseException as error:
             if isinstance(error, ToolkitError):
-                error.fix = self._of_profile(error.fix)
+                error.fix = self._selecting(error.fix)
             shown = self._shown(error)
             self.add(rule, Severity.ERROR, subject or self.stage, shown.message, shown.fix)
             self.finish(Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR).write(reports)
@@ -69,8 +69,12 @@ class StageRun:
             f"{type(error).__name__}: {error}", fix=f"report what it printed; repeat with: {self.command}"
         )
 
-    def _of_profile(self, fix: str) -> str:
-        return of_profile(fix, profile_flags(self.profile)) if self.profile else fix
+    def _selecting(self, fix: str) -> str:
+        """The fix for what this stage runs with: its commands would take the defaults."""
+        target = self.target.partition(",")[0]
+        elsewhere = target in TARGETS and target != DEFAULT_TARGET
+        profile = profile_flags(self.profile) if self.profile else []
+        return selecting(fix, profile, ["--target", target] if elsewhere else [])
 
     def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
         report = Report(
@@ -80,7 +84,7 @@ class StageRun:
             outcome=outcome or outcome_of(self.findings, strict=strict),
             started=self.started,
             seconds=round(time.monotonic() - self._clock, 3),
-            findings=tuple(replace(finding, fix=self._of_profile(finding.fix)) for finding in self.findings),
+            findings=tuple(replace(finding, fix=self._selecting(finding.fix)) for finding in self.findings),
             artifacts=tuple(self.artifacts),
             metrics=dict(self.metrics),
             command=self.command,

@@ -49,7 +49,9 @@ def findings(rules: Iterable[str], site: Site, environ: dict[str, str]) -> dict[
     contexts = gather(selection, environ, needs)
     printed = {}
     for rule, each in chosen.items():
-        stage = StageRun("validate", selection.profile, "", "", [*check(contexts, [each])[0].findings])
+        stage = StageRun(
+            "validate", selection.profile, selection.target, "", [*check(contexts, [each])[0].findings]
+        )
         printed[rule] = [*stage.finish().findings]
     return printed
 

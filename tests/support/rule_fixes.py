@@ -301,6 +301,11 @@ ROWS = (
                 f"nox -s provision -- {' '.join(NARROW)}",
             ),
             ("required-libraries", own_sdk, f"{PINNED} -- {' '.join(NARROW)}"),
+            (
+                "library-path-mixed",
+                variables(LD_LIBRARY_PATH=f"{{tree}}/lib/{X86}:/opt/qairt/{ANDROID}"),
+                f'eval "$(python -m provisioning env {" ".join(NARROW)})"',
+            ),
         )
     ),
 )

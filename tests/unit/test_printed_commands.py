@@ -9,7 +9,9 @@ import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +20,10 @@ from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import toml
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted, session, typed
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
+from provisioning.base.stage_run import StageRun
 from tests.support.sources import parsed
 
 HEAD = re.compile(
@@ -179,3 +184,42 @@ def test_a_command_that_cannot_be_typed_is_seen() -> None:
     assert list(_wrong("nox -s test_onnx -- --no-such-flag"))
     assert list(_wrong("nox -s no_such_verb"))
     assert not list(_wrong("nox -s audit -- MODEL --precision fp16; nox -s test_onnx -- -k PROGRAM --keep"))
+
+
+@pytest.mark.parametrize(
+    ("profile", "target", "fix", "printed"),
+    [
+        ("wheels", "x86_64-linux", "nox -s provision", "nox -s provision"),
+        ("wheels-2.51", "x86_64-linux", "nox -s provision", "nox -s provision -- --profile wheels-2.51"),
+        (
+            "wheels-2.51",
+            "aarch64-windows",
+            "unset QNN_SDK_ROOT; nox -s provision -- --soc SM8650; `nox -s validate` tells",
+            "unset QNN_SDK_ROOT; nox -s provision -- --profile wheels-2.51 --soc SM8650;"
+            " `nox -s validate -- --profile wheels-2.51` tells",
+        ),
+        (
+            "wheels-2.51",
+            "aarch64-windows",
+            "nox -s provision -- --component qnn-sdk --profile qnn-2.48, or another",
+            "nox -s provision -- --component qnn-sdk --profile qnn-2.48, or another",
+        ),
+        (
+            "wheels",
+            "aarch64-linux",
+            'eval "$(python -m provisioning env)"',
+            'eval "$(python -m provisioning env --target aarch64-linux)"',
+        ),
+        ("wheels-2.51", "x86_64-linux", "python -m provisioning store repair", None),
+        ("", "", "nox -s provision", None),
+    ],
+)
+def test_a_printed_command_is_of_the_profile_that_the_stage_ran_with(
+    tmp_path: Path, profile: str, target: str, fix: str, printed: str | None
+) -> None:
+    stage = StageRun("bundle", profile, target, "")
+    stage.add("bundle-arch", Severity.ERROR, "subject", "message", fix)
+    error = EnvironmentLacking("it is not there", fix=fix)
+    with pytest.raises(EnvironmentLacking), stage.reported(tmp_path, "bundle-stopped"):
+        raise error
+    assert {error.fix, *(each.fix for each in stage.finish().findings)} == {printed or fix}
