@@ -21,7 +21,7 @@ from provisioning.manifest import load_profile
 from provisioning.sources.wheel import Wheel
 from provisioning.validation.scan import libraries
 from tests.support.rule_fixes import link_or_copy
-from tests.support.sdk import whole_sdk
+from tests.support.sdk import provisioned_sdk
 from tests.support.typed import typed
 
 pytestmark = pytest.mark.bare
@@ -30,7 +30,7 @@ PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 
 @pytest.fixture(scope="module")
 def sdk() -> Path:
-    return whole_sdk()
+    return provisioned_sdk()
 
 
 def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, dict[str, Any]]:
