@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from provisioning.base.findings import Severity
 from provisioning.base.settings import WINDOWS
+from provisioning.manifest import load_socs
 from provisioning.pe import ARM64, Pe
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Library, Need
@@ -43,13 +44,17 @@ def skel_catalogue(context: Context) -> Iterator[Problem]:
         raise NotApplicable("catalogues are for Windows, and no Windows target is chosen")
     if not context.signatures:
         raise NotApplicable("there is no Hexagon library")
-    arches = {soc.arch for soc in context.socs_of(WINDOWS).values()}
+    chips = context.socs_of(WINDOWS)
+    if not chips and not context.every_target:
+        # Who chose Windows and no chip of it means all of them.
+        chips = {name: soc for name, soc in load_socs().items() if soc.windows}
+    arches = {soc.arch for soc in chips.values()}
     wanted = tables.libraries().targets["aarch64-windows"]
     skels = [(library, elf) for library, elf in context.readable if elf.arch in arches]
-    if not arches:
+    if not chips:
         raise NotApplicable(f"Windows does not run on {', '.join(context.socs)}: choose a chip with --soc")
     if not any(library.place in context.signatures for library, _ in skels):
-        raise NotApplicable(f"there is no Hexagon library for {', '.join(context.socs_of(WINDOWS))}")
+        raise NotApplicable(f"there is no Hexagon library for {', '.join(chips)}")
     for library, elf in skels:
         signature = context.signatures.get(library.place)
         if signature is None:

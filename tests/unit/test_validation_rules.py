@@ -342,7 +342,7 @@ NOT_APPLICABLE: list[tuple[str, Arrange]] = [
         or rule in ("library-path-mixed", "library-path-order", "library-path-missing", "adsp-library-path")
     ],
     ("compiler-answers", changed(answers={})),
-    ("skel-catalogue", changed(socs={"SM8650": soc_named("SM8650")})),
+    ("skel-catalogue", changed(socs={"SM8650": soc_named("SM8650")}, every_target=True)),
     ("skel-catalogue", removed(V81, f"{IN_DSP}/{SKEL}", "lib/lpai-v6/unsigned/libQnnLpaiSkel.so")),
     ("symbol-versions", changed(system_libraries=SystemLibraries())),
 ]
@@ -412,6 +412,14 @@ def test_what_windows_needs_is_asked_of_the_chips_that_it_runs_on(tmp_path: Path
     (error,) = result_of("soc-libraries", named).findings
     assert "SC8380XP" in error.fix
     assert not result_of("soc-libraries", replace(named, every_target=True)).findings
+
+
+def test_catalogues_are_checked_where_no_chip_of_windows_is_chosen(tmp_path: Path) -> None:
+    healthy = changed(socs={"SM8650": soc_named("SM8650")})(tmp_path)
+    signed = healthy.signatures[V81]
+    broken = replace(healthy, signatures={V81: replace(signed, problems=("it signs other bytes",))})
+    (error,) = result_of("skel-catalogue", broken).findings
+    assert error.subject == V81
 
 
 @pytest.mark.parametrize("below", ["..", "", "lib", f"lib/{X86}", "lib/hexagon-v75", IN_DSP])
