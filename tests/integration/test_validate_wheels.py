@@ -129,6 +129,12 @@ def test_every_library_reads_as_readelf_reads_it(sdk: Path) -> None:
         }, library.place
 
 
+@pytest.mark.parametrize("below", ["lib", "lib/x86_64-linux-clang", "lib/hexagon-v75"])
+def test_a_folder_of_a_healthy_sdk_passes(below: str, sdk: Path, tmp_path: Path) -> None:
+    code, report = validate(tmp_path, "--tree", str(sdk / below))
+    assert (code, [each for each in report["findings"] if each["severity"] == "error"]) == (0, [])
+
+
 # The host's own compiler and loader, on small libraries.
 
 
