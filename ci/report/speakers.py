@@ -182,7 +182,7 @@ def _costs(row: Row) -> Iterator[Bar]:
         if rate is not None:
             text = f"{rate:.4g} tokens a second"
             yield bar_of(names[key], rate, text, good=True, marks=[], longest=longest)
-    expected = mapping(row.get("forecast"))
+    expected = mapping(row.get("estimate"))
     for key, title in (("bytes", "size of the binaries"), ("peak", "memory while it was made")):
         value, mark = number(row, key), number(expected, key)
         if value is not None:

@@ -398,7 +398,7 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     from ci.lanes.llm.check import LIMITS
     from ci.lanes.llm.commands import limited
     from ci.lanes.llm.findings import figures_from
-    from ci.lanes.llm.forecast import forecast
+    from ci.lanes.llm.estimate import estimated
     from ci.lanes.llm.genie import generate
     from ci.lanes.llm.judge import compare_text, misses
     from ci.lanes.llm.reference import load_reference, text_of
@@ -410,7 +410,7 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     order = ("compile", model, "--soc", "SM8650", "--store", tmp_path / "store", "-o", out)
     sys.stdout.write(command(*order, seconds=6000))
     record, shape = json.loads((out / "compiled.json").read_text()), read_architecture(model)
-    cost = forecast(shape, "fp16", record["parts"], record["context"])
+    cost = estimated(shape, "fp16", record["parts"], record["context"])
     assert cost is not None and record["bytes"] == pytest.approx(cost.bytes, rel=0.1)
     assert record["peak"] < 1.25 * cost.memory
     reference = load_reference(model)

@@ -107,7 +107,7 @@ def speaker() -> Report:
         "soc": "SM8650",
         "bytes": 1_260_000,
         "peak": 900_000_000,
-        "forecast": {"bytes": 1_300_000, "peak": 950_000_000},
+        "estimate": {"bytes": 1_300_000, "peak": 950_000_000},
         "speed": {"tokens_per_second": 25.5, "read_per_second": 315.0},
         "absolute": {"perplexity": 14.2, "bits_per_byte": 1.234},
         "figures": {

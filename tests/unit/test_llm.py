@@ -34,7 +34,7 @@ from ci.lanes.llm.behaviour import WantedAfter, problems
 from ci.lanes.llm.check import _read_by_genie
 from ci.lanes.llm.commands import parts_of
 from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
-from ci.lanes.llm.forecast import forecast
+from ci.lanes.llm.estimate import estimated
 from ci.lanes.llm.genie import (
     GeneratedText,
     contradictions,
@@ -498,10 +498,10 @@ class TestCheckpoint:
             intermediate_size=8192,
         )
         assert (parts_of(small, 2), parts_of(large, 2), parts_of(large, 4)) == (1, 4, 5)
-        cost = forecast(large, "fp16", 4, 128)
+        cost = estimated(large, "fp16", 4, 128)
         assert cost is not None and cost.bytes == pytest.approx(6.04e9, rel=0.1)
         assert (cost.seconds, cost.memory) == pytest.approx((330, 7e9), rel=0.25)
-        quantized = [forecast(large, "u16u8", 5, context) for context in (1024, 4096, 16384)]
+        quantized = [estimated(large, "u16u8", 5, context) for context in (1024, 4096, 16384)]
         assert [one and round(one.memory / 1e9) for one in quantized] == [9, 9, 70]
         three = replace(large, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128)
         assert parts_of(three, 2) == 8

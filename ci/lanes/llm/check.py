@@ -34,7 +34,7 @@ from ci.lanes.llm.commands import (
     worker_for,
 )
 from ci.lanes.llm.findings import READER_NAMES, figures_from
-from ci.lanes.llm.forecast import forecast
+from ci.lanes.llm.estimate import estimated
 from ci.lanes.llm.genie import (
     KINDS,
     NONE,
@@ -264,8 +264,8 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
     }
     found.row |= {"through": through(record), "precision": written_name(record["precision"])}
     expected = [record[key] for key in ("precision", "parts", "context")]
-    if genie and (cost := forecast(shape, *expected)):
-        found.row["forecast"] = {"bytes": cost.bytes, "peak": cost.memory, "cpu_seconds": cost.seconds}
+    if genie and (cost := estimated(shape, *expected)):
+        found.row["estimate"] = {"bytes": cost.bytes, "peak": cost.memory, "cpu_seconds": cost.seconds}
     log = options.selection.reports.absolute() / "llm" / LOG.name
     with asking(worker_for(record, options.selection, log.parent, options.timeout), log) as ask:
         texts: list[ForcedText] = []
@@ -411,17 +411,17 @@ def _figures(
     """Of logits on held-out text. `places` is how many of them Genie reads at the pace of which reader."""
     replies = _of_each_kind(ask, order, "pace")
     pace = {name: cost for reply in replies for name, cost in reply["pace"].items()}
-    count, forecast = order["windows"] * (order["length"] - 1), 0.0
+    count, total = order["windows"] * (order["length"] - 1), 0.0
     for name, cost in pace.items():
         # What each reads for the figures, and for the parts.
         lengths = [
             _for_kind(each, name.partition("_")[0])["length"] - 1 for each in (order, order | order["few"])
         ]
-        forecast += cost * (order["windows"] * lengths[0] + lengths[1] * by_genie + places.get(name, 0))
+        total += cost * (order["windows"] * lengths[0] + lengths[1] * by_genie + places.get(name, 0))
     # Each loads the same again: the figures and, where Genie is asked, its two answers and the parts.
-    forecast += sum(reply["ready"] for reply in replies) * (4 if by_genie else 1)
+    total += sum(reply["ready"] for reply in replies) * (4 if by_genie else 1)
     with_genie = " with Genie's and each part's" if by_genie else ""
-    sys.stderr.write(f"{count} tokens in {order['windows']} windows, about {seconds(forecast)}{with_genie}\n")
+    sys.stderr.write(f"{count} tokens in {order['windows']} windows, about {seconds(total)}{with_genie}\n")
     rates = {"tokens_per_second": "decode_htp", "read_per_second": "prefill_htp"}
     found.row["speed"] = {name: round(1 / pace[each], 2) for name, each in rates.items() if pace.get(each)}
     facts, positions = dict[str, Any](), dict[str, Any]()

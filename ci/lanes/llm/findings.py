@@ -12,7 +12,7 @@ from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.pipeline.findings import errors_of
 from provisioning.base.findings import Finding, Metric, Severity
 
-SHOWN = ("bytes", "figures", "choices", "peak", "speed", "behaviour", "forecast")
+SHOWN = ("bytes", "figures", "choices", "peak", "speed", "behaviour", "estimate")
 READER_NAMES = {
     "prefill_htp": "prefill on HTP",
     "decode_htp": "decode on HTP",

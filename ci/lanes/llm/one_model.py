@@ -17,7 +17,7 @@ from ci.engine.output import SCRATCH
 from ci.lanes.llm import LONG
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.commands import EMULATOR_BYTES, compile_order, record_of, sizes_of
-from ci.lanes.llm.forecast import CompileCost, forecast
+from ci.lanes.llm.estimate import CompileCost, estimated
 from ci.lanes.llm.genie import CONFIG, RECORD
 from ci.lanes.llm.prompts import hashed_runs, require_tokenizer
 from ci.lanes.llm.stage import LanguageModels
@@ -86,7 +86,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         layers = f"{shape.num_layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
         cost = None
         if order["do"] == "compile":
-            cost = forecast(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
+            cost = estimated(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
         expected = f": about {cost}" if cost else ""
         sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{expected}\n")
         free = available_memory()

@@ -47,7 +47,7 @@ class CompileCost:
         return f"{size(self.bytes)}, {seconds(self.seconds)} of a core and {size(self.memory)} of memory"
 
 
-def forecast(
+def estimated(
     shape: Architecture, precision: str, parts: int, context: int, shared: bool = False
 ) -> CompileCost | None:
     """None for a precision that was not measured. The context costs the time to quantize by it; a binary is
