@@ -397,8 +397,8 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     from ci.lanes.llm.architecture import read_architecture
     from ci.lanes.llm.check import LIMITS
     from ci.lanes.llm.commands import limited
-    from ci.lanes.llm.findings import figures_from
     from ci.lanes.llm.estimate import estimated
+    from ci.lanes.llm.findings import figures_from
     from ci.lanes.llm.genie import generate
     from ci.lanes.llm.judge import compare_text, misses
     from ci.lanes.llm.reference import load_reference, text_of

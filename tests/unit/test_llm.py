@@ -33,8 +33,8 @@ from ci.lanes.llm.architecture import (
 from ci.lanes.llm.behaviour import WantedAfter, problems
 from ci.lanes.llm.check import _read_by_genie
 from ci.lanes.llm.commands import parts_of
-from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.lanes.llm.estimate import estimated
+from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.lanes.llm.genie import (
     GeneratedText,
     contradictions,

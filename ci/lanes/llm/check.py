@@ -33,8 +33,8 @@ from ci.lanes.llm.commands import (
     sizes_of,
     worker_for,
 )
-from ci.lanes.llm.findings import READER_NAMES, figures_from
 from ci.lanes.llm.estimate import estimated
+from ci.lanes.llm.findings import READER_NAMES, figures_from
 from ci.lanes.llm.genie import (
     KINDS,
     NONE,
