@@ -12,6 +12,7 @@ from ci.engine.closed import not_passed as names_not_passed
 from ci.engine.work import Result
 from ci.pipeline.accuracy import (
     CLEARLY_DB,
+    LEAST_DB,
     REQUIRED,
     Missed,
     against_nearest,
@@ -196,6 +197,16 @@ def accuracy_of_one_model(
     message = accuracy_message(misses, figures, losses, slices)
     fix = accuracy_fix(misses, figures, divergence, where)
     return [Finding("compile-accuracy", Severity.ERROR, subject, message, fix)]
+
+
+def differs_on_chip(figures: Mapping[str, float], divergence: str) -> str:
+    """What is wrong with outputs that no floor refuses, and that are not the quantized model's; else empty."""
+    reference = figures.get("reference_sqnr_db", math.inf)
+    if reference >= LEAST_DB or not divergence or missed(Thresholds(), figures):
+        return ""
+    return (
+        f"{reference:.1f} dB against the quantized model: HTP computes something else; {divergence} names it"
+    )
 
 
 MEAN_DB = 10.0

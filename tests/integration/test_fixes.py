@@ -94,6 +94,7 @@ def test_where_quantizing_loses_the_fix_lists_what_each_operator_loses(folder: P
 
 BROKEN = (
     ("normed", "normed", "", "fp16", "remove_parametrizations"),
+    ("spectral", "spectral", "", "fp16", 'torch.nn.utils.remove_spectral_norm(model.get_submodule("0"))'),
     ("bag", "bag", "", "fp16", ".sum(1)"),
     ("volume", "volume", "", "16a4w", "--precision 16a8w"),
     ("recurrent", "recurrent", "", "8a8w", "first state as an input"),
@@ -103,6 +104,7 @@ BROKEN = (
 )
 FIXED = (
     ("normed", "normed", "removed = true", "fp16"),
+    ("spectral", "spectral", "removed = true", "fp16"),
     ("bag", "bag", "summed = true", "fp16"),
     ("volume", "volume", "", "16a8w"),
     ("recurrent", "recurrent", "state = true", "8a8w"),

@@ -52,6 +52,13 @@ def normed(removed: bool = False) -> Any:
     return model, _drawn(1, 8, 32)
 
 
+def spectral(removed: bool = False) -> Any:
+    body = nn.Sequential(nn.utils.spectral_norm(nn.Conv1d(8, 8, 3, padding=1)), nn.ReLU(), nn.Conv1d(8, 4, 1))
+    if removed:
+        nn.utils.remove_spectral_norm(body.get_submodule("0"))
+    return body.eval(), _drawn(1, 8, 32)
+
+
 class Bag(nn.Module):
     def __init__(self, *, summed: bool) -> None:
         super().__init__()

@@ -20,6 +20,7 @@ from ci.pipeline.findings import (
     accuracy_of_one_model,
     chip_differs,
     constant_outputs,
+    differs_on_chip,
     one_a_cause,
     placeholder,
 )
@@ -435,3 +436,19 @@ class TestWhatDependsOnTheInput:
     ) -> None:
         found = list(constant_outputs(make_program(tmp_path), self.measured(varies, error), "look"))
         assert [each.severity for each in found] == [Severity.WARNING] * warned
+
+
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ({"sqnr_db": 11.6, "reference_sqnr_db": 11.5}, True),
+        ({"sqnr_db": 31.0, "reference_sqnr_db": 40.0}, False),
+        ({"sqnr_db": 62.0}, False),
+        # An error has its own fix.
+        ({"sqnr_db": 1.0, "reference_sqnr_db": 1.0}, False),
+    ],
+)
+def test_a_chip_that_is_not_the_quantized_model_is_told_where_no_floor_is_missed(
+    figures: dict[str, float], told: bool
+) -> None:
+    assert ("divergence net.py:make" in differs_on_chip(figures, "divergence net.py:make")) is told

@@ -24,7 +24,6 @@ from executorch.backends.qualcomm.utils.utils import (
 )
 from executorch.exir import ExecutorchBackendConfig
 from torch import Tensor
-from torch.nn.utils import parametrize
 from torchao.quantization.pt2e import (
     FusedMovingAvgObsFakeQuantize,
     MinMaxObserver,
@@ -56,6 +55,7 @@ from ci.partition.failing_operators import SEARCHED_SECONDS, Culprit, Search, Wo
 from ci.pipeline.models.factory import (
     CALIBRATION_SEED,
     ModelWithInputs,
+    computed_weights,
     copied,
     explained,
     find,
@@ -63,6 +63,7 @@ from ci.pipeline.models.factory import (
     is_quantized,
     make,
     not_compilable,
+    refuse_computed,
     require_float32,
     run_copied,
     where_input_changes,
@@ -496,32 +497,8 @@ def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
 
 def _refuse_computed_weights(model: Any) -> None:
     """Refuse weights that are computed in each run: the compiler wants those of a convolution constant."""
-    computed = {
-        name: list(getattr(module, "parametrizations", ()))
-        for name, module in model.named_modules()
-        if parametrize.is_parametrized(module)
-    }
-    hooked = {
-        name: [hook.name]
-        for name, module in model.named_modules()
-        for hook in module._forward_pre_hooks.values()
-        if type(hook).__name__ == "WeightNorm"
-    }
-    if not computed and not hooked:
-        return
-    names = [f"{name}.{weight}" for name, weights in {**computed, **hooked}.items() for weight in weights]
-    calls = [
-        f'torch.nn.utils.parametrize.remove_parametrizations(model.{name}, "{weight}")'
-        for name, weights in computed.items()
-        for weight in weights
-    ] + [f"torch.nn.utils.remove_weight_norm(model.{name})" for name in hooked]
-    more = f", and the same for {', '.join(names[1:])}" if len(names) > 1 else ""
-    raise Failed(
-        "compile",
-        f"{', '.join(names)}: computed in each run (weight_norm or another parametrization), and the compiler"
-        " takes constant weights",
-        f"before the model is returned, {calls[0]}{more}",
-    )
+    if computed := computed_weights(model):
+        raise Failed("compile", *refuse_computed(computed))
 
 
 def _refuse_changed(model: Any, sample: tuple[Tensor, ...]) -> None:

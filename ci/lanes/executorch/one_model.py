@@ -30,7 +30,7 @@ from ci.lanes.executorch.user_program import (
 )
 from ci.operators.suggestions import suggestion_for
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import accuracy_of_one_model, nearly_constant
+from ci.pipeline.findings import accuracy_of_one_model, differs_on_chip, nearly_constant
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.one_model import LaneModel, Product, cells_of
@@ -118,12 +118,14 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             *(f"  {each}" for each in slices),
             *_on_cpu(facts),
         ]
-        warnings = [*_notes(facts), *filter(None, [nearly_constant(figures)])]
+        divergence = self.command("divergence", program.soc)
+        suspect = (nearly_constant(figures), differs_on_chip(figures, divergence))
+        warnings = [*_notes(facts), *filter(None, suspect)]
         wrong = accuracy_of_one_model(
             stem,
             figures,
             slices,
-            self.command("divergence", program.soc),
+            divergence,
             self.command("quantize", program.soc, "--where"),
             losses_of(program, facts),
         )

@@ -28,7 +28,7 @@ from ci.lanes.onnx.user_program import (
     program_of,
 )
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import accuracy_of_one_model, nearly_constant, not_in_fp16
+from ci.pipeline.findings import accuracy_of_one_model, differs_on_chip, nearly_constant, not_in_fp16
 from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.one_model import LaneModel, Product, cells_of
@@ -241,14 +241,15 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
         words += [f"  {each}" for each in context["slices"]]
         words += [f"  {line}" for line in forecast_of_chip(program, facts.get("estimate"))]
-        warnings = [*self._drawn(program), *constant_inputs(facts), *filter(None, [nearly_constant(near)])]
-        if program.run.kind == "fp16" and context["half_floats"] is False:
-            warnings += [not_in_fp16(chips[0])]
-        warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
         commands = (
             self.command("divergence", program.soc),
             self.command("quantize", program.soc, "--where"),
         )
+        suspect = (nearly_constant(near), differs_on_chip(near, commands[0]))
+        warnings = [*self._drawn(program), *constant_inputs(facts), *filter(None, suspect)]
+        if program.run.kind == "fp16" and context["half_floats"] is False:
+            warnings += [not_in_fp16(chips[0])]
+        warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
         wrong = accuracy_of_one_model(self.model.typed, near, context["slices"], *commands)
         return Product(
             {path.name: path for path in files},

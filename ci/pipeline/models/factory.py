@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from ci.engine.repository import repository_of
@@ -346,6 +347,35 @@ def require_float32(tensors: Iterable[Tensor]) -> None:
             )
 
 
+REMOVED_BY = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}
+"""By the class of a hook that computes a weight in each run, what makes a constant of that weight."""
+
+
+def computed_weights(model: nn.Module) -> dict[str, str]:
+    """Weights that are computed in each run, by name, each with the call that makes it a constant."""
+    calls = {}
+    for name, module in model.named_modules():
+        place = f'model.get_submodule("{name}")' if name else "model"
+        for weight in module.parametrizations if parametrize.is_parametrized(module) else ():
+            call = f'torch.nn.utils.parametrize.remove_parametrizations({place}, "{weight}")'
+            calls[f"{name}.{weight}".lstrip(".")] = call
+        for hook in module._forward_pre_hooks.values():
+            if remove := REMOVED_BY.get(type(hook).__name__):
+                calls[f"{name}.{hook.name}".lstrip(".")] = f"torch.nn.utils.{remove}({place})"
+    return calls
+
+
+def refuse_computed(calls: Mapping[str, str]) -> tuple[str, str]:
+    """The message and the fix for a model with computed weights."""
+    names = list(calls)
+    more = f", and the same for {', '.join(names[1:])}" if len(names) > 1 else ""
+    message = (
+        f"{', '.join(names)}: computed in each run (weight_norm, spectral_norm or another parametrization), and"
+        " the compiler takes constant weights"
+    )
+    return message, f"before the model is returned, {calls[names[0]]}{more}"
+
+
 def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
     """The outputs of one inference, in their own storage. The sample stays unchanged.
 
@@ -354,6 +384,8 @@ def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
     outputs = run_copied(model, sample)
     for name, (tensor, version) in _state(model).items():
         if name in before and (tensor is not before[name][0] or version != before[name][1]):
+            if name in (computed := computed_weights(model)):
+                raise BadFactory(*refuse_computed(computed))
             where = _where_changed(model, sample, name)
             raise BadFactory(
                 f"the model changes {name} while it runs{where}, so its outputs depend on earlier runs: "
