@@ -200,7 +200,8 @@ def accuracy_of_one_model(
 
 
 def differs_on_chip(figures: Mapping[str, float], divergence: str) -> str:
-    """What is wrong with outputs that no floor refuses, and that are not the quantized model's; else empty."""
+    """What is wrong with outputs that no floor refuses, and that the quantized model does not give; else
+    empty."""
     reference = figures.get("reference_sqnr_db", math.inf)
     if reference >= LEAST_DB or not divergence or missed(Thresholds(), figures):
         return ""

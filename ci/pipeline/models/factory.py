@@ -370,8 +370,8 @@ def refuse_computed(calls: Mapping[str, str]) -> tuple[str, str]:
     names = list(calls)
     more = f", and the same for {', '.join(names[1:])}" if len(names) > 1 else ""
     message = (
-        f"{', '.join(names)}: computed in each run (weight_norm, spectral_norm or another parametrization), and"
-        " the compiler takes constant weights"
+        f"{', '.join(names)}: computed in each run (weight_norm, spectral_norm or another parametrization),"
+        " and the compiler takes constant weights"
     )
     return message, f"before the model is returned, {calls[names[0]]}{more}"
 
