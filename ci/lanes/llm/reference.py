@@ -35,6 +35,9 @@ def load_reference(folder: Path, adapter: Path | None = None) -> Any:
     if rope := getattr(config, "rope_parameters", None):
         config.rope_scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
         config.rope_theta = rope["rope_theta"]
+    # The token by which a family pads, unless the checkpoint says, may lie beyond a small vocabulary.
+    if (config.pad_token_id or 0) >= config.vocab_size:
+        config.pad_token_id = None
     model = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, local_files_only=True
     ).eval()
