@@ -70,6 +70,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(operator_cells, "DIRECTORY", ledgers.DIRECTORY)
     monkeypatch.setattr(operators_page, "TABLE", tmp_path / TABLE)
     monkeypatch.setattr(operators_page, "PAGE", tmp_path / PAGE)
+    monkeypatch.setattr(operators_page.history, "HISTORY", tmp_path / "history.json")
     for module in (operator_cells, stage):
         monkeypatch.setattr(module, "OPERATORS", ("passes", "qat"))
     return bench
