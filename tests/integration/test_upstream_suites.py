@@ -11,6 +11,7 @@ from ci.engine import trouble
 from ci.lanes.upstream import ledger as ledgers
 from ci.lanes.upstream import operator_cells, operators_page, stage
 from ci.lanes.upstream.ledger import load_ledger, load_record
+from ci.operators import history
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Bench
 
@@ -70,7 +71,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(operator_cells, "DIRECTORY", ledgers.DIRECTORY)
     monkeypatch.setattr(operators_page, "TABLE", tmp_path / TABLE)
     monkeypatch.setattr(operators_page, "PAGE", tmp_path / PAGE)
-    monkeypatch.setattr(operators_page.history, "HISTORY", tmp_path / "history.json")
+    monkeypatch.setattr(history, "HISTORY", tmp_path / "history.json")
     for module in (operator_cells, stage):
         monkeypatch.setattr(module, "OPERATORS", ("passes", "qat"))
     return bench
