@@ -82,15 +82,7 @@ def tensors(output: Any) -> Any:
     if isinstance(output, torch.Tensor):
         return output
     named = dict(output) if isinstance(output, dict) else {}
-    for answer in (
-        ("logits", "pred_boxes"),
-        ("logits",),
-        ("out",),
-        ("predicted_depth",),
-        ("logits_per_image",),
-        ("pooler_output",),
-        ("last_hidden_state",),
-    ):
+    for answer in ANSWERS:
         if all(isinstance(named.get(name), torch.Tensor) for name in answer):
             found = tuple(named[name] for name in answer)
             return found if len(found) > 1 else found[0]
