@@ -126,7 +126,7 @@ def with_lanes(
         mine = [suite for suite in suites if stage.lane in lanes[suite]]
         if suites and stage.lane and stage.name in named and not mine:
             there = {lane for every in lanes.values() for lane in every}
-            names = [each.name for each in stages if each.lane in there]
+            names = [stage.name for stage in stages if stage.lane in there]
             raise UsageError(
                 f"--only {stage.name}: no suite has a run with lane = {stage.lane!r};"
                 f" theirs are for {', '.join(names)}",

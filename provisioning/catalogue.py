@@ -76,12 +76,12 @@ class Catalogue:
 
     def member(self, name: str, sha256: bytes) -> Member | None:
         """The member with these bytes; by preference the one with this name."""
-        fitting = [each for each in self.members if hmac.compare_digest(each.sha256, sha256)]
+        fitting = [member for member in self.members if hmac.compare_digest(member.sha256, sha256)]
         return next((each for each in fitting if each.name == name.lower()), fitting[0] if fitting else None)
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(each.name for each in self.members)
+        return frozenset(member.name for member in self.members)
 
     def others_than(self, name: str) -> str:
         """The files that it signs, where this is none of them; else empty."""
@@ -367,7 +367,7 @@ def _chain(
 
 def root_of(chain: Sequence[x509.Certificate], roots: Sequence[x509.Certificate]) -> x509.Certificate | None:
     """The one of `roots` that the chain ends in."""
-    return next((each for each in roots if each == chain[-1] or is_issued_by(chain[-1], each)), None)
+    return next((root for root in roots if root == chain[-1] or is_issued_by(chain[-1], root)), None)
 
 
 def _root(

@@ -84,7 +84,9 @@ class Build(PinnedWheel):
     def component(self, pinned: Component) -> Component:
         """`pinned`, a profile's qnn-sdk, with this build's wheel in it; itself where it is this build."""
         wheels = [(part, part.source) for part in pinned.parts if isinstance(part.source, Wheel)]
-        part, own = next((each for each in wheels if each[1].filename.endswith("x86_64.whl")), (None, None))
+        part, own = next(
+            (wheel for wheel in wheels if wheel[1].filename.endswith("x86_64.whl")), (None, None)
+        )
         if part is None or own is None:
             raise ManifestError(
                 MANIFEST, "profile", expected="a profile whose qnn-sdk is an x86-64 wheel", found="another"

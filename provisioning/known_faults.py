@@ -69,7 +69,7 @@ def load_faults() -> tuple[Fault, ...]:
 
 
 def faults_of(product: str, version: str) -> list[Fault]:
-    return [each for each in load_faults() if each.concerns(product, version)]
+    return [fault for fault in load_faults() if fault.concerns(product, version)]
 
 
 def faults_of_build(build_id: str, lane: Lane) -> list[Fault]:

@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, object, object]:
     whole.mark_properties(config, items)
     reasons = (engine.reasons, needs.reasons, small_disk.reasons, whole.reasons)
-    why = {item: next(filter(None, (each(item) for each in reasons)), []) for item in items}
+    why = {item: next(filter(None, (reason(item) for reason in reasons)), []) for item in items}
     config.stash[LEFT_OUT] = Counter(reason for reasons in why.values() for reason in reasons)
     config.hook.pytest_deselected(items=[item for item in items if why[item]])
     items[:] = [item for item in items if not why[item]]

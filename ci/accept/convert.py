@@ -100,7 +100,7 @@ def _converted_results(path: Path, file: SuiteFile) -> dict[str, Values]:
         lane, _, name = subject.partition("/")
         run, _, soc = name.rpartition("/")
         # A run that the suite does not have any more is left to the lane, if there is one alone.
-        runs = names.get(run) or [f"{each}/{run}" for each in file.cases]
+        runs = names.get(run) or [f"{case}/{run}" for case in file.cases]
         if not lane and len(runs) > 1:
             raise UsageError(
                 f"{path}: {name} is of {' or of '.join(runs)}, and the file does not say of which",

@@ -49,8 +49,8 @@ def page() -> str:
             "```",
             "",
         ]
-        for each in tool.parameters:
-            word = f"`{each.flag}`" if each.flag else f"`{each.name.upper()}`"
-            lines.append(f"- {word}{' (may be repeated)' if each.many else ''}: {each.about}")
+        for parameter in tool.parameters:
+            word = f"`{parameter.flag}`" if parameter.flag else f"`{parameter.name.upper()}`"
+            lines.append(f"- {word}{' (may be repeated)' if parameter.many else ''}: {parameter.about}")
         lines += ["", f"Its evidence: {tool.evidence}.", ""]
     return "\n".join(lines)

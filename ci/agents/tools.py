@@ -40,23 +40,25 @@ class Tool:
     def schema(self) -> dict[str, Any]:
         return {
             "type": "object",
-            "properties": {each.name: each.schema for each in self.parameters},
-            "required": [each.name for each in self.parameters if each.required],
+            "properties": {parameter.name: parameter.schema for parameter in self.parameters},
+            "required": [parameter.name for parameter in self.parameters if parameter.required],
             "additionalProperties": False,
         }
 
     def words(self, arguments: Mapping[str, Any]) -> Iterator[str]:
         """Its command's words. A value can be no flag."""
-        known = {each.name for each in self.parameters}
+        known = {parameter.name for parameter in self.parameters}
         if unknown := sorted(set(arguments) - known):
             raise UsageError(f"{self.name} has no {', '.join(unknown)}", fix=f"it has {', '.join(known)}")
         words: list[str] = []
-        for each in self.parameters:
-            values = _values(self, each, arguments.get(each.name))
-            if each.required and not values:
-                raise UsageError(f"{self.name} needs {each.name}", fix=f"{each.name}: {each.about}")
-            if each.flag:
-                yield from (f"{each.flag}={value}" for value in values)
+        for parameter in self.parameters:
+            values = _values(self, parameter, arguments.get(parameter.name))
+            if parameter.required and not values:
+                raise UsageError(
+                    f"{self.name} needs {parameter.name}", fix=f"{parameter.name}: {parameter.about}"
+                )
+            if parameter.flag:
+                yield from (f"{parameter.flag}={value}" for value in values)
             else:
                 words += values
         if words:

@@ -105,7 +105,7 @@ def _judge_builds(part: LoadedPart, builds: Sequence[str]) -> Iterator[tuple[boo
 def _judge_arches(part: LoadedPart, arches: Sequence[int]) -> Iterator[tuple[bool, str]]:
     if not arches or not part.needs_arch:
         return
-    names = ", ".join(f"v{each}" for each in arches)
+    names = ", ".join(f"v{arch}" for arch in arches)
     for arch in part.arches:
         if arch in arches:
             yield True, f"it has HTP v{arch}"

@@ -104,7 +104,7 @@ def parse_model(data: memoryview, path: Path) -> CompiledModel:
         size=len(data),
         soc_id=nodes.soc_id,
         arch=nodes.arch,
-        inputs=tuple(each for each in inputs if each[0] not in constants),
+        inputs=tuple(input_ for input_ in inputs if input_[0] not in constants),
         outputs=tuple(_tensors(graph, 12, budget)),
         kernels=dict(kernels.most_common()),
         nodes=tuple(compiled),
@@ -134,8 +134,8 @@ def context_binaries(path: Path) -> list[bytes]:
 def _last(messages: Iterable[Message], name: str) -> Message:
     """The last entry or attribute of this name; without fields if there is none."""
     found = Message(memoryview(b""))
-    for each in messages:
-        found = each if each.text(1) == name else found
+    for message in messages:
+        found = message if message.text(1) == name else found
     return found
 
 

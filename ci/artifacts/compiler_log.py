@@ -75,7 +75,7 @@ def traffic(log: str) -> list[dict[str, int]]:
                 figures[figure[1]] = int(figure[2])
         elif line.strip():
             figures = None
-    return [{ours: each.get(theirs, 0) for ours, theirs in NAMES.items()} for each in graphs if each]
+    return [{ours: graph.get(theirs, 0) for ours, theirs in NAMES.items()} for graph in graphs if graph]
 
 
 def total(graphs: Sequence[dict[str, int]]) -> dict[str, int]:

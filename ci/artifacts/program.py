@@ -263,7 +263,7 @@ def _program(data: bytes) -> CompiledProgram:
     for plan in root.tables(1):
         method = _method(plan)
         methods.append(method)
-        delegates += [reader.read(each, method.name) for each in plan.tables(7)]
+        delegates += [reader.read(table, method.name) for table in plan.tables(7)]
     if not methods:
         raise Malformed("a program without methods")
     return CompiledProgram(len(data), root.number(0, "I"), tuple(methods), tuple(delegates), segments)
@@ -282,7 +282,7 @@ def _segments(root: Table, base: int, size: int) -> Iterator[Segment]:
 
 def _refuse_overlaps(segments: tuple[Segment, ...]) -> None:
     end = 0
-    for segment in sorted((each for each in segments if each.size), key=lambda each: each.offset):
+    for segment in sorted((segment for segment in segments if segment.size), key=lambda each: each.offset):
         if segment.offset < end:
             raise Malformed(f"a segment at {segment.offset} inside another, which ends at {end}")
         end = segment.offset + segment.size

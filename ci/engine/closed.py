@@ -91,7 +91,7 @@ def not_passed(asked: Mapping[str, str], environ: Mapping[str, str]) -> Iterator
     for name, reader in sorted(asked.items()):
         told = reader == "user" or name in known.by_libraries
         if told and name in environ and not name.startswith("QNN_CI_"):
-            secret = any(fnmatchcase(name, each) for each in known.secrets)
+            secret = any(fnmatchcase(name, secret) for secret in known.secrets)
             yield name, "secrets" if secret else "variables"
 
 

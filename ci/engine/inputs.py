@@ -100,7 +100,7 @@ class Roots:
 
 def folders_of(environ: Mapping[str, str], variable: str) -> list[str]:
     """The folders of a search path."""
-    return [os.path.abspath(each) for each in environ.get(variable, "").split(os.pathsep) if each]
+    return [os.path.abspath(part) for part in environ.get(variable, "").split(os.pathsep) if part]
 
 
 def python_name() -> str:
@@ -324,7 +324,7 @@ class CurrentState:
     def _paths(self, name: str) -> str:
         """What the .pth files of a directory add to the search path, as an editable install does."""
         path_files = sorted(Path(self.roots.path(name)).glob("*.pth"))
-        return digest_of_value("\0".join(f"{each.name}: {self._file(str(each))}" for each in path_files))
+        return digest_of_value("\0".join(f"{file.name}: {self._file(str(file))}" for file in path_files))
 
     def _packages(self, name: str) -> str:
         """A directory's answers to queries about installed packages; `name` is `directory: query query`."""
@@ -334,7 +334,7 @@ class CurrentState:
             self._packages_in[path] = packages_in(path)
         packages = self._packages_in[path]
         answers = {
-            query: sorted(filter(None, (each.answer(query) for each in packages)))
+            query: sorted(filter(None, (package.answer(query) for package in packages)))
             for query in queries.split(" ")
         }
         return key_of({query: list(answer) for query, answer in answers.items() if answer})
@@ -353,7 +353,7 @@ class CurrentState:
         """The installed version; `name` is `directory: distribution`. Its content is covered by its files."""
         folder, _, distribution = name.rpartition(": ")
         folders = Path(self.roots.path(folder)).glob(f"{distribution}-*.dist-info")
-        versions = sorted(each.name.removesuffix(".dist-info").rpartition("-")[2] for each in folders)
+        versions = sorted(folder.name.removesuffix(".dist-info").rpartition("-")[2] for folder in folders)
         return " ".join(versions) or "absent"
 
 

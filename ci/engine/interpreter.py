@@ -147,7 +147,7 @@ def touched() -> dict[str, Any]:
     changed = []
     names = {*_opened, *_module_files(), *_libraries()}
     # The source decides, not its bytecode, which may have just been written.
-    for name in sorted({source_of(each) or each for each in names}):
+    for name in sorted({source_of(name) or name for name in names}):
         path = os.path.abspath(name)
         if path.startswith(IGNORED) or not os.path.isfile(path):
             continue
@@ -172,7 +172,7 @@ def opened_names() -> set[str]:
     """The files that were opened since `begin`, or were not there when they were to be; for bytecode its
     source."""
     names = {os.path.abspath(source_of(each) or each) for each in _opened}
-    return {each for each in names if not each.startswith(IGNORED)}
+    return {name for name in names if not name.startswith(IGNORED)}
 
 
 def as_installed(path: str) -> bool:
@@ -235,7 +235,7 @@ def absent_modules(
     entries = list(dict.fromkeys(os.path.abspath(each) for each in path))
     missing: dict[str, list[str]] = {}
     for index, entry in enumerate(entries):
-        later = {real(each) for each in entries[index + 1 :]}
+        later = {real(entry) for entry in entries[index + 1 :]}
         names = {name for name, home in homes.items() if home != entry and real(home) in later}
         names |= {name for name in absent if name not in homes}
         # A missing directory may be created.
@@ -253,7 +253,7 @@ def installations() -> tuple[str, ...]:
     folders |= {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
     # Also the folders of `pip install --target` and of .pth files.
     folders |= {each for each in sys.path if each.endswith(("/site-packages", "/dist-packages"))}
-    return tuple(sorted({f"{spelt}/" for each in folders for spelt in (each, os.path.realpath(each))}))
+    return tuple(sorted({f"{spelt}/" for folder in folders for spelt in (folder, os.path.realpath(folder))}))
 
 
 def is_installed(path: str) -> bool:

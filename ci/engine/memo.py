@@ -138,7 +138,7 @@ class Memo:
         self._sets: dict[str, tuple[Input, ...] | None] = {}
         self._changes: dict[str, str] = {}
         sites = site_folders(self.roots.named.get("packages"))
-        self._installed = tuple({f"{spelt}/" for each in sites for spelt in (each, os.path.realpath(each))})
+        self._installed = tuple({f"{spelt}/" for site in sites for spelt in (site, os.path.realpath(site))})
         self._commons: list[tuple[Touched, list[Input], list[str]]] = []
         self._folders: dict[str, str] = {}
         self._count = itertools.count()
@@ -229,14 +229,14 @@ class Memo:
             if not reasons:
                 self._write_run(key, run, inputs, shared)
             names = [self._write_set(shared)] if shared and not reasons else []
-            document = {"inputs": [list(each) for each in inputs] if not reasons else [], "sets": names}
+            document = {"inputs": [list(input_) for input_ in inputs] if not reasons else [], "sets": names}
             top = self._folder(key)
             top.mkdir(parents=True, exist_ok=True)
             _store(top / f"{key_of(document)[:32]}.{FAILED}", document)
             for path in list(self._entries(key, FAILED))[MOST_FAILED:]:
                 path.unlink(missing_ok=True)
             if document["inputs"]:
-                self._pack(key, {**document, FAILED: True}, {each: self._set_file(each) for each in names})
+                self._pack(key, {**document, FAILED: True}, {name: self._set_file(name) for name in names})
 
     def runs(self, key: Mapping[str, Json]) -> tuple[Run, ...]:
         """Earlier runs of the work with the inputs of now, the last one last."""
@@ -318,7 +318,7 @@ class Memo:
         return self._first(entry["inputs"])
 
     def _first(self, inputs: Iterable[Sequence[str]]) -> str:
-        changed = [each for each in inputs if self._state.of(each[0], each[1]) != each[2]]
+        changed = [input_ for input_ in inputs if self._state.of(input_[0], input_[1]) != input_[2]]
         if not changed:
             return ""
         # A distribution's new version explains more than the first of its changed files.
@@ -467,7 +467,7 @@ class Memo:
         """Look-ups that found nothing on the way to a program, of which `_programs` records where it is.
 
         Only those of a whole search count as such: it asked in every folder of PATH before the program's."""
-        folders = [each.rstrip("/") for each in self._environ.get("PATH", os.defpath).split(os.pathsep)]
+        folders = [part.rstrip("/") for part in self._environ.get("PATH", os.defpath).split(os.pathsep)]
         lookups: dict[str, set[str]] = {}
         for path in (*touched.opened, *touched.looked):
             folder, _, name = path.rpartition("/")
@@ -484,7 +484,7 @@ class Memo:
 
     def _programs(self, touched: Touched) -> Iterator[Input]:
         """Programs that were looked up on PATH."""
-        folders = {each.rstrip("/") for each in self._environ.get("PATH", os.defpath).split(os.pathsep)}
+        folders = {part.rstrip("/") for part in self._environ.get("PATH", os.defpath).split(os.pathsep)}
         paths = (*touched.opened, *touched.looked)
         for name in sorted(
             {file for path in paths for folder, file in [os.path.split(path)] if folder in folders}
@@ -520,7 +520,7 @@ class Memo:
             return False
         store = self.roots.named.get("store")
         sites = site_folders(self.roots.named.get("packages"))
-        swept_at = min(swept(each, Path(store) if store else None).time for each in sites)
+        swept_at = min(swept(site, Path(store) if store else None).time for site in sites)
         return max(stamp[1], stamp[2]) > swept_at and not as_installed(path)
 
     def _libraries(self, touched: Touched) -> Iterator[Input]:
@@ -541,7 +541,7 @@ class Memo:
         maker: Maker,
     ) -> CachedResult:
         names = [self._write_set(shared)] if shared else []
-        name = key_of({"inputs": [list(each) for each in inputs], "sets": names})[:32]
+        name = key_of({"inputs": [list(input_) for input_ in inputs], "sets": names})[:32]
         top = self._folder(key)
         top.mkdir(parents=True, exist_ok=True)
         files: dict[str, str] = {}
@@ -557,7 +557,7 @@ class Memo:
             else:
                 shutil.rmtree(product, ignore_errors=True)
         document = {
-            "inputs": [list(each) for each in inputs],
+            "inputs": [list(input_) for input_ in inputs],
             "sets": names,
             "result": dict(result),
             "folder": folder.name if folder else None,
@@ -570,7 +570,7 @@ class Memo:
         for path in list(self._entries(key))[ENTRIES:]:
             path.unlink(missing_ok=True)
         self._remove(key, FAILED)
-        blobs = {each: self._set_file(each) for each in names}
+        blobs = {name: self._set_file(name) for name in names}
         if folder:
             blobs |= {digest: folder / file for file, digest in files.items()}
         self._pack(key, document, blobs)
@@ -639,7 +639,7 @@ class Memo:
             shutil.rmtree(folder, ignore_errors=True)
             scratch.rename(folder)
         names = ("inputs", "sets", "result", "files", "asked", "maker")
-        kept = {each: document[each] for each in names if each in document}
+        kept = {name: document[name] for name in names if name in document}
         _store(top / f"{name}.json", {**kept, "folder": folder.name if folder else None})
         result, asked = dict(document["result"]), document["asked"]
         maker = Maker(*document.get("maker", ()))
@@ -658,7 +658,7 @@ class Memo:
 
 def _set_of(inputs: Sequence[Sequence[str]]) -> tuple[str, str]:
     """The name of a set of inputs, and its text."""
-    text = json.dumps([list(each) for each in inputs], separators=(",", ":"))
+    text = json.dumps([list(input_) for input_ in inputs], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest(), text
 
 
@@ -680,7 +680,7 @@ def _names(path: str, texts: Iterable[str]) -> bool:
         Path(path).open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as content,
     ):
-        return any(content.find(os.fsencode(each)) >= 0 for each in texts)
+        return any(content.find(os.fsencode(text)) >= 0 for text in texts)
     return False
 
 
@@ -732,7 +732,7 @@ def prune(top: Path, pause: float = 0.0) -> None:
         return
     for name in RETIRED:
         _remove_unused(top.with_name(name), now - ORPHAN_SECONDS)
-    for kind in (each for each in top.glob("*") if each.is_dir()):
+    for kind in (path for path in top.glob("*") if path.is_dir()):
         patterns = ("*/*.json", "??/*/*.json", f"??/*/*.{FAILED}", f"??/*/*.{RUN}")
         for path in (path for pattern in patterns for path in kind.glob(pattern)):
             _remove_unused(path, now - UNUSED_SECONDS)

@@ -50,7 +50,7 @@ class DistributionMetadata:
 
 def packages_in(directory: str) -> list[DistributionMetadata]:
     return [
-        DistributionMetadata(each) for each in Path(directory).glob("*.*-info") if each.suffix in _METADATA
+        DistributionMetadata(path) for path in Path(directory).glob("*.*-info") if path.suffix in _METADATA
     ]
 
 

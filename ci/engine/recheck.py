@@ -164,7 +164,7 @@ def _done_again(
 ) -> list[Rechecked]:
     """Those of one step; fewer if the time is over. `earlier` has the digests of what the work of each gave
     just before, where only some bytes differed: if these are others again, no input decides them."""
-    named, first = {each.name: each for each in works}, works[0]
+    named, first = {work.name: work for work in works}, works[0]
     different: dict[str, Rechecked] = {}
     doubtful: dict[str, Mapping[str, str]] = {}
 
@@ -200,14 +200,14 @@ def _done_again(
         return Rechecked(work.step, work.name, failure=failure)
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-recheck-") as scratch:
-        tasks = [each.again(Path(scratch)) for each in works]
+        tasks = [work.again(Path(scratch)) for work in works]
         threads = first.result.maker.threads
         results = do_again(
             tasks, first.how, is_same, accept=first.accept, line=line, threads=threads, until=until
         )
     if doubtful:
-        again = _done_again([each for each in works if each.name in doubtful], until, doubtful)
-    sure = [each for each in works if each.name in results and each.name not in doubtful]
+        again = _done_again([work for work in works if work.name in doubtful], until, doubtful)
+    sure = [work for work in works if work.name in results and work.name not in doubtful]
     return [*(rechecked(each, results[each.name]) for each in sure), *(again if doubtful else ())]
 
 
@@ -218,7 +218,7 @@ def compare(cached: Result, now: Finished, repeats: Repeats) -> Iterator[Changed
         yield ChangedField(name, *(_text(facts, name) for facts in (before, after)))
     files = [_digests(folder, repeats) for folder in (cached.folder, now.folder)]
     for name in sorted({*files[0], *files[1]}):
-        one, other = (each.get(name, "no such file")[:16] for each in files)
+        one, other = (file.get(name, "no such file")[:16] for file in files)
         if one != other:
             yield ChangedField(name, one, other)
 
@@ -228,7 +228,7 @@ def _nearly_equal(cached: Path | None, now: Path | None, differences: Sequence[C
     constant's values."""
     if not cached or not now:
         return False
-    for name in (each.field for each in differences):
+    for name in (difference.field for difference in differences):
         try:
             one, other = ((folder / name).read_bytes() for folder in (cached, now))
         except OSError:

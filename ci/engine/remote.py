@@ -305,7 +305,7 @@ def files_of(result: bytes) -> list[tuple[str, str, int]]:
             files.append((file.text(1), digest.text(1), digest.number(2)))
     except Malformed:
         return []
-    return [each for each in files if len(each[1]) == 64 and set(each[1]) <= set("0123456789abcdef")]
+    return [file for file in files if len(file[1]) == 64 and set(file[1]) <= set("0123456789abcdef")]
 
 
 def _varint(value: int) -> bytes:

@@ -65,7 +65,9 @@ class Repeats:
             return True
         numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
         tolerances = (value for pattern, value in self.figures.items() if fnmatchcase(name, pattern))
-        return numbers and any(math.isclose(one, other, rel_tol=each, abs_tol=each) for each in tolerances)
+        return numbers and any(
+            math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance) for tolerance in tolerances
+        )
 
 
 @dataclass(frozen=True, slots=True)

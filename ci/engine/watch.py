@@ -216,7 +216,7 @@ def listing_of(path: str) -> str:
     count."""
     try:
         with os.scandir(path) as entries:
-            names = sorted(f"{each.name}/{_kind(each)}" for each in entries if each.name != "__pycache__")
+            names = sorted(f"{entry.name}/{_kind(entry)}" for entry in entries if entry.name != "__pycache__")
     except OSError:
         return "absent"
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()

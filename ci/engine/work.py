@@ -254,7 +254,7 @@ def _announce(
         lines = [f"{count} because {why}" for why, count in Counter(reasons.values()).items()]
     if how.show_cached:
         lines += [f"cached    {name}: {line(name, result).note}" for name, result in cached.items()]
-    sys.stderr.writelines(f"  {each}\n" for each in lines)
+    sys.stderr.writelines(f"  {line}\n" for line in lines)
     sys.stderr.flush()
 
 
@@ -361,7 +361,7 @@ def _run(
         lines = {task.name: line(task.name, results[task.name]) for task in tasks if task.name in results}
         worst = max(lines.values(), key=lambda each: each.look)
         return replace(
-            worst, note="; ".join(f"{name}: {each.note}" for name, each in lines.items() if each.note)
+            worst, note="; ".join(f"{name}: {line.note}" for name, line in lines.items() if line.note)
         )
 
     def doing(name: str) -> str:

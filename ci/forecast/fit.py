@@ -135,7 +135,7 @@ def _program(name: str, model: FittedModel, precision: str) -> OnnxProgram:
 def _chosen(programs: Sequence[OnnxProgram], options: FitOptions) -> list[OnnxProgram]:
     from ci.pipeline.expression import matcher
 
-    chosen = [each for each in programs if not options.words or matcher(options.words)(each.name)]
+    chosen = [program for program in programs if not options.words or matcher(options.words)(program.name)]
     if options.shard:
         mine = {job.name for job in shard_named([Job(each.name) for each in chosen], options.shard)}
         chosen = [each for each in chosen if each.name in mine]
@@ -160,9 +160,11 @@ def _fit(
     }
     limits = limits_of(estimates, table)
     withheld = {
-        key: reason for key, each in estimates.items() if (reason := reason_to_withhold(each, limits, table))
+        key: reason
+        for key, estimate in estimates.items()
+        if (reason := reason_to_withhold(estimate, limits, table))
     }
-    kept = {key: each for key, each in estimates.items() if key not in withheld}
+    kept = {key: estimate for key, estimate in estimates.items() if key not in withheld}
     judged = [found for phone in table.phones if (found := judge(phone, kept, measured, table))]
     rows: dict[str, Metric] = {}
     for of_phone in judged:
@@ -188,7 +190,7 @@ def _fit(
 def limits_of(estimates: Mapping[tuple[str, str], Mapping[str, Any]], table: Forecasts) -> LaneFit:
     """Within which a new model is like those that were fitted."""
     first, second = table.chips
-    whole = [each for each in estimates.values() if first in each["estimates"]]
+    whole = [estimate for estimate in estimates.values() if first in estimate["estimates"]]
     times = [each["estimates"][first]["us"] for each in whole]
     ratios = sorted(
         each["estimates"][second]["us"] / each["estimates"][first]["us"]
@@ -216,8 +218,8 @@ def judge(
 ) -> JudgedPhone | None:
     """None where too little was measured."""
     rows = [
-        Row(name, precision, each["estimates"][table.chips[0]]["us"], row.milliseconds * 1000)
-        for (name, precision), each in estimates.items()
+        Row(name, precision, estimate["estimates"][table.chips[0]]["us"], row.milliseconds * 1000)
+        for (name, precision), estimate in estimates.items()
         if (row := measured[name, precision].get(phone))
     ]
     if len({row.model for row in rows}) < LEAST_MODELS:
@@ -250,7 +252,7 @@ def _rows_of(stage: StageRun, judged: JudgedPhone) -> dict[str, Metric]:
                 f" {median:.1%} and {p80:.1%}",
                 "look at the models that are farthest off in the report",
             )
-    measured = [each.measured for each in judged.rows]
+    measured = [row.measured for row in judged.rows]
     row["rank"] = round(rank_correlation(measured, judged.guesses), 3)
     return {judged.phone: row}
 

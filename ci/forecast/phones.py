@@ -40,7 +40,7 @@ def found(words: str, table: Forecasts, store: Path) -> list[HubModel]:
             models.append(
                 HubModel(name, use, tuple(hub.measurements(root, name)), dict(_accuracy(root, name)))
             )
-    if exact := [each for each in models if each.name == wanted]:
+    if exact := [model for model in models if model.name == wanted]:
         return exact
     if not models:
         raise UnknownName(f"AI Hub's table has no model like {words!r}", wanted, names)

@@ -30,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]
     models = found(args.model, table, selection_of(args).store)
-    answer.add(wheel=table.wheel.version, models=[each.as_dict() for each in models])
+    answer.add(wheel=table.wheel.version, models=[model.as_dict() for model in models])
     print("\n".join(in_words(models, phones, table)))
     return 0

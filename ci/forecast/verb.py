@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     phones = [table.named(name) for name in args.phone] or [*table.phones]
     model = one_model_of(args)
     forecasted = lane_model(model).forecasted(args.measured)
-    shown = [each for each in forecasted.forecasts if each.phone in phones]
+    shown = [forecast for forecast in forecasted.forecasts if forecast.phone in phones]
     answer.add(model=model.typed, forecasts=[each.as_dict() for each in shown])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words(shown)))

@@ -238,10 +238,10 @@ def text_of(changes: Changes, ended: Ended, place: str) -> str:
     ]
     head = ["", "| program | what | before | now | commits |", "| --- | --- | ---: | ---: | --- |"]
     rows = [
-        f"| {code(each.lane)} {code(each.program)} | {WORSE[each.what]}"
-        f" | {in_words(each.what, each.before)} | {in_words(each.what, each.now)}"
-        f" | {sparkline(each.commits)} |"
-        for each in changes.changes
+        f"| {code(change.lane)} {code(change.program)} | {WORSE[change.what]}"
+        f" | {in_words(change.what, change.before)} | {in_words(change.what, change.now)}"
+        f" | {sparkline(change.commits)} |"
+        for change in changes.changes
     ]
     room = LONGEST - sum(len(line) + 1 for line in (*lines, *head))
     shown = 0

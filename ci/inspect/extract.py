@@ -58,7 +58,7 @@ def context_in(data: memoryview) -> tuple[str, memoryview]:
 
 def _of_program(path: Path, program: CompiledProgram) -> Iterator[tuple[str, bytes | memoryview]]:
     whole = memoryview(bytes_of(path))
-    size = sum(each.size for each in program.delegates)
+    size = sum(delegate.size for delegate in program.delegates)
     if size > TIMES * len(whole):
         raise CheckFailed(
             f"{path}: its delegates share their data: {size:,} bytes of a file of {len(whole):,}",

@@ -92,7 +92,7 @@ def markdown(
         *([("chip chosen", chosen)] if chosen else []),
         ("chips named", ", ".join(sorted(chips)) or "none"),
         ("QNN builds named in the log", ", ".join(sorted(named["build"])) or "none"),
-        ("QNN builds provisioned", ", ".join(each.version for each in trees(store_path())) or "none"),
+        ("QNN builds provisioned", ", ".join(tree.version for tree in trees(store_path())) or "none"),
         *((path.name, ", ".join(build_ids(path)) or "no build id") for path in _libraries(libraries)),
     ]
     table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)
@@ -119,8 +119,13 @@ def _own_version() -> str:
 def _findings(report: Report) -> str:
     errors = errors_of([report])
     shown = [
-        "\n".join(filter(None, [f"{each.rule}  {each.subject}", each.message, each.fix and f"→ {each.fix}"]))
-        for each in errors[:FINDINGS]
+        "\n".join(
+            filter(
+                None,
+                [f"{finding.rule}  {finding.subject}", finding.message, finding.fix and f"→ {finding.fix}"],
+            )
+        )
+        for finding in errors[:FINDINGS]
     ]
     return visible(
         "\n".join([*shown, *([f"… and {len(errors) - FINDINGS} more"] if errors[FINDINGS:] else [])])
@@ -133,7 +138,7 @@ def _packages() -> Iterator[str]:
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[f"{name} {metadata.version(name)}"] = None
-    yield from found | dict.fromkeys(f"{each.name} {each.version}" for each in wheels())
+    yield from found | dict.fromkeys(f"{wheel.name} {wheel.version}" for wheel in wheels())
 
 
 def _libraries(named: Sequence[Path]) -> list[Path]:

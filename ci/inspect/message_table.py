@@ -137,7 +137,9 @@ def _meaning(row: PrintedMessage, rules: Iterable[str]) -> str:
 def matched(rows: Sequence[PrintedMessage]) -> set[str]:
     """The rules that match one of them."""
     text = "\n".join(row.text for row in rows).encode("utf-8", "replace")
-    return {entry.id for entry in knowledge().entries if any(each.search(text) for each in entry.patterns)}
+    return {
+        entry.id for entry in knowledge().entries if any(pattern.search(text) for pattern in entry.patterns)
+    }
 
 
 def containing(rows: Iterable[PrintedMessage], words: Sequence[str]) -> list[PrintedMessage]:

@@ -101,7 +101,7 @@ def _notes(cell: Cell) -> Iterator[str]:
             f"{name}{f' ({figure.strip()})' if (figure := in_db(case.sqnr_db)) else ''}"
             for name, case in bad.items()
         ]
-        names += [test for test, each in sorted(cell.others.items()) if each == result and test != PLAIN]
+        names += [test for test, other in sorted(cell.others.items()) if other == result and test != PLAIN]
         names += [name for name, each in sorted(cell.elsewhere.items()) if each == result]
         if names:
             yield f"{MEANINGS[result][0]}: {', '.join(names)}"

@@ -113,7 +113,7 @@ class Cell(Model):
         names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
         beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
         counts = Counter[str](self.others.values())
-        words = [f"{counts[each]} {word}" for each, (word, _) in MEANINGS.items() if each in counts]
+        words = [f"{counts[meaning]} {word}" for meaning, (word, _) in MEANINGS.items() if meaning in counts]
         others = f" ({', '.join(words)})" if words else ""
         return f"{MEANINGS[self.result][0]}{figure}{others}{beside}"
 
@@ -390,7 +390,7 @@ def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = ()) ->
         for case, found in sorted(cell.bad.items())
         if found.result in results and not _is_of_another_rank(case, ranks)
     ]
-    tests = sorted(name for name, each in cell.others.items() if each in results and name != PLAIN)
+    tests = sorted(name for name, other in cell.others.items() if other in results and name != PLAIN)
     parts = [f"with inputs {', '.join(cases)}"] if cases else []
     if cell.result in results:
         parts.append("in most of its tests")

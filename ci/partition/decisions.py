@@ -233,11 +233,11 @@ def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
         if operator_name(node) == DELEGATE:
             lowered = getattr(program.graph_module, node.args[0].target)
             inner = Counter(
-                operator_name(each)
-                for each in lowered.original_module.graph.nodes
-                if each.op == "call_function"
-                and not is_quantizer(each)
-                and operator_name(each) not in PASS_THROUGH
+                operator_name(node)
+                for node in lowered.original_module.graph.nodes
+                if node.op == "call_function"
+                and not is_quantizer(node)
+                and operator_name(node) not in PASS_THROUGH
             )
             parts.append(
                 {

@@ -247,7 +247,7 @@ class Search:
         return culprit
 
     def _errors(self, begin: int) -> list[str]:
-        return [each.strip() for each in NATIVE_ERROR.findall(text_since(self.log, begin))]
+        return [match.strip() for match in NATIVE_ERROR.findall(text_since(self.log, begin))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
     order = {name: number for number, name in enumerate(nodes)}
     for name in sorted(names, key=lambda name: order.get(name, len(order))):
         stem = re.sub(r"_\d+$", "", name)
-        alike = {each for each in nodes if re.fullmatch(rf"{re.escape(stem)}(_\d+)?", each)}
+        alike = {node for node in nodes if re.fullmatch(rf"{re.escape(stem)}(_\d+)?", node)}
         all_of_them = len(alike) > MANY and alike <= set(names)
         patterns[f"{stem}*" if all_of_them else name] = None
     return list(patterns)
@@ -348,7 +348,7 @@ def _kinds(nodes: Sequence[Node]) -> list[list[Node]]:
     """Nodes that differ in nothing but their place and the values of their constants are of one kind."""
     kinds: dict[tuple[str, ...], list[Node]] = {}
     for node in nodes:
-        rest = [each for each in node.args if not isinstance(each, Node)]
+        rest = [argument for argument in node.args if not isinstance(argument, Node)]
         kind = operator_name(node), _operands(node), str(rest), str(node.kwargs)
         kinds.setdefault(kind, []).append(node)
     return list(kinds.values())
@@ -367,7 +367,7 @@ def _in_words(errors: Sequence[str]) -> str:
 
 
 def _operands(node: Node) -> str:
-    return ", ".join(_operand(each) for each in node.all_input_nodes) or "no operand"
+    return ", ".join(_operand(all_input_node) for all_input_node in node.all_input_nodes) or "no operand"
 
 
 def _operand(node: Node) -> str:
@@ -383,7 +383,11 @@ def _operand(node: Node) -> str:
 
 def _more_bits(node: Node) -> str:
     """HTP has the fewest kernels for weights of fewer than 8 bits."""
-    bits = [int(match[1]) for each in node.all_input_nodes if (match := BITS.match(_operand(each)))]
+    bits = [
+        int(match[1])
+        for all_input_node in node.all_input_nodes
+        if (match := BITS.match(_operand(all_input_node)))
+    ]
     if not bits or min(bits) >= 8 or not (module := module_of(node)):
         return ""
     return f'{{ name = "{module}", precision = "{bits[0]}a8w" }}'

@@ -41,7 +41,9 @@ class Partition:
         """The nodes that depend on an input."""
         live: set[Node] = set()
         for node in self.program.graph.nodes:
-            if node.name in self.inputs or any(each in live for each in node.all_input_nodes):
+            if node.name in self.inputs or any(
+                all_input_node in live for all_input_node in node.all_input_nodes
+            ):
                 live.add(node)
         return frozenset(live)
 
@@ -63,10 +65,14 @@ class Partition:
         constants: dict[Node, None] = {}
         todo = [node]
         while todo:
-            for each in todo.pop().all_input_nodes:
-                if each.op == "call_function" and each not in self.live and each not in constants:
-                    constants[each] = None
-                    todo.append(each)
+            for all_input_node in todo.pop().all_input_nodes:
+                if (
+                    all_input_node.op == "call_function"
+                    and all_input_node not in self.live
+                    and all_input_node not in constants
+                ):
+                    constants[all_input_node] = None
+                    todo.append(all_input_node)
         return list(constants)
 
     def error_of(self, nodes: Iterable[Node]) -> str:
@@ -87,7 +93,11 @@ class Partition:
             if node in members or node.op != "call_function":
                 continue
             members.add(node)
-            todo += [each for each in node.all_input_nodes if is_quantizer(each) or each not in self.live]
+            todo += [
+                all_input_node
+                for all_input_node in node.all_input_nodes
+                if is_quantizer(all_input_node) or all_input_node not in self.live
+            ]
             if operator_name(node) in PASS_THROUGH:
                 todo += node.all_input_nodes
             if node in self.live:

@@ -270,7 +270,7 @@ def _top1(wanted: Any, values: Any) -> dict[str, float]:
     if wanted.ndim == 0 or wanted.shape[-1] < 2:
         return {}
     rows = [each.reshape(-1, each.shape[-1]) for each in (wanted, values)]
-    flat = [(each == each[:, :1]).all(-1) for each in rows]
+    flat = [(row == row[:, :1]).all(-1) for row in rows]
     alike = (rows[0].argmax(-1) == rows[1].argmax(-1)) & (flat[0] | ~flat[1])
     return {"top1": float(alike.mean())}
 

@@ -58,7 +58,7 @@ class Cuts(Generic[N]):
                 **described(node),
                 "node": self.name(node),
                 "sqnr_db": self.of(node),
-                "operands": {self.name(each): value for each, value in operands},
+                "operands": {self.name(operand): value for operand, value in operands},
             }
         cuts = {name: value for name, value in self.known.items() if name}
         return {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
@@ -117,7 +117,7 @@ def worst_drop(
         own = at(high) - max(map(at, operands), default=0.0)
         if best is None or own > drop:
             best, drop = high, own
-        steps += [(at(each), -1, each) for each in operands]
+        steps += [(at(operand), -1, operand) for operand in operands]
     assert best is not None
     return nodes[best], [(each, sqnr(each)) for each in known(operands_of(nodes[best]))]
 

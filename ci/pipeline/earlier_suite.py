@@ -95,7 +95,7 @@ def _tables(value: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
         items = value.items()
     elif isinstance(value, list):
         items = enumerate(value)
-    return ((key, each) for key, each in items if isinstance(each, Mapping))
+    return ((key, item) for key, item in items if isinstance(item, Mapping))
 
 
 def _scheme(value: Any) -> Any:

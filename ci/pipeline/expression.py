@@ -23,7 +23,9 @@ def matcher(expressions: Sequence[str], *, whole: bool = False) -> Callable[[str
     matches = partial(_matches, whole=whole)
     for expression in expressions:
         _evaluate(expression, "", matches)
-    return lambda name: not expressions or any(_evaluate(each, name.lower(), matches) for each in expressions)
+    return lambda name: (
+        not expressions or any(_evaluate(expression, name.lower(), matches) for expression in expressions)
+    )
 
 
 def _evaluate(expression: str, name: str, matches: Callable[[str, str], bool]) -> bool:

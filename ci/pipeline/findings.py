@@ -104,19 +104,19 @@ def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
     """The findings of a program without those that an error of it causes: the error says them, too."""
     kept: list[Finding] = []
     caused: dict[str, list[str]] = {}
-    errors = {each.rule for each in findings if each.severity is Severity.ERROR}
-    for each in findings:
-        cause = next((name for name in FOLLOWS.get(each.rule, ()) if name in errors), "")
+    errors = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
+    for finding in findings:
+        cause = next((name for name in FOLLOWS.get(finding.rule, ()) if name in errors), "")
         if cause:
-            caused.setdefault(cause, []).append(each.message)
+            caused.setdefault(cause, []).append(finding.message)
         else:
-            kept.append(each)
+            kept.append(finding)
     # Of several errors of one rule the first says it.
     return [
-        replace(each, message="; ".join([each.message, *caused.pop(each.rule)]))
-        if each.rule in caused
-        else each
-        for each in kept
+        replace(finding, message="; ".join([finding.message, *caused.pop(finding.rule)]))
+        if finding.rule in caused
+        else finding
+        for finding in kept
     ]
 
 

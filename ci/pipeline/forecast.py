@@ -219,6 +219,8 @@ def by_measurement(text: str, found: Forecasted, fit: LaneFit, table: Forecasts)
     factor = float(number[1]) / own.ms
     others = (each for each in found.forecasts if each.phone != phone)
     return Forecasted(
-        tuple(each.by(factor, fit.phones[each.phone].by_other.get(phone, each.within)) for each in others),
+        tuple(
+            other.by(factor, fit.phones[other.phone].by_other.get(phone, other.within)) for other in others
+        ),
         basis=f"measured on {phone}: {number[1]} ms, {factor:.2f} times its forecast",
     )

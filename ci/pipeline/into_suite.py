@@ -110,7 +110,7 @@ def suite_with(
                 fix="rename that case, or name another suite",
             )
     runs = cases[name].setdefault("run", tomlkit.aot())
-    of_lane = [each for each in runs if each.get("lane") == lane]
+    of_lane = [run for run in runs if run.get("lane") == lane]
     number = next(
         (
             index

@@ -131,9 +131,14 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
         stage.findings += earlier
         lane.close(stage, plan, results)
         held = {
-            subject for each in plan.programs if each.quarantine for subject in (each.name, each.case_name)
+            subject
+            for program in plan.programs
+            if program.quarantine
+            for subject in (program.name, program.case_name)
         }
-        stage.findings = [noted(each) if each.subject in held else each for each in stage.findings]
+        stage.findings = [
+            noted(finding) if finding.subject in held else finding for finding in stage.findings
+        ]
         record(stage, plan.programs, selection)
     return finish(stage, selection, lacking=lane.lacking(stage.findings))
 
@@ -143,7 +148,7 @@ def chosen_programs(lane: Lane[P, Any], choice: Choice, selection: Selection) ->
 
 
 def mine_of(program: AnyProgram[Any, Any], results: Results) -> Mine:
-    return {step: each[program.name] for step, each in results.items() if program.name in each}
+    return {step: result[program.name] for step, result in results.items() if program.name in result}
 
 
 def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecked: Recheck) -> None:
@@ -160,7 +165,7 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
             findings += lane.findings(plan, program, mine)
         where = f"[case.{program.case_name}] of {program.suite}"
         findings = one_a_cause(findings)
-        if not any(each.rule == "flaky" for each in findings):
+        if not any(finding.rule == "flaky" for finding in findings):
             runs = next((each.runs for each in mine.values() if each.runs.flaky), Runs())
             findings += flaky(program.name, runs, commands[program.name], where)
         findings += misused(program.case.quarantine, program.name, where)
@@ -173,8 +178,8 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
         shown = row_of(program, findings, commands[program.name])
         rows[program.name] = {**shown, **lane.row(plan, program, mine)}
     stage.findings += steady_cases(lane, plan, results)
-    for each in results.values():
-        stage.findings += not_passed(plan.programs, each)
+    for result in results.values():
+        stage.findings += not_passed(plan.programs, result)
     *earlier, last = results.values()
     stage.metrics |= counts(rows, last.values(), [each for step in earlier for each in step.values()])
     stage.metrics["selected"] = len(plan.programs)

@@ -20,8 +20,8 @@ def as_text(whole: str, losses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         return
     rows = [("after", "before", "operator", "where")]
     rows += [
-        (f"{each['after_db']:.1f} dB", _before(each["before_db"]), each["operator"], where_of(each))
-        for each in losses[:SHOWN]
+        (f"{loss['after_db']:.1f} dB", _before(loss["before_db"]), loss["operator"], where_of(loss))
+        for loss in losses[:SHOWN]
     ]
     yield from units.aligned(rows)
     if more := len(losses) - SHOWN:

@@ -64,7 +64,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
         raise
     finally:
         sys.stdout.write(printed.getvalue())
-    if code and not any(each.severity is Severity.ERROR for each in report.stage.findings):
+    if code and not any(finding.severity is Severity.ERROR for finding in report.stage.findings):
         report.fail(f"{verb} ended with exit code {code}")
     _write(report, printed.getvalue(), selection.reports)
     return code
@@ -96,11 +96,13 @@ def _merged(report: ModelReport, printed: str, reports: Path) -> None:
         for key, rows in stage.metrics.items():
             others = earlier.metrics.get(key)
             if isinstance(others, dict) and isinstance(rows, dict):
-                stage.metrics[key] = {**{each: others[each] for each in others if each != name}, **rows}
-        stage.findings += [each for each in earlier.findings if each.subject != name]
-        written = {each.path for each in stage.artifacts}
+                stage.metrics[key] = {**{other: others[other] for other in others if other != name}, **rows}
+        stage.findings += [finding for finding in earlier.findings if finding.subject != name]
+        written = {artifact.path for artifact in stage.artifacts}
         stage.artifacts += [
-            each for each in earlier.artifacts if each.path not in written and Path(each.path).is_file()
+            artifact
+            for artifact in earlier.artifacts
+            if artifact.path not in written and Path(artifact.path).is_file()
         ]
     # Not by `write`: an answer (--json) has this command's own findings alone.
     replace_text(reports / f"{stage.stage}.json", stage.finish().as_json())

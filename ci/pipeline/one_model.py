@@ -205,12 +205,12 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None, report: ModelRepor
             programs = extension.programs if extension else exported.programs
         plan = exported.plan(programs)
         results = exported.do(plan)
-        products = [exported.product(plan, each, mine_of(each, results)) for each in plan.programs]
+        products = [exported.product(plan, program, mine_of(program, results)) for program in plan.programs]
         _write(products, output, new, publish, origin, report)
         if extension:
             more = exported.for_suite(plan, results)
-            figures = [exported.lane.figures(each, mine_of(each, results)) for each in plan.programs]
-            extension.write([each for each in figures if each is not None], more)
+            figures = [exported.lane.figures(program, mine_of(program, results)) for program in plan.programs]
+            extension.write([figure for figure in figures if figure is not None], more)
             update(exported.lane, plan, results)
     return _shown(products, report)
 
@@ -265,7 +265,7 @@ def cells_of(soc: str, figures: Mapping[str, float], on_cpu: int, files: Iterabl
         "against float": in_words(figures) or "not run",
         "against the quantized model": in_words(figures, "reference_") or "-",
         "on the CPU": str(on_cpu),
-        "bytes": f"{sum(each.stat().st_size for each in files):,}",
+        "bytes": f"{sum(file.stat().st_size for file in files):,}",
     }
 
 
@@ -317,11 +317,11 @@ def _write(
         report.cells += [product.cells] if product.cells else []
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
-        sys.stderr.writelines(f"warning: {each}\n" for each in product.warnings)
+        sys.stderr.writelines(f"warning: {warning}\n" for warning in product.warnings)
         for path in written:
             if path.name in product.files:
                 sys.stdout.write(f"{path.stat().st_size:>12,}  {output / path.name}\n")
-        sys.stdout.writelines(f"{each}\n" for each in product.words)
+        sys.stdout.writelines(f"{word}\n" for word in product.words)
         answer.add_findings(product.findings)
     folder = Parser.user_folder() / output
     answer.add(programs=[_answered(folder, product) for product in products])

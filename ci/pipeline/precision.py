@@ -29,7 +29,9 @@ class Precision:
     @property
     def written(self) -> str:
         """Its name in suites: ExecuTorch's, if the lowering suite's scheme of that name is this one."""
-        first = next(each for each in PRECISIONS.values() if each.executorch == self.executorch)
+        first = next(
+            precision for precision in PRECISIONS.values() if precision.executorch == self.executorch
+        )
         return self.executorch if first is self else self.name
 
 
@@ -121,7 +123,7 @@ def precision_named(name: str) -> Precision:
             f"precision {name}: QNN's HTP backend does not take these activations with these weights",
             fix=f"use {near}",
         )
-    names = {name for each in PRECISIONS.values() for name in (each.written, each.name)}
+    names = {name for precision in PRECISIONS.values() for name in (precision.written, precision.name)}
     raise UnknownName(f"there is no precision {name!r}", plain, names)
 
 

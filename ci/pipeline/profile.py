@@ -178,7 +178,7 @@ def read_document(path: Path) -> Shares:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["schema"] != SCHEMA:
             raise ValueError(f"schema {body['schema']}")
-        return _shares(OperatorCost(**each) for each in body["operators"])
+        return _shares(OperatorCost(**operator) for operator in body["operators"])
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", fix="name a file that profile --json wrote") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -24,7 +24,7 @@ def device() -> Any:
     # QNN reports a graph's costs only at the highest log level, set here, at registration and in the session.
     ort.set_default_logger_severity(VERBOSE)
     ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
-    devices = [each for each in ort.get_ep_devices() if each.ep_name == PROVIDER]
+    devices = [ep_device for ep_device in ort.get_ep_devices() if ep_device.ep_name == PROVIDER]
     if not devices:
         raise EnvironmentLacking(
             "onnxruntime-qnn registers no device, so nothing can be compiled",

@@ -77,7 +77,7 @@ def outputs_in(folder: Path) -> Sample:
 
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return {str(each["name"]): read_array(folder / each["file"]) for each in record["outputs"]}
+        return {str(output["name"]): read_array(folder / output["file"]) for output in record["outputs"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckFailed(
             f"{folder}: expected what run wrote with -o, found {error}",

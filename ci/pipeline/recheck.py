@@ -40,24 +40,26 @@ def metrics(done: Recheck, part: Part) -> dict[str, Metric]:
 
 def findings(done: Recheck, stage: str, again: Callable[[Rechecked], str]) -> Iterator[Finding]:
     """`again` gives the command that runs its program."""
-    for each in done.done:
-        command = again(each)
-        if failure := each.failure:
-            message = f"its cached result of the step {each.step} was not rechecked: {failure.message}"
+    for finding in done.done:
+        command = again(finding)
+        if failure := finding.failure:
+            message = f"its cached result of the step {finding.step} was not rechecked: {failure.message}"
             fix = f"{failure.fix}; then {command}" if failure.fix else command
-            yield Finding(f"cache-{failure.rule}", Severity.ERROR, each.name, message, fix)
-        elif each.differences:
-            more = len(each.differences) - SHOWN
-            words = "; ".join(map(str, each.differences[:SHOWN])) + (f"; and {more} more" if more > 0 else "")
+            yield Finding(f"cache-{failure.rule}", Severity.ERROR, finding.name, message, fix)
+        elif finding.differences:
+            more = len(finding.differences) - SHOWN
+            words = "; ".join(map(str, finding.differences[:SHOWN])) + (
+                f"; and {more} more" if more > 0 else ""
+            )
             message = (
-                f"its cached result of the step {each.step} is not what the work gives,"
-                f" {each.runs.rechecked}: {words}; {each.evidence}. The cached one is not used any more"
+                f"its cached result of the step {finding.step} is not what the work gives,"
+                f" {finding.runs.rechecked}: {words}; {finding.evidence}. The cached one is not used any more"
             )
             fix = (
                 f"{command} --no-cache; if that gives the same each time, something decides it that the cache"
                 " does not see: report it with both results"
             )
-            yield Finding("flaky", Severity.ERROR, each.name, message, fix)
+            yield Finding("flaky", Severity.ERROR, finding.name, message, fix)
     if done.cached and not done.compared:
         reasons = [f"{count} not, because {why}" for why, count in done.left_out.items()]
         message = "; ".join([f"none of {done.cached} cached results was rechecked", *reasons])

@@ -75,7 +75,7 @@ class _Compared:
         sqnr_db, told = decibels(float((wanted**2).sum()), noise), places is not ...
         distinct = _distinct(found, FEW)
         if distinct < FEW and (of_float := _distinct(wanted, wanted.size)) > MANY:
-            others = tuple(each for each in range(wanted.ndim) if each != axis or not told)
+            others = tuple(index for index in range(wanted.ndim) if index != axis or not told)
             varies = float(((wanted - wanted.mean(others, keepdims=True)) ** 2).sum())
             sqnr_db, told = min(sqnr_db, decibels(varies, noise)), True
             words += f", {distinct} distinct value{'s' * (distinct != 1)} for {of_float:,} in float"
@@ -86,7 +86,7 @@ class _Compared:
         import numpy
 
         wanted, error = self.wanted, self.found - self.wanted
-        others = tuple(each for each in range(wanted.ndim) if each != axis)
+        others = tuple(index for index in range(wanted.ndim) if index != axis)
         power, noise, varies = (wanted**2).mean(others), (error**2).mean(others), wanted.var(others)
 
         def named(numbers: Any) -> str:
@@ -138,5 +138,5 @@ def _numbers(numbers: Any) -> str:
         return f"slice {first}"
     if last - first == len(numbers) - 1:
         return f"slices {first} to {last}"
-    listed = ", ".join(str(int(each)) for each in numbers[:4])
+    listed = ", ".join(str(int(number)) for number in numbers[:4])
     return f"slices {listed}{' …' if len(numbers) > 4 else ''} ({len(numbers)})"

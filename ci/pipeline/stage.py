@@ -142,7 +142,11 @@ def write_accepted(
 
 
 def _of_suite(suite: Path, programs: Sequence[AnyProgram[Any, Any]], values: Mapping[str, V]) -> dict[str, V]:
-    return {each.name: values[each.name] for each in programs if each.suite == suite and each.name in values}
+    return {
+        program.name: values[program.name]
+        for program in programs
+        if program.suite == suite and program.name in values
+    }
 
 
 def accepted(
@@ -161,7 +165,9 @@ def accepted(
     write_accepted(suites, plan, explained, figures, stage.stage)
     profile = plan.selection.profile
     known = {suite: accepted_thresholds(suite, profile, suites.lane) for suite in plan.baselines}
-    return tuple(replace(each, accepted=known[each.suite][each.run_name]) for each in plan.programs)
+    return tuple(
+        replace(program, accepted=known[program.suite][program.run_name]) for program in plan.programs
+    )
 
 
 def _reasons(
@@ -197,12 +203,12 @@ def counts(
 ) -> dict[str, Metric]:
     """The report's figures about its programs; `earlier` are results that these are built on."""
     results = list(results)
-    held = sum(isinstance(each, dict) and each["verdict"] == QUARANTINED for each in rows.values())
+    held = sum(isinstance(row, dict) and row["verdict"] == QUARANTINED for row in rows.values())
     return {
         "selected": len(rows),
         "cached": sum(result.cached for result in results),
         **cached_from([*earlier, *results]),
-        "failed": sum(isinstance(each, dict) and each["verdict"] == "fail" for each in rows.values()),
+        "failed": sum(isinstance(row, dict) and row["verdict"] == "fail" for row in rows.values()),
         **({"quarantined": held} if held else {}),
         "programs": dict(rows),
     }
@@ -210,7 +216,9 @@ def counts(
 
 def machine_failed(findings: Iterable[Finding]) -> bool:
     """Whether the machine kept us from a verdict: exit code 1 says that everything could be checked."""
-    return any(each.severity is Severity.ERROR and each.rule.endswith(f"-{MACHINE}") for each in findings)
+    return any(
+        finding.severity is Severity.ERROR and finding.rule.endswith(f"-{MACHINE}") for finding in findings
+    )
 
 
 def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:

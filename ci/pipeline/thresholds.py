@@ -29,8 +29,8 @@ def thresholds_of(
 
     Says of which run it has none; `again` is the command that measures each chip of it."""
     measured: dict[str, list[Mapping[str, float]]] = {}
-    for name, each in figures.items():
-        measured.setdefault(name.rpartition("/")[0], []).append(each)
+    for name, figure in figures.items():
+        measured.setdefault(name.rpartition("/")[0], []).append(figure)
     runs: dict[str, list[P]] = {}
     for program in programs:
         runs.setdefault(program.run_name, []).append(program)

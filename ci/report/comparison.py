@@ -100,4 +100,4 @@ def _title(name: str) -> str:
 
 
 def _words(value: Metric) -> list[str]:
-    return [str(each) for each in entries(value)]
+    return [str(entry) for entry in entries(value)]

@@ -187,7 +187,7 @@ def accuracy_of(row: Row) -> Iterator[Bar]:
 
 def slices_of(row: Row) -> Sequence[str]:
     """What is lost or constant of the outputs."""
-    return [each for each in entries(row.get("slices")) if isinstance(each, str)]
+    return [entry for entry in entries(row.get("slices")) if isinstance(entry, str)]
 
 
 def _figure(key: str, value: float) -> str:

@@ -64,7 +64,7 @@ class SpeakerView:
 def speakers_of(reports: Iterable[Report]) -> list[SpeakerView]:
     """The worst first."""
     views = [
-        _view(name, row, [each for each in report.findings if each.subject == name])
+        _view(name, row, [finding for finding in report.findings if finding.subject == name])
         for report in reports
         if report.stage in STAGES
         for name, row in rows_of(report, "programs").items()
@@ -133,8 +133,8 @@ def _with_error(figure: Row) -> str:
 def _positions(lines: Row) -> Iterator[PositionLine]:
     series = {
         name: values
-        for name, each in lines.items()
-        if (values := [float(one) for one in entries(each) if isinstance(one, int | float)])
+        for name, line in lines.items()
+        if (values := [float(one) for one in entries(line) if isinstance(one, int | float)])
     }
     highest = longest_of(*(max(values) for values in series.values()))
     for name, values in series.items():
@@ -150,9 +150,9 @@ def _positions(lines: Row) -> Iterator[PositionLine]:
 
 
 def _parts(row: Row) -> Iterator[Bar]:
-    rows = [mapping(each) for each in entries(row.get("parts"))]
+    rows = [mapping(entry) for entry in entries(row.get("parts"))]
     longest = longest_of(
-        *(number(each, key) for each in rows for key in ("db", "typical_db", "cpu_db", "least_db"))
+        *(number(row, key) for row in rows for key in ("db", "typical_db", "cpu_db", "least_db"))
     )
     for each in rows:
         if (value := number(each, "db")) is None:

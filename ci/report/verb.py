@@ -100,8 +100,8 @@ def _sarif(reports: Sequence[Report]) -> str:
     from ci.engine.rule_texts import parity_texts
     from provisioning.validation.tables import rule_texts
 
-    texts = {rule: RuleText(each.summary, each.why, each.fix) for rule, each in rule_texts().items()}
-    texts |= {rule: RuleText(each.summary) for rule, each in parity_texts().items()}
+    texts = {rule: RuleText(text.summary, text.why, text.fix) for rule, text in rule_texts().items()}
+    texts |= {rule: RuleText(text.summary) for rule, text in parity_texts().items()}
     return sarif(reports, texts)
 
 

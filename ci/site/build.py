@@ -178,11 +178,11 @@ def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
             chips=operators.chip_names(),
             introduction=rendered(introduction, site.links("docs/operators.md", view.page)).body,
         )
-    for each in operators.pages(table, earlier):
-        path = each.lane.page(each.name)
-        site.page(path, "operator.html.j2", each.name, page=each, chips=operators.chip_names())
-        good = f"all is well on {DEFAULT_SOC} at {each.good or 'no precision'}"
-        site.found.append((f"operator, {each.lane.name}", each.name, path, good))
+    for page in operators.pages(table, earlier):
+        path = page.lane.page(page.name)
+        site.page(path, "operator.html.j2", page.name, page=page, chips=operators.chip_names())
+        good = f"all is well on {DEFAULT_SOC} at {page.good or 'no precision'}"
+        site.found.append((f"operator, {page.lane.name}", page.name, path, good))
     cells = operators.rows(table)
     site.files["operators.csv"] = operators.as_csv(cells)
     site.files["operators.json"] = operators.as_json(table, cells)
@@ -192,7 +192,7 @@ def _errors(site: Site) -> None:
     failures, numbers, rules = errors.failures(), list(errors.numbers()), errors.all_rules()
     sources = {
         name: site.link(name, "README.md", ERRORS)
-        for name in {*(each.source for each in failures), *(each.page for each in rules)}
+        for name in {*(failure.source for failure in failures), *(rule.page for rule in rules)}
     }
     site.page(
         ERRORS,
@@ -205,15 +205,20 @@ def _errors(site: Site) -> None:
     )
     site.files["errors.json"] = errors.as_json()
     site.found += [
-        ("error", each.id, f"{ERRORS}#{each.anchor}", f"{each.message} {each.cause} {each.fix}")
-        for each in failures
+        (
+            "error",
+            failure.id,
+            f"{ERRORS}#{failure.anchor}",
+            f"{failure.message} {failure.cause} {failure.fix}",
+        )
+        for failure in failures
     ]
     site.found += [
-        (f"number, {each.of}", " ".join(each.spellings), f"{ERRORS}#{each.anchor}", each.name)
-        for each in numbers
+        (f"number, {number.of}", " ".join(number.spellings), f"{ERRORS}#{number.anchor}", number.name)
+        for number in numbers
     ]
     site.found += [
-        ("rule", each.id, f"{ERRORS}#{quote(each.id)}", f"{each.summary}: {each.fix}") for each in rules
+        ("rule", rule.id, f"{ERRORS}#{quote(rule.id)}", f"{rule.summary}: {rule.fix}") for rule in rules
     ]
 
 
@@ -232,16 +237,21 @@ def _faults(site: Site, findings: str) -> None:
         "Known faults",
         faults=faults,
         pages=pages,
-        sources={each.source: site.link(each.source, "README.md", FAULTS) for each in faults},
+        sources={fault.source: site.link(fault.source, "README.md", FAULTS) for fault in faults},
         rest=rendered(rest, site.links("docs/findings.md", FAULTS)),
     )
     site.files["faults.json"] = (
-        json.dumps({"schema": 1, "faults": [each.model_dump(mode="json") for each in faults]}, indent=1)
+        json.dumps({"schema": 1, "faults": [fault.model_dump(mode="json") for fault in faults]}, indent=1)
         + "\n"
     )
     site.found += [
-        ("fault", each.title.replace("`", ""), f"{FAULTS}#{each.id}", f"{each.id} {each.effect} {each.fix}")
-        for each in faults
+        (
+            "fault",
+            fault.title.replace("`", ""),
+            f"{FAULTS}#{fault.id}",
+            f"{fault.id} {fault.effect} {fault.fix}",
+        )
+        for fault in faults
     ]
 
 
@@ -308,7 +318,7 @@ _MARKDOWN_LINK = re.compile(r"\]\(([^)]+)\)")
 def check(files: Mapping[str, str | bytes]) -> None:
     """Every link within the site leads to a file and an anchor."""
     anchors = {
-        name: {html.unescape(each) for each in _ANCHOR.findall(text)}
+        name: {html.unescape(match) for match in _ANCHOR.findall(text)}
         for name, text in files.items()
         if isinstance(text, str) and name.endswith(".html")
     }

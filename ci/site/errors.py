@@ -101,11 +101,11 @@ def as_json() -> str:
     """All of it, for other programs."""
     document = {
         "schema": 1,
-        "failures": [asdict(each) for each in failures()],
-        "numbers": [asdict(each) for each in numbers()],
-        "rules": [{**asdict(each), "fix": as_installed(each.fix), "anchor": each.id} for each in all_rules()],
-        "layers": [{"name": each.name, "collect": each.collect} for each in knowledge().layers],
-        "faults": [each.name for each in knowledge().faults],
+        "failures": [asdict(failure) for failure in failures()],
+        "numbers": [asdict(number) for number in numbers()],
+        "rules": [{**asdict(rule), "fix": as_installed(rule.fix), "anchor": rule.id} for rule in all_rules()],
+        "layers": [{"name": layer.name, "collect": layer.collect} for layer in knowledge().layers],
+        "faults": [fault.name for fault in knowledge().faults],
         "harmless": [{"pattern": each.pattern.source, "why": each.why} for each in knowledge().harmless],
     }
     return json.dumps(document, indent=1) + "\n"

@@ -156,11 +156,11 @@ def views(table: OperatorTable, earlier: History) -> Iterator[View]:
         for chip in lane.chips:
             page = f"operators/{lane.folder}on-{chip}.html"
             word = "on" if chip == lane.chips[0] else ""
-            yield _view(chip, word, page, table, lane, [(chip, each) for each in lane.schemes])
+            yield _view(chip, word, page, table, lane, [(chip, scheme) for scheme in lane.schemes])
         for scheme in lane.schemes if len(lane.chips) > 1 else ():
             page = f"operators/{lane.folder}at-{scheme}.html"
             word = "at" if scheme == lane.schemes[0] else ""
-            yield _view(scheme, word, page, table, lane, [(each, scheme) for each in lane.chips])
+            yield _view(scheme, word, page, table, lane, [(chip, scheme) for chip in lane.chips])
 
 
 def _view(
@@ -208,7 +208,11 @@ def _seen(
     text = table.marked(operator, scheme, cell) if not lane.folder else str(cell)
     shown = shown_cell(cell, text)
     more = [f"loses{in_db(cell.loses_db)}"] if cell.loses_db is not None else []
-    more += [f"some {MEANINGS[each][0]}" for each in cell.results if each in FAILING and each != cell.result]
+    more += [
+        f"some {MEANINGS[result][0]}"
+        for result in cell.results
+        if result in FAILING and result != cell.result
+    ]
     where = f"{operator} at {scheme} on {chip}: "
     return GridCell(
         column,
@@ -234,27 +238,30 @@ def pages(table: OperatorTable, earlier: History) -> Iterator[OperatorPage]:
 
 
 def _page(table: OperatorTable, lane: MeasuredLane, name: str, also: Mapping[str, str]) -> OperatorPage:
-    schemes = [each for each in lane.schemes if any(each in row for row in lane.cells[name].values())]
+    schemes = [scheme for scheme in lane.schemes if any(scheme in row for row in lane.cells[name].values())]
     grid = [
         _row(
             table, lane, name, [(chip, scheme) for chip in lane.chips], scheme, f"{lane.page(name)}#{scheme}"
         )
         for scheme in schemes
     ]
-    good = [each for each in schemes if (cell := lane.cell(name, lane.chips[0], each)) and cell.good]
+    good = [scheme for scheme in schemes if (cell := lane.cell(name, lane.chips[0], scheme)) and cell.good]
     own = key_of(name)
     return OperatorPage(
         name,
         lane,
         also,
         grid,
-        [SchemePart(each, _chips(table, lane, name, each), proof(lane, name, each)) for each in schemes],
+        [
+            SchemePart(scheme, _chips(table, lane, name, scheme), proof(lane, name, scheme))
+            for scheme in schemes
+        ],
         () if lane.folder else table.files(name),
         faults_of(name),
         [
-            each.text
-            for each in suggestions()
-            if name == each.onnx or (not lane.folder and key_of(each.operator) == own)
+            suggestion.text
+            for suggestion in suggestions()
+            if name == suggestion.onnx or (not lane.folder and key_of(suggestion.operator) == own)
         ],
         ", ".join(good),
         _history(lane, name),
@@ -347,7 +354,7 @@ def as_csv(cells: Sequence[Mapping[str, object]]) -> str:
 
 def as_json(table: OperatorTable, cells: Sequence[Mapping[str, object]]) -> str:
     measured = {lane.name: lane.measured for lane in lanes(table, History())}
-    words = {name: list(each) for name, each in MEANINGS.items()}
+    words = {name: list(meaning) for name, meaning in MEANINGS.items()}
     lines = ",\n".join(json.dumps(cell, sort_keys=True) for cell in cells)
     return (
         f'{{"schema": 1, "measured": {json.dumps(measured)}, "words": {json.dumps(words)},\n'

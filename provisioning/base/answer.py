@@ -148,7 +148,7 @@ def add_error(error: ToolkitError) -> None:
     from provisioning.base.findings import Finding, Severity
 
     if _open is None or any(
-        error.message in each.message or each.message in error.message for each in _open.findings
+        error.message in finding.message or finding.message in error.message for finding in _open.findings
     ):
         return
     rule = "command-error"
@@ -268,9 +268,9 @@ class _Tee:
 def _document(said: _Open, code: int, output: str) -> str:
     import json
 
-    findings = [_as_answered(said, each) for each in said.findings]
+    findings = [_as_answered(said, finding) for finding in said.findings]
     # What failed comes first, then what may.
-    ranked = [each for level in ("error", "warning") for each in findings if each.severity == level]
+    ranked = [finding for level in ("error", "warning") for finding in findings if finding.severity == level]
     answer = Answer(
         schema=1,
         verb=said.verb,

@@ -41,7 +41,7 @@ def _table() -> dict[str, Any]:
 
 def names_of(chip: str) -> list[Named]:
     """What else a chip is called, then the devices that are sold with it."""
-    return [each for each in _names() if chip in each.chips and each.text != chip]
+    return [name for name in _names() if chip in name.chips and name.text != chip]
 
 
 def chip_named(name: str) -> str:
@@ -57,7 +57,7 @@ def chip_named(name: str) -> str:
         if name == str(soc["id"]):
             raise UsageError(f"{name} is QNN's number of {known}", fix=f"--soc {known}")
     word = simple(name)
-    meant = next((each for each in _names() if word == simple(each.text)), None)
+    meant = next((name for name in _names() if word == simple(name.text)), None)
     if meant and len(meant.chips) == 1:
         return meant.chips[0]
     if meant:
@@ -66,8 +66,8 @@ def chip_named(name: str) -> str:
             f"the {meant.text} is sold with {' and with '.join(meant.chips)}",
             fix=f"--soc {ours} where `adb shell getprop ro.soc.model` says so",
         )
-    choices = [each for each in _names() if word and word in simple(each.text) and not each.official]
-    chips = list(dict.fromkeys(chip for each in choices for chip in each.chips))
+    choices = [name for name in _names() if word and word in simple(name.text) and not name.official]
+    chips = list(dict.fromkeys(chip for choice in choices for chip in choice.chips))
     if len(chips) > 1:
         raise UsageError(
             f"{name} may be {', '.join(map(str, choices))}",

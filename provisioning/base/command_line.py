@@ -111,7 +111,7 @@ class Parser(argparse.ArgumentParser):
 
         unknown = UsageError(message, fix=f"{self.prog} --help")
         if found := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
-            known = [each.strip(" '") for each in found[2].split(",")]
+            known = [part.strip(" '") for part in found[2].split(",")]
         elif found := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
             known = [*self._option_string_actions]
         else:

@@ -79,7 +79,7 @@ def parse(
 
 
 def _has_wrong_items(place: Place, errors: list[Any]) -> bool:
-    return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
+    return any(len(error["loc"]) > len(place) and error["loc"][: len(place)] == place for error in errors)
 
 
 def _described(error: Any) -> tuple[str, str, str]:

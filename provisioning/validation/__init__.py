@@ -129,7 +129,7 @@ def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
     that is wrong for one cause, the rule that names it speaks alone."""
     results = [_joined([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
     wrong = {
-        result.rule.id: {each.subject for each in result.findings if each.severity is Severity.ERROR}
+        result.rule.id: {finding.subject for finding in result.findings if finding.severity is Severity.ERROR}
         for result in results
     }
     return [_without_told(result, wrong) for result in results]
@@ -137,7 +137,7 @@ def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
 
 def _without_told(result: Result, wrong: Mapping[str, set[str]]) -> Result:
     told = {subject for id_ in result.rule.text.told_by for subject in wrong.get(id_, ())}
-    findings = tuple(each for each in result.findings if each.subject not in told)
+    findings = tuple(finding for finding in result.findings if finding.subject not in told)
     if len(findings) == len(result.findings):
         return result
     if not findings:

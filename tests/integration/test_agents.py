@@ -62,7 +62,7 @@ def test_following_the_answers_leads_from_a_fault_to_a_program(
     answers = followed(fault, tmp_path / "work", variables)
     first, last = answers[0], answers[-1]
     assert not is_green(first)
-    told = [(each["command"], each["findings"], each["next"]) for each in answers]
+    told = [(answer["command"], answer["findings"], answer["next"]) for answer in answers]
     assert is_green(last) == fault.green, told
     assert not fault.green or Path(last["programs"][0]["files"][0]).is_file()
 

@@ -82,7 +82,7 @@ def test_a_build_names_each_file_and_what_it_was_made_of(arm64: Built, sources: 
     manifest = arm64.manifest
     assert {file["path"]: file["sha256"] for file in manifest["files"]} == files
     bill = json.loads((arm64.dist / "sbom.cdx.json").read_text(encoding="utf-8"))
-    listed = [each for each in bill["components"] if each["type"] == "file"]
+    listed = [component for component in bill["components"] if component["type"] == "file"]
     assert {each["name"]: each["hashes"][0]["content"] for each in listed} == files
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=sources.tree, capture_output=True, text=True, check=True
@@ -350,7 +350,7 @@ def test_another_ndk_starts_anew_and_what_it_builds_for_a_newer_android_is_refus
 def test_the_pinned_source_is_what_the_wheel_was_built_from() -> None:
     from executorch.version import git_version
 
-    profiles = [each for each in map(load_profile, profile_names()) if "executorch-source" in each.components]
+    profiles = [name for name in map(load_profile, profile_names()) if "executorch-source" in name.components]
     assert profiles
     for profile in profiles:
         source = profile.components["executorch-source"].parts[0].source
@@ -377,7 +377,7 @@ def test_each_adaptor_of_the_tree_is_built_and_imported_with_the_printed_python_
     x86: Built, tmp_path: Path
 ) -> None:
     assert x86.code == 0, x86.err
-    adaptors = [Path(each["path"]).name for each in x86.manifest["files"] if each["kind"] == "adaptor"]
+    adaptors = [Path(file["path"]).name for file in x86.manifest["files"] if file["kind"] == "adaptor"]
     assert [name.partition(".")[0] for name in adaptors] == ["PyQnnManagerAdaptor", "PyQnnWrapperAdaptor"]
     line = next(line for line in x86.out.splitlines() if line.startswith("export PYTHONPATH="))
     code = (

@@ -34,7 +34,7 @@ def bundle(dist: Path, folder: Path, soc: str, program: bytes) -> tuple[int, lis
     environ = {"QNN_SDK_ROOT": sdk.sdk_root()}
     done = run_stage("bundle", *chosen, *places, folder / "model.pte", environ=environ)
     findings = json.loads((folder / "bundle.json").read_text("utf-8"))["findings"]
-    return done.returncode, [each["rule"] for each in findings]
+    return done.returncode, [finding["rule"] for finding in findings]
 
 
 @pytest.mark.parametrize(("arch", "soc"), CHIPS)

@@ -46,16 +46,16 @@ def _run(folder: Path, names: list[tuple[str, str]], fields: dict[str, str]) -> 
 
 def _errors(done: Done, case: str) -> list[tuple[str, str]]:
     return [
-        (each.message, each.fix)
-        for each in done.report.findings
-        if each.subject.startswith(f"{case}/") and each.severity is Severity.ERROR
+        (finding.message, finding.fix)
+        for finding in done.report.findings
+        if finding.subject.startswith(f"{case}/") and finding.severity is Severity.ERROR
     ]
 
 
 def _names_only(message: str, code: str) -> bool:
     """Whether a message names lines, and each of them holds the code."""
     lines = (ROOT / "tests/support/common_models.py").read_text().splitlines()
-    named = [lines[int(each) - 1] for each in re.findall(r"common_models\.py:(\d+)", message)]
+    named = [lines[int(match) - 1] for match in re.findall(r"common_models\.py:(\d+)", message)]
     return bool(named) and all(code in line for line in named)
 
 

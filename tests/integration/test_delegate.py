@@ -76,7 +76,7 @@ def test_an_operator_that_a_copy_of_executorch_lowers_wrongly_is_found(tmp_path:
     builder.unlink()  # It is one file with the installed one.
     builder.write_text(planted)
     code, report = delegate(tmp_path, "-k", ONE, PYTHONPATH=str(tmp_path))
-    (finding,) = [each for each in report.findings if each.severity is Severity.ERROR]
+    (finding,) = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     assert code == 1 and finding.subject.endswith("test_qnn_backend_abs")
     assert report.metrics["failed"] == 1 and report.metrics["cached"] == 0
 

@@ -176,9 +176,9 @@ class TestCompiling:
             programs.append(program)
         for cached in (False, True):
             results = compiled(tmp_path, *programs)
-            texts = [(results[each.name].folder or Path()) / "program.pte" for each in programs]
+            texts = [(results[program.name].folder or Path()) / "program.pte" for program in programs]
             assert [text.read_text() for text in texts] == ["8", "16"]
-            assert all(each.cached == cached for each in results.values())
+            assert all(result.cached == cached for result in results.values())
 
 
 RUN = """

@@ -175,4 +175,4 @@ def test_a_convolution_that_is_trained_quantized_still_takes_its_norm_in() -> No
     prepared = prepare_qat_pt2e(torch.export.export(net, (x,), strict=True).module(), quantizer)
     prepared(x)
     targets = {str(node.target) for node in convert_pt2e(prepared).graph.nodes}
-    assert "aten.conv2d.default" in targets and not any("batch_norm" in each for each in targets)
+    assert "aten.conv2d.default" in targets and not any("batch_norm" in target for target in targets)

@@ -62,8 +62,8 @@ def test_a_detector_that_detects_nothing_fails_and_with_scores_of_their_own_it_p
 ) -> None:
     done = run(stage, folder, "--suite", suite_of(folder, *DETECTORS, lane=lane))
     assert done.code == 1
-    assert [each for each in done.rules("lost") if each.endswith("-accuracy")]
-    assert not [each for each in done.rules("apart") if each.endswith("-accuracy")]
+    assert [rule for rule in done.rules("lost") if rule.endswith("-accuracy")]
+    assert not [rule for rule in done.rules("apart") if rule.endswith("-accuracy")]
     rows: Any = done.report.metrics["programs"]
     lost, apart = (
         next(row for name, row in rows.items() if name.startswith(each)) for each in ("lost", "apart")
@@ -116,7 +116,7 @@ def test_each_model_that_does_not_compile_names_its_fix_and_with_it_compiles(fol
     done = run("test_emulator", folder, "--suite", suite_of(folder, *(each[:4] for each in BROKEN)))
     assert done.code == 1
     for name, *_, fix in BROKEN:
-        fixes = [each.fix for each in done.report.findings if each.subject.startswith(f"{name}/")]
+        fixes = [finding.fix for finding in done.report.findings if finding.subject.startswith(f"{name}/")]
         assert any(fix in each for each in fixes), (name, fixes)
     fixed = run("test_emulator", folder, "--suite", suite_of(folder, *FIXED))
     assert fixed.code == 0, fixed.out

@@ -244,7 +244,7 @@ class TestEnds:
                 time.sleep(0.01)
             process.kill()
         assert all(map(gone, found))
-        assert not [each for each in (place / "tmp").iterdir() if each.name.startswith("qnn-ci-workers-")]
+        assert not [path for path in (place / "tmp").iterdir() if path.name.startswith("qnn-ci-workers-")]
 
     def test_a_worker_whose_server_is_killed_ends_too_and_the_next_has_another(
         self, place: Path, workers: Start
@@ -334,7 +334,7 @@ class TestTrouble:
 
         workers(spec_of(place))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-            [path] = [each for each in shared.iterdir() if each.is_socket()]
+            [path] = [path for path in shared.iterdir() if path.is_socket()]
             silent.connect(str(path))
             assert report(workers(spec_of(place)))["value"] == 1
         assert imports(place) == 1

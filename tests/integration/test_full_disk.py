@@ -102,9 +102,9 @@ def test_it_ends_with_3_and_what_was_cached_stays(house: House, stage: str, full
         assert passed.code == 0, passed.text
     ended = house.test(stage, "--no-cache", full=full)
     report = house.report(stage)
-    errors = [each for each in report["findings"] if each["severity"] == "error"]
+    errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
     lane = stage.removeprefix("test_")
-    assert (ended.code, report["outcome"], {each["rule"] for each in errors}) == (
+    assert (ended.code, report["outcome"], {finding["rule"] for finding in errors}) == (
         3,
         "error",
         {f"{lane}-machine"},

@@ -186,7 +186,7 @@ def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(reports
     report = Report.read(reports / "gate.json")
     assert (code, report.outcome) == (1, Outcome.FAIL)
     assert [finding.subject for finding in report.findings] == ["fails", "passes-2"]
-    assert [each.path for each in report.artifacts if each.kind != "log"] == ["passes.so"]
+    assert [artifact.path for artifact in report.artifacts if artifact.kind != "log"] == ["passes.so"]
 
 
 def _interrupted(reports: Path, number: signal.Signals, *stages: str) -> tuple[int, int]:

@@ -133,7 +133,9 @@ def test_a_model_that_costs_more_is_named_with_the_bytes(reports: dict[str, Repo
 
 
 def test_inputs_and_outputs_of_the_wrong_ones_are_kept(reports: dict[str, Report]) -> None:
-    kept = [Path(each.path) for each in reports["test_emulator"].artifacts if each.kind == "failure"]
+    kept = [
+        Path(artifact.path) for artifact in reports["test_emulator"].artifacts if artifact.kind == "failure"
+    ]
     cases = {part for path in kept for part in path.parts}
     assert {"wrong_weight", "wrong_program"} <= cases
     assert "good" not in cases

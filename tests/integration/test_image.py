@@ -139,7 +139,9 @@ def inside(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.whole
 def test_the_wheels_image_validates_inside_and_its_bill_names_what_is_inside(wheels: Stage) -> None:
     assert (wheels.code, wheels.report["metrics"]["validate"]["outcome"]) == (0, "pass"), wheels.printed
-    path = next(Path(each["path"]) for each in wheels.report["artifacts"] if each["kind"] == "sbom")
+    path = next(
+        Path(artifact["path"]) for artifact in wheels.report["artifacts"] if artifact["kind"] == "sbom"
+    )
     names = {one["name"] for one in json.loads(path.read_text())["components"]}
     assert {"g++", "executorch", "torch", "qnn-sdk-x86-64"} <= names
     assert faults(path.read_text(encoding="utf-8")) == ""

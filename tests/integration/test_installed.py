@@ -67,7 +67,7 @@ def test_verbs_are_ours_and_paths_the_users(qnn_ci: Command, tmp_path: Path) -> 
     assert "14001" in qnn_ci("diagnose", "14001").stdout
     done = qnn_ci("gate", "--only", "validate", "--store", "mine")
     assert done.returncode == 3, done.stderr
-    assert {each.name for each in (home / "reports").glob("*.json")} >= {"gate.json", "validate.json"}
+    assert {path.name for path in (home / "reports").glob("*.json")} >= {"gate.json", "validate.json"}
 
 
 NET = """\
@@ -107,8 +107,8 @@ def test_what_needs_a_clone_is_no_verb(qnn_ci: Command) -> None:
 
 
 def test_nothing_is_written_beside_the_package(qnn_ci: Command, package: Path, tmp_path: Path) -> None:
-    before = {each for each in package.rglob("*") if each.suffix != ".pyc"}
+    before = {path for path in package.rglob("*") if path.suffix != ".pyc"}
     done = qnn_ci("build_runner", "--dry-run", "--store", "mine")
     assert str(package / "dist") not in done.stdout and str(package / "build") not in done.stdout
     assert str(tmp_path / "cache") in done.stdout, done.stderr
-    assert {each for each in package.rglob("*") if each.suffix != ".pyc"} == before
+    assert {path for path in package.rglob("*") if path.suffix != ".pyc"} == before

@@ -648,7 +648,7 @@ def test_only_caches_and_weights_have_few_bits(tmp_path: Path) -> None:
             for node in graph.node
             if node.op_type == "QuantizeLinear"
         }
-        computed = {each for each in bits if each[0] not in moved}
+        computed = {bit for bit in bits if bit[0] not in moved}
         assert {(kind, "uint16") for kind in ("MatMul", "Softmax", "Add", "Mul")} <= computed
         assert {each for _, each in computed} == {"uint16"}
         caches = {each.type.tensor_type.elem_type for each in graph.input if "past" in each.name}
@@ -729,7 +729,7 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
         count: RunnerLayout(load_decoder(model, shape, count, shape.context)).eval() for count in (32, 1)
     }
     stateful = Stateful(load_decoder(model, shape, 1, shape.context)).eval()
-    prefill, decode = (TensorReader(each, in_pytorch(each)) for each in layouts.values())
+    prefill, decode = (TensorReader(layout, in_pytorch(layout)) for layout in layouts.values())
     readers: list[TokenReader] = [
         HandedOver(prefill, decode, 96),
         HandedOver(prefill, decode, 32),

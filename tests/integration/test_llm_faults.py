@@ -67,8 +67,8 @@ def verdict_of(word: str, facts: Callable[[LlmProgram], dict[str, Any]], **chang
         result = Result(failure=Failure("refused", error.message))
     errors = [one for one in findings_of(program, result) if one.severity is Severity.ERROR]
     rules = ", ".join(sorted({f"`{one.rule}`" for one in errors})) or "none"
-    found = {next((each for each in READERS if each in one.message), "") for one in errors}
-    readers = [each for each in READERS if each in found]
+    found = {next((reader for reader in READERS if reader in one.message), "") for one in errors}
+    readers = [reader for reader in READERS if reader in found]
     return f"{rules} ({', '.join(readers)})" if readers else rules
 
 
@@ -360,11 +360,11 @@ def checked(model: Path, folder: Path, *flags: str | Path, speaks: Path | None =
     ended = typed("llm", "check", out, "--text", text, "--reports", reports, *flags, timeout=TIMEOUT)
     assert ended.returncode in (0, 1), ended.stdout + ended.stderr
     missed = [
-        each.message
-        for each in Report.read(reports / "llm_check.json").findings
-        if each.severity is Severity.ERROR and " against " not in each.message
+        finding.message
+        for finding in Report.read(reports / "llm_check.json").findings
+        if finding.severity is Severity.ERROR and " against " not in finding.message
     ]
-    found = [each for each in READERS if any(each in message for message in missed)]
+    found = [reader for reader in READERS if any(reader in message for message in missed)]
     return f"`llm check` ({', '.join(found)})" if ended.returncode else "none"
 
 
@@ -461,11 +461,11 @@ def test_ten_faults_fall_at_every_way_and_the_part_is_named(trained: Path, tmp_p
         check=True,
     )
     replies = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"fault"')]
-    verdicts = {each["fault"]: each["errors"] for each in replies}
+    verdicts = {reply["fault"]: reply["errors"] for reply in replies}
     assert list(verdicts) == list(FAULTS) and not verdicts.pop("none")
     page = (ROOT / "docs" / "llm-verdicts.md").read_text(encoding="utf-8")
     for fault, errors in verdicts.items():
-        named = any("goes wrong in" in each for each in errors)
+        named = any("goes wrong in" in error for error in errors)
         assert named or (fault, way) in BELOW_THE_NOISE, (fault, errors)
         assert f"| {fault} |" in page, fault
 
@@ -492,13 +492,13 @@ def test_a_shuffled_tokenizer_is_told_by_its_bits_a_byte(trained: Path, tmp_path
     (tmp_path / "wrong").mkdir()
     assert checked(model, tmp_path / "wrong", speaks=trained) == "none"
     report = Report.read(tmp_path / "wrong/reports/llm_check.json")
-    assert "llm-perplexity" in {each.rule for each in report.findings}
+    assert "llm-perplexity" in {finding.rule for finding in report.findings}
 
 
 def test_the_tiny_model_calls_tools_through_genie_as_float_does(trained: Path, tmp_path: Path) -> None:
     """Float, the quantized graphs on the CPU, and Genie on HTP, by the file that lies beside the model."""
     assert checked(trained, tmp_path, "--behaviour", trained / "behaviour.toml") == "none"
     report = json.loads((tmp_path / "reports/llm_check.json").read_text())
-    assert not [each for each in report["findings"] if each["rule"].startswith("llm-behaviour")]
+    assert not [finding for finding in report["findings"] if finding["rule"].startswith("llm-behaviour")]
     [row] = report["metrics"]["programs"].values()
     assert all(set(each["said"]) == {"float", "cpu", "htp"} for each in row["behaviour"])

@@ -95,11 +95,11 @@ class TestBadInput:
     @each(BAD)
     def test_each_ends_in_one_finding_that_says_why(self, done: Done, case: str) -> None:
         rule, message = BAD[case]
-        (finding,) = [each for each in done.report.findings if each.subject.startswith(f"{case}/")]
+        (finding,) = [finding for finding in done.report.findings if finding.subject.startswith(f"{case}/")]
         assert finding.rule == rule and message in finding.message
 
     def test_where_a_model_decides_by_a_value_is_reported_in_one_line(self, done: Done) -> None:
-        (finding,) = [each for each in done.report.findings if each.subject.startswith("decides/")]
+        (finding,) = [finding for finding in done.report.findings if finding.subject.startswith("decides/")]
         assert "lowering_models.py:" in finding.message and "\n" not in finding.message
         assert "torch.where" in finding.fix
 
@@ -122,7 +122,7 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_fix_that_works(
         died: Done = request.getfixturevalue("done")
     else:
         died = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {name: dying(name)}))
-    (finding,) = (each for each in died.report.findings if each.subject.startswith(f"{name}/"))
+    (finding,) = (finding for finding in died.report.findings if finding.subject.startswith(f"{name}/"))
     # Beside `volume` is a model that memory does not suffice for.
     assert (died.code, finding.rule) == (3 if name == "volume" else 1, "lowering-compile")
     assert operator in finding.message and code in finding.message
@@ -133,8 +133,8 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_fix_that_works(
         # Beside it the model as it is, which the flag lowers; ExecuTorch has no kernel for what it keeps.
         cases["kept"], flags, errors = dying(name), [*flags, "--keep-going"], {("kept", "emulator-run")}
     ran = run("test_emulator", tmp_path, "--suite", suite(tmp_path, cases, "followed.toml"), *flags)
-    bad = [each for each in ran.report.findings if each.severity == Severity.ERROR]
-    assert {(each.subject.partition("/")[0], each.rule) for each in bad} == errors
+    bad = [finding for finding in ran.report.findings if finding.severity == Severity.ERROR]
+    assert {(finding.subject.partition("/")[0], finding.rule) for finding in bad} == errors
     assert ("lowering-kept-on-cpu" in ran.rules("kept")) == bool(errors)
     assert "lowering-kept-on-cpu" not in ran.rules(name)
     not_reloaded = "emulator-reload-not-run" in ran.rules(name)
@@ -195,7 +195,7 @@ def test_a_lowering_that_is_not_ours_says_what_it_dies_of_too(
         done = subprocess.run(command, cwd=ROOT, env=environ, stdout=into, stderr=into, check=False)
     error = log.read_text().splitlines()[-1]
     assert done.returncode == 1 and error.startswith("AssertionError: Failed to generate Qnn context binary:")
-    assert [each for each in words if each not in error] == []
+    assert [word for word in words if word not in error] == []
 
 
 class Searched:

@@ -34,9 +34,9 @@ def test_programs_are_quantized_and_the_missing_library_is_named(tmp_path: Path)
     assert done.rules("resnet10") == {"lpai-library"}
     assert done.rules("vit_layer") == {"lpai-library", "lpai-annotation"}
     assert all(figure > 25 for figure in figures(done).values()) and len(figures(done)) == 2
-    (missing,) = [each for each in done.report.findings if each.subject.startswith("resnet10/")]
+    (missing,) = [finding for finding in done.report.findings if finding.subject.startswith("resnet10/")]
     assert LIBRARY in missing.message and "--profile qnn-2.48" in missing.fix
-    (split,) = [each for each in done.report.findings if each.rule == "lpai-annotation"]
+    (split,) = [finding for finding in done.report.findings if finding.rule == "lpai-annotation"]
     assert "expand" in split.message
     # Nothing half done is taken for a program, now or from memory.
     assert not list(tmp_path.rglob("*.pte"))

@@ -251,7 +251,7 @@ def prepare(place: Place, files: dict[str, str]) -> None:
     (place.folder / "w.pt").symlink_to("v1.pt")
     (place.folder / "now").symlink_to("v1")
     place.path += [str(place.folder / "lib"), str(place.folder / "lib" / "site-packages")]
-    if any((place.folder / each).exists() for each in OF_WORKERS):
+    if any((place.folder / OF_worker).exists() for OF_worker in OF_WORKERS):
         place.environ |= {
             "HOME": f"{place.folder}/homes/a",
             "PATH": f"{place.folder}/bin:{os.environ['PATH']}",
@@ -505,7 +505,7 @@ def test_where_nothing_can_be_watched_nothing_is_remembered(place: Place) -> Non
 
 def test_inputs_of_another_type_are_another_key_and_their_order_is_none() -> None:
     inputs: list[dict[str, Any]] = [{"a": 1}, {"a": "1"}, {"a": True}, {"a": None}, {"a": [1]}, {"b": 1}]
-    assert len({key_of(each) for each in inputs}) == len(inputs)
+    assert len({key_of(input_) for input_ in inputs}) == len(inputs)
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
 
 

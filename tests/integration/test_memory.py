@@ -132,7 +132,7 @@ def remembered(base: Path, stage: str, cases: Collection[str] = tuple(CASES)) ->
     clone = Clone(base / "clone", packages, cases)
     first, again = clone.run(base, stage), clone.run(base, stage)
     assert (first.code, again.code) == (0, 0), first.err + again.err
-    assert all(set(each) == set(cases) for each in reasons(first.err))
+    assert all(set(reason) == set(cases) for reason in reasons(first.err))
     assert not any(reasons(again.err)), first.err + again.err
     return clone
 

@@ -93,7 +93,7 @@ class TestCompile:
         how = (model, "--precision", "u16u8", "--calibrate", samples, "-o", tmp_path / "out")
         onnx_command("quantize", *how)
         product = load_graph(tmp_path / "out" / "det-16a8w.onnx")
-        assert {each.key: each.value for each in product.metadata_props}["names"] == "{0: 'cat'}"
+        assert {prop.key: prop.value for prop in product.metadata_props}["names"] == "{0: 'cat'}"
         done = onnx_command("compile", *how)
         assert "none on the CPU; reload is bit-equal" in done.stdout
         # The record has the digest of the user's file, by which `profile --source` knows it again.
@@ -171,7 +171,7 @@ class TestCompile:
         assert accepted.read_text() != text
         onnx_command(*stage, code=1)
         report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
-        assert {each["rule"] for each in report["findings"] if each["severity"] == "error"} == {
+        assert {finding["rule"] for finding in report["findings"] if finding["severity"] == "error"} == {
             "onnx-accuracy"
         }
 
@@ -189,8 +189,10 @@ class TestCompile:
         stage = ("test_onnx", "--suite", "suite.toml", "--reports", "reports", "--accept")
         onnx_command(*stage, code=1, cwd=tmp_path)
         report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
-        found = {each["subject"]: each for each in report["findings"] if each["subject"] != "test_onnx"}
-        assert {name.partition("/")[0]: each["severity"] for name, each in found.items()} == {
+        found = {
+            finding["subject"]: finding for finding in report["findings"] if finding["subject"] != "test_onnx"
+        }
+        assert {name.partition("/")[0]: finding["severity"] for name, finding in found.items()} == {
             "known": "note",
             "other": "error",
             "taken": "error",
@@ -284,7 +286,7 @@ class TestBadInput:
         ) as process:
             threads = Path(f"/proc/{process.pid}/task")
             # Until its worker has started.
-            while not any(each.read_text() for each in threads.glob("*/children")):
+            while not any(path.read_text() for path in threads.glob("*/children")):
                 assert process.poll() is None
                 time.sleep(0.05)
             process.send_signal(how)

@@ -70,7 +70,7 @@ def test_a_model_of_a_src_layout_with_packages_of_its_own_is_lowered_and_cached(
     assert first.code == 0, first.out + first.err
     suite = str(root / "ci/models.toml")
     packages: Any = first.report.metrics["packages"]
-    assert {name: list(each) for name, each in packages.items()} == {suite: ["einops"]}
+    assert {name: list(package) for name, package in packages.items()} == {suite: ["einops"]}
     (bill,) = [one for one in first.report.artifacts if one.kind == "sbom"]
     names = {one["name"] for one in json.loads(Path(bill.path).read_text())["components"]}
     assert {"einops", "torch"} <= names

@@ -728,7 +728,7 @@ class TestVerb:
         (root / ".git").mkdir()
         (root / "third-party" / "BUCK").touch()
         _, report = self.run(root)
-        missing = [each.message for each in report.findings if each.rule == "parity-label-missing"]
+        missing = [finding.message for finding in report.findings if finding.rule == "parity-label-missing"]
         # Of what is around the backend, the miniature tree has little.
         assert any("//third-party:pybind11" in message for message in missing)
         assert not any("//third-party/glog" in message for message in missing)

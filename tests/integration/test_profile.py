@@ -47,8 +47,8 @@ def test_every_operator_has_its_share_line_and_module_and_the_cpus_its_time(tmp_
     done = profile(tmp_path, *model, "--page", str(tmp_path / "page.html"))
     assert done.returncode == 0, done.stderr
     body = json.loads(now.read_text())
-    assert sum(each["share"] for each in body["operators"]) == pytest.approx(1)
-    lines = {each["module"]: each["line"] for each in body["operators"]}
+    assert sum(operator["share"] for operator in body["operators"]) == pytest.approx(1)
+    lines = {operator["module"]: operator["line"] for operator in body["operators"]}
     assert lines["head"].endswith("net.py:13")
     (erf,) = body["cpu"]
     assert erf["operator"].startswith("erf") and erf["line"].endswith("net.py:12") and erf["milliseconds"] > 0

@@ -128,4 +128,4 @@ def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     second = run("-k", "equal or not_so_good or marker")
     assert "1 failed, 1 passed" in second and "1 error" in second, second
     assert "200" in second and "expected @pytest.mark.qnn(precision, soc, python)" in second
-    assert sorted(each.name for each in folder.iterdir()) == ["junit.xml", "test_net.py"]
+    assert sorted(path.name for path in folder.iterdir()) == ["junit.xml", "test_net.py"]

@@ -62,7 +62,9 @@ def test_what_is_signed_is_bundled_pushed_and_run(
     places = ("--dist", built.dist, "-o", bundle, "--lpai", "--signed", overlay)
     bundled = run_stage("bundle", *target, *places, *root, program, environ=environ)
     assert bundled.returncode == 0, bundled.stderr + bundled.stdout
-    rules = {each["rule"] for each in json.loads((tmp_path / "reports/bundle.json").read_text())["findings"]}
+    rules = {
+        finding["rule"] for finding in json.loads((tmp_path / "reports/bundle.json").read_text())["findings"]
+    }
     assert {"signing-development-only", "signing-signer-known"} <= rules
     assert digest(bundle / SKEL) == digest(skel)
 

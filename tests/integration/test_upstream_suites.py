@@ -99,7 +99,7 @@ def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(b
 def test_the_table_of_a_run_has_all_its_suites(bench: Bench) -> None:
     code, report = both(bench, "-k", "relu or conv1d")
     assert code == 0
-    (table,) = (each.path for each in report.artifacts if each.path.endswith("table.json"))
+    (table,) = (artifact.path for artifact in report.artifacts if artifact.path.endswith("table.json"))
     assert measured(Path(table)) == {"relu", "conv1d"}
     assert not (bench.root / TABLE).exists() and not load_record("passes", "wheels", "SM8650").tests
 
@@ -128,7 +128,9 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
     (entry,) = load_ledger("passes", "wheels", ledgers.ledger_path("passes", "wheels")).expected
     assert (entry.test, entry.outcome, entry.cause) == ("test_hangs", "timeout", "no result after 3 s")
     assert list(load_record("passes", "wheels", "SM8650").tests) == ["test_hangs"]
-    errors = {each.subject: each.rule for each in report.findings if each.severity is Severity.ERROR}
+    errors = {
+        finding.subject: finding.rule for finding in report.findings if finding.severity is Severity.ERROR
+    }
     unknown = ("test_waits", "test_killed", "test_full")
     assert (code, errors) == (3, dict.fromkeys(unknown, "upstream-machine"))
 
@@ -139,7 +141,9 @@ def test_what_is_recorded_over_something_else_is_noted(bench: Bench) -> None:
     bench.write(bench.tests / "test_passes.py", TESTS + PASSES.replace("test_relu", "test_relu6"))
     bench.write(bench.tests / "test_conv_bn_qat.py", TESTS + TRAINING.replace("pass", "assert 0"))
     code, report = both(bench, "-k", "relu6 or conv1d", "--accept")
-    notes = {each.subject: each.message for each in report.findings if each.rule == "upstream-recorded"}
+    notes = {
+        finding.subject: finding.message for finding in report.findings if finding.rule == "upstream-recorded"
+    }
     assert code == 0 and notes.keys() == {"test_conv1d[qnn_8a8w]", "test_relu[qnn_8a8w]"}
     assert "was passed, and is failed" in notes["test_conv1d[qnn_8a8w]"]
 
@@ -149,7 +153,7 @@ def test_a_suite_that_has_lost_its_tests_is_an_error(bench: Bench) -> None:
     bench.write(bench.tests / "test_conv_bn_qat.py", "")
     for flags in ((), ("--accept",)):
         code, report = both(bench, "-k", "relu", *flags)
-        assert (code, [(each.rule, each.subject) for each in report.findings]) == (
+        assert (code, [(finding.rule, finding.subject) for finding in report.findings]) == (
             1,
             [("upstream-gone", "qat")],
         )
@@ -162,7 +166,7 @@ def test_tests_without_a_record_are_counted(bench: Bench) -> None:
     bench.run("passes", "-k", "relu", "--accept", stage="test_upstream")
     bench.write(bench.tests / "test_passes.py", TESTS + PASSES + PASSES.replace("test_relu", "test_relu6"))
     code, report = bench.run("passes", "-k", "relu", stage="test_upstream")
-    assert (code, [(each.rule, each.subject) for each in report.findings]) == (
+    assert (code, [(finding.rule, finding.subject) for finding in report.findings]) == (
         0,
         [("upstream-no-record", "passes")],
     )
@@ -171,10 +175,12 @@ def test_tests_without_a_record_are_counted(bench: Bench) -> None:
 @pytest.mark.whole
 def test_rules_have_the_name_of_their_stage(bench: Bench) -> None:
     _, report = bench.run("passes", "-k", "killed or relu", "--fail-fast", stage="test_upstream")
-    assert [each.rule for each in report.findings if each.subject == "test_upstream"] == ["upstream-stopped"]
+    assert [finding.rule for finding in report.findings if finding.subject == "test_upstream"] == [
+        "upstream-stopped"
+    ]
     bench.write(bench.tests / "test_passes.py", "import nothing")
     code, report = both(bench)
-    assert (code, [each.rule for each in report.findings]) == (3, ["upstream-not-measured"])
+    assert (code, [finding.rule for finding in report.findings]) == (3, ["upstream-not-measured"])
 
 
 def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remembers(bench: Bench) -> None:

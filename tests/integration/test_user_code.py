@@ -77,7 +77,7 @@ class User:
 
 def asked(done: Done) -> list[str]:
     """The lines that would declare what was asked for."""
-    return [each.fix for each in done.report.findings if each.rule == "variable-not-passed"]
+    return [finding.fix for finding in done.report.findings if finding.rule == "variable-not-passed"]
 
 
 GOOD = ("--case", "net")
@@ -89,7 +89,7 @@ def test_relative_paths_begin_in_the_suite_and_what_is_not_declared_is_not_seen(
 ) -> None:
     user = User(stage, tmp_path).made()
     first = user.runs()
-    (finding,) = (each for each in first.report.findings if each.severity.value == "error")
+    (finding,) = (finding for finding in first.report.findings if finding.severity.value == "error")
     assert (finding.subject, first.code) == ("lacking/fp16/SM8650", 1) and "absent.txt" in finding.message
     # Beside the command that repeats it, which names the suite.
     suite = str(user.clone / "suite.toml")

@@ -72,7 +72,7 @@ def test_a_printed_fix_makes_its_rules_quiet(words: tuple[str, str, tuple[str, .
     for row in rows:
         row.spoil(site)
     found = findings((row.rule for row in rows), site, site.environ)
-    types, instead = (each.format(folder=site.folder, lib=site.environ.get("lib")) for each in texts)
+    types, instead = (text.format(folder=site.folder, lib=site.environ.get("lib")) for text in texts)
     for row in rows:
         assert any(types in each.fix for each in found[row.rule]), (row.rule, types, found[row.rule])
     script = f"{SHELL}{instead or types}\nexec env -0\n"

@@ -91,7 +91,7 @@ def test_a_fault_of_the_users_own_sdk_is_an_error_of_its_rules(
     assert {rule: each["state"] for rule, each in report["metrics"]["rules"].items()} == dict.fromkeys(
         rules, "fail"
     )
-    assert not subject or [each["subject"] for each in report["findings"]] == [subject]
+    assert not subject or [finding["subject"] for finding in report["findings"]] == [subject]
 
 
 @pytest.mark.needs("readelf")
@@ -132,7 +132,7 @@ def test_every_library_reads_as_readelf_reads_it(sdk: Path) -> None:
 @pytest.mark.parametrize("below", ["lib", "lib/x86_64-linux-clang", "lib/hexagon-v75"])
 def test_a_folder_of_a_healthy_sdk_passes(below: str, sdk: Path, tmp_path: Path) -> None:
     code, report = validate(tmp_path, "--tree", str(sdk / below))
-    assert (code, [each for each in report["findings"] if each["severity"] == "error"]) == (0, [])
+    assert (code, [finding for finding in report["findings"] if finding["severity"] == "error"]) == (0, [])
 
 
 # The host's own compiler and loader, on small libraries.
@@ -205,7 +205,9 @@ def test_the_ndk_of_a_real_android_wheel_is_named(tmp_path: Path) -> None:
     code, report = validate(tmp_path / "reports", *flags, "--rule", "android-ndk")
 
     assert code == 0
-    assert [(each["severity"], each["subject"], each["message"]) for each in report["findings"]] == [
+    assert [
+        (finding["severity"], finding["subject"], finding["message"]) for finding in report["findings"]
+    ] == [
         (
             "warning",
             "libSpeedups.so",

@@ -178,12 +178,13 @@ def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, set[tuple
         "validate", "--reports", reports, *flags, package="provisioning", env={**os.environ, **environ}
     )
     report = json.loads((reports / "validate.json").read_text(encoding="utf-8"))
-    findings = [each for each in report["findings"] if each["severity"] == "error"]
-    return done.returncode, {(each["rule"], Path(each["subject"]).name) for each in findings}
+    findings = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    return done.returncode, {(finding["rule"], Path(finding["subject"]).name) for finding in findings}
 
 
 @pytest.mark.parametrize(
-    "profile", [pytest.param(each, marks=pytest.mark.whole if each != "wheels" else ()) for each in PROFILES]
+    "profile",
+    [pytest.param(profile, marks=pytest.mark.whole if profile != "wheels" else ()) for profile in PROFILES],
 )
 def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str) -> None:
     flags = ("--profile", profile, "--target", WINDOWS, "--soc", PROFILES[profile])
@@ -204,7 +205,7 @@ def test_a_library_under_the_name_of_another_is_named_and_makes_no_bundle(
     assert validate(tmp_path, *chosen, **environ) == (1, {("library-name", place)})
     run_stage("bundle", *chosen, "-o", tmp_path / "bundle", "--reports", tmp_path, environ=environ)
     report = json.loads((tmp_path / "bundle.json").read_text(encoding="utf-8"))
-    errors = {each["rule"] for each in report["findings"] if each["severity"] == "error"}
+    errors = {finding["rule"] for finding in report["findings"] if finding["severity"] == "error"}
     assert (errors, (tmp_path / "bundle").exists()) == ({"bundle-name"}, False)
 
 
@@ -250,10 +251,10 @@ def test_a_file_that_does_not_fit_the_others_is_named_and_makes_no_bundle(
     bundle = tmp_path / "bundle"
     done = run_stage("bundle", *chosen, "-o", bundle, "--reports", tmp_path, environ=environ)
     report = json.loads((tmp_path / "bundle.json").read_text(encoding="utf-8"))
-    found = [each for each in report["findings"] if each["severity"] == "error"]
-    assert bundle_rule in {each["rule"] for each in found}
+    found = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    assert bundle_rule in {finding["rule"] for finding in found}
     # sign_lpai signs for the audio DSP: it makes no catalogue.
-    fixes = [each["fix"] for each in found if each["rule"] == "signing-files"]
+    fixes = [finding["fix"] for finding in found if finding["rule"] == "signing-files"]
     assert fixes and all("provision" in fix and "sign_lpai" not in fix for fix in fixes)
     assert (done.returncode, bundle.exists()) == (1, False)
 
@@ -268,7 +269,7 @@ def test_a_bundle_is_the_folder_that_an_application_ships(sdks: dict[str, Path],
     def rules(*more: str | Path) -> tuple[int, set[str]]:
         done = run_stage("bundle", *flags, *more, model, environ={})
         report = json.loads((tmp_path / "bundle.json").read_text(encoding="utf-8"))
-        return done.returncode, {f"{each['rule']} {each['severity']}" for each in report["findings"]}
+        return done.returncode, {f"{finding['rule']} {finding['severity']}" for finding in report["findings"]}
 
     assert rules() == (0, {"bundle-skel-path note", "signing-signer-known note"})
     names = {path.name for path in bundle.iterdir()}

@@ -67,7 +67,7 @@ class GitHub:
         return self._number
 
     def bodies(self, pull: int) -> list[str]:
-        return [each["body"] for each in self.comments.values() if each["pull"] == pull]
+        return [comment["body"] for comment in self.comments.values() if comment["pull"] == pull]
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         top = f"/repos/{OWNER}/{NAME}/"
@@ -80,9 +80,9 @@ class GitHub:
         if place == "pulls" and method == "GET":
             state, head = query.get("state", "open"), query.get("head", "")
             return 200, [
-                each
-                for each in self.pulls.values()
-                if state in ("all", each["state"]) and (":" not in head or each["head"]["label"] == head)
+                pull
+                for pull in self.pulls.values()
+                if state in ("all", pull["state"]) and (":" not in head or pull["head"]["label"] == head)
             ]
         if found := re.fullmatch(r"actions/runs/(\d+)/artifacts", place):
             rows = [
@@ -96,7 +96,7 @@ class GitHub:
                 return 404, {"message": "Not Found"}
             if method == "GET":
                 size, page = min(100, int(query.get("per_page", 30))), int(query.get("page", 1))
-                mine = [each for each in self.comments.values() if each["pull"] == int(found[1])]
+                mine = [comment for comment in self.comments.values() if comment["pull"] == int(found[1])]
                 return 200, mine[(page - 1) * size : page * size]
             pull = int(found[1])
             return self._written(body, lambda text: self.comment(pull, text), 201)

@@ -219,7 +219,7 @@ class Stage:
             check=False,
         )
         missed = [] if done.returncode == row.code else [f"exit code {done.returncode}, expected {row.code}"]
-        missed += [f"leaves no {each}" for each in row.leaves if not list(folder.glob(each))]
+        missed += [f"leaves no {leaf}" for leaf in row.leaves if not list(folder.glob(leaf))]
         for file, expected in row.facts.items():
             path = folder / file
             found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -231,7 +231,7 @@ def differences(expected: Any, found: Any, place: str) -> list[str]:
     """Where a document has not what is expected of it. It may have more."""
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         pairs = ((expected[key], found.get(key), f"{place}: {key}") for key in expected)
-        return [each for pair in pairs for each in differences(*pair)]
+        return [difference for pair in pairs for difference in differences(*pair)]
     if isinstance(expected, list) and isinstance(found, list) and expected:
         lacking = [one for one in expected if all(differences(one, other, place) for other in found)]
         return [f"{place}: expected {one!r} among {found!r}" for one in lacking]

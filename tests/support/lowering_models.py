@@ -70,7 +70,9 @@ def fixed() -> Any:
 
 def change_a_weight(graph: torch.fx.GraphModule) -> None:
     """As an annotation: one weight of what is lowered is another than the eager model's."""
-    name, weight = next((n, each) for n, each in graph.named_parameters() if n.endswith("second.weight"))
+    name, weight = next(
+        (n, parameter) for n, parameter in graph.named_parameters() if n.endswith("second.weight")
+    )
     changed = nn.Parameter(weight.detach().clone(), requires_grad=False)
     turn_largest(changed)
     owner, _, last = name.rpartition(".")

@@ -212,7 +212,7 @@ def check(out: Path, texts: Path, reports: Path) -> dict[str, Any]:
     with contextlib.redirect_stdout(sys.stderr):
         code = main("python -m ci", "", {"llm": VERBS["llm"]}, words)
     report = json.loads((reports / "llm_check.json").read_text())
-    errors = [each["message"] for each in report["findings"] if each["severity"] == "error"]
+    errors = [finding["message"] for finding in report["findings"] if finding["severity"] == "error"]
     rows = report["metrics"].get("programs", {})
     return {"code": code, "errors": errors, "row": next(iter(rows.values()), {})}
 

@@ -108,7 +108,7 @@ def disturbing(pid: int) -> Iterator[None]:
     def disturb() -> None:
         while not ended.wait(random.uniform(*PAUSE)):
             # One that a test has stopped itself must stay so.
-            if below := [each for each in descendants(pid) if _state(each) in "RSD"]:
+            if below := [descendant for descendant in descendants(pid) if _state(descendant) in "RSD"]:
                 chosen = random.choice(below)
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(chosen, signal.SIGSTOP)

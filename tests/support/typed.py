@@ -58,8 +58,8 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                yield from parsers(each)
+            for choice in action.choices.values():
+                yield from parsers(choice)
 
 
 def run_here(verb: Any, *words: object) -> int:

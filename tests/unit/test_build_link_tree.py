@@ -81,7 +81,7 @@ def test_an_overlay_has_the_tree_and_our_files_instead_of_earlier_ones(
     assert (root / ADAPTOR).read_bytes() == b"new"
     assert old.exists()
     packages = (".", "backends", "backends/qualcomm", "backends/qualcomm/python")
-    assert [(root / each / "__init__.py").exists() for each in packages] == [False, True, True, True]
+    assert [(root / package / "__init__.py").exists() for package in packages] == [False, True, True, True]
 
 
 def test_installing_replaces_earlier_adaptors(tree: Path, files: dict[str, Path]) -> None:

@@ -79,4 +79,4 @@ def test_what_is_built_with_it_is_there(tmp_path: Path) -> None:
     ]
     assert check(built, "aarch64-linux", "2.34", []) == []
     elsewhere = [built[0], replace(built[1], place="python/libqnn_executorch_backend.so")]
-    assert [each.rule for each in check(elsewhere, "aarch64-linux", "2.34", [])] == ["build-needed"]
+    assert [finding.rule for finding in check(elsewhere, "aarch64-linux", "2.34", [])] == ["build-needed"]

@@ -112,7 +112,7 @@ def test_slower_compiling_alone_is_a_warning() -> None:
 
 def test_what_an_earlier_build_lacked_is_no_loss_and_what_it_did_better_is_one(tmp_path: Path) -> None:
     stage = judged(QNN_51, QNN_50)
-    assert [(each.subject, each.severity) for each in stage.findings] == [
+    assert [(finding.subject, finding.severity) for finding in stage.findings] == [
         ("net/fp16/SM8650 on QNN 2.50.40", Severity.NOTE),
         ("other/u8u8/SM8650 on QNN 2.51.0", Severity.ERROR),
     ]

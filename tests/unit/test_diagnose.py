@@ -31,7 +31,7 @@ def test_every_entry_explains_its_own_excerpt_first() -> None:
 
 def test_no_pattern_of_an_entry_is_in_a_healthy_log() -> None:
     patterns = [pattern for entry in diagnosis.knowledge().entries for pattern in entry.patterns]
-    assert patterns and [each.source for each in patterns if each.search(HEALTHY_LOG.encode())] == []
+    assert patterns and [pattern.source for pattern in patterns if pattern.search(HEALTHY_LOG.encode())] == []
 
 
 HEALTHY_LOG = """\
@@ -176,8 +176,8 @@ FIRST_WORDS = sorted(
     {
         word
         for entry in diagnosis.knowledge().entries
-        for each in entry.patterns
-        if (word := next(iter(re.findall(r"\w+", each.source)), ""))
+        for pattern in entry.patterns
+        if (word := next(iter(re.findall(r"\w+", pattern.source)), ""))
     }
 )
 
@@ -219,7 +219,7 @@ def test_a_line_cut_in_two_begins_once() -> None:
     word = b"a" * 10
     log = BytesIO(word * MEBIBYTE)
     begins = [patterns.Pattern("^a").search(piece.text, piece.start) for piece in diagnosis.pieces(log)]
-    assert [bool(each) for each in begins] == [True] + [False] * (len(begins) - 1) and len(begins) > 1
+    assert [bool(start) for start in begins] == [True] + [False] * (len(begins) - 1) and len(begins) > 1
 
 
 def test_what_another_pattern_says_at_the_same_place_is_none() -> None:

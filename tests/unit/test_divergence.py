@@ -23,7 +23,7 @@ def test_whichever_output_differs_its_operator_is_found(wrong: str) -> None:
         lambda node: OPERANDS[node],
         0.0,
     )
-    assert found == (wrong, [(each, 60.0) for each in OPERANDS[wrong]])
+    assert found == (wrong, [(operand, 60.0) for operand in OPERANDS[wrong]])
 
 
 def chain(count: int) -> dict[str, list[str]]:

@@ -89,7 +89,9 @@ class Gate:
         return row
 
     def errors(self) -> dict[str, Finding]:
-        return {each.rule: each for each in self.report.findings if each.severity is Severity.ERROR}
+        return {
+            finding.rule: finding for finding in self.report.findings if finding.severity is Severity.ERROR
+        }
 
 
 @pytest.fixture
@@ -198,7 +200,7 @@ def test_a_recheck_that_differs_is_flaky_and_says_how_often(gate: Gate) -> None:
     assert gate.run("2", recheck=Part("100%")) == 1
     assert "in 2 of 3 runs" in gate.errors()["flaky"].message
     assert gate.run("fails", recheck=Part("100%")) == 1
-    assert [each.rule for each in gate.report.findings].count("flaky") == 1
+    assert [finding.rule for finding in gate.report.findings].count("flaky") == 1
 
 
 def test_the_machine_is_no_chance(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +214,7 @@ def test_the_machine_is_no_chance(gate: Gate, monkeypatch: pytest.MonkeyPatch) -
 def test_a_quarantine_keeps_it_from_failing_and_it_is_no_pass(gate: Gate) -> None:
     gate.quarantine(quarantine.today() + 20 * DAY, "waits for | QNN 2.50")
     assert gate.run("fails") == 0
-    rules = {each.rule: each for each in gate.report.findings}
+    rules = {finding.rule: finding for finding in gate.report.findings}
     assert rules.keys() == {"toy-refused", "quarantined"}
     assert "QNN 2.50" in rules["quarantined"].message and gate.row["verdict"] == "quarantined"
     assert gate.run() == 0 and gate.row["verdict"] == "quarantined"

@@ -155,7 +155,7 @@ def in_budget(limit: str, given: dict[str, Any]) -> list[tuple[str, str]]:
     run = OnnxRun(precision="fp16", socs=("SM8750",), forecast=True, budget={"Galaxy S25": limit})
     case = OnnxCase(model="net.onnx", run=(run,))
     program = OnnxProgram(Path("/suites/models.toml"), "net", case, run, "SM8750")
-    return [(each.rule, each.severity.value) for each in over_budget(program, {"estimate": given})]
+    return [(finding.rule, finding.severity.value) for finding in over_budget(program, {"estimate": given})]
 
 
 def test_a_budget_is_red_where_the_whole_interval_is_above_it_and_a_warning_inside() -> None:

@@ -38,7 +38,7 @@ def test_each_command_of_ours_beside_that_of_another_tool_has_a_row() -> None:
     page = "docs/migrate.md"
     commands = re.findall("`(qnn-ci [^`]* [^`]*)`", _text(page))
     assert len(commands) > 15
-    assert not [each for each in commands if f"{page}: {each}" not in ROWS]
+    assert not [command for command in commands if f"{page}: {command}" not in ROWS]
 
 
 def test_each_row_is_there_once_and_its_page_prints_its_command() -> None:

@@ -257,12 +257,14 @@ def rechecked(
     detail = report.metrics["recheck"]
     assert isinstance(detail, dict)
     assert report.metrics["rechecked"] == f"{detail['compared']} of {detail['cached']}"
-    return code, {each.rule: each for each in report.findings}, detail
+    return code, {finding.rule: finding for finding in report.findings}, detail
 
 
 def entry_of(folder: Path, width: int) -> Path:
     (entry,) = (
-        each for each in entries(folder / "store", "toy") if f'"sqnr_db": {10.0 * width}' in each.read_text()
+        entry
+        for entry in entries(folder / "store", "toy")
+        if f'"sqnr_db": {10.0 * width}' in entry.read_text()
     )
     return entry
 

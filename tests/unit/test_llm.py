@@ -462,8 +462,8 @@ class TestCheckpoint:
         weights = load_file(file)
         for old, new in keys.items():
             weights = {
-                name.replace(old, new) if new else name: each
-                for name, each in weights.items()
+                name.replace(old, new) if new else name: weight
+                for name, weight in weights.items()
                 if new or f"lora_{old}" not in name
             }
         save_file(weights, file)
@@ -1013,10 +1013,10 @@ class TestCheck:
             answers = [GeneratedText((0,), stopped, 1, 1)] * 2
             monkeypatch.setattr("ci.lanes.llm.check.generate", lambda *_, a=answers, **__: a)
             assert self.check(tmp_path, monkeypatch, *flags) == code
-        assert {each.rule for each in found_by(tmp_path)} == {"llm-behaviour"}
+        assert {finding.rule for finding in found_by(tmp_path)} == {"llm-behaviour"}
         wanted.write_text('[[prompt]]\ntext = "b"\ncalls = [{ name = "clock" }]\n')
         assert self.check(tmp_path, monkeypatch, *flags) == 1
-        assert "llm-behaviour-float" in {each.rule for each in found_by(tmp_path)}
+        assert "llm-behaviour-float" in {finding.rule for finding in found_by(tmp_path)}
         wanted.write_text("[[prompt]]\ntxt = 1\n")
         assert self.check(tmp_path, monkeypatch, *flags) == 2
 
@@ -1178,7 +1178,7 @@ class TestVerdicts:
             answer({"do": "train", "log": str(tmp_path / "log")})
         failed = Result(failure=Failure.of(caught.value.trouble))
         assert rules(program("genie-fp16"), failed) == ["llm-machine"]
-        assert [each.rule for each in model_findings("tiny", 18, failed)] == ["llm-machine"]
+        assert [finding.rule for finding in model_findings("tiny", 18, failed)] == ["llm-machine"]
 
     def test_a_program_that_failed_and_a_model_that_learned_nothing_are_errors(self) -> None:
         failed = Result(failure=Failure("crash", "ended by SIGSEGV"))
@@ -1314,7 +1314,7 @@ class TestChats:
         assert {1, 2} <= set(rows[1]) if template else rows[1].count(3) == 4
         places = special_places(folder, shape, rows)
         assert {rows[1][place] for place in places[1]} == set(rows[1]) - {4}
-        assert all(len(each) <= SPECIAL_PLACES * 4 for each in places)
+        assert all(len(place) <= SPECIAL_PLACES * 4 for place in places)
 
     @pytest.mark.parametrize("template", [True, False])
     def test_prefixes_are_questions_if_they_are_short_enough(self, tmp_path: Path, template: bool) -> None:

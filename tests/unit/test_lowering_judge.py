@@ -76,7 +76,7 @@ class TestDelegation:
     ) -> None:
         facts = {"left": [{**ERF, "operator": name} for name in operators], "delegates": delegates}
         findings = delegation(make_program(tmp_path, text=LPAI_SUITE), facts)
-        assert [each.rule for each in findings if each.severity is Severity.ERROR] == rules
+        assert [finding.rule for finding in findings if finding.severity is Severity.ERROR] == rules
 
 
 LPAI_SUITE = """

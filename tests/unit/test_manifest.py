@@ -139,7 +139,7 @@ def test_a_name_that_may_mean_several_chips_is_refused_with_its_choices(
 ) -> None:
     with pytest.raises(UsageError) as told:
         chip_named(said)
-    assert all(each in told.value.message for each in choices)
+    assert all(choice in told.value.message for choice in choices)
     assert told.value.fix.startswith("--soc S")
 
 

@@ -22,7 +22,7 @@ PROGRAMS = all_programs([])
 
 
 def _jobs(*seconds: float) -> list[Job]:
-    return [Job(f"job{index}", each) for index, each in enumerate(seconds)]
+    return [Job(f"job{index}", second) for index, second in enumerate(seconds)]
 
 
 class TestShards:

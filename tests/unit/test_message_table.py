@@ -97,7 +97,7 @@ def test_the_command_prints_words_for_people_and_rows_for_programs(
 
 
 def test_what_a_newer_build_changes_is_counted_and_no_message_of_it_is_on_the_page(store: Path) -> None:
-    old, new = (table(each, store) for each in printers(store) if each.name == "QNN")
+    old, new = (table(printer, store) for printer in printers(store) if printer.name == "QNN")
     found = compared(new, old)
     assert (len(found["gained"]), len(found["lost"]), found["rules"]) == (1, 1, ["stub-mismatch"])
     text = markdown("2.47.0", "2.49.40", found)

@@ -102,8 +102,8 @@ class TestChanged:
         program = programs_of(write_suite(folder, text))[0]
         baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed})
         findings = list(changed(program, result, baseline, 1.0))
-        assert all("--accept" in each.fix for each in findings)
-        return [(each.rule, each.severity, each.message) for each in findings]
+        assert all("--accept" in finding.fix for finding in findings)
+        return [(finding.rule, finding.severity, finding.message) for finding in findings]
 
     @pytest.mark.parametrize(
         ("near", "finding"),
@@ -184,7 +184,7 @@ class TestCost:
     def rules(self, program: OnnxProgram, agreed: Recorded | None, **changes: Any) -> dict[str, Severity]:
         baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed} if agreed else {})
         findings = cost(program, compiled(facts(**changes)), baseline, self.tolerances)
-        return {each.rule: each.severity for each in findings}
+        return {finding.rule: finding.severity for finding in findings}
 
     @property
     def agreed(self) -> Recorded:
@@ -316,7 +316,7 @@ class TestCrossCheck:
         ours = lane_of(compiled(facts()))
         pair = CrossChecked("net", ours, replace(ours, sqnr_db=theirs, agreed=agreed))
         findings = list(verdicts([pair], 8.0, "test_onnx"))
-        assert [each.severity for each in findings] == severities
+        assert [finding.severity for finding in findings] == severities
         table = markdown([pair], 8.0).splitlines()
         bad = {Severity.ERROR, Severity.WARNING} & set(severities)
         assert table[-1].endswith("| differ |" if bad else "| agree |") and len(table) == 6

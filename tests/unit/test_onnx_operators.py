@@ -22,9 +22,13 @@ from tests.support.pages import read_page, text_of
 
 
 def test_every_operator_of_the_installed_opset_is_measured_or_left_out_with_a_reason() -> None:
-    schemas = [each for each in onnx.defs.get_all_schemas() if not each.domain and not each.deprecated]
+    schemas = [
+        schema for schema in onnx.defs.get_all_schemas() if not schema.domain and not schema.deprecated
+    ]
     found = node_tests()
-    assert {each.name for each in schemas} == {*found.operators, *found.left_out}, "nox -s onnx -- operators"
+    assert {schema.name for schema in schemas} == {*found.operators, *found.left_out}, (
+        "nox -s onnx -- operators"
+    )
     assert found.opset == onnx.defs.onnx_opset_version()
     assert found.operators.keys().isdisjoint(found.left_out) and all(found.left_out.values())
 

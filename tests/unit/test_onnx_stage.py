@@ -140,7 +140,7 @@ class TestStage:
         assert self.stage(tmp_path) == 0
         assert self.done().count("case u16u8 SM8650") == 2 and self.done().count("case u16u8 SM8750") == 1
         for _ in "12":
-            (note,) = [each for each in self.report(tmp_path).findings if each.rule == "onnx-trace"]
+            (note,) = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-trace"]
             assert (note.subject, note.severity) == ("net/16a8w/SM8650", Severity.NOTE)
             assert "SIGSEGV" in note.message and "trace" in note.message
             # A remembered result says it too.
@@ -229,7 +229,7 @@ class TestStage:
         self.answers = facts(near={**near, "reference_sqnr_db": 40.0})
         assert self.stage(tmp_path, "--no-cache", text=recorded) == 1
         assert self.rules(tmp_path) == {"onnx-changed", "flaky"}
-        changed = [each for each in self.report(tmp_path).findings if each.rule == "onnx-changed"]
+        changed = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-changed"]
         assert [each.subject for each in changed] == ["net/16a8w/SM8650", "net/16a8w/SM8750"]
 
     def test_a_result_that_is_not_the_recorded_one_is_done_again(self, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ class TestStage:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
         self.answers = facts(near={**facts()["beside"]["near"], "sqnr_db": -4.0, "reference_sqnr_db": -3.0})
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
-        wrong = [each for each in self.report(tmp_path).findings if each.rule == "onnx-wrong"]
+        wrong = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-wrong"]
         assert len(wrong) == 2 and "-3.0 dB" in wrong[0].message
 
     def test_what_qnn_refuses_of_a_recorded_case_is_its_result(self, tmp_path: Path) -> None:
@@ -274,13 +274,15 @@ class TestStage:
     ) -> None:
         other = ("--soc", "SM8850")
         assert self.stage(tmp_path, *other) == 0
-        (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "cost-no-baseline"]
+        (warning,) = [
+            finding for finding in self.report(tmp_path).findings if finding.rule == "cost-no-baseline"
+        ]
         _, _, fix = warning.fix.partition(" -- ")
         # What the warning says to type.
         assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
         assert list(self.agreed(tmp_path)) == ["net/16a8w/SM8850"]
         assert self.stage(tmp_path, *other) == 0
-        assert "cost-no-baseline" not in {each.rule for each in self.report(tmp_path).findings}
+        assert "cost-no-baseline" not in {finding.rule for finding in self.report(tmp_path).findings}
         assert self.stage(tmp_path, "--accept") == 0
         chips = ["net/16a8w/SM8650", "net/16a8w/SM8750", "net/16a8w/SM8850"]
         assert list(self.agreed(tmp_path)) == chips
@@ -300,7 +302,9 @@ class TestStage:
         (kept,) = [line for line in capsys.readouterr().err.splitlines() if "keeps its thresholds" in line]
         assert "net/16a8w" in kept and "SM8650, SM8750" in kept
         assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
-        (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "threshold-placeholder"]
+        (warning,) = [
+            finding for finding in self.report(tmp_path).findings if finding.rule == "threshold-placeholder"
+        ]
         _, _, fix = kept.partition(" -- ")
         assert warning.fix.endswith(fix)
         assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
@@ -337,7 +341,9 @@ class TestStage:
         for _ in range(2):
             assert self.stage(tmp_path, "--accept", text=demanding) == 1
             assert self.rules(tmp_path) == {"onnx-accuracy"}
-            failing = next(each for each in self.report(tmp_path).findings if each.rule == "onnx-accuracy")
+            failing = next(
+                finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-accuracy"
+            )
             assert str(tmp_path / "onnx.toml") in failing.fix and "--accept" not in failing.fix
         assert (tmp_path / "onnx.toml").read_text() == demanding
         assert self.held(tmp_path) == {"sqnr_db": 40.0, "reference_sqnr_db": 30.0}
@@ -350,12 +356,14 @@ class TestStage:
         (tmp_path / "onnx.baseline-wheels.json").write_text(earlier)
         assert self.stage(tmp_path) == 1
         assert self.rules(tmp_path) == {"cost-context-bytes"}
-        (warning,) = [each for each in self.report(tmp_path).findings if each.rule == "suite-earlier-form"]
+        (warning,) = [
+            finding for finding in self.report(tmp_path).findings if finding.rule == "suite-earlier-form"
+        ]
         assert self.stage(tmp_path, "--accept") == 2 and self.done() == []
         _, _, fix = warning.fix.partition("accept -- ")
         assert main("python -m ci", "", VERBS, ["accept", *shlex.split(fix)]) == 0
         assert self.stage(tmp_path) == 1
-        assert "suite-earlier-form" not in {each.rule for each in self.report(tmp_path).findings}
+        assert "suite-earlier-form" not in {finding.rule for finding in self.report(tmp_path).findings}
         assert self.stage(tmp_path, "--accept") == 0
 
     def test_less_than_is_required_fails_until_its_thresholds_are_written_for_a_reason(
@@ -365,7 +373,9 @@ class TestStage:
         self.answers = facts(near={**facts()["beside"]["near"], "sqnr_db": 7.0})
         assert self.stage(tmp_path, text=bare) == 1
         assert self.rules(tmp_path) == {"onnx-accuracy"}
-        failing = next(each for each in self.report(tmp_path).findings if each.rule == "onnx-accuracy")
+        failing = next(
+            finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-accuracy"
+        )
         assert self.stage(tmp_path, "--accept", text=bare) == 1
         assert (tmp_path / "onnx.toml").read_text() == bare
         (refusal,) = self.report(tmp_path).findings
@@ -375,7 +385,7 @@ class TestStage:
         assert main("python -m ci", "", VERBS, command) == 0
         assert self.held(tmp_path)["sqnr_db"] == 6.0
         programs = self.agreed(tmp_path)
-        assert {each.reason for each in programs.values()} == {"it has 2 bits"}
+        assert {program.reason for program in programs.values()} == {"it has 2 bits"}
         assert self.stage(tmp_path, "--accept", text=bare) == 0
 
     def test_the_figure_of_each_program_is_printed_cached_or_not(

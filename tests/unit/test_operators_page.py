@@ -28,7 +28,7 @@ BOTH = {"abs": ("lowers", "quantizes"), "isnan": ("lowers",)}
 
 
 def record(tests: Mapping[str, RecordedPart | tuple[RecordedPart, ...]]) -> SuiteRecord:
-    rows = {name: each if isinstance(each, tuple) else (each,) for name, each in tests.items()}
+    rows = {name: test if isinstance(test, tuple) else (test,) for name, test in tests.items()}
     return SuiteRecord("x", {test: RecordedTest(1, 1, parts, "x") for test, parts in rows.items()})
 
 

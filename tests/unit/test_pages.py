@@ -27,7 +27,7 @@ HELD = {
 
 
 @pytest.mark.parametrize(
-    "example", [each for each in examples() if each.name in HELD], ids=lambda each: each.name
+    "example", [example for example in examples() if example.name in HELD], ids=lambda each: each.name
 )
 def test_a_page_shows_what_is_printed(example: Example, tmp_path: Path) -> None:
     write(conv_model(), tmp_path / "net.onnx")
@@ -41,7 +41,7 @@ def test_a_page_shows_what_is_printed(example: Example, tmp_path: Path) -> None:
 
 
 def test_each_shown_output_is_compared_or_listed_with_the_reason() -> None:
-    names = [each.name for each in examples()]
+    names = [example.name for example in examples()]
     listed = toml.loads((ROOT / "tests" / "shown.toml").read_text(encoding="utf-8"))["not_compared"]
     held = HELD | HELD_BY_INTEGRATION
     assert held <= set(names) and all(listed.values())

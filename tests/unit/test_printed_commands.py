@@ -118,8 +118,8 @@ def _of_parser(parser: argparse.ArgumentParser) -> tuple[set[str], set[str], boo
         flags.update(action.option_strings)
         if isinstance(action, argparse._SubParsersAction):
             words.update(action.choices)
-            for each in action.choices.values():
-                flags |= _of_parser(each)[0]
+            for choice in action.choices.values():
+                flags |= _of_parser(choice)[0]
         needs |= not action.option_strings and action.nargs not in ("?", "*", "...", "A...")
     return flags, words, needs
 
@@ -222,4 +222,4 @@ def test_a_printed_command_is_of_the_profile_that_the_stage_ran_with(
     error = EnvironmentLacking("it is not there", fix=fix)
     with pytest.raises(EnvironmentLacking), stage.reported(tmp_path, "bundle-stopped"):
         raise error
-    assert {error.fix, *(each.fix for each in stage.finish().findings)} == {printed or fix}
+    assert {error.fix, *(finding.fix for finding in stage.finish().findings)} == {printed or fix}

@@ -21,7 +21,7 @@ def ran(outputs: Sample) -> Ran:
 def test_outputs_are_written_and_read_again_by_their_names_in_order(tmp_path: Path) -> None:
     outputs = {"/head/y:0": VALUES, "b": VALUES[0], "a": np.arange(3)}
     write(ran(outputs), tmp_path / "out")
-    assert sorted(each.suffix for each in (tmp_path / "out").iterdir()) == [".json", ".npy", ".npy", ".npy"]
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".json", ".npy", ".npy", ".npy"]
     again = outputs_in(tmp_path / "out")
     assert list(again) == list(outputs)
     assert all(np.array_equal(again[name], outputs[name]) for name in outputs)

@@ -83,7 +83,7 @@ def cached(folder: Path, seconds: Mapping[str, float]) -> list[CachedWork]:
             folder,
         )
 
-    return [work(name, each) for name, each in seconds.items()]
+    return [work(name, second) for name, second in seconds.items()]
 
 
 def names(works: list[CachedWork]) -> list[str]:

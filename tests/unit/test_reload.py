@@ -101,7 +101,7 @@ def test_memory_that_each_load_leaves_behind_is_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(reload_worker, "Loaded", Leaks)
     facts = reload_worker.reloaded({"name": "one", "other": None})
-    assert [each.rule for each in findings_of("one", "", Result(facts))] == ["emulator-reload-memory"]
+    assert [finding.rule for finding in findings_of("one", "", Result(facts))] == ["emulator-reload-memory"]
 
 
 def test_a_program_is_loaded_beside_one_of_the_same_chip() -> None:

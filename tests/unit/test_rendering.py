@@ -240,13 +240,13 @@ def test_code_scanning_shows_an_adopters_finding_at_its_case_or_in_its_workflow(
 
     def places() -> list[tuple[str, int]]:
         results = [each["locations"][0]["physicalLocation"] for each in _check_sarif(sarif(reports))]
-        return [(each["artifactLocation"]["uri"], each["region"]["startLine"]) for each in results]
+        return [(result["artifactLocation"]["uri"], result["region"]["startLine"]) for result in results]
 
     workflow = (".github/workflows/qnn.yml", 1)
     suite = "ci/models.toml"
     assert places() == [(suite, 2), (suite, 4), (suite, 1), workflow]
     issues = json.loads(code_quality(reports))
-    assert [(each["location"]["path"], each["location"]["lines"]["begin"]) for each in issues] == places()
+    assert [(issue["location"]["path"], issue["location"]["lines"]["begin"]) for issue in issues] == places()
     shutil.rmtree(repository / ".git")
     (repository / "ci/models.toml").unlink()
     assert places()[:3] == [(suite, 1)] * 3, "another machine made the report"

@@ -52,7 +52,7 @@ def table(**cells: object) -> OperatorTable:
 def test_headings_have_githubs_anchors_and_links_are_those_of_the_site() -> None:
     page = rendered(PAGE, lambda target: target.replace(".md", ".html"))
     assert (page.title, page.summary) == ("One page", "It says this: that.")
-    assert [each.anchor for each in page.sections] == [
+    assert [section.anchor for section in page.sections] == [
         "one-page",
         "a-part-of-it-again",
         "a-part-of-it-again-1",
@@ -143,9 +143,9 @@ def test_each_failure_has_the_line_of_its_example_without_numbers_and_names() ->
 
 
 def test_a_number_has_all_its_spellings() -> None:
-    numbers = {each.anchor: each for each in errors.numbers()}
+    numbers = {number.anchor: number for number in errors.numbers()}
     assert numbers["qnn-14001"].spellings == ["14001", "0x36b1"]
-    code = next(each for each in numbers.values() if each.of == "FastRPC")
+    code = next(number for number in numbers.values() if number.of == "FastRPC")
     assert len(code.spellings) >= 3 and code.spellings[2].startswith("-")
 
 

@@ -31,7 +31,9 @@ def detector(*, scores: Any = None) -> Any:
 
 def compare_in_steps(make: Callable[[], Any], levels: int = 256) -> tuple[dict[str, float], list[str]]:
     inferences = [make() for _ in range(2)]
-    return compared(Pair(f"{n}", each, in_steps(each, levels), 0) for n, each in enumerate(inferences))
+    return compared(
+        Pair(f"{n}", inference, in_steps(inference, levels), 0) for n, inference in enumerate(inferences)
+    )
 
 
 def test_scores_that_are_lost_beside_boxes_are_below_the_floor_whatever_dimension_they_lie_along() -> None:

@@ -138,8 +138,8 @@ class TestShipped:
         ],
     )
     def test_a_threshold_means_that_the_model_still_works(self, schemes: set[str], least: float) -> None:
-        thresholds = [each.thresholds for each in self.programs if each.run.precision in schemes]
-        assert thresholds and min(each.sqnr_db or 0 for each in thresholds if each) >= least
+        thresholds = [program.thresholds for program in self.programs if program.run.precision in schemes]
+        assert thresholds and min(threshold.sqnr_db or 0 for threshold in thresholds if threshold) >= least
 
     def test_every_suggestion_is_proved_by_a_case_without_anything_on_the_cpu(self) -> None:
         for suggestion in suggestions():

@@ -270,9 +270,9 @@ class TestEarlier:
         programs = earlier.suites.programs_of(suite)
         assert [program.name for program in programs] == list(earlier.named)
         (baseline,) = baselines_of(programs, "wheels").values()
-        assert {name: each.ddr_read for name, each in baseline.programs.items() if each.ddr_read} == {
-            name: len(name) for name in earlier.named
-        }
+        assert {
+            name: program.ddr_read for name, program in baseline.programs.items() if program.ddr_read
+        } == {name: len(name) for name in earlier.named}
         (warning,) = earlier_forms(programs)
         assert warning.subject == str(suite) and warning.fix.endswith(f"--convert {suite}")
 

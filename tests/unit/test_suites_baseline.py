@@ -104,9 +104,9 @@ class TestAgreeing:
     def test_every_lost_top1_and_low_figure_of_ours_has_its_reason(self, lane: str) -> None:
         programs = load_baseline(SHIPPED, "wheels", lane).programs
         lost = [
-            each
-            for each in programs.values()
-            if each.accuracy.get("top1") == 0 or each.accuracy.get("sqnr_db", 99) < 10
+            program
+            for program in programs.values()
+            if program.accuracy.get("top1") == 0 or program.accuracy.get("sqnr_db", 99) < 10
         ]
         assert lost or lane == "onnx"
-        assert all(each.reason for each in lost) and all(each.build_id for each in programs.values())
+        assert all(each.reason for each in lost) and all(program.build_id for program in programs.values())

@@ -47,7 +47,7 @@ def _arguments(node: ast.AST) -> list[ast.arg]:
 def _has_namespace(node: ast.AST) -> bool:
     annotations = [argument.annotation for argument in _arguments(node)]
     annotations += [node.annotation] if isinstance(node, ast.AnnAssign) else []
-    words = (word for each in annotations if each is not None for word in ast.walk(each))
+    words = (word for annotation in annotations if annotation is not None for word in ast.walk(annotation))
     return any("Namespace" in (getattr(word, "id", ""), getattr(word, "attr", "")) for word in words)
 
 
@@ -140,7 +140,7 @@ def _read_by(file: Path, name: str = "run") -> set[str]:
     tree = parsed(file)
     (function,) = _functions(tree, name)
     readers = {each.name: file for each in tree.body if isinstance(each, ast.FunctionDef)}
-    readers |= {each: _file(module) for each, module in _readers(tree).items()}
+    readers |= {reader: _file(module) for reader, module in _readers(tree).items()}
     read = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Attribute) and _is_args(node.value):

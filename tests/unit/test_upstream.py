@@ -94,7 +94,7 @@ def test_two_entries_for_one_test_and_chip_are_refused(
     tmp_path: Path, socs: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> None:
     path = tmp_path / "wheels.toml"
-    rows = tuple(KNOWN.model_copy(update={"socs": each}) for each in socs)
+    rows = tuple(KNOWN.model_copy(update={"socs": soc}) for soc in socs)
     path.write_text(Ledger("delegate", "wheels", rows).as_toml(), encoding="utf-8")
     with pytest.raises(ManifestError, match="twice"):
         load_ledger("delegate", "wheels", path)

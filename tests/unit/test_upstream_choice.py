@@ -71,7 +71,7 @@ def test_nightly_runs_all_that_is_recorded_in_shards_of_an_hour_at_most() -> Non
             path = record_path(suite, "wheels", selection_of(args, {}).soc)
             tests = load_record(suite, "wheels", "", path).tests
             assert tests and all(map(chosen, tests))
-            seconds += sum(each.seconds for each in tests.values())
+            seconds += sum(test.seconds for test in tests.values())
             nightly.add(path)
         assert seconds * SLOWER / CORES / row.shards <= 60 * 60, row
     recorded = set((MANIFESTS / "upstream").glob("*/wheels-*.json"))

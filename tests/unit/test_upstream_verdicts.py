@@ -84,7 +84,7 @@ def test_a_comparison_is_noted_with_its_figure_and_what_the_test_said_of_it() ->
     Upstream().assert_close(device_output=[right * 1.1], ref_output=[right])
     with pytest.raises(AssertionError):
         Upstream().assert_close([right * 3], [right])
-    assert [(round(each.figure or 0), each.passed) for each in adapter.comparisons] == [
+    assert [(round(comparison.figure or 0), comparison.passed) for comparison in adapter.comparisons] == [
         (20, True),
         (-6, False),
     ]
@@ -287,13 +287,13 @@ def test_a_failure_for_the_same_reason_in_other_words_is_none(
 ) -> None:
     judge, stage = judged(tmp_path, before, now)
     assert not judge.is_surprise(now)
-    assert [each.severity for each in stage.findings] == [Severity.NOTE]
+    assert [finding.severity for finding in stage.findings] == [Severity.NOTE]
 
 
 def test_a_reason_that_is_gone_is_no_surprise(tmp_path: Path) -> None:
     before = died(f"{DIES}aten.elu.default (elu); and of aten.stack.default (stack)")
     _, stage = judged(tmp_path, before, died(f"{DIES}aten.elu.default (elu)"))
-    assert [each.severity for each in stage.findings] == [Severity.NOTE]
+    assert [finding.severity for finding in stage.findings] == [Severity.NOTE]
     assert "aten.stack.default" in stage.findings[0].message
 
 
@@ -328,7 +328,7 @@ def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
 def findings_of(judge: Judge, verdict: UpstreamVerdict) -> dict[str, Severity]:
     stage = StageRun.as_typed("test_upstream", "wheels", "x86_64-linux")
     judge.findings(stage, [verdict])
-    return {each.rule: each.severity for each in stage.findings}
+    return {finding.rule: finding.severity for finding in stage.findings}
 
 
 @pytest.mark.parametrize(("days", "rule"), [(-1, "quarantine-expired"), (91, "quarantine-too-long")])
@@ -342,7 +342,7 @@ def test_a_quarantine_of_the_ledger_ends(tmp_path: Path, days: int, rule: str) -
 
 
 def runs(*outcomes: str) -> Runs:
-    return Runs(tuple(Run(each) for each in outcomes), Repeats(verdict="outcome"))
+    return Runs(tuple(Run(outcome) for outcome in outcomes), Repeats(verdict="outcome"))
 
 
 def test_a_test_with_two_outcomes_is_flaky_and_one_in_quarantine_is_not_passed(tmp_path: Path) -> None:

@@ -401,7 +401,7 @@ def test_a_target_that_the_profile_cannot_have_is_a_note_of_all_targets_and_an_e
     context = replace(context_of(tmp_path), profile=load_profile("wheels"))
     for every, severity in ((True, Severity.NOTE), (False, Severity.ERROR)):
         found = result_of("required-libraries", replace(context, every_target=every)).findings
-        assert [each.severity for each in found] == [severity]
+        assert [finding.severity for finding in found] == [severity]
 
 
 def test_what_windows_needs_is_asked_of_the_chips_that_it_runs_on(tmp_path: Path) -> None:
@@ -433,7 +433,7 @@ def test_a_folders_name_counts_wherever_the_tree_begins(tmp_path: Path, below: s
     )
     wrong = [sdk / place for place in (SYSTEM, f"{IN_DSP}/{SKEL}")]
     expected = {path.relative_to(root).as_posix() for path in wrong if path.is_relative_to(root)}
-    assert {each.subject for each in result_of("elf-machine", context).findings} == expected
+    assert {finding.subject for finding in result_of("elf-machine", context).findings} == expected
     # A part of an SDK lacks nothing, and so does a folder with an SDK in it.
     for rule in ("required-libraries", "soc-libraries") if below else ():
         assert result_of(rule, context).state is State.NOT_APPLICABLE
@@ -452,7 +452,7 @@ def test_a_file_of_another_chip_machine_or_build_is_one_error(
 ) -> None:
     context = placed(f"{IN_DSP}/{place}", content.encode())(tmp_path)
     results = check([context], catalogue().values())
-    about = [each for result in results for each in result.findings if each.subject.endswith(place)]
-    assert [(each.rule, each.severity) for each in about] == [(told, Severity.ERROR)]
+    about = [finding for result in results for finding in result.findings if finding.subject.endswith(place)]
+    assert [(finding.rule, finding.severity) for finding in about] == [(told, Severity.ERROR)]
     # Alone each rule still says what it sees.
     assert result_of("one-build-id", context).findings

@@ -73,11 +73,11 @@ def test_a_folder_that_cannot_be_read_is_named_with_its_fix_and_not_said_to_be_m
             sdk = folder / "sdk"
             (sdk / "lib" / ANDROID).chmod(0)
             context = replace(context, libraries=tuple(libraries(sdk)))
-            findings = [each for result in check([context], chosen([])) for each in result.findings]
-            (error,) = (each for each in findings if each.severity is not Severity.NOTE)
+            findings = [finding for result in check([context], chosen([])) for finding in result.findings]
+            (error,) = (finding for finding in findings if finding.severity is not Severity.NOTE)
             assert (error.rule, error.subject) == ("elf-readable", f"lib/{ANDROID}")
             subprocess.run(error.fix, shell=True, check=True)
-            assert not [each for each in libraries(sdk) if each.unreadable]
+            assert not [library for library in libraries(sdk) if library.unreadable]
 
 
 def test_links_within_the_tree_are_counted_once_and_links_out_of_it_are_followed(tree: Path) -> None:

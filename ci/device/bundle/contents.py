@@ -60,13 +60,13 @@ class Model:
             return (self.contents,)
         if isinstance(self.contents, CompiledModel):
             return tuple(self.contents.contexts)
-        return tuple(each.context for each in self.contents.delegates if each.context)
+        return tuple(delegate.context for delegate in self.contents.delegates if delegate.context)
 
     @property
     def for_qnn(self) -> bool:
         contents = self.contents
         return not isinstance(contents, CompiledProgram) or any(
-            each.options or each.context for each in contents.delegates
+            delegate.options or delegate.context for delegate in contents.delegates
         )
 
     @property
@@ -74,13 +74,16 @@ class Model:
         """What its delegates run on, as far as the program names it: htp, gpu, lpai."""
         if not isinstance(self.contents, CompiledProgram):
             return frozenset()
-        return frozenset(each.options.processor for each in self.contents.delegates if each.options)
+        return frozenset(
+            delegate.options.processor for delegate in self.contents.delegates if delegate.options
+        )
 
     @property
     def online(self) -> bool:
         contents = self.contents
         return isinstance(contents, CompiledProgram) and any(
-            each.options is not None and each.options.online_prepare for each in contents.delegates
+            delegate.options is not None and delegate.options.online_prepare
+            for delegate in contents.delegates
         )
 
 

@@ -114,7 +114,9 @@ def _compile_sources_once() -> None:
 
     def renamed(code: CodeType, filename: str) -> CodeType:
         """With a name and objects of its own: dynamo remembers what it did by code object."""
-        parts = (renamed(each, filename) if isinstance(each, CodeType) else each for each in code.co_consts)
+        parts = (
+            renamed(const, filename) if isinstance(const, CodeType) else const for const in code.co_consts
+        )
         return code.replace(co_filename=filename, co_consts=tuple(parts))
 
     def compile_once(source: str, filename: str, mode: str, **how: bool) -> CodeType:

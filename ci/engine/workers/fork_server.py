@@ -163,8 +163,8 @@ class ForkServer:
             _close(connection, descriptors)
             return False
         if worker:
-            for each in descriptors:
-                os.close(each)
+            for descriptor in descriptors:
+                os.close(descriptor)
             client = Client(connection, worker, os.pidfd_open(worker))
             for number in (connection.fileno(), client.ended):
                 self._clients[number] = client
@@ -227,8 +227,8 @@ def _is_needed(used: float) -> bool:
 
 def _close(connection: socket.socket, descriptors: list[int]) -> None:
     connection.close()
-    for each in descriptors:
-        os.close(each)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _state_of(touched: Mapping[str, Any]) -> dict[str, object]:
@@ -249,7 +249,7 @@ def _state_of(touched: Mapping[str, Any]) -> dict[str, object]:
 
 def _names(folder: str) -> list[str]:
     try:
-        return sorted(each.name for each in Path(folder).iterdir())
+        return sorted(path.name for path in Path(folder).iterdir())
     except OSError:
         return []
 

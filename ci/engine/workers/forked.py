@@ -123,7 +123,7 @@ def forked(
         inherited = [*command], [*environment.items()], own
         if _on_image(environment):
             return None
-        distributions = [files_in(each).digest for each in site_folders()]
+        distributions = [files_in(folder).digest for folder in site_folders()]
         name = _digest([inherited, distributions, sys.executable, str(ROOT), _circumstances()])
         number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -207,9 +207,9 @@ def _on_image(environment: Mapping[str, str]) -> bool:
     """Whether files that it may import are where another file can have the stamp of an earlier one."""
     if not (images := mounted_images()):
         return False
-    named = [each for value in environment.values() for each in value.split(os.pathsep) if each[:1] == "/"]
+    named = [part for value in environment.values() for part in value.split(os.pathsep) if part[:1] == "/"]
     places = (*named, str(ROOT), sys.prefix, sys.base_prefix, *site_folders())
-    return any(f"{os.path.realpath(each)}/".startswith(images) for each in places)
+    return any(f"{os.path.realpath(place)}/".startswith(images) for place in places)
 
 
 def _circumstances() -> list[str]:
@@ -218,7 +218,7 @@ def _circumstances() -> list[str]:
     lines = (own / "status").read_text(encoding="utf-8", errors="replace").splitlines()
     texts = [line for line in lines if line.startswith(_CIRCUMSTANCES)]
     texts += [(own / name).read_text(encoding="utf-8") for name in ("limits", "cgroup", "oom_score_adj")]
-    texts += sorted(str(each.readlink()) for each in (own / "ns").iterdir())
+    texts += sorted(str(path.readlink()) for path in (own / "ns").iterdir())
     return [*texts, str(os.getpriority(os.PRIO_PROCESS, 0))]
 
 

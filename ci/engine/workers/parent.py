@@ -177,7 +177,7 @@ class Worker:
         """What its work says that it does (child.doing): the process's own name, or that of its fork."""
         with contextlib.suppress(OSError):
             tasks = Path(f"/proc/{self._process.pid}/task")
-            forks = [each for task in tasks.iterdir() for each in (task / "children").read_text().split()]
+            forks = [part for task in tasks.iterdir() for part in (task / "children").read_text().split()]
             for process in [*forks, str(self._process.pid)]:
                 name = Path(f"/proc/{process}/comm").read_text(encoding="utf-8", errors="replace").strip()
                 if name.startswith(DOING):

@@ -98,7 +98,10 @@ def _one_of_all(place: str, contexts: Mapping[str, ContextStrings]) -> Iterator[
 
 def _length(place: str, contexts: Mapping[str, ContextStrings], length: object) -> Iterator[Finding]:
     named = {
-        int(text) for each in contexts.values() for graph in each.graphs for text in _LENGTH.findall(graph)
+        int(text)
+        for context in contexts.values()
+        for graph in context.graphs
+        for text in _LENGTH.findall(graph)
     }
     if named and length not in named:
         yield _finding(
@@ -140,7 +143,7 @@ def _extension(place: str, file: Path, contexts: Mapping[str, ContextStrings]) -
         devices: Sequence[Mapping[str, Any]] = (
             json.loads(file.read_text(encoding="utf-8")).get("devices") or []
         )
-        said = [(each.get("soc_id", each.get("soc_model")), each.get("dsp_arch")) for each in devices]
+        said = [(device.get("soc_id", device.get("soc_model")), device.get("dsp_arch")) for device in devices]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         message = f"{file.name}: expected the settings of the HTP backend, found {error!r}"
         yield _finding("genie-config", place, message, "write it again: qnn-ci compile FOLDER")

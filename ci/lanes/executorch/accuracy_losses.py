@@ -83,7 +83,10 @@ def worst_losses(
     reached: dict[str, float] = {}
     losses: list[tuple[float, Loss]] = []
     for node in quantized.graph.nodes:
-        before = min((reached.get(each.name, MOST_DB) for each in node.all_input_nodes), default=MOST_DB)
+        before = min(
+            (reached.get(all_input_node.name, MOST_DB) for all_input_node in node.all_input_nodes),
+            default=MOST_DB,
+        )
         wanted = floats.get(node.name)
         if folded.get(node.name, "") not in ours:
             wanted = floats.get(folded.get(node.name, node.name))

@@ -78,7 +78,7 @@ def _facts(result: Result, scheme: str, soc: str) -> dict[str, Any]:
 
 def operators_of(facts: Mapping[str, Any]) -> list[str]:
     """The operators on HTP, once for each node."""
-    names = (each["operator"] for each in facts["nodes"].values())
+    names = (node["operator"] for node in facts["nodes"].values())
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
 
 

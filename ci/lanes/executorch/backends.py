@@ -38,7 +38,7 @@ def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
     soc = soc_named(program.soc)
     table = tables.libraries().lpai
     if soc.lpai is None or str(soc.lpai) not in table:
-        having = [name for name, each in load_socs().items() if each.lpai is not None]
+        having = [name for name, soc in load_socs().items() if soc.lpai is not None]
         message = f"{program.soc} has no LPAI; {', '.join(having)} have one"
         return refused("lpai-soc", message, " or ".join(f"--soc {name}" for name in having))
     since = table[str(soc.lpai)].since

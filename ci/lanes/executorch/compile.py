@@ -149,7 +149,7 @@ def _dies_of(log: Path) -> str:
 
 def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
     """Every program that is not refused, by name; its files are in the result's folder."""
-    return run_step(Lower(plan), [each for each in plan.programs if each.name not in plan.refused])
+    return run_step(Lower(plan), [program for program in plan.programs if program.name not in plan.refused])
 
 
 def setup_of(

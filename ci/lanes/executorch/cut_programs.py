@@ -32,7 +32,7 @@ from ci.pipeline.models.samples import inputs_named
 def ending_at(module: Any, node: Node) -> Any:
     """The model as far as this node, with what quantizes its output."""
     whole = copy.deepcopy(module)
-    names = {each.name: each for each in whole.graph.nodes}
+    names = {node.name: node for node in whole.graph.nodes}
     end = names[last_of(node).name]
     (output,) = whole.graph.find_nodes(op="output")
     output.args = ((end,),)

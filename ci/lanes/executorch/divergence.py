@@ -51,7 +51,9 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
 
 
 def chosen_program(choice: Choice, selection: Selection) -> ExecutorchProgram:
-    programs = [each for each in chosen_programs(Lowering(), choice, selection) if each.backend == "htp"]
+    programs = [
+        program for program in chosen_programs(Lowering(), choice, selection) if program.backend == "htp"
+    ]
     if len(programs) != 1:
         names = ", ".join(program.name for program in programs[:5])
         raise UsageError(

@@ -203,7 +203,7 @@ class Emulation(Lowering):
     def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
         compiled, measured = results[COMPILED], results[RAN]
         stage.metrics["build_id"] = plan.basis.build_id
-        failed_rows = {each.subject for each in stage.findings if each.severity is Severity.ERROR}
+        failed_rows = {finding.subject for finding in stage.findings if finding.severity is Severity.ERROR}
         for name, result in measured.items():
             if result.folder and name in failed_rows:
                 files = sorted(result.folder.rglob("*.raw"))
@@ -247,7 +247,9 @@ def _runnable(compiled: Mapping[str, Result], measured: Mapping[str, Result]) ->
 
 def measure(plan: ExecutorchPlan, runner: Path, compiled: Mapping[str, Result]) -> dict[str, Result]:
     """Every compiled program's result by name."""
-    runnable = [each for each in plan.programs if each.name in compiled and compiled[each.name].folder]
+    runnable = [
+        program for program in plan.programs if program.name in compiled and compiled[program.name].folder
+    ]
     results = run_step(RunOnEmulator(plan, runner, compiled), runnable)
     for name, result in results.items():
         source = compiled[name].folder

@@ -56,20 +56,20 @@ def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator
     operators: Sequence[Mapping[str, Any]] = facts["left"]
     if program.backend == "lpai":
         # ExecuTorch's CPU kernels quantize inputs and dequantize outputs, because they do it more exactly.
-        operators = [each for each in operators if "quantize_per" not in each["operator"]]
+        operators = [operator for operator in operators if "quantize_per" not in operator["operator"]]
     over = len(operators) > program.cpu_budget
     causes: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
-    for each in operators:
+    for operator in operators:
         cause = (
-            each["operator"],
-            each["reason"],
-            each["kernel"],
-            suggestion_for(each["operator"], each["code"]),
+            operator["operator"],
+            operator["reason"],
+            operator["kernel"],
+            suggestion_for(operator["operator"], operator["code"]),
         )
-        causes.setdefault(cause, []).append(each)
+        causes.setdefault(cause, []).append(operator)
     allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
     for first, *others in causes.values():
-        places = [each["source"] or each.get("module") or "a place without a line" for each in others]
+        places = [other["source"] or other.get("module") or "a place without a line" for other in others]
         more = f"; also at {', '.join(dict.fromkeys(places))}" if places else ""
         yield Finding(
             "lowering-cpu-operator",

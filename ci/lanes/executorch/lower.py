@@ -224,7 +224,7 @@ def lower(
     graphs = traffic(text_since(log, begin))
     return {
         "kept_on_cpu": _kept(workaround) if workaround else None,
-        "left": [asdict(each) for each in cpu_operators],
+        "left": [asdict(operator) for operator in cpu_operators],
         "partition": parts,
         "nodes": nodes,
         "losses": losses,
@@ -336,7 +336,9 @@ def quantized_model(
         _refuse_linear(exported.graph, sizes)
         patterns.append(sizes.names)
         quantizer.set_block_size_map(sizes)
-    quantizer.set_submodule_qconfig_list([_module_scheme(each, run.qat, patterns) for each in run.modules])
+    quantizer.set_submodule_qconfig_list(
+        [_module_scheme(module, run.qat, patterns) for module in run.modules]
+    )
     quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
     with _step("quantize"):
         if run.qat:
@@ -398,11 +400,11 @@ def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None
         observed[module] = torch.minimum(least, low), torch.maximum(most, high)
 
     fakes = [
-        each
-        for each in prepared.modules()
-        if isinstance(each, FusedMovingAvgObsFakeQuantize) and not each.is_per_channel
+        module
+        for module in prepared.modules()
+        if isinstance(module, FusedMovingAvgObsFakeQuantize) and not module.is_per_channel
     ]
-    handles = [each.register_forward_pre_hook(note) for each in fakes]
+    handles = [fake.register_forward_pre_hook(note) for fake in fakes]
     prepared.apply(disable_fake_quant)
     with torch.no_grad():
         for batch in batches:
@@ -517,9 +519,9 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
     known = not_compilable(str(error))
     names = re.findall(r"'(\w+)::(\w+)", str(error))
     lines = [
-        f"{each.source} `{each.code}`"
-        for each in cpu_operators
-        if any(each.operator.startswith(".".join(name)) for name in names)
+        f"{operator.source} `{operator.code}`"
+        for operator in cpu_operators
+        if any(operator.operator.startswith(".".join(name)) for name in names)
     ]
     return Failed("compile", f"{known[0]} ({'; '.join(lines)})", known[1]) if known and lines else None
 
@@ -563,7 +565,7 @@ def _dies_of(
     cost = ", but nothing is left for the NPU"
     if delegates:
         cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
-    lacking = sorted({each.operator for each in cpu_operators if not each.kernel})
+    lacking = sorted({operator.operator for operator in cpu_operators if not operator.kernel})
     return _failed(workaround, f"tried, the rest lowers{cost}", lacking)
 
 

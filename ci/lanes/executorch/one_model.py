@@ -78,7 +78,9 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         for program in plan.programs:
             _require_compiled(program, plan, compiled)
         measured: dict[str, Result] = {}
-        runnable = {each.name: compiled[each.name] for each in plan.programs if each.backend == "htp"}
+        runnable = {
+            program.name: compiled[program.name] for program in plan.programs if program.backend == "htp"
+        }
         if self.how.verify and runnable:
             measured = measure(plan, ready_runner(os.environ, plan.selection.reports), runnable)
         for program in plan.programs:
@@ -130,7 +132,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             losses_of(program, facts),
         )
         cells = cells_of(program.soc, figures, len(facts["left"]), [path])
-        found = [Finding("compile-warning", Severity.NOTE, stem, each, "") for each in warnings]
+        found = [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
         found = [*_left(stem, facts), *found]
         return Product(_files(path, stem, record), words, warnings, wrong, findings=found, cells=cells)
 
@@ -138,9 +140,12 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
 
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:
-        program, facts = plan.programs[0], [results[COMPILED][each.name].facts for each in plan.programs]
-        kept = [name for each in facts for name in (each.get("kept_on_cpu") or {}).get("nodes", ())]
-        delegates = {each["delegates"] for each in facts}
+        program, facts = (
+            plan.programs[0],
+            [results[COMPILED][program.name].facts for program in plan.programs],
+        )
+        kept = [name for fact in facts for name in (fact.get("kept_on_cpu") or {}).get("nodes", ())]
+        delegates = {fact["delegates"] for fact in facts}
         if len(delegates) > 1:
             raise UsageError(
                 f"{program.suite}: these chips have {' and '.join(map(str, sorted(delegates)))} delegates,"
@@ -151,7 +156,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         return {
             "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),
             "delegates": None if number == program.case.delegates else number,
-            "cpu_budget": max(len(each["left"]) for each in facts) or None,
+            "cpu_budget": max(len(fact["left"]) for fact in facts) or None,
         }
 
     def quantized(self) -> Sequence[Product]:
@@ -226,7 +231,7 @@ def _require_compiled(
 ) -> None:
     result = require_done(program, plan, compiled)
     if result.facts.get("lacks"):
-        findings = {each.rule: each for each in findings_before_compile(program, result.facts)}
+        findings = {finding.rule: finding for finding in findings_before_compile(program, result.facts)}
         raise EnvironmentLacking(findings[LIBRARY_MISSING].message, fix=findings[LIBRARY_MISSING].fix)
     if errors := _errors(artifact(program, result, plan.basis.build_id)):
         raise CheckFailed(errors[0].message, fix="--no-cache compiles it again")
@@ -241,7 +246,7 @@ def _require_compiled(
 
 
 def _errors(findings: Iterator[Finding]) -> list[Finding]:
-    return [each for each in findings if each.severity is Severity.ERROR]
+    return [finding for finding in findings if finding.severity is Severity.ERROR]
 
 
 def _files(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path | str]:
@@ -250,7 +255,7 @@ def _files(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path |
 
 
 def _tensors(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{name: each[name] for name in ("dtype", "shape")} for each in facts["inputs"][0]]
+    return [{name: input_[name] for name in ("dtype", "shape")} for input_ in facts["inputs"][0]]
 
 
 def _stack(build_id: str = "") -> dict[str, str]:

@@ -92,8 +92,8 @@ def _files(compiled: Result) -> dict[str, Any]:
 
 def reloads(plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> dict[str, Result]:
     """The result of every program that ran and can be loaded, by name."""
-    programs = [each for each in plan.programs if each.name in compiled]
-    programs = [each for each in programs if not absent_kernels(compiled[each.name])]
+    programs = [program for program in plan.programs if program.name in compiled]
+    programs = [program for program in programs if not absent_kernels(compiled[program.name])]
     return run_step(Reload(plan, compiled, neighbours_of(programs)), programs)
 
 

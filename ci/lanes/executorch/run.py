@@ -91,12 +91,12 @@ def _method(program: Path, contents: CompiledProgram) -> Method:
 
 
 def _inputs(program: Path, method: Method) -> Iterator[Tensor]:
-    for index, each in enumerate(method.inputs):
-        if not isinstance(each, TensorInfo):
+    for index, input_ in enumerate(method.inputs):
+        if not isinstance(input_, TensorInfo):
             raise CheckFailed(
-                f"{program}: input {index} is no tensor: {each}", fix="export it with tensors alone"
+                f"{program}: input {index} is no tensor: {input_}", fix="export it with tensors alone"
             )
-        yield Tensor(f"input_{index}", each.dtype, each.shape)
+        yield Tensor(f"input_{index}", input_.dtype, input_.shape)
 
 
 def _outputs(
@@ -113,10 +113,10 @@ def _outputs(
 def _where(contents: CompiledProgram) -> str:
     """What of it runs on the emulator, and what on the CPU."""
     parts = Counter[str]()
-    for each in contents.delegates:
-        context = each.context
+    for delegate in contents.delegates:
+        context = delegate.context
         made = f", {' and '.join(context.socs)}, QNN {' and '.join(context.build_ids)}" if context else ""
-        parts[f"{each.options.processor.upper() if each.options else each.backend}{made}"] += 1
+        parts[f"{delegate.options.processor.upper() if delegate.options else delegate.backend}{made}"] += 1
     kernels = sum((Counter(method.kernels) for method in contents.methods), Counter[str]())
     on_cpu = ", ".join(f"{count} {name}" for name, count in kernels.items())
     delegated = [f"{plural(count, 'part')} on the emulator ({name})" for name, count in parts.items()]

@@ -79,7 +79,7 @@ def samples_folder(model: OneModel) -> Path | None:
     folder = user_path(model.calibrate, "--calibrate", str(Parser.user_folder())).absolute()
     if not folder.is_dir():
         message = f"--calibrate {model.calibrate} is not a folder"
-        folders = [each.name for each in folder.parent.glob("*/")]
+        folders = [path.name for path in folder.parent.glob("*/")]
         if get_close_matches(folder.name, folders, n=1):
             raise UnknownName(message, folder.name, folders)
         raise UsageError(message, fix="name a folder of samples")

@@ -341,7 +341,9 @@ def _unrotated(folder: Path, config: Mapping[str, Any], layers: int) -> frozense
 def upstream_name(folder: Path, kind: str) -> str:
     """qnn_llama_runner's --decoder_model_version, or nothing where it has none for the model."""
     words = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    return next((name for each, word, name in UPSTREAM_NAMES if each == kind and word in words), "")
+    return next(
+        (name for UPSTREAM_name, word, name in UPSTREAM_NAMES if UPSTREAM_name == kind and word in words), ""
+    )
 
 
 def _beginning(folder: Path, config: Mapping[str, Any], words: int) -> int | None:
@@ -520,7 +522,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(path, framework="np") as shard:
             tensors = shard.keys()
-            return {each: tuple(shard.get_slice(each).get_shape()) for each in tensors}
+            return {tensor: tuple(shard.get_slice(tensor).get_shape()) for tensor in tensors}
     except SafetensorError as error:
         raise CheckFailed(f"{path} is damaged or incomplete: {error}", fix="download it again") from None
 

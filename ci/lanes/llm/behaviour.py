@@ -148,7 +148,9 @@ def lost(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What float does as wanted, and a compiled model does not."""
     for row in rows:
         for who, said in row["said"].items():
-            if new := [each for each in said["problems"] if each not in row["said"]["float"]["problems"]]:
+            if new := [
+                problem for problem in said["problems"] if problem not in row["said"]["float"]["problems"]
+            ]:
                 yield f"after {row['prompt'][-60:]!r} {WHO[who]}: {'; '.join(new)}: {said['text'][:80]!r}"
 
 

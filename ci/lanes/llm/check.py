@@ -159,11 +159,13 @@ class CheckedModel:
         severity: Severity = Severity.ERROR,
         fix: str = "",
     ) -> None:
-        self.findings += [Finding(rule, severity, self.name, each, fix or self.fix) for each in messages]
+        self.findings += [
+            Finding(rule, severity, self.name, message, fix or self.fix) for message in messages
+        ]
 
     @property
     def inaccurate(self) -> bool:
-        return any(each.rule == "llm-accuracy" for each in self.findings)
+        return any(finding.rule == "llm-accuracy" for finding in self.findings)
 
 
 def check_model(options: CheckOptions) -> int:
@@ -360,7 +362,7 @@ def _by_noise(
         sys.stdout.write(f"rounding alone{whose}: {_in_words(figures)}\n")
         halves = order["precision"] == "fp16"
         narrow[reader] = {
-            name: _narrowed(name, limits[name], each, halves=halves) for name, each in figures.items()
+            name: _narrowed(name, limits[name], figure, halves=halves) for name, figure in figures.items()
         } | dict(given)
     # A comparison with float does not see a damaged checkpoint or tokenizer.
     absolute = found.row["absolute"] = reply["absolute"]
@@ -423,7 +425,7 @@ def _figures(
     with_genie = " with Genie's and each part's" if by_genie else ""
     sys.stderr.write(f"{count} tokens in {order['windows']} windows, about {seconds(total)}{with_genie}\n")
     rates = {"tokens_per_second": "decode_htp", "read_per_second": "prefill_htp"}
-    found.row["speed"] = {name: round(1 / pace[each], 2) for name, each in rates.items() if pace.get(each)}
+    found.row["speed"] = {name: round(1 / pace[rate], 2) for name, rate in rates.items() if pace.get(rate)}
     facts, positions = dict[str, Any](), dict[str, Any]()
     for reply in _of_each_kind(ask, order, "figures"):
         positions |= reply["positions"]
@@ -453,13 +455,13 @@ def _behaviour(
     """What it does after prompts, beside float. The quantized graphs answer on the CPU, too."""
     who = ["float", *(["cpu"] if order["precision"] != "fp16" else [])]
     who += ["htp"] if config.name == PROGRAM and options.on == "both" else []
-    prompts = [each.tokens for each in asked.prompts]
+    prompts = [prompt.tokens for prompt in asked.prompts]
     request = {**order, "do": "answers", "prompts": prompts, "most": asked.tokens}
     answers = {each: ask(**request, who=each)["answers"] for each in who}
     if config.name != PROGRAM and options.on == "both":
         with limited(config, asked.tokens) as copy:
             texts = generate(copy, prompts, timeout=options.timeout)
-        answers["htp"] = [{"tokens": each.tokens, "stopped": each.stopped} for each in texts]
+        answers["htp"] = [{"tokens": text.tokens, "stopped": text.stopped} for text in texts]
     rows = found.row["behaviour"] = asked.judged(answers, load_tokenizer(config.parent))
     for line in kept_in_words(rows):
         sys.stdout.write(f"{line}\n")

@@ -223,7 +223,7 @@ def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
     the texts that Genie is made to say; and in dB what each part of the layers keeps of a row."""
     from ci.lanes.llm.noise import rounded_model, scheme_of
 
-    compiled, texts = Compiled.of(order), [ForcedText(**each) for each in order["texts"]]
+    compiled, texts = Compiled.of(order), [ForcedText(**text) for text in order["texts"]]
     shape, rows, record = compiled.shape, _rows(compiled, order), compiled.record
     scheme = scheme_of(through(record), record["precision"], compiled.cache)
     every = [*rows, *(whole_text(shape, text) for text in texts)]
@@ -253,7 +253,7 @@ def _by_itself(
     first one."""
     first = max(1, len(compiled.shape.beginning))
     plain = [
-        each for place, each in enumerate(zip(rows, logits, strict=False)) if place % CHAT_SHARE != CHAT_PLACE
+        row for place, row in enumerate(zip(rows, logits, strict=False)) if place % CHAT_SHARE != CHAT_PLACE
     ]
     judged = [row[first:] for row, _ in plain]
     nats = sum(
@@ -275,7 +275,7 @@ def _kept(
 
 def _by_place(expected: Array, found: Array, axis: int) -> Array:
     """How loud the error is beside what is expected, at each place."""
-    others = tuple(each for each in range(expected.ndim) if each != axis % expected.ndim)
+    others = tuple(index for index in range(expected.ndim) if index != axis % expected.ndim)
     error, signal = (np.square(each, dtype=np.float64).sum(others) for each in (found - expected, expected))
     ratios: Array = error / np.maximum(signal, TINY)
     return ratios
@@ -298,7 +298,7 @@ def figures_of_rows(
 
 def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:
     """Genie's choices after each prefix, by what float loses by them."""
-    compiled, prefixes = Compiled.of(order), [each["prompt"] for each in order["texts"]]
+    compiled, prefixes = Compiled.of(order), [text["prompt"] for text in order["texts"]]
     generated = generate(Path(order["config"]), prefixes, timeout=order["timeout"])
     reference = load_reference(compiled.folder, compiled.shape.adapter)
     return choices(compiled.shape, reference, prefixes, generated)
@@ -306,7 +306,7 @@ def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     """Of Genie's own logits; nothing where it cannot be asked for them."""
-    compiled, texts = Compiled.of(order), [ForcedText(**each) for each in order["texts"]]
+    compiled, texts = Compiled.of(order), [ForcedText(**text) for text in order["texts"]]
     shape = compiled.shape
     logits = forced_logits(Path(order["config"]), texts, shape.vocab_size, timeout=order["timeout"])
     if not logits:
@@ -344,7 +344,7 @@ def _worst(reader: CompiledReader, decoder: Decoder, x: Any, outputs: Sample) ->
             pairs.setdefault(name, []).append(Pair(name, expected, found))
             ratios.setdefault(name, []).append(_by_place(expected, found, axis))
     try:
-        worst = {name: compare(each)["sqnr_db"] for name, each in pairs.items()}
+        worst = {name: compare(pair)["sqnr_db"] for name, pair in pairs.items()}
     except Unusable as error:
         return {"db": -EXACT_DB, "output": str(error), "typical_db": -EXACT_DB}
     name = min(worst, key=lambda name: worst[name])

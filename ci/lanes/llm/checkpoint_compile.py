@@ -158,7 +158,7 @@ def write_binaries(
             compile_context(graphs, soc, binary, fp16=not rows)
             for graph in graphs.values():
                 shutil.rmtree(graph.parent)
-        rows = [each[name][0] for each in outputs for name in each if name.startswith(HIDDEN)]
+        rows = [output[name][0] for output in outputs for name in output if name.startswith(HIDDEN)]
     return [binaries[number] for number in sorted(binaries)]
 
 

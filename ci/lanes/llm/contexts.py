@@ -145,7 +145,7 @@ class ContextReader:
             )
             for session in self.sessions
         ]
-        self._sizes = {value.name: value.shape for each in self.sessions for value in each.get_inputs()}
+        self._sizes = {value.name: value.shape for session in self.sessions for value in session.get_inputs()}
         self.count, self.context = self._sizes["attention_mask"][-2:]
         self.restart()
 

@@ -150,7 +150,7 @@ class Decoder(nn.Module):
         count, magnitude = 2 * len(self.shape.ropes), self.shape.rope_magnitude
         ropes, cache = ropes_and_cache[:count], ropes_and_cache[count:]
         if magnitude != 1:
-            ropes = tuple(each * magnitude for each in ropes)
+            ropes = tuple(rope * magnitude for rope in ropes)
         new: list[Tensor] = []
         for index, (number, layer) in enumerate(self.layers.items()):
             cos, sin = ropes[2:] if int(number) in self.shape.local else ropes[:2]

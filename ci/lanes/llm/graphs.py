@@ -108,7 +108,7 @@ def outputs_of_rows(decoder: Any, rows: Iterable[Sequence[int] | Array]) -> list
     """Float's, computed once for all graphs that are quantized; without logits, which would fill the memory.
     `decoder` takes a whole row at once."""
     outputs = (outputs_of(decoder, row) for row in rows)
-    return [{name: each[name] for name in each if name != "logits"} for each in outputs]
+    return [{name: output[name] for name in output if name != "logits"} for output in outputs]
 
 
 def blocks(
@@ -197,7 +197,7 @@ def quantize(
             Samples(),
             activation_type=QuantType[activations],
             weight_type=QuantType[weights],
-            init_overrides={name: [each] for name, each in overrides.items()},
+            init_overrides={name: [override] for name, override in overrides.items()},
             # They would give a cache's few bits to all that meets it: query, scores, softmax and mix.
             add_qtype_converts=False,
         )
@@ -251,7 +251,7 @@ def _overrides(graph: Any, encodings: Mapping[str, Encoding], activations: Any) 
 
     makers = {output: node for node in graph.node for output in node.output}
     overrides = {name: override_of(encoding) for name, encoding in encodings.items()}
-    for name in [each for each in encodings if each.startswith("past_")]:
+    for name in [encoding for encoding in encodings if encoding.startswith("past_")]:
         cache, tensor = overrides[name], name.replace("_in", "_out")
         [joined] = [node for node in graph.node if node.op_type == "Concat" and name in node.input]
         overrides |= {joined.output[0]: cache, tensor: cache}

@@ -180,9 +180,9 @@ def behaviour(
 ) -> list[dict[str, Any]]:
     """What float, the quantized model on the CPU and what was compiled do after the model's own prompts."""
     file, tokenizer = load(place.model / BEHAVIOUR, BehaviourFile), load_tokenizer(place.model)
-    tokens = [tokens_of(tokenizer, each.text) for each in file.prompts]
+    tokens = [tokens_of(tokenizer, prompt.text) for prompt in file.prompts]
     pairs = zip(file.prompts, tokens, strict=True)
-    asked = Behaviour(file.tokens, [AskedPrompt(each, each.text, ids) for each, ids in pairs])
+    asked = Behaviour(file.tokens, [AskedPrompt(pair, pair.text, ids) for pair, ids in pairs])
     ends = ends_of(reference)
 
     def by_float(prompt: Sequence[int]) -> Text:
@@ -255,8 +255,8 @@ def figures_on(
     return {
         "tokens": sum(len(row) - 1 for row in rows),
         "windows": len(rows),
-        "positions": {name: along(each) for name, each in windows.items()},
-        **{name: _as_json(each) for name, each in windows.items()},
+        "positions": {name: along(window) for name, window in windows.items()},
+        **{name: _as_json(window) for name, window in windows.items()},
     }
 
 
@@ -287,7 +287,7 @@ def figures_beside(
         for name, part in zip(windows, (slice(0, 1), slice(1, None)), strict=True):
             if len(following := text.tokens[part]):
                 windows[name].append(window_of(rows[part], theirs[part], following))
-    return {name: _as_json(each) for name, each in windows.items()}
+    return {name: _as_json(window) for name, window in windows.items()}
 
 
 def _read(reader: TokenReader, row: Sequence[int]) -> Array:
@@ -313,7 +313,7 @@ def choices(
         rows = logits_of(reference, [*before, *said])[len(before) - 1 :]
         for kind, row, tokens in zip(KINDS, rows, chosen, strict=False):
             regrets[kind].append(float(row.max() - max(row[token] for token in tokens)))
-    return {kind: _loss(each) for kind, each in regrets.items()}
+    return {kind: _loss(regret) for kind, regret in regrets.items()}
 
 
 def _loss(regrets: Sequence[float]) -> dict[str, float]:

@@ -167,7 +167,7 @@ def rounded_model(
         for name, module in linear.items():
             module.weight = nn.Parameter(rounded_weight(name, module.weight, scheme))
         rounding.seen = True
-        some = [_logits(reference, each) for each in rows]
+        some = [_logits(reference, row) for row in rows]
     return RoundedModel(reference, rounding, exact, some, row, kept)
 
 

@@ -130,5 +130,5 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
 
 def _taken(output: Path) -> bool:
     """Whether it holds something that no compile of ours wrote."""
-    names = {each.name for each in output.iterdir()} if output.exists() else set()
+    names = {path.name for path in output.iterdir()} if output.exists() else set()
     return RECORD not in names and any(not name.startswith(SCRATCH) for name in names)

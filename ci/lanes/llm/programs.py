@@ -252,7 +252,7 @@ def lower(
     for name in modules:
         nodes = [node for node in edge.exported_program(name).graph.nodes if node.op == "call_function"]
         others = [str(node.target) for node in nodes if node.target is not operator.getitem]
-        if [each for each in others if "executorch_call_delegate" not in each] or len(others) != 1:
+        if [other for other in others if "executorch_call_delegate" not in other] or len(others) != 1:
             raise CheckFailed(
                 f"{name} is not one delegate: {', '.join(sorted(set(others)))}",
                 fix="report it: the decoder has an operator that HTP does not take",
@@ -289,7 +289,7 @@ def methods(path: Path, names: Sequence[str]) -> dict[str, Step]:
 
         def step(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             # The runtime reads memory as if it were contiguous, and writes its outputs again the next time.
-            return [each.clone() for each in method.execute([each.contiguous() for each in inputs])]
+            return [each.clone() for each in method.execute([input_.contiguous() for input_ in inputs])]
 
         return step
 

@@ -26,7 +26,7 @@ def absolute(tokenizer: Any, rows: Sequence[Sequence[int]], nats: float, text: s
     packed = lzma.compress(words, preset=9 | lzma.PRESET_EXTREME)
     size = max(1, len(words))
     lines = [each for each in dict.fromkeys(text.splitlines()) if each.strip()][:LINES]
-    changed = [each for each in lines if _again(tokenizer, each).strip() != each.strip()]
+    changed = [line for line in lines if _again(tokenizer, line).strip() != line.strip()]
     return {
         "tokens": total,
         "bytes": size,

@@ -39,9 +39,11 @@ class LanguageModels(Lane[LlmProgram, LlmPlan]):
         models, texts = run_step(Train(plan), plan.programs), dict[str, Result]()
         for through, step in {"genie": Generate, "executorch": GenerateByExecutorch}.items():
             trained = [
-                each
-                for each in plan.programs
-                if each.run.through == through and (model := models[each.name]).folder and not model.failure
+                program
+                for program in plan.programs
+                if program.run.through == through
+                and (model := models[program.name]).folder
+                and not model.failure
             ]
             if trained:
                 texts |= run_step(step(plan, models), trained)

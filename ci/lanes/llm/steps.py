@@ -76,7 +76,7 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
     if run.quantized:
         record = {"parts": run.parts, "precision": run.precision, "context": context}
         compiled = Compiled(into, model, place.shape, place.soc, record)
-        readers = {name: each for kind in KINDS for name, each in compiled.readers(kind).items()}
+        readers = {name: reader for kind in KINDS for name, reader in compiled.readers(kind).items()}
         facts["figures"] = figures(place, reference, readers)
         facts["behaviour"] = behaviour(place, reference, say, readers["decode_cpu"])
         stream = [token for row in place.rows("judged") for token in row[1:]]

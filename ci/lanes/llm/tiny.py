@@ -79,7 +79,7 @@ def texts() -> Texts:
     every = list(dict.fromkeys(_sentences()))
     parts = {part: tuple(every[part::PARTS]) for part in (HELD_OUT, CALIBRATION)}
     training = tuple(one for index, one in enumerate(every) if index % PARTS not in parts)
-    calls = tuple(each.text + each.answer for each in questions(held_out=False))
+    calls = tuple(question.text + question.answer for question in questions(held_out=False))
     calibration = list(parts[CALIBRATION])
     calibration[::CALIBRATED] = itertools.islice(itertools.cycle(calls), len(calibration[::CALIBRATED]))
     return Texts((*training, *calls * CALLS), parts[HELD_OUT], tuple(calibration))

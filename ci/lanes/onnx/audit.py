@@ -35,8 +35,8 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     if failure := result.failure:
         if problems := failure.details.get("problems"):
             return {
-                "error": "; ".join(str(GraphProblem(**each)) for each in problems),
-                "fix": "; ".join(dict.fromkeys(each["fix"] for each in problems)),
+                "error": "; ".join(str(GraphProblem(**problem)) for problem in problems),
+                "fix": "; ".join(dict.fromkeys(problem["fix"] for problem in problems)),
             }
         if failure.exit_code != CheckFailed.exit_code:
             require_done(result)

@@ -196,7 +196,7 @@ class CompileOnnx(Step[OnnxProgram]):
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         run, request, group = program.run, program.order, self.groups[program.name]
         # Each run takes as many of them as it says, from the first on.
-        most = max(each.calibration for each in program.case.runs)
+        most = max(run.calibration for run in program.case.runs)
         request |= self.asked(program)
         prepared = ask.once(f"{group}/model", do="prepare", cwd=cwd(), **request, calibration=most)
         of_model = {"prepared": prepared["into"], "source": prepared["model"], "cwd": cwd()}
@@ -291,7 +291,7 @@ def jobs_of(programs: Sequence[OnnxProgram], baselines: Mapping[Path, Baseline])
     for program in programs:
         group = groups[program.name]
         seconds[group] = seconds.get(group, SECONDS_PREPARE) + _seconds(program, baselines)
-    jobs = {name: Job(name, each, WORKER_MEMORY) for name, each in seconds.items()}
+    jobs = {name: Job(name, second, WORKER_MEMORY) for name, second in seconds.items()}
     return {name: jobs[group] for name, group in groups.items()}
 
 

@@ -92,8 +92,8 @@ def read_context(path: Path) -> OnnxContext:
         arch=arch,
         soc_id=soc_id,
         signature=GraphSignature(
-            tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.inputs),
-            tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.outputs),
+            tuple(Tensor(name, input_.dtype, input_.shape) for name, input_ in compiled.inputs),
+            tuple(Tensor(name, output.dtype, output.shape) for name, output in compiled.outputs),
         ),
         half_floats=None if None in known or not known else False not in known,
         record=ContextRecord.read(record) if record.is_file() else None,

@@ -85,7 +85,7 @@ def executorch_lane(
     build_id = rows[STAGES[0]][1] or rows[STAGES[1]][1]
     lanes: dict[tuple[Path, str], LaneFigures] = {}
     for suite in dict.fromkeys(program.suite for program in programs if program.suite.is_file()):
-        names = _names(suite) & {counterpart(each) for each in programs if each.suite == suite}
+        names = _names(suite) & {counterpart(program) for program in programs if program.suite == suite}
         if not names:
             continue
         baseline = load_baseline(suite, profile, LANE)

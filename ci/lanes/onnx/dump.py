@@ -17,7 +17,7 @@ def _child(kind: str, model: str, soc_id: str, arch: str) -> None:
     provider = "QNNExecutionProvider"
     ort.set_default_logger_severity(3)
     ort.register_execution_provider_library(provider, onnxruntime_qnn.get_library_path())
-    device = next(each for each in ort.get_ep_devices() if each.ep_name == provider)
+    device = next(device for device in ort.get_ep_devices() if device.ep_name == provider)
     htp = Path(onnxruntime_qnn.get_qnn_htp_path())
     options = {
         "backend_path": str(htp),
@@ -40,7 +40,7 @@ def _child(kind: str, model: str, soc_id: str, arch: str) -> None:
     if kind == "calls":
         # Run once, so that the calls contain a run. Saver returns zeros.
         numbers = np.random.default_rng(0)
-        session.run(None, {each.name: _drawn(each, numbers) for each in session.get_inputs()})
+        session.run(None, {input_.name: _drawn(input_, numbers) for input_ in session.get_inputs()})
 
 
 def _drawn(tensor: Any, numbers: Any) -> Any:

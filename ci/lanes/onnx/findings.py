@@ -272,4 +272,9 @@ def _forecast_row(program: OnnxProgram, result: Result) -> dict[str, Metric]:
     if not program.run.forecast:
         return {}
     found = forecast_of(program, result.facts)
-    return {"forecast": {"phones": [each.as_dict() for each in found.forecasts], "withheld": found.withheld}}
+    return {
+        "forecast": {
+            "phones": [forecast.as_dict() for forecast in found.forecasts],
+            "withheld": found.withheld,
+        }
+    }

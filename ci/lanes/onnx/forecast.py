@@ -43,7 +43,7 @@ class EstimateOnnx(OneModelStep):
         if result.failure:
             return failed(result.failure.kind)
         estimates = result.facts["estimates"].values()
-        return Line("passed", ", ".join(f"{each['us']} us" for each in estimates) or "no estimate")
+        return Line("passed", ", ".join(f"{estimate['us']} us" for estimate in estimates) or "no estimate")
 
 
 def forecast_of_chip(program: OnnxProgram, estimate: Mapping[str, Any] | None) -> list[str]:

@@ -373,7 +373,7 @@ def _control_flow(graph: onnx.GraphProto) -> Iterator[GraphProblem]:
 def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
     """Why one branch cannot replace the other; empty if it can."""
     outputs = [[_tensor(value) for value in branch.output] for branch in branches]
-    if counts := [len(each) for each in outputs if len(each) != 1]:
+    if counts := [len(output) for output in outputs if len(output) != 1]:
         return f"expected one output of each, found {counts[0]}"
     if len({(one.dtype, one.shape) for (one,) in outputs if one.static}) > 1:
         return "their outputs differ in type or shape: " + ", ".join(str(one) for (one,) in outputs)

@@ -134,7 +134,7 @@ class CompileOne(OneModelStep):
         if len(chips) == 1:
             return reply
         folder = ask.into / self.form
-        for path in [each for each in folder.iterdir() if each.suffix != ".csv"]:
+        for path in [path for path in folder.iterdir() if path.suffix != ".csv"]:
             path.unlink()
         more = {**of_run, **self.asked(program), "path": str(folder / f"{self.stem(program)}.onnx")}
         into = str(empty_folder(ask.scratch / program.soc / "flexible"))

@@ -133,7 +133,7 @@ def chosen_tests() -> NodeTests:
 
 
 def _schemas() -> Iterator[OpSchema]:
-    yield from (each for each in defs.get_all_schemas() if not each.domain and not each.deprecated)
+    yield from (schema for schema in defs.get_all_schemas() if not schema.domain and not schema.deprecated)
 
 
 def _all_tests() -> Iterator[Test]:
@@ -141,7 +141,9 @@ def _all_tests() -> Iterator[Test]:
     with warnings.catch_warnings():
         # The tests divide by zero and overflow on purpose.
         warnings.simplefilter("ignore")
-        for module in sorted(each.name for each in pkgutil.iter_modules(package.__path__) if not each.ispkg):
+        for module in sorted(
+            module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg
+        ):
             before = len(package._NodeTestCases)
             importlib.import_module(f"{PACKAGE}.{module}")
             for number in range(before, len(package._NodeTestCases)):
@@ -150,14 +152,14 @@ def _all_tests() -> Iterator[Test]:
 
 def _cannot(schema: OpSchema) -> str:
     """Why no test of it can be measured; empty if one may."""
-    if any(each.type == defs.OpSchema.AttrType.GRAPH for each in schema.attributes.values()):
+    if any(attribute.type == defs.OpSchema.AttrType.GRAPH for attribute in schema.attributes.values()):
         return "control flow"
-    if "seed" in schema.attributes and "training_mode" not in {each.name for each in schema.inputs}:
+    if "seed" in schema.attributes and "training_mode" not in {input_.name for input_ in schema.inputs}:
         return "random numbers"
     if not schema.inputs:
         return CONSTANT
     values = [*schema.inputs[:1], *schema.outputs[:1]]
-    if not all(TENSORS.intersection(each.types) for each in values):
+    if not all(TENSORS.intersection(value.types) for value in values):
         return "strings, sequences or optionals"
     return ""
 

@@ -113,9 +113,9 @@ def measured(
                     cpu=True,
                 )
             profiles.append(costs(events))
-            for each in cpu_times(events.with_suffix(".json"), places):
-                known = cpu.setdefault(each.operator, each)
-                cpu[each.operator] = min(known, each, key=lambda one: one.milliseconds)
+            for time_ in cpu_times(events.with_suffix(".json"), places):
+                known = cpu.setdefault(time_.operator, time_)
+                cpu[time_.operator] = min(known, time_, key=lambda one: one.milliseconds)
     merged_costs = merged(profiles)
     return ProgramProfile(
         with_lines(merged_costs, places) if places else merged_costs,

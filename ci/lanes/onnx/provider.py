@@ -100,7 +100,7 @@ def quantized(
 
     with quiet():
         prepared, bare = into / "preprocessed.onnx", onnx.load(str(model))
-        metadata = [(each.key, each.value) for each in bare.metadata_props]
+        metadata = [(prop.key, prop.value) for prop in bare.metadata_props]
         # qnn_preprocess_model ends with a TypeError for a model that has any.
         del bare.metadata_props[:]
         changed = qnn_preprocess_model(bare, str(prepared))
@@ -120,7 +120,7 @@ def quantized(
         quantize(str(source), str(written), config)
         if metadata:
             product = onnx.load(str(written), load_external_data=False)
-            own = {each.key: each.value for each in product.metadata_props}
+            own = {prop.key: prop.value for prop in product.metadata_props}
             onnx.helper.set_model_props(product, {**own, **dict(metadata)})
             onnx.save(product, str(written))
     return written
@@ -364,10 +364,10 @@ def _audit(folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
         return Audit(0, (), 0)
     trace = json.loads(path.read_text(encoding="utf-8"))
     nodes = {
-        each["node_name"]: Unsupported(
-            each["node_name"], each["op_type"], _reason(each["reason"], reasons.get(each["node_name"]))
+        node["node_name"]: Unsupported(
+            node["node_name"], node["op_type"], _reason(node["reason"], reasons.get(node["node_name"]))
         )
-        for each in trace["unsupported_nodes"]
+        for node in trace["unsupported_nodes"]
     }
     summary = trace["summary"]
     return Audit(int(summary["total_onnx_nodes"]), tuple(nodes.values()), int(summary["qnn_subgraphs"]))

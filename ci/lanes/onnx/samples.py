@@ -78,9 +78,9 @@ def _from_function(name: str, values: Iterable[object], signature: GraphSignatur
     """Each value is a dict of inputs by name, a sequence of inputs, or the only input."""
     names = [tensor.name for tensor in signature.inputs]
     samples: list[Sample] = []
-    for number, each in enumerate(values, 1):
+    for number, value in enumerate(values, 1):
         where = f"{name}, sample {number}"
-        samples.append(checked(_by_name(each, names, where), signature, where))
+        samples.append(checked(_by_name(value, names, where), signature, where))
     if not samples:
         raise CheckFailed(f"{name} gives no sample", fix="give at least one")
     return samples

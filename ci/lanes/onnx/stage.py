@@ -57,7 +57,7 @@ class OnnxLane(Lane[OnnxProgram, OnnxPlan]):
         yield from findings_of(program, result)
         yield from cost(program, result, baseline, tolerances)
         yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
-        yield from (each for each in cross_checks(plan) if each.subject == program.name)
+        yield from (check for check in cross_checks(plan) if check.subject == program.name)
 
     def row(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Mapping[str, Metric]:
         others = {pair.name: pair.executorch for pair in plan.pairs}
@@ -84,7 +84,7 @@ class OnnxLane(Lane[OnnxProgram, OnnxPlan]):
         return replace(plan, pairs=tuple(pairs_of(plan.programs, lanes_of(results[COMPILED]), others)))
 
     def close(self, stage: StageRun, plan: OnnxPlan, results: Results) -> None:
-        stage.findings += [each for each in cross_checks(plan) if each.subject == self.stage]
+        stage.findings += [check for check in cross_checks(plan) if check.subject == self.stage]
         build_ids = sorted({lane.build_id for lane in lanes_of(results[COMPILED]).values()})
         for build_id in build_ids:
             stage.findings += known_faults(stage.findings, build_id, "onnx")

@@ -133,7 +133,7 @@ def write_context(
     At most `most` inferences are compared. The traffic is read from `log`."""
     model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
     case, precision = case_of(order), precision_named(run_of(order).precision)
-    samples, expected, reference = (each[:most] for each in _inferences(order))
+    samples, expected, reference = (inference[:most] for inference in _inferences(order))
     traced = order.get("trace", True)
     why = command_for_one("audit", case, run_of(order), soc_name, Path(order["search_path"]))
     session, audit, ddr = provider.compiled(

@@ -33,7 +33,7 @@ SHIPPED = MANIFESTS / "suites" / "models.toml"
 
 Count = Annotated[int, Field(ge=1)]
 Milliseconds = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)? ms$")]
-NAMES = dict.fromkeys([*(each.written for each in PRECISIONS.values()), *PRECISIONS])
+NAMES = dict.fromkeys([*(precision.written for precision in PRECISIONS.values()), *PRECISIONS])
 """Of precisions, those first that are written."""
 
 

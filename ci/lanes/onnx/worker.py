@@ -75,7 +75,9 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
             "fix": f"the traceback is in {order['log']}; {session('diagnose', order['log'])} explains"
             " what is known of it",
         }
-    problems = [asdict(each) for each in error.problems] if isinstance(error, steps.NotCompilable) else []
+    problems = (
+        [asdict(problem) for problem in error.problems] if isinstance(error, steps.NotCompilable) else []
+    )
     rule = str(problems[0].get("rule", "")).removeprefix("onnx-") if problems else ""
     return {
         "kind": rule or KINDS.get(type(error).__name__, "refused"),

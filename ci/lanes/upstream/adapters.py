@@ -374,7 +374,9 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
     """One model of a test: where it ran, its least SQNR in dB, and the operators that stayed on the CPU."""
     on_htp = {name for name, count in (summary.delegated_op_counts or {}).items() if count > 0}
     on_cpu = sorted(name for name in summary.undelegated_op_counts or {} if "quantize" not in name)
-    figures = [float(each.sqnr) for each in summary.tensor_error_statistics if each.sqnr is not None]
+    figures = [
+        float(statistic.sqnr) for statistic in summary.tensor_error_statistics if statistic.sqnr is not None
+    ]
     least = least_of(figures)
     name = summary.result.name
     error = "" if summary.error is None else f"{type(summary.error).__name__}: {summary.error}"[:500]

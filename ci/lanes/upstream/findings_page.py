@@ -30,7 +30,7 @@ def page() -> str:
         "",
     ]
     for title, measured in (("Measured here", True), ("Reported", False)):
-        if faults := [each for each in load_faults() if each.measured is measured]:
+        if faults := [fault for fault in load_faults() if fault.measured is measured]:
             lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
     lines += [*_upstream(), *_suites()]
     head, rest = "\n".join(lines[:9]), "\n".join(lines[9:])

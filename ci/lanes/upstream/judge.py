@@ -114,12 +114,14 @@ class Judge:
     ) -> Iterator[Finding]:
         test, where = verdict.test, f"its entry in {ledger_path(self.ledger.suite, self.ledger.profile)}"
         if quarantine := self.quarantine(test):
-            known = [each for each in stage.findings if each.subject == test and each.rule == "flaky"]
-            stage.findings = [each for each in stage.findings if each not in known]
+            known = [
+                finding for finding in stage.findings if finding.subject == test and finding.rule == "flaky"
+            ]
+            stage.findings = [finding for finding in stage.findings if finding not in known]
             yield from excused(quarantine, test, verdict.outcome, known)
             if verdict.runs.steady:
                 yield steady(test, where)
-        elif not any(each.subject == test and each.rule == "flaky" for each in stage.findings):
+        elif not any(finding.subject == test and finding.rule == "flaky" for finding in stage.findings):
             yield from flaky(test, verdict.runs, self.again(stage, test), where)
         yield from misused(entry.quarantine if entry else None, test, where)
 
@@ -215,13 +217,13 @@ class Judge:
         """Write the ledger and the record that expect these verdicts. Tests that did not run keep theirs, and
         tests that the suite no longer has are removed."""
         verdicts = list(verdicts)
-        causes = {each.test: self._cause(each) for each in verdicts if each.outcome != "passed"}
+        causes = {verdict.test: self._cause(verdict) for verdict in verdicts if verdict.outcome != "passed"}
         suite, profile, known = self.ledger.suite, self.ledger.profile, set(tests)
         with locked():
             # Another run may have written since this one read them.
             ledger, record = load_ledger(suite, profile), load_record(suite, profile, self.soc)
             now = replace(self, ledger=ledger, record=record)
-            stale = {each.test for each in verdicts if now._changed_reasons(each)}
+            stale = {verdict.test for verdict in verdicts if now._changed_reasons(verdict)}
             ledger = ledger.updated(verdicts, causes, self.soc, stale).only(known)
             record = now.recorded(verdicts, measured).only(known)
             for path, text in (
@@ -234,7 +236,11 @@ class Judge:
 
     def recorded(self, verdicts: Iterable[UpstreamVerdict], measured: str) -> SuiteRecord:
         """The record with these verdicts. Of a test that ends by chance it keeps a failure."""
-        new = [each for each in verdicts if each.outcome != "passed" or not self._failed_by_chance(each.test)]
+        new = [
+            verdict
+            for verdict in verdicts
+            if verdict.outcome != "passed" or not self._failed_by_chance(verdict.test)
+        ]
         return self.record.with_verdicts(new, measured)
 
     def _failed_by_chance(self, test: str) -> bool:

@@ -169,9 +169,9 @@ class Ledger:
 def _joined(entries: Iterable[ExpectedTests]) -> tuple[ExpectedTests, ...]:
     """One entry for all chips on which a test ends alike, for one reason."""
     chips: dict[tuple[str, Kind, str, Quarantine | None], set[str]] = {}
-    for each in entries:
-        key = (each.test, each.outcome, each.cause, each.quarantine)
-        chips.setdefault(key, set()).update(each.socs)
+    for entry in entries:
+        key = (entry.test, entry.outcome, entry.cause, entry.quarantine)
+        chips.setdefault(key, set()).update(entry.socs)
     joined = (
         ExpectedTests(
             test=test, outcome=outcome, cause=cause, quarantine=quarantine, socs=tuple(sorted(socs))

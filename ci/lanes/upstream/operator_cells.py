@@ -299,6 +299,6 @@ def upstream_files() -> dict[str, list[str]]:
             ("quantizes", r"torch\.ops\.(aten\.\w+)\.", backend.glob("quantizer/annotators/htp_rules.py")),
         ):
             text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))
-            for name in sorted({key_of(each) for each in re.findall(pattern, text)}):
+            for name in sorted({key_of(match) for match in re.findall(pattern, text)}):
                 by_operator[name].append(word)
     return dict(by_operator)

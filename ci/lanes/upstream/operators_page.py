@@ -71,9 +71,9 @@ def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measure
     on top."""
     judge, _ = runs[0]
     records = committed_records(judge.ledger.profile)
-    for each, verdicts in runs:
-        now = each.recorded(verdicts, measured)
-        records.setdefault(each.ledger.suite, {})[each.soc] = now
+    for run, verdicts in runs:
+        now = run.recorded(verdicts, measured)
+        records.setdefault(run.ledger.suite, {})[run.soc] = now
     onnx = onnx_page.committed(judge.ledger.profile)
     table = table_of(records, upstream_files() or read().upstream, onnx)
     reports = judge.logs.parents[1]

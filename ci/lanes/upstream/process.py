@@ -156,7 +156,10 @@ class RunTest(Step[Job]):
             ask.touched |= Touched.of(gone.touched)
             reply = _crash(program.name, gone.sentence(ask.log), time.monotonic() - began)
         # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
-        errors = [*(each["what"] for each in reply["problems"]), *(part["error"] for part in reply["parts"])]
+        errors = [
+            *(problem["what"] for problem in reply["problems"]),
+            *(part["error"] for part in reply["parts"]),
+        ]
         if trouble := of_text("\n".join(errors)):
             raise InTrouble(trouble)
         if not reply["problems"] and not self.plan.work.keep:
@@ -210,7 +213,7 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
             fix=(failure.fix or "run it again") if of_machine else "",
             runs=result.runs,
         )
-    problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
+    problems = tuple((problem["where"], problem["what"]) for problem in result.facts["problems"])
     parts = tuple(map(_part, result.facts["parts"]))
     facts = {**result.facts, "problems": problems, "parts": parts}
     return UpstreamVerdict(**facts, cached=result.cached, runs=result.runs)
@@ -218,6 +221,6 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
 
 def _part(fields: Mapping[str, Any]) -> RecordedPart:
     values: dict[str, Any] = {
-        name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()
+        name: tuple(field) if isinstance(field, list) else field for name, field in fields.items()
     }
     return RecordedPart(**values)

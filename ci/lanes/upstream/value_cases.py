@@ -97,9 +97,9 @@ def cases() -> tuple[ValueCase, ...]:
         ranges, shapes = values.domain[settings.domain], settings.shapes
         first, *others = values.shapes[shapes] if isinstance(shapes, str) else shapes
         plain = next(iter(ranges.values()))
-        rows = [(name, each, first) for name, each in ranges.items()]
+        rows = [(name, range_, first) for name, range_ in ranges.items()]
         rows += [("x".join(map(str, shape)), plain, shape) for shape in others]
         all_cases += [
-            ValueCase(operator, name, settings, each, shape, values.seed) for name, each, shape in rows
+            ValueCase(operator, name, settings, row, shape, values.seed) for name, row, shape in rows
         ]
     return tuple(all_cases)

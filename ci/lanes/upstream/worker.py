@@ -88,7 +88,7 @@ class Recorder:
             for report, comparisons in zip(self.reports, self.comparisons, strict=True)
             if report.when == "call" or not report.passed
         ]
-        subtests = [each for each in calls if _subtest(each[0])]
+        subtests = [call for call in calls if _subtest(call[0])]
         return self.parts or [part_of_report(*each) for each in subtests or calls]
 
     @pytest.hookimpl(tryfirst=True)
@@ -184,16 +184,16 @@ def verdict_of(
     """The outcome and its reason. A test that fails after it used an absent module has outcome absent.
 
     Where parts are told apart, the worst of them decides, as skips of upstream hide bad tests."""
-    problems = [{"where": _subtest(each), "what": _error(each)} for each in reports if each.failed]
-    expected = [each for each in reports if each.skipped and hasattr(each, "wasxfail")]
-    skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
+    problems = [{"where": _subtest(report), "what": _error(report)} for report in reports if report.failed]
+    expected = [report for report in reports if report.skipped and hasattr(report, "wasxfail")]
+    skipped = [report for report in reports if report.skipped and not hasattr(report, "wasxfail")]
     outcome, reason = "passed", ""
-    missing = next((each["what"] for each in problems if each["what"].startswith(NOT_HERE)), "")
+    missing = next((problem["what"] for problem in problems if problem["what"].startswith(NOT_HERE)), "")
     tools = [
         f"it starts {match[1]}, which {why}"
-        for each in problems
+        for problem in problems
         for error, why in NO_TOOL
-        if (match := error.search(each["what"]))
+        if (match := error.search(problem["what"]))
     ]
     if problems and (touched or missing or tools):
         outcome = "absent"
@@ -212,13 +212,13 @@ def verdict_of(
         outcome, reason = "expected_failure", expected[0].wasxfail or "marked as failing by ExecuTorch"
     elif skipped:
         outcome, reason = "not_run", _skip_reason(skipped[0])
-    subtests = sum(bool(_subtest(each)) for each in reports)
+    subtests = sum(bool(_subtest(report)) for report in reports)
     return {"outcome": outcome, "reason": reason, "problems": problems, "subtests": subtests}
 
 
 def part_of_report(report: pytest.TestReport, comparisons: Sequence[UpstreamComparison]) -> dict[str, Any]:
     """A test or subtest as a part: how it ended, and the least figure of what it compared."""
-    figure = least_of(each.figure for each in comparisons if each.figure is not None)
+    figure = least_of(comparison.figure for comparison in comparisons if comparison.figure is not None)
     error = ""
     if report.skipped:
         result = "failed" if hasattr(report, "wasxfail") else "not_run"
@@ -227,7 +227,7 @@ def part_of_report(report: pytest.TestReport, comparisons: Sequence[UpstreamComp
         result = "bad_test" if error else "passed"
     else:
         error = _error(report).splitlines()[-1]
-        refused = any(each.figure is not None and not each.passed for each in comparisons)
+        refused = any(comparison.figure is not None and not comparison.passed for comparison in comparisons)
         lowering = any(word in report.longreprtext for word in LOWERING)
         result = "wrong" if refused else "dies" if lowering else "failed"
     return part(result, figure, name=_subtest(report), error=error)

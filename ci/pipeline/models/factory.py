@@ -338,9 +338,9 @@ def _tensors(sample: Any) -> tuple[Tensor, ...]:
 
 def require_float32(tensors: Iterable[Tensor]) -> None:
     """Refuse what a compiled program would read or write as another type."""
-    for each in tensors:
-        if each.dtype in (torch.float64, torch.bfloat16):
-            kind = str(each.dtype).removeprefix("torch.")
+    for tensor in tensors:
+        if tensor.dtype in (torch.float64, torch.bfloat16):
+            kind = str(tensor.dtype).removeprefix("torch.")
             raise BadFactory(
                 f"the model takes or gives {kind}, which the compiler does not have: give it in float32"
                 " (model.float(), and its inputs); fp16 then computes it in fp16"
@@ -422,10 +422,10 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
     """A module's outputs, copied; the module gets copies of its inputs."""
     with torch.no_grad():
         outputs = torch.utils._pytree.tree_leaves(module(*copied(sample)))
-    for each in outputs:
-        if not isinstance(each, Tensor):
-            raise BadFactory(f"the model returns a {type(each).__name__}: expected tensors alone")
-    return [each.detach().clone(memory_format=torch.contiguous_format) for each in outputs]
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise BadFactory(f"the model returns a {type(output).__name__}: expected tensors alone")
+    return [output.detach().clone(memory_format=torch.contiguous_format) for output in outputs]
 
 
 def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -438,9 +438,9 @@ def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
     versions = {}
     for prefix, module in model.named_modules():
         tensors = {**module._parameters, **module._buffers, **vars(module)}
-        for name, each in tensors.items():
-            if isinstance(each, Tensor):
-                versions[f"{prefix}.{name}".lstrip(".")] = (each, each._version)
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor):
+                versions[f"{prefix}.{name}".lstrip(".")] = (tensor, tensor._version)
     return versions
 
 
@@ -454,9 +454,9 @@ def _where_changed(model: nn.Module, sample: tuple[Tensor, ...], name: str) -> s
 def where_input_changes(model: nn.Module, sample: tuple[Tensor, ...]) -> str | None:
     """The line (` (file:line)`) where the model changes one of its inputs in place; None if it does not."""
     inputs = copied(sample)
-    with _Changes(lambda: [each._version for each in inputs]) as changes, torch.no_grad():
+    with _Changes(lambda: [input_._version for input_ in inputs]) as changes, torch.no_grad():
         model(*inputs)
-    return str(changes.line) if any(each._version for each in inputs) else None
+    return str(changes.line) if any(input_._version for input_ in inputs) else None
 
 
 class _Changes(TorchFunctionMode):
@@ -494,7 +494,7 @@ def explained(error: BaseException) -> tuple[str, str]:
     errors = [error]
     while errors[-1].__cause__ is not None:
         errors.append(errors[-1].__cause__)
-    text = "\n".join(str(each).strip() for each in errors)
+    text = "\n".join(str(error).strip() for error in errors)
     places = [f" ({relative_path(file)}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
     if known := not_compilable(text):

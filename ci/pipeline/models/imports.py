@@ -132,7 +132,7 @@ def imported(path: Path, changed: int, package: str) -> tuple[str, ...]:
         elif isinstance(node, ast.ImportFrom):
             base = _base(node, package)
             names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    return tuple(dict.fromkeys(each for name in names if name for each in _with_packages(name)))
+    return tuple(dict.fromkeys(package for name in names if name for package in _with_packages(name)))
 
 
 def _base(node: ast.ImportFrom, package: str) -> str:

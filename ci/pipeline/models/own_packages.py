@@ -215,7 +215,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     os.utime(stamp)
     text = stamp.read_text(encoding="utf-8")
     entries = lock_files.parse(text)
-    hashed = {one.name for _, each in texts for one in _hashed(each)}
+    hashed = {one.name for _, text in texts for one in _hashed(text)}
     return OwnPackages(
         folder=home / "environment",
         variables={**passed, LOCKED: sysconfig.get_paths()["purelib"]},
@@ -302,7 +302,7 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_fil
         line for line in text.splitlines() if not line.lstrip().startswith(("-e ", "--index", "--extra"))
     ]
     entries = [one for one in lock_files.parse("\n".join(lines)) if one.name not in pins]
-    by_author = {one.name: one.hashes for _, each in _texts(needs) for one in _hashed(each)}
+    by_author = {one.name: one.hashes for _, text in _texts(needs) for one in _hashed(text)}
     entries = [one for one in entries if not lock_files.CUDA_ONLY.fullmatch(one.name)]
     (home / ELSEWHERE).write_text("".join(_elsewhere(entries, needs, home)), encoding="utf-8")
     return [
@@ -318,7 +318,7 @@ def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) ->
     is meant, and a user who sets uv's strategy has decided."""
     if not pip_settings.has_several_indexes(os.environ) or os.environ.get(STRATEGY):
         return
-    hashed = {one.name for _, each in _texts(needs) for one in _hashed(each)}
+    hashed = {one.name for _, text in _texts(needs) for one in _hashed(text)}
     mine = {one.name: _version(one) for one in entries if one.name not in hashed}
     (home / "mine.in").write_text("".join(f"{name}=={mine[name]}\n" for name in mine), encoding="utf-8")
     try:

@@ -26,7 +26,7 @@ def inputs_named(samples: str, inputs: Sequence[Input], search_path: Path) -> In
         return samples_of(search_path / samples)
 
     def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
-        return tuple(_drawn(each, generator) for each in inputs)
+        return tuple(_drawn(input_, generator) for input_ in inputs)
 
     return draw if inputs else None
 
@@ -74,10 +74,10 @@ def _sample(path: Path, wanted: ModelSignature | None) -> tuple[Tensor, ...]:
             tensors = [torch.from_numpy(np.load(path))]
     except Exception as error:
         raise BadFactory(f"{path} cannot be read: {described(error)}") from error
-    for each in tensors:
-        if not isinstance(each, Tensor):
-            raise BadFactory(f"{path}: expected tensors, found a {type(each).__name__}")
-        if each.dtype.is_floating_point and not torch.isfinite(each).all():
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise BadFactory(f"{path}: expected tensors, found a {type(tensor).__name__}")
+        if tensor.dtype.is_floating_point and not torch.isfinite(tensor).all():
             raise BadFactory(f"{path} holds NaN or infinity")
     if wanted is not None:
         wanted.require(tensors, str(path))

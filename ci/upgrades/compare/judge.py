@@ -67,21 +67,21 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[FigureC
             changes.append(FigureChange(name, was, now, "worse" if now > was else "better"))
     errors = [str(row.get("error", "")) for row in (before, after)]
     if bool(errors[0]) != bool(errors[1]):
-        old, new = (f"fails ({each})" if each else "passes" for each in errors)
+        old, new = (f"fails ({error})" if error else "passes" for error in errors)
         change: Verdict = "worse" if errors[1] else "better"
         # A figure that says so already is not said twice.
-        if change not in {each.verdict for each in changes}:
+        if change not in {change.verdict for change in changes}:
             changes.append(FigureChange("the program", old, new, change))
     return changes
 
 
 def verdict_of(changes: Sequence[FigureChange]) -> Verdict:
-    return min((each.verdict for each in changes), key=RANK.__getitem__, default="same")
+    return min((change.verdict for change in changes), key=RANK.__getitem__, default="same")
 
 
 def severity_of(changes: Sequence[FigureChange], tolerances: Tolerances) -> Severity:
     """The worst severity of what became worse; a cost has that of its tolerance."""
-    worse = [each.figure for each in changes if each.verdict == "worse"]
+    worse = [change.figure for change in changes if change.verdict == "worse"]
     grave = {
         Severity(tolerances.costs[name].severity) if name in tolerances.costs else Severity.ERROR
         for name in worse

@@ -90,7 +90,7 @@ class Measurement:
 def compare(selection: Selection, choice: ComparedBuilds, environ: Mapping[str, str]) -> int:
     stage = StageRun.as_typed("compare", selection.profile, selection.target)
     with stage.reported(selection.reports, "compare-not-measured"):
-        measurements = [measure(each, selection, choice, environ, stage) for each in stacks(choice)]
+        measurements = [measure(stack, selection, choice, environ, stage) for stack in stacks(choice)]
         judge(stage, measurements, choice)
         table = Path(selection.reports).absolute() / "compare" / "table.md"
         replace_text(table, f"`{stage.command}` gives:\n\n{table_of(stage.metrics)}")
@@ -222,7 +222,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Compared
     tolerances = load_tolerances()
     counts = {other.stack.name: {"better": 0, "same": 0, "worse": 0} for other in others}
     programs: dict[str, Metric] = {}
-    names = dict.fromkeys(name for each in measurements for name in each.programs)
+    names = dict.fromkeys(name for measurement in measurements for name in measurement.programs)
     if not names:
         raise UsageError("nothing gave a single program", fix="read the logs below reports/compare/")
     for name in names:
@@ -236,8 +236,8 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Compared
             row[other.stack.name] = {
                 **_shown(after),
                 "judgement": verdict,
-                "differences": [str(each) for each in changes],
-                "worse": [each.figure for each in changes if each.verdict == "worse"],
+                "differences": [str(change) for change in changes],
+                "worse": [change.figure for change in changes if change.verdict == "worse"],
             }
             earlier, later = sorted((base, other), key=lambda each: each.stack.age)
             stage.findings += _losses(name, earlier, later, tolerances)
@@ -262,9 +262,9 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Compared
     stage.metrics |= {
         "lane": choice.lane,
         "base": base.stack.name,
-        "order": [each.stack.name for each in measurements],
-        "builds": {each.stack.name: each.stack.build.build_id for each in measurements},
-        "verdicts": {name: dict(each) for name, each in counts.items()},
+        "order": [measurement.stack.name for measurement in measurements],
+        "builds": {measurement.stack.name: measurement.stack.build.build_id for measurement in measurements},
+        "verdicts": {name: dict(count) for name, count in counts.items()},
         "comparison": programs,
     }
     for other_name, each in counts.items():
@@ -293,7 +293,7 @@ def _reason(row: Row) -> str:
 
 
 def _words(changes: Sequence[FigureChange]) -> str:
-    return "; ".join(str(each) for each in changes if each.verdict == "worse")
+    return "; ".join(str(change) for change in changes if change.verdict == "worse")
 
 
 def _shown(row: Row) -> dict[str, Metric]:
@@ -320,7 +320,7 @@ def _of_this_machine(report: Report) -> str:
         if finding.rule.endswith(("-machine", "-timeout")):
             return f"{finding.subject}: {finding.message}"
     if report.outcome is Outcome.ERROR and not rows_of(report):
-        return next((each.message for each in report.findings), "it measured nothing")
+        return next((finding.message for finding in report.findings), "it measured nothing")
     return ""
 
 

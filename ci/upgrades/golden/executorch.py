@@ -143,7 +143,7 @@ def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
         raise EnvironmentLacking(
             f"{verb} of executorch {maker} wrote no report", fix=f"read {log}"
         ) from error
-    if wrong := next((each for each in report.findings if each.severity is Severity.ERROR), None):
+    if wrong := next((finding for finding in report.findings if finding.severity is Severity.ERROR), None):
         raise EnvironmentLacking(f"executorch {maker}: {wrong.subject}: {wrong.message}", fix=f"read {log}")
     if absent := [program for program in programs if program not in rows_of(report)]:
         raise EnvironmentLacking(
@@ -189,5 +189,7 @@ def _run(runner: Path, variables: Mapping[str, str], place: Path, outputs: Path,
 def _outputs(place: Path, folder: Path) -> dict[str, Any]:
     import numpy as np
 
-    files = {folder / f"output_0_{index}.raw": each for index, each in enumerate(_tensors(place, "outputs"))}
-    return {path.name: np.fromfile(path, each.dtype) for path, each in files.items() if path.is_file()}
+    files = {
+        folder / f"output_0_{index}.raw": tensor for index, tensor in enumerate(_tensors(place, "outputs"))
+    }
+    return {path.name: np.fromfile(path, file.dtype) for path, file in files.items() if path.is_file()}

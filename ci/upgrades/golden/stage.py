@@ -330,6 +330,6 @@ def table_of(lane: Lane, subjects: Mapping[str, Values]) -> str:
     marks = {"refused": "refused", "differs": "**differs**", "same": "runs"}
     for maker in sorted({maker for maker, _ in met}, key=Version):
         of_maker = [met.get((maker, runtime), set()) for runtime in runtimes]
-        cells = [next((marks[each] for each in marks if each in mine), "not measured") for mine in of_maker]
+        cells = [next((marks[mark] for mark in marks if mark in mine), "not measured") for mine in of_maker]
         lines.append(f"| {maker} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -120,7 +120,7 @@ def _suites_of(report: Report) -> Iterator[Path]:
 def _in_repository(suite: Path) -> str:
     """The path from the top of the suite's repository. Where another machine made the report, and wrote it
     with a path from a checkout beside it, from that one's top."""
-    top = next((each for each in suite.parents if (each / ".git").exists()), None)
+    top = next((folder for folder in suite.parents if (folder / ".git").exists()), None)
     relative = os.path.relpath(suite, top or Parser.user_folder())
     if top is None and relative.startswith("../"):
         relative = "/".join(relative.replace("../", "").split("/")[1:])

@@ -22,9 +22,9 @@ class KeywordNet(Classifies):
         for ins, outs in itertools.pairwise(widths):
             layers += [nn.Conv1d(ins, outs, 5, 4), nn.BatchNorm1d(outs), nn.ReLU()]
         self.features = nn.Sequential(*layers)
-        for each in self.features:
-            if isinstance(each, nn.BatchNorm1d):
-                nn.init.constant_(each.bias, ON)
+        for feature in self.features:
+            if isinstance(feature, nn.BatchNorm1d):
+                nn.init.constant_(feature.bias, ON)
         self.classifier = nn.Linear(widths[-1], classes)
         with torch.no_grad():
             # Scores as far apart as training leaves them: of equal ones the softmax makes a constant.

@@ -39,7 +39,7 @@ def settled(model: Classifies, inputs: Inputs) -> nn.Module:
     """As training would, give every batch norm the statistics of what reaches it, and the classes scores
     around zero: scores that are nearly the same for all inputs would hide what the inputs do."""
     generator = torch.Generator().manual_seed(7)
-    norms = [each for each in model.modules() if isinstance(each, nn.BatchNorm2d | nn.BatchNorm1d)]
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
     batch = torch.cat([inputs(generator)[0] for _ in range(SETTLING)])
 
     def centre(layer: nn.Linear | nn.Conv2d, _given: object, scores: Tensor) -> None:
