@@ -77,7 +77,7 @@ class Catalogue:
     def member(self, name: str, sha256: bytes) -> Member | None:
         """The member with these bytes; by preference the one with this name."""
         fitting = [member for member in self.members if hmac.compare_digest(member.sha256, sha256)]
-        return next((each for each in fitting if each.name == name.lower()), fitting[0] if fitting else None)
+        return next((file for file in fitting if file.name == name.lower()), fitting[0] if fitting else None)
 
     @property
     def names(self) -> frozenset[str]:

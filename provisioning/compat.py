@@ -159,7 +159,7 @@ def load_measured(file: Path | None = None) -> tuple[Pair, ...]:
     """In the order of versions; empty if nothing was measured yet."""
     accepted = load_accepted(file or path(), MEASURE)
     pairs = [_pair(accepted.path, subject, values) for subject, values in accepted.subjects.items()]
-    return tuple(sorted(pairs, key=lambda each: (Ordered(each.executorch), Ordered(each.qnn))))
+    return tuple(sorted(pairs, key=lambda row: (Ordered(row.executorch), Ordered(row.qnn))))
 
 
 def _pair(file: Path, subject: str, values: Values) -> Pair:

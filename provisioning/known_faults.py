@@ -57,7 +57,7 @@ class Faults(Model):
     @field_validator("fault")
     @classmethod
     def _have_ids_of_their_own(cls, value: tuple[Fault, ...]) -> tuple[Fault, ...]:
-        ids = [each.id for each in value]
+        ids = [fault.id for fault in value]
         if twice := sorted({name for name in ids if ids.count(name) > 1}):
             raise ValueError(f"ids used once (twice: {', '.join(twice)})")
         return value
@@ -75,7 +75,7 @@ def faults_of(product: str, version: str) -> list[Fault]:
 def faults_of_build(build_id: str, lane: Lane) -> list[Fault]:
     """Faults of QNN alone, for programs of this lane."""
     return [
-        each
-        for each in faults_of("qnn", version_in(build_id))
-        if "any" in (lane, each.lane) or lane == each.lane
+        fault
+        for fault in faults_of("qnn", version_in(build_id))
+        if "any" in (lane, fault.lane) or lane == fault.lane
     ]

@@ -256,7 +256,7 @@ def load_refused() -> tuple[Refused, ...]:
 
 def refused_by(arch: int) -> list[Refused]:
     """What this Hexagon does not compile and a later one does, as measured."""
-    return [each for each in load_refused() if each.below_arch and arch < each.below_arch]
+    return [row for row in load_refused() if row.below_arch and arch < row.below_arch]
 
 
 def load_environments() -> dict[str, PythonEnvironment]:

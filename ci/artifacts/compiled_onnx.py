@@ -174,7 +174,7 @@ class _Nodes:
             stored if isinstance(stored, str) else "",
             replace(
                 context,
-                build_ids=tuple(sorted({*context.build_ids, *(each.decode() for each in claimed)})),
+                build_ids=tuple(sorted({*context.build_ids, *(build_id.decode() for build_id in claimed)})),
                 socs=context.socs or tuple(names),
                 arches=context.arches or ((self.arch,) if self.arch else ()),
             ),

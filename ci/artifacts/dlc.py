@@ -95,7 +95,7 @@ def _read(path: Path) -> Dlc:
         {name: len(data) for name, data in members.items()},
         str(command.get("tool", "")),
         str(command.get("converterVersion", ""))
-        or ", ".join(sorted(each.decode() for each in Budget(len(content)).distinct(BUILD_ID, content))),
+        or ", ".join(sorted(raw.decode() for raw in Budget(len(content)).distinct(BUILD_ID, content))),
         str(written.get("header", {}).get("timestamp", "")),
         chips,
     )
@@ -106,7 +106,7 @@ def _members(content: bytes) -> dict[str, memoryview]:
     if (count := content.count(_ENTRY)) > _MOST_MEMBERS:
         raise ValueError(f"{count:,} members")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        entries = sorted(archive.infolist(), key=lambda each: each.header_offset)
+        entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
     whole, end, places = memoryview(content), 0, {}
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED:

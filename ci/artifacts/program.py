@@ -282,7 +282,7 @@ def _segments(root: Table, base: int, size: int) -> Iterator[Segment]:
 
 def _refuse_overlaps(segments: tuple[Segment, ...]) -> None:
     end = 0
-    for segment in sorted((segment for segment in segments if segment.size), key=lambda each: each.offset):
+    for segment in sorted((segment for segment in segments if segment.size), key=lambda part: part.offset):
         if segment.offset < end:
             raise Malformed(f"a segment at {segment.offset} inside another, which ends at {end}")
         end = segment.offset + segment.size

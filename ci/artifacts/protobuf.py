@@ -25,8 +25,8 @@ class Message:
     def number(self, field: int, default: int = 0) -> int:
         """The last value counts, as protobuf defines."""
         value = default
-        for each in self._values(field):
-            value = each if isinstance(each, int) else value
+        for entry in self._values(field):
+            value = entry if isinstance(entry, int) else value
         return value - (1 << 64) if value >= 1 << 63 else value
 
     def has(self, field: int) -> bool:

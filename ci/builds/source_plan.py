@@ -62,7 +62,7 @@ class SourcePlan:
     @property
     def written(self) -> tuple[str, ...]:
         """Folders of the tree that CMake's builds write into, so CMake gets copies."""
-        return tuple(sorted(each for each in self.recipe.written if (self.tree.root / each).is_dir()))
+        return tuple(sorted(folder for folder in self.recipe.written if (self.tree.root / folder).is_dir()))
 
     @property
     def source(self) -> Path:

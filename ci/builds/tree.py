@@ -150,7 +150,7 @@ def _submodule_urls(root: Path) -> dict[str, str]:
     """Addresses of submodules, by path."""
     listing = configparser.ConfigParser(strict=False, interpolation=None)
     listing.read(root / ".gitmodules", encoding="utf-8")
-    return {each["path"]: each["url"] for each in listing.values() if "path" in each and "url" in each}
+    return {entry["path"]: entry["url"] for entry in listing.values() if "path" in entry and "url" in entry}
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -31,8 +31,8 @@ def _chip(name: str, soc: Soc) -> str:
 
 def _operators() -> str:
     lines = ["| precision | operators | V68 | V69 | V73, V75, V81 |", "| --- | --- | --- | --- | --- |"]
-    for each in load_refused():
-        takes = ["yes" if each.below_arch and arch >= each.below_arch else "no" for arch in (68, 69, 73)]
-        cells = [", ".join(each.precisions), ", ".join(each.operators), *takes]
+    for row in load_refused():
+        takes = ["yes" if row.below_arch and arch >= row.below_arch else "no" for arch in (68, 69, 73)]
+        cells = [", ".join(row.precisions), ", ".join(row.operators), *takes]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -255,7 +255,7 @@ def _images(name: str, before: str, after: str) -> list[str]:
     """The date, the digest and the time of the system's image; every other line is as it was."""
     old, new = before.splitlines(), after.splitlines()
     for number, (was, line) in enumerate(zip(old, new, strict=False), 1):
-        known = any(each.fullmatch(was) and each.fullmatch(line) for each in SYSTEM)
+        known = any(pattern.fullmatch(was) and pattern.fullmatch(line) for pattern in SYSTEM)
         if was != line and (not known or (IMAGE.fullmatch(line) and _undated(was) != _undated(line))):
             raise _wrong_line(name, number, line)
     if len(old) != len(new):

@@ -83,7 +83,7 @@ def _profiles() -> list[str]:
 
 def _packages_pinned(name: str) -> set[str]:
     profiles = map(load_profile, _profiles())
-    return {each[name] for profile in profiles for each in (profile.packages, profile.onnx) if name in each}
+    return {pins[name] for profile in profiles for pins in (profile.packages, profile.onnx) if name in pins}
 
 
 def _ndk_pinned() -> set[str]:

@@ -50,7 +50,7 @@ def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
     """Where this interpreter has its distributions; those of `packages`, an environment beside it, first."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     own = sorted(map(str, Path(packages).glob("lib/python*/site-packages"))) if packages else []
-    return tuple(each for each in (*own, *site.getsitepackages(), *user) if Path(each).is_dir())
+    return tuple(folder for folder in (*own, *site.getsitepackages(), *user) if Path(folder).is_dir())
 
 
 def installed(

@@ -147,7 +147,7 @@ class Touched:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Touched:
         """From a worker's reply."""
-        opened = {path: (each[0], each[1], each[2], each[3]) for path, each in data.get("opened", {}).items()}
+        opened = {path: (row[0], row[1], row[2], row[3]) for path, row in data.get("opened", {}).items()}
         names = ("digests", "looked", "listed", "asked", "absent_modules", "queries")
         rest = {name: dict(data.get(name, {})) for name in names}
         unseen, left, suspect = (list(data.get(name, ())) for name in ("unseen", "left", "suspect"))
@@ -203,8 +203,8 @@ class Digests:
         with contextlib.suppress(OSError, ValueError, IndexError):
             known = json.loads(self._path.read_text(encoding="utf-8"))
             if isinstance(known, dict):
-                self._known = {path: each for path, each in known.items() if isinstance(each, list)}
-                self._first = {path: str(each[4]) for path, each in self._known.items()}
+                self._known = {path: entry for path, entry in known.items() if isinstance(entry, list)}
+                self._first = {path: str(entry[4]) for path, entry in self._known.items()}
 
     def earlier(self, path: str) -> str:
         """The digest known when this memory was opened, or else when it was first requested."""
@@ -316,7 +316,7 @@ class CurrentState:
         folder, _, names = name.rpartition(": ")
         wanted = set(names.split())
         try:
-            offered = {each.partition(".")[0] for each in os.listdir(self.roots.path(folder))}
+            offered = {entry.partition(".")[0] for entry in os.listdir(self.roots.path(folder))}
         except OSError:
             return ""
         return " ".join(sorted(wanted & offered))

@@ -171,7 +171,7 @@ def touched() -> dict[str, Any]:
 def opened_names() -> set[str]:
     """The files that were opened since `begin`, or were not there when they were to be; for bytecode its
     source."""
-    names = {os.path.abspath(source_of(each) or each) for each in _opened}
+    names = {os.path.abspath(source_of(path) or path) for path in _opened}
     return {name for name in names if not name.startswith(IGNORED)}
 
 
@@ -216,7 +216,7 @@ def touched_since() -> dict[str, Any]:
 def all_that_may_be_touched() -> dict[str, Any]:
     """What a fork that crashed may have asked Python for: whatever is in the folders of the search path or
     installed there. Its files were watched."""
-    folders = {os.path.abspath(each) for each in sys.path if os.path.isdir(each)}
+    folders = {os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder)}
     return {
         "listed": {folder: listing_of(folder) for folder in folders},
         "queries": {folder: [ALL] for folder in folders},
@@ -232,7 +232,7 @@ def absent_modules(
     A module found in one directory must stay absent from all earlier ones; a module found nowhere must stay
     absent from all."""
     real = cache(os.path.realpath)
-    entries = list(dict.fromkeys(os.path.abspath(each) for each in path))
+    entries = list(dict.fromkeys(os.path.abspath(folder) for folder in path))
     missing: dict[str, list[str]] = {}
     for index, entry in enumerate(entries):
         later = {real(entry) for entry in entries[index + 1 :]}
@@ -252,7 +252,7 @@ def installations() -> tuple[str, ...]:
     folders |= {*site.getsitepackages(), site.getusersitepackages()}
     folders |= {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
     # Also the folders of `pip install --target` and of .pth files.
-    folders |= {each for each in sys.path if each.endswith(("/site-packages", "/dist-packages"))}
+    folders |= {folder for folder in sys.path if folder.endswith(("/site-packages", "/dist-packages"))}
     return tuple(sorted({f"{spelt}/" for folder in folders for spelt in (folder, os.path.realpath(folder))}))
 
 

@@ -265,7 +265,7 @@ class Memo:
             return
         top = self._folder(key)
         top.mkdir(parents=True, exist_ok=True)
-        sets = [self._write_set(each) for each in (inputs, shared)]
+        sets = [self._write_set(group) for group in (inputs, shared)]
         document = {"inputs": [], "sets": sets, "run": run.as_json()}
         _store(top / f"{time.time_ns():020}.{os.getpid()}.{RUN}", document)
         for path in sorted(top.glob(f"*.{RUN}"))[:-MOST_RUNS]:
@@ -322,7 +322,7 @@ class Memo:
         if not changed:
             return ""
         # A distribution's new version explains more than the first of its changed files.
-        kind, name, before = min(changed, key=lambda each: (ORDER.index(each[0]), each[1]))
+        kind, name, before = min(changed, key=lambda change: (ORDER.index(change[0]), change[1]))
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 and kind != "distribution" else ""
         return change_in_words(kind, name, before, self._state.of(kind, name)) + more
 
@@ -392,7 +392,7 @@ class Memo:
             folders[path] = None
             yield "file", name(path), today.content(path, digest) + today.target(path)
         searched = self._searched(touched)
-        above = (*(f"{each}/" for each in self.roots.named.values()), *own)
+        above = (*(f"{root}/" for root in self.roots.named.values()), *own)
         # Who asks for the time of a file may compare it with those of others beside it, which it then reads.
         compared = {
             os.path.dirname(path)
@@ -406,7 +406,7 @@ class Memo:
             kind, _, details = state.partition(" ") if state.startswith("file ") else (state, "", "")
             if details and not ours and os.path.dirname(path) in compared and self._is_users(path):
                 yield "details", name(path), details
-            if kind == "directory" and any(each.startswith(f"{path}/") for each in above):
+            if kind == "directory" and any(folder.startswith(f"{path}/") for folder in above):
                 # Roots and the work's own files are found through it wherever they are.
                 ours = ours or not today.target(path)
             if not ours and path not in touched.opened and path not in searched:
@@ -436,16 +436,16 @@ class Memo:
         self, key: Mapping[str, Json], touched: Touched, common: Touched | None, own: Iterable[Path]
     ) -> tuple[list[Input], list[Input], list[str]]:
         """The inputs of work, those of its worker, and what keeps a result of them from being remembered."""
-        below = tuple(f"{each}/" for each in own)
+        below = tuple(f"{folder}/" for folder in own)
         reasons = [*touched.unseen]
         if INSTALLED in key:
             below += self._installed
         inputs = {*self._inputs(touched, reasons, below), *self._programs(touched), *self._libraries(touched)}
         inputs.update(self._own_place(key, touched))
         reasons += [
-            f"{each} stays there and decided what was done: write it below tempfile.gettempdir()"
-            for each in touched.left
-            if not each.startswith(below)
+            f"{path} stays there and decided what was done: write it below tempfile.gettempdir()"
+            for path in touched.left
+            if not path.startswith(below)
         ]
         shared, more = self._shared(common, below) if common else ([], [])
         return sorted(inputs), shared, reasons + more
@@ -497,7 +497,7 @@ class Memo:
         places = self.roots.named.items()
         ours = [str(place) for root, place in places if root in names or root.endswith("_ROOT")]
         ours += ["/usr", "/etc", "/lib", "/bin"]
-        return not f"{path}/".startswith(tuple(f"{each}/" for each in ours))
+        return not f"{path}/".startswith(tuple(f"{folder}/" for folder in ours))
 
     def _own_place(self, key: Mapping[str, Json], touched: Touched) -> Iterator[Input]:
         """Files that name the folder of their own repository mean that one, wherever they are copied to."""
@@ -511,7 +511,7 @@ class Memo:
             for path in touched.opened
             if self.roots.name(path).startswith("{suite}/") and not source_of(path)
         )
-        if any(each in json.dumps(key) for each in spelt) or any(_names(path, spelt) for path in inside):
+        if any(place in json.dumps(key) for place in spelt) or any(_names(path, spelt) for path in inside):
             yield "place", "suite", os.path.realpath(root)
 
     def _installed_since(self, path: str, stamp: Stamp) -> bool:

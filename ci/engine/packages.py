@@ -69,7 +69,7 @@ def distributions_of(paths: Iterable[str]) -> set[tuple[str, str]]:
             folder, _, rest = path.rpartition(mark)
             if folder:
                 home = folder + mark.rstrip("/")
-                distributions |= {(home, each) for each in _owners(home).get(rest.partition("/")[0], ())}
+                distributions |= {(home, owner) for owner in _owners(home).get(rest.partition("/")[0], ())}
     return distributions
 
 

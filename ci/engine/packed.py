@@ -99,7 +99,7 @@ def read(result: Path) -> PackedResult:
         whole = json.loads(text)
         key, document = whole["key"], whole["document"]
         names = {*document["sets"], *document.get("files", {}).values()}
-        if whole["schema"] != SCHEMA or not all(_DIGEST.fullmatch(each) for each in (key, *names)):
+        if whole["schema"] != SCHEMA or not all(_DIGEST.fullmatch(digest) for digest in (key, *names)):
             raise _not_ours(result, "its entry is none")
         blobs = {digest: result / digest for digest in sorted(names)}
         for digest, path in blobs.items():

@@ -93,11 +93,11 @@ class Recheck:
 
     @property
     def compared(self) -> int:
-        return sum(not each.failure for each in self.done)
+        return sum(not work.failure for work in self.done)
 
     @property
     def different(self) -> tuple[Rechecked, ...]:
-        return tuple(each for each in self.done if each.differences)
+        return tuple(work for work in self.done if work.differences)
 
     def __str__(self) -> str:
         verdict = f"{len(self.different)} differ" if self.different else "all equal"
@@ -113,14 +113,14 @@ def recheck(cached: Iterable[CachedWork], *, share: float, seconds: float, seed:
     """Do a part of the work again, step by step: this share of it, or what fits into a time. A result that
     differs replaces the cached one, unless its lane does not accept it: then none is cached."""
     every = list(_distinct(cached))
-    comparable = [each for each in every if each.result.maker.processor == processor_kind()]
+    comparable = [work for work in every if work.result.maker.processor == processor_kind()]
     left_out = Counter({"another kind of processor made them": len(every) - len(comparable)})
     most, until = math.inf, math.inf
     if seconds:
         most, until = seconds * default_slots(), time.monotonic() + seconds
     done: list[Rechecked] = []
     for mine in _by_step(draw(comparable, share, most, seed), every):
-        if any(each.differences for each in done):
+        if any(work.differences for work in done):
             # Results that it is built on may have been replaced.
             left_out["an earlier step differs"] += len(mine)
             continue
@@ -132,30 +132,30 @@ def recheck(cached: Iterable[CachedWork], *, share: float, seconds: float, seed:
 
 def draw(cached: Sequence[CachedWork], share: float, seconds: float, seed: int) -> list[CachedWork]:
     """A share of them that takes at most so long; the same seed draws the same."""
-    order = sorted(cached, key=lambda each: (each.step, each.name))
+    order = sorted(cached, key=lambda work: (work.step, work.name))
     random.Random(seed).shuffle(order)  # noqa: S311
     drawn = []
-    for each in order[: math.ceil(share * len(order))]:
-        if each.seconds <= seconds:
-            seconds -= each.seconds
-            drawn.append(each)
+    for work in order[: math.ceil(share * len(order))]:
+        if work.seconds <= seconds:
+            seconds -= work.seconds
+            drawn.append(work)
     return drawn
 
 
 def _distinct(cached: Iterable[CachedWork]) -> Iterable[CachedWork]:
     """One of those that share an entry."""
     works: dict[object, CachedWork] = {}
-    for each in cached:
-        works.setdefault((each.task.memo.place, key_of(each.task.key)), each)
+    for work in cached:
+        works.setdefault((work.task.memo.place, key_of(work.task.key)), work)
     return works.values()
 
 
 def _by_step(drawn: Sequence[CachedWork], every: Sequence[CachedWork]) -> Iterable[list[CachedWork]]:
     """In the order in which the stage took them, and of one step those that as many threads made."""
-    chosen, steps = {id(each) for each in drawn}, dict[tuple[int, int], list[CachedWork]]()
-    for each in every:
-        if id(each) in chosen:
-            steps.setdefault((id(each.how), each.result.maker.threads), []).append(each)
+    chosen, steps = {id(work) for work in drawn}, dict[tuple[int, int], list[CachedWork]]()
+    for work in every:
+        if id(work) in chosen:
+            steps.setdefault((id(work.how), work.result.maker.threads), []).append(work)
     return steps.values()
 
 
@@ -208,12 +208,12 @@ def _done_again(
     if doubtful:
         again = _done_again([work for work in works if work.name in doubtful], until, doubtful)
     sure = [work for work in works if work.name in results and work.name not in doubtful]
-    return [*(rechecked(each, results[each.name]) for each in sure), *(again if doubtful else ())]
+    return [*(rechecked(work, results[work.name]) for work in sure), *(again if doubtful else ())]
 
 
 def compare(cached: Result, now: Finished, repeats: Repeats) -> Iterator[ChangedField]:
     """What differs and should not."""
-    before, after = (repeats.facts(each.facts) for each in (cached, now))
+    before, after = (repeats.facts(result.facts) for result in (cached, now))
     for name in repeats.different(before, after):
         yield ChangedField(name, *(_text(facts, name) for facts in (before, after)))
     files = [_digests(folder, repeats) for folder in (cached.folder, now.folder)]

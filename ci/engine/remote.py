@@ -158,7 +158,7 @@ class Remote:
         named = [(f"entries/{digest}", digest, len(entry))]
         named += [(f"blobs/{name}", name, sizes[name]) for name in blobs]
         # What the other entries name is unknown here, so they are looked up one by one.
-        others = [(f"entries/{each}", each, size) for each, size in older.items() if each != digest]
+        others = [(f"entries/{name}", name, size) for name, size in older.items() if name != digest]
         self._put(f"ac/{key}", action_result([*named, *others[: ENTRIES - 1]]))
 
     def _has(self, digest: str) -> bool:

@@ -8,4 +8,4 @@ from pathlib import Path
 def repository_of(suite: Path) -> Path:
     """The nearest folder around the suite with a `.git`, or the suite's own."""
     folder = suite.absolute().parent
-    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), folder)

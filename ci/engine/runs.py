@@ -57,13 +57,13 @@ class Repeats:
     def different(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         """The names of facts that are not the same."""
         both = before.keys() & now.keys()
-        changed = {each for each in both if not self._same(each, before[each], now[each])}
+        changed = {name for name in both if not self._same(name, before[name], now[name])}
         return sorted(changed | (before.keys() ^ now.keys()))
 
     def _same(self, name: str, one: Any, other: Any) -> bool:
         if json.dumps(one) == json.dumps(other):
             return True
-        numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
+        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (one, other))
         tolerances = (value for pattern, value in self.figures.items() if fnmatchcase(name, pattern))
         return numbers and any(
             math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance) for tolerance in tolerances
@@ -109,7 +109,7 @@ class Runs:
         judged: list[Run] = []
         verdicts: list[str] = []
         for run in reversed(self.runs[-STEADY:]):
-            same = (each for each in judged if self._equal(each, run))
+            same = (before for before in judged if self._equal(before, run))
             verdicts.append(next(same, run).verdict)
             judged.append(run)
         return verdicts[::-1]
@@ -143,8 +143,8 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     parts: Iterable[tuple[Any, Any]]
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     empty = True
-    for part, each in parts:
+    for part, inner in parts:
         empty = False
-        yield from _flat(each, f"{name}.{part}" if name else str(part))
+        yield from _flat(inner, f"{name}.{part}" if name else str(part))
     if empty:
         yield name, value

@@ -135,10 +135,10 @@ def with_causes(report: Report, log: Path) -> Report:
     from provisioning.base.diagnosis import explain
 
     explained = "\n".join(finding.message for finding in report.findings)
-    new = [each for each in explain(tail(log, READ)) if each.cause not in explained]
+    new = [cause for cause in explain(tail(log, READ)) if cause.cause not in explained]
     notes = [
-        Finding("stage-known-failure", Severity.NOTE, report.stage, f"{each.text}\n{each}", each.fix)
-        for each in new[:MOST_CAUSES]
+        Finding("stage-known-failure", Severity.NOTE, report.stage, f"{cause.text}\n{cause}", cause.fix)
+        for cause in new[:MOST_CAUSES]
     ]
     return replace(report, findings=(*report.findings, *notes))
 

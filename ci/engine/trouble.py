@@ -157,7 +157,7 @@ def of_time(limit: float, used: float) -> Trouble | None:
 def of_places(places: Iterable[Path]) -> Trouble | None:
     """The first folder that cannot be written to."""
     for place in dict.fromkeys(places):
-        there = next((each for each in (place, *place.parents) if each.is_dir()), None)
+        there = next((folder for folder in (place, *place.parents) if folder.is_dir()), None)
         if there is None:
             continue
         try:
@@ -184,5 +184,5 @@ def how_it_ended(code: int) -> str:
 def _signal(code: int) -> str:
     if code >= 0:
         return _OF_SHELLS.get(code, "")
-    names = {each.value: each.name for each in signal.Signals}
+    names = {number.value: number.name for number in signal.Signals}
     return names.get(-code, f"signal {-code}")

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 def _push(typed: Sequence[Path]) -> int:
     named = os.environ.get(RESULTS)
     here = str(Parser.user_folder())
-    folders = [user_path(each, "RESULTS", here) for each in typed] or ([Path(named)] if named else [])
+    folders = [user_path(folder, "RESULTS", here) for folder in typed] or ([Path(named)] if named else [])
     if not folders:
         raise UsageError("no folder of results is named", fix=f"name the one that {RESULTS} named in the run")
     return push(folders)

@@ -257,14 +257,14 @@ def install(channel: int) -> int:
         return struct.pack("HBBI", code, yes, no, value)
 
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    sends = [each for each, call in calls.items() if call.what == "send"]
+    sends = [syscall for syscall, call in calls.items() if call.what == "send"]
     rest = sorted(calls.keys() - set(sends))
     count = len(calls)
     # The filter also reports calls of another architecture or of x32, which the supervisor cannot read.
     program = step(load, 0, 0, 4) + step(equal, 0, count + 6, arch) + step(load, 0, 0, 0)
     program += step(equal, count + 5, 0, _IO_URING_SETUP) + step(at_least, count + 3, 0, 0x40000000)
-    for index, each in enumerate([*rest, *sends]):
-        program += step(equal, count - index + (0 if each in sends else 2), 0, each)
+    for index, syscall in enumerate([*rest, *sends]):
+        program += step(equal, count - index + (0 if syscall in sends else 2), 0, syscall)
     allow, notify = step(answer, 0, 0, 0x7FFF0000), step(answer, 0, 0, 0x7FC00000)
     program += allow + step(load, 0, 0, 16) + step(equal, 2, 0, channel) + notify
     program += step(answer, 0, 0, 0x00050000 | errno.ENOSYS) + allow

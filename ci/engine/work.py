@@ -334,7 +334,7 @@ def _run(
                 break
             done.append(once(task, worker, shared))
             results[task.name] = done[-1]
-        return next((each for each in done if each.failure), done[0])
+        return next((result for result in done if result.failure), done[0])
 
     jobs = [
         Job(name, sum(task.cost.seconds for task in tasks), max(task.cost.memory for task in tasks))
@@ -359,7 +359,7 @@ def _run(
         if len(tasks) == 1 or result.failure:
             return line(tasks[0].name if len(tasks) == 1 else name, result)
         lines = {task.name: line(task.name, results[task.name]) for task in tasks if task.name in results}
-        worst = max(lines.values(), key=lambda each: each.look)
+        worst = max(lines.values(), key=lambda shown: shown.look)
         return replace(
             worst, note="; ".join(f"{name}: {line.note}" for name, line in lines.items() if line.note)
         )

@@ -137,8 +137,8 @@ def _chosen(programs: Sequence[OnnxProgram], options: FitOptions) -> list[OnnxPr
 
     chosen = [program for program in programs if not options.words or matcher(options.words)(program.name)]
     if options.shard:
-        mine = {job.name for job in shard_named([Job(each.name) for each in chosen], options.shard)}
-        chosen = [each for each in chosen if each.name in mine]
+        mine = {job.name for job in shard_named([Job(program.name) for program in chosen], options.shard)}
+        chosen = [program for program in chosen if program.name in mine]
     if not chosen:
         raise UsageError("no model is left", fix=session("forecast", "fit", "--list"))
     return chosen
@@ -153,10 +153,10 @@ def _fit(
     accepting: bool,
 ) -> None:
     estimates = {
-        (name, theirs): each
+        (name, theirs): estimate
         for name in table.models
         for theirs in PRECISIONS.values()
-        if (each := facts.get(f"{name.replace(' ', '.')}/{theirs}/QCS9100"))
+        if (estimate := facts.get(f"{name.replace(' ', '.')}/{theirs}/QCS9100"))
     }
     limits = limits_of(estimates, table)
     withheld = {
@@ -191,11 +191,11 @@ def limits_of(estimates: Mapping[tuple[str, str], Mapping[str, Any]], table: For
     """Within which a new model is like those that were fitted."""
     first, second = table.chips
     whole = [estimate for estimate in estimates.values() if first in estimate["estimates"]]
-    times = [each["estimates"][first]["us"] for each in whole]
+    times = [row["estimates"][first]["us"] for row in whole]
     ratios = sorted(
-        each["estimates"][second]["us"] / each["estimates"][first]["us"]
-        for each in whole
-        if second in each["estimates"]
+        row["estimates"][second]["us"] / row["estimates"][first]["us"]
+        for row in whole
+        if second in row["estimates"]
     )
     # The outermost of a hundred are strange themselves.
     edge = len(ratios) // 50
@@ -206,7 +206,7 @@ def limits_of(estimates: Mapping[tuple[str, str], Mapping[str, Any]], table: For
         most_us=max(times) * MARGIN,
         least_ratio=round(ratios[edge] / MARGIN, 3),
         most_ratio=round(ratios[-1 - edge] * MARGIN, 3),
-        operators=frozenset(name for each in whole for name in each["operators"]),
+        operators=frozenset(name for row in whole for name in row["operators"]),
     )
 
 
@@ -283,18 +283,18 @@ def _accept(limits: LaneFit, judged: Sequence[JudgedPhone], table: Forecasts) ->
             "operators": " ".join(sorted(limits.operators)),
         }
     }
-    for each in judged:
-        fit = each.fit
-        values[f"{LANE}/{each.phone}"] = {
+    for row in judged:
+        fit = row.fit
+        values[f"{LANE}/{row.phone}"] = {
             "scale": float(f"{fit.scale:.5g}"),
             "float_us": round(fit.float_us, 1),
             "quantized_us": round(fit.quantized_us, 1),
             **{f"{precision}.p80": error for precision, error in fit.errors.items()},
-            **{f"{precision}.programs": len(each.of(precision)) for precision in fit.errors},
+            **{f"{precision}.programs": len(row.of(precision)) for precision in fit.errors},
             **{
-                f"{BY}{other.phone.replace(' ', '_')}.p80": round(quantile(by_other(each, other), 0.8), 3)
+                f"{BY}{other.phone.replace(' ', '_')}.p80": round(quantile(by_other(row, other), 0.8), 3)
                 for other in judged
-                if other is not each
+                if other is not row
             },
         }
 

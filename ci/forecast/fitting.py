@@ -74,5 +74,5 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's."""
-    ranks = np.array([np.argsort(np.argsort(each, kind="stable")) for each in (first, second)])
+    ranks = np.array([np.argsort(np.argsort(values, kind="stable")) for values in (first, second)])
     return float(np.corrcoef(ranks)[0, 1])

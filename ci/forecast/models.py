@@ -86,7 +86,7 @@ def tensors(output: Any) -> Any:
         if all(isinstance(named.get(name), torch.Tensor) for name in answer):
             found = tuple(named[name] for name in answer)
             return found if len(found) > 1 else found[0]
-    return next(each for each in output if isinstance(each, torch.Tensor))
+    return next(value for value in output if isinstance(value, torch.Tensor))
 
 
 def as_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
@@ -186,7 +186,7 @@ def unshare(model: onnx.ModelProto) -> None:
     """Make initializers of constants and of copies of initializers: the exporter shares equal biases by
     Identity, which the quantizer would leave in float."""
     graph = model.graph
-    known = {each.name: each for each in graph.initializer}
+    known = {tensor.name: tensor for tensor in graph.initializer}
     kept = []
     for node in graph.node:
         if node.op_type == "Identity" and node.input[0] in known:

@@ -66,15 +66,15 @@ def in_words(models: Sequence[HubModel], phones: Sequence[str], table: Forecasts
         lines += ["", f"{model.name}: {model.use}" if model.use else model.name]
         cells = [
             (
-                f"  {each.component or ''}",
-                each.precision,
-                devices[each.device],
-                each.runtime,
-                f"{each.milliseconds:.3f} ms",
-                f"{each.layers} layers" + (f", {each.off_npu} not on the NPU" if each.off_npu else ""),
+                f"  {row.component or ''}",
+                row.precision,
+                devices[row.device],
+                row.runtime,
+                f"{row.milliseconds:.3f} ms",
+                f"{row.layers} layers" + (f", {row.off_npu} not on the NPU" if row.off_npu else ""),
             )
-            for each in model.measured
-            if each.device in devices
+            for row in model.measured
+            if row.device in devices
         ]
         lines += aligned(cells) or ["  nothing on these phones"]
         lines += [f"  {kind}: {what}" for kind, what in model.accuracy.items()]

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     model = one_model_of(args)
     forecasted = lane_model(model).forecasted(args.measured)
     shown = [forecast for forecast in forecasted.forecasts if forecast.phone in phones]
-    answer.add(model=model.typed, forecasts=[each.as_dict() for each in shown])
+    answer.add(model=model.typed, forecasts=[row.as_dict() for row in shown])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words(shown)))
     return int(bool(forecasted.withheld))

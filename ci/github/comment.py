@@ -194,7 +194,7 @@ def uploaded(ended: Ended, api: Api) -> Changes | None:
     """What the run says; None if it says nothing. Raises CheckFailed for anything but our own form."""
     listed = api("GET", f"actions/runs/{ended.run}/artifacts", name=ARTIFACT, per_page=100)["artifacts"]
     # Not by GitHub's filter alone. Of an earlier attempt of the run there may be one too.
-    mine = sorted((each for each in listed if each["name"] == ARTIFACT), key=lambda each: int(each["id"]))
+    mine = sorted((row for row in listed if row["name"] == ARTIFACT), key=lambda row: int(row["id"]))
     if not mine:
         return None
     return read(api.download(f"actions/artifacts/{int(mine[-1]['id'])}/zip"))

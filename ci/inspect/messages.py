@@ -52,7 +52,7 @@ def collect(path: Path) -> Messages:
 
 def printed(path: Path) -> Iterator[tuple[Path, list[str]]]:
     """What each library, program and Python file can print, below a folder or in one file."""
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     for file in files:
         if file.suffix == ".py":
             yield file, list(_of_python(file))

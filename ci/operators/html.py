@@ -102,6 +102,6 @@ def _notes(cell: Cell) -> Iterator[str]:
             for name, case in bad.items()
         ]
         names += [test for test, other in sorted(cell.others.items()) if other == result and test != PLAIN]
-        names += [name for name, each in sorted(cell.elsewhere.items()) if each == result]
+        names += [name for name, value in sorted(cell.elsewhere.items()) if value == result]
         if names:
             yield f"{MEANINGS[result][0]}: {', '.join(names)}"

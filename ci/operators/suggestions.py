@@ -40,10 +40,10 @@ def suggestions() -> tuple[Suggestion, ...]:
 
 def suggestion_for(operator: str, code: str, source: str = "") -> str:
     """What to write instead; with `source`, FILE:LINE of the code, also the line as it should be."""
-    for each in suggestions():
-        if operator in (each.operator, each.onnx) and re.search(each.code, code):
+    for row in suggestions():
+        if operator in (row.operator, row.onnx) and re.search(row.code, code):
             file, _, line = source.rpartition(":")
-            if file and each.find and (old := re.search(each.find, code)):
-                return f"{Edit(file, int(line), old[0], old.expand(each.write))}: {each.text}"
-            return each.text
+            if file and row.find and (old := re.search(row.find, code)):
+                return f"{Edit(file, int(line), old[0], old.expand(row.write))}: {row.text}"
+            return row.text
     return ""

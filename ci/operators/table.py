@@ -267,7 +267,7 @@ def inexact_in(log: bytes) -> list[Inexact]:
     """Those that a log of the partitioner delegates, in the schemes that it names."""
     operators = {str(match.groups()[0] or b"", "utf-8") for match in DELEGATED.find_all(log)}
     schemes = {scheme.decode() for scheme in SCHEME.findall(log)}
-    return [each for scheme in sorted(schemes) for each in inexact(operators, scheme)]
+    return [row for scheme in sorted(schemes) for row in inexact(operators, scheme)]
 
 
 def measured(operator: str, scheme: str) -> str:
@@ -298,7 +298,7 @@ def taken_at(operator: str, scheme: str, soc: str) -> str:
     """The precision at which a chip takes an operator whole that it refuses at this one; empty if none is
     known."""
     name, chips = _row(operator)
-    good = [each for each in _better(scheme) if (cell := _cell(chips, soc, each)) and cell.good]
+    good = [name for name in _better(scheme) if (cell := _cell(chips, soc, name)) and cell.good]
     return f"--precision {good[0]}, at which {soc} takes {name} whole; or another chip" if good else ""
 
 
@@ -334,7 +334,7 @@ def inexact(
             if cell is None or not words:
                 continue
             verb = "loses accuracy on the emulator of" if compiles else f"{_failure(cell)} for"
-            better = next((each for each in _better(scheme) if _is_good(chips, {soc, place}, each)), "")
+            better = next((name for name in _better(scheme) if _is_good(chips, {soc, place}, name)), "")
             instead = f": keep it at {better}" if better else ""
             measured_on = _place(place, shipped().measured, few)
             message = f"{name} at {scheme} {verb} {measured_on} {words}{instead}"
@@ -353,7 +353,7 @@ def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SO
         compiles = cell.result not in NOT_COMPILED
         verb = f"is wrong ({in_db(cell.sqnr_db).strip() or 'not finite'})" if compiles else _failure(cell)
         order = ("16a8w", "8a8w", "fp16") if precision == "fp16" else ("8a8w", "16a8w", "fp16")
-        better = next((each for each in order if each in cells and cells[each].good), "")
+        better = next((name for name in order if name in cells and cells[name].good), "")
         instead = f": keep it at {better}" if better else ""
         message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
         words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
@@ -406,14 +406,14 @@ def _is_of_another_rank(case: str, ranks: Collection[int]) -> bool:
 
 def _failure(cell: Cell) -> str:
     words = {"dies": "does not compile", "crash": "crashes"}
-    return " or ".join(words[each] for each in NOT_COMPILED if each in cell.results)
+    return " or ".join(words[result] for result in NOT_COMPILED if result in cell.results)
 
 
 def _better(scheme: str) -> Iterator[str]:
     """What to use instead: activations of the same width, then wider ones, then 8 bits, then float."""
     narrow = scheme.startswith("8a")
     order = ("8a8w", "16a8w", "16a16w", "fp16") if narrow else ("16a8w", "16a16w", "8a8w", "fp16")
-    yield from (each for each in order if each != scheme)
+    yield from (name for name in order if name != scheme)
 
 
 def _is_good(chips: Rows, socs: Iterable[str], scheme: str) -> bool:

@@ -129,8 +129,8 @@ def left_on_cpu(graph: Any, watch: PartitionerSpy, kernels: Collection[str]) -> 
         source, code = source_of(node)
         if not source and decision is not None and reason.startswith(REFUSES):
             # A decomposition may lose it; its neighbours have it.
-            around = (source_of(each) for each in (*node.all_input_nodes, *node.users))
-            source, code = next((each for each in around if each[0]), ("", ""))
+            around = (source_of(neighbour) for neighbour in (*node.all_input_nodes, *node.users))
+            source, code = next((place for place in around if place[0]), ("", ""))
         name = operator_name(node)
         kernel = has_kernel(name, kernels) and not is_volume_convolution(node)
         operators.append(CpuOperator(name, node.name, reason, source, code, kernel))
@@ -210,8 +210,8 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
                     "module": module_of(node),
                     "ranks": sorted(
                         value.dim()
-                        for each in (node, *node.all_input_nodes)
-                        if isinstance(value := each.meta.get("val"), torch.Tensor)
+                        for operand in (node, *node.all_input_nodes)
+                        if isinstance(value := operand.meta.get("val"), torch.Tensor)
                     ),
                     **({"added": True} if not casts and _is_cast(node) else {}),
                 }

@@ -73,14 +73,14 @@ class Culprit:
         alike: dict[tuple[str, str, str], list[Culprit]] = {}
         for one in culprits:
             alike.setdefault(one._alike, []).append(one)
-        return "; and of ".join(_sentence(each) for each in alike.values())
+        return "; and of ".join(_sentence(group) for group in alike.values())
 
 
 def _sentence(alike: Sequence[Culprit]) -> str:
     one = alike[0]
-    names = [each.nodes[0] for each in alike]
+    names = [culprit.nodes[0] for culprit in alike]
     node = names[0] if len(names) == 1 else f"{len(names)} nodes, {names[0]} to {names[-1]}"
-    modules = list(dict.fromkeys(each.module for each in alike if each.module))
+    modules = list(dict.fromkeys(culprit.module for culprit in alike if culprit.module))
     module = f" in {modules[0]}" if len(modules) == 1 else f" in {len(modules)} modules" if modules else ""
     return f"{one.operator} ({node}){module}{one.line}: {one.reason}"
 
@@ -108,9 +108,9 @@ class Search:
 
         def preprocess(programs: Any, compile_specs: Any) -> Any:
             self.later = [
-                each
+                pair
                 for method, of_method in programs.items()
-                for each in zip(of_method, compile_specs[method], strict=True)
+                for pair in zip(of_method, compile_specs[method], strict=True)
             ]
             return whole(programs, compile_specs)
 
@@ -120,7 +120,7 @@ class Search:
                 # It is a part that the search compiles.
                 return build(edge_program, *rest, **options)
             self.begin, self.visited = size_of(self.log), ""
-            self.later = [each for each in self.later if each[0] is not edge_program]
+            self.later = [pair for pair in self.later if pair[0] is not edge_program]
             self.partition = Partition(edge_program, specs[0])
             wrappers = build(edge_program, *rest, **options)
             self.visited = ""
@@ -183,7 +183,7 @@ class Search:
             for alike in _kinds(partition.operators):
                 if time.process_time() < deadline and fails(alike[:1]):
                     failing += alike
-                    messages.update(dict.fromkeys((each.name for each in alike), messages[alike[0].name]))
+                    messages.update(dict.fromkeys((node.name for node in alike), messages[alike[0].name]))
             return self._all_proved(failing, messages, "QNN does not compile it alone", partition)
         minimal_set = smallest_failing(
             partition.operators, fails, [n for n in named if n in partition.operators]

@@ -163,7 +163,7 @@ def smallest_failing(
             break
         minimal_set.insert(0, node)
     for node in minimal_set[:-1]:
-        fewer = [each for each in minimal_set if each is not node]
+        fewer = [other for other in minimal_set if other is not node]
         if fails(fewer):
             minimal_set = fewer
     return minimal_set

@@ -105,7 +105,7 @@ def compared(
     lost, lines = _parts(floats)
     if "sqnr_db" in figures:
         # Below 0 dB nothing is left, and no threshold is lower.
-        figures["slice_sqnr_db"] = min([figures["sqnr_db"], *(max(0.0, each) for each in lost)])
+        figures["slice_sqnr_db"] = min([figures["sqnr_db"], *(max(0.0, value) for value in lost)])
     return figures, lines
 
 
@@ -269,7 +269,7 @@ def _top1(wanted: Any, values: Any) -> dict[str, float]:
     """The share of rows that choose alike. A row of equal values chooses nothing, unless it shall."""
     if wanted.ndim == 0 or wanted.shape[-1] < 2:
         return {}
-    rows = [each.reshape(-1, each.shape[-1]) for each in (wanted, values)]
+    rows = [array.reshape(-1, array.shape[-1]) for array in (wanted, values)]
     flat = [(row == row[:, :1]).all(-1) for row in rows]
     alike = (rows[0].argmax(-1) == rows[1].argmax(-1)) & (flat[0] | ~flat[1])
     return {"top1": float(alike.mean())}

@@ -36,9 +36,9 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from units.aligned(lines)
     yield from _on_cpu(compiled)
     for row in rows.values():
-        for each in row.get("inexact", ()):
-            yield each["message"]
-            yield f"  → {each['command']}"
+        for operator in row.get("inexact", ()):
+            yield operator["message"]
+            yield f"  → {operator['command']}"
     for scheme, row in compiled.items():
         yield from (f"{scheme}: {warning}" for warning in row.get("warnings", ()))
     errors: dict[tuple[str, str], list[str]] = {}
@@ -68,7 +68,7 @@ def _costs(row: Mapping[str, Any]) -> dict[str, str]:
 
 def cells_of(row: Mapping[str, Any]) -> dict[str, str]:
     """By operator: how many run on HTP, and how many stay on the CPU."""
-    cpu = Counter(each["operator"] for each in row["cpu"])
+    cpu = Counter(operator["operator"] for operator in row["cpu"])
     cells = {}
     for name in {*row["delegated"], *cpu}:
         parts = [f"{row['delegated'][name]} htp"] if name in row["delegated"] else []
@@ -79,15 +79,15 @@ def cells_of(row: Mapping[str, Any]) -> dict[str, str]:
 def _on_cpu(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     schemes_of: dict[tuple[str, str, str, bool, str], list[str]] = {}
     for scheme, row in rows.items():
-        for each in row["cpu"]:
+        for node in row["cpu"]:
             # An .onnx has the lines of its code only if its exporter wrote them.
-            where = f" at {each['source']} `{each['code']}`" if each["source"] else f" {each.get('node', '')}"
+            where = f" at {node['source']} `{node['code']}`" if node["source"] else f" {node.get('node', '')}"
             key = (
-                each["operator"],
+                node["operator"],
                 where.rstrip(),
-                each["reason"],
-                each["kernel"],
-                each["suggestion"],
+                node["reason"],
+                node["kernel"],
+                node["suggestion"],
             )
             schemes = schemes_of.setdefault(key, [])
             if scheme not in schemes:

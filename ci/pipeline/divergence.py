@@ -85,7 +85,7 @@ def worst_drop(
     places = {name(node): place for place, node in enumerate(nodes)}
 
     def known(several: Sequence[N]) -> list[N]:
-        return [each for each in several if name(each) in places]
+        return [node for node in several if name(node) in places]
 
     def error(node: N) -> float | None:
         value = sqnr(node)
@@ -94,7 +94,7 @@ def worst_drop(
     def at(place: int) -> float:
         return (error(nodes[place]) or 0.0) if place >= 0 else 0.0
 
-    last = max((places[name(each)] for each in known(ends)), key=at, default=-1)
+    last = max((places[name(node)] for node in known(ends)), key=at, default=-1)
     if not (total := at(last)):
         return None
     best, drop = None, total * SMALL
@@ -113,13 +113,13 @@ def worst_drop(
             value = at(low) if value is None else value
             steps += [(value - at(low), low, middle), (at(high) - value, middle, high)]
             continue
-        operands = [places[name(each)] for each in known(operands_of(nodes[high]))]
+        operands = [places[name(node)] for node in known(operands_of(nodes[high]))]
         own = at(high) - max(map(at, operands), default=0.0)
         if best is None or own > drop:
             best, drop = high, own
         steps += [(at(operand), -1, operand) for operand in operands]
     assert best is not None
-    return nodes[best], [(each, sqnr(each)) for each in known(operands_of(nodes[best]))]
+    return nodes[best], [(node, sqnr(node)) for node in known(operands_of(nodes[best]))]
 
 
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:

@@ -213,11 +213,11 @@ def by_measurement(text: str, found: Forecasted, fit: LaneFit, table: Forecasts)
             f"--measured {text}: expected a phone and milliseconds", fix="--measured 'Galaxy S24=1.42 ms'"
         )
     phone = table.named(name.strip())
-    own = next((each for each in found.forecasts if each.phone == phone), None)
+    own = next((row for row in found.forecasts if row.phone == phone), None)
     if own is None:
         return found
     factor = float(number[1]) / own.ms
-    others = (each for each in found.forecasts if each.phone != phone)
+    others = (row for row in found.forecasts if row.phone != phone)
     return Forecasted(
         tuple(
             other.by(factor, fit.phones[other.phone].by_other.get(phone, other.within)) for other in others

@@ -114,10 +114,10 @@ def suite_with(
     number = next(
         (
             index
-            for index, each in enumerate(of_lane)
-            if "precision" in each
-            and same(each["precision"]) == run["precision"]
-            and set(each) <= {*OURS, *run}
+            for index, known in enumerate(of_lane)
+            if "precision" in known
+            and same(known["precision"]) == run["precision"]
+            and set(known) <= {*OURS, *run}
         ),
         len(of_lane),
     )

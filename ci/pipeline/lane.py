@@ -155,18 +155,18 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
     """Put each program's findings and row into the report."""
     rows: dict[str, Metric] = {}
     commands = {program.name: lane.suites.repeat(program, lane.stage) for program in plan.programs}
-    of_cache = list(recheck_findings(rechecked, lane.stage, lambda each: commands[each.name]))
+    of_cache = list(recheck_findings(rechecked, lane.stage, lambda work: commands[work.name]))
     of_programs = {program.name for program in plan.programs}
-    stage.findings += [each for each in of_cache if each.subject not in of_programs]
+    stage.findings += [finding for finding in of_cache if finding.subject not in of_programs]
     for program in plan.programs:
         mine = mine_of(program, results)
-        findings = [each for each in of_cache if each.subject == program.name]
+        findings = [finding for finding in of_cache if finding.subject == program.name]
         if lane.reached(mine):
             findings += lane.findings(plan, program, mine)
         where = f"[case.{program.case_name}] of {program.suite}"
         findings = one_a_cause(findings)
         if not any(finding.rule == "flaky" for finding in findings):
-            runs = next((each.runs for each in mine.values() if each.runs.flaky), Runs())
+            runs = next((result.runs for result in mine.values() if result.runs.flaky), Runs())
             findings += flaky(program.name, runs, commands[program.name], where)
         findings += misused(program.case.quarantine, program.name, where)
         if program.quarantine:
@@ -181,7 +181,7 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
     for result in results.values():
         stage.findings += not_passed(plan.programs, result)
     *earlier, last = results.values()
-    stage.metrics |= counts(rows, last.values(), [each for step in earlier for each in step.values()])
+    stage.metrics |= counts(rows, last.values(), [result for step in earlier for result in step.values()])
     stage.metrics["selected"] = len(plan.programs)
 
 
@@ -197,9 +197,9 @@ def steady_cases(lane: Lane[P, L], plan: L, results: Results) -> Iterator[Findin
     for (suite, name), programs in cases.items():
         every = {(run.name, soc) for run in programs[0].case.runs for soc in run.socs}
         chosen = {(program.run.name, program.soc) for program in programs}
-        others = [each for each, raw in lane.suites.load(suite).raw.items() if name in raw]
-        runs = [each.runs for program in programs for each in mine_of(program, results).values()]
-        if every <= chosen and len(others) == 1 and runs and all(each.steady for each in runs):
+        others = [lane_name for lane_name, raw in lane.suites.load(suite).raw.items() if name in raw]
+        runs = [result.runs for program in programs for result in mine_of(program, results).values()]
+        if every <= chosen and len(others) == 1 and runs and all(history.steady for history in runs):
             yield steady(f"case {name}", f"[case.{name}] of {suite}")
 
 

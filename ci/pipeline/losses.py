@@ -32,7 +32,7 @@ def _before(decibels: float) -> str:
     return "exact" if decibels >= MOST_DB else f"{decibels:.1f} dB"
 
 
-def where_of(each: Mapping[str, Any]) -> str:
-    place = f"{each['source']} `{each['code']}`" if each["source"] else str(each.get("node", ""))
-    module = each.get("module", "")
+def where_of(row: Mapping[str, Any]) -> str:
+    place = f"{row['source']} `{row['code']}`" if row["source"] else str(row.get("node", ""))
+    module = row.get("module", "")
     return " ".join(filter(None, [module if module[:1] != "(" else "", place]))

@@ -279,10 +279,10 @@ def quantize_model(taken: LaneModel[P, L], report: ModelReport) -> int:
 
 def _shown(products: Sequence[Product], report: ModelReport) -> int:
     """The exit code, after what is wrong."""
-    wrong = [each for product in products for each in product.wrong]
+    wrong = [finding for product in products for finding in product.wrong]
     answer.add_findings(wrong)
-    for each in wrong:
-        error = CheckFailed(f"{each.subject}: {each.message}", fix=each.fix)
+    for finding in wrong:
+        error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
         report.fail(error.message, error.fix)
         show_error(error)
     return CheckFailed.exit_code if wrong else 0
@@ -330,7 +330,7 @@ def _write(
 def _answered(folder: Path, product: Product) -> dict[str, Any]:
     """A product's record, with its files and what is said of it."""
     found = (_document(folder / name) for name in product.files if name.endswith(".json"))
-    record = next((each for each in found if "soc" in each), {})
+    record = next((document for document in found if "soc" in document), {})
     files = [str(folder / name) for name in product.files]
     return {
         **record,

@@ -57,7 +57,7 @@ class Forecasts(Model):
     def named(self, name: str) -> str:
         """The phone that a user means."""
         plain = {_plain(phone): phone for phone in self.phones}
-        device = {_plain(phone.device): each for each, phone in self.phones.items()}
+        device = {_plain(phone.device): called for called, phone in self.phones.items()}
         if found := plain.get(_plain(name)) or device.get(_plain(name)):
             return found
         raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, self.phones)

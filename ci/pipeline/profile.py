@@ -73,8 +73,8 @@ class ProgramProfile:
     @property
     def on_cpu(self) -> dict[str, float]:
         """What the CPU's part takes, for `audit`."""
-        milliseconds = sum(each.milliseconds for each in self.cpu)
-        return {"milliseconds": round(milliseconds, 3), "share": sum(each.share for each in self.cpu)}
+        milliseconds = sum(operator.milliseconds for operator in self.cpu)
+        return {"milliseconds": round(milliseconds, 3), "share": sum(operator.share for operator in self.cpu)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def document(measured: ProgramProfile, about: Mapping[str, str]) -> dict[str, An
         "runs": RUNS,
         "processes": PROCESSES,
         "operators": [asdict(cost) for cost in measured.costs],
-        "cpu": [asdict(each) for each in measured.cpu],
+        "cpu": [asdict(operator) for operator in measured.cpu],
     }
 
 

@@ -33,7 +33,7 @@ def metrics(done: Recheck, part: Part) -> dict[str, Metric]:
             "compared": done.compared,
             "different": len(done.different),
             "left_out": dict(done.left_out),
-            "results": [{"step": each.step, "program": each.name} for each in done.done],
+            "results": [{"step": work.step, "program": work.name} for work in done.done],
         },
     }
 

@@ -255,7 +255,7 @@ def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str
     """By run. Those of the default profile hold for the runs of which this one has none."""
     found: defaultdict[str, Thresholds] = defaultdict(Thresholds)
     figures = {row: name for name, row in THRESHOLD_NAMES.items()}
-    for path in dict.fromkeys(accepted_path(suite, each) for each in (DEFAULT_PROFILE, profile)):
+    for path in dict.fromkeys(accepted_path(suite, name) for name in (DEFAULT_PROFILE, profile)):
         for subject, values in load_accepted(path).subjects.items():
             own, _, run = subject.partition("/")
             if own == lane and run.count("/") == 1:

@@ -167,7 +167,7 @@ def _parsed(document: dict[str, Any], path: Path, forms: Sequence[LaneForm], *, 
         where = f"case.{name}"
         used = _lanes_of_case(where, case, path, known)
         own = {lane: known[lane].case for lane in used}
-        _refuse_foreign(where, case.keys() - {"run"}, own, {n: each.case for n, each in known.items()}, path)
+        _refuse_foreign(where, case.keys() - {"run"}, own, {n: lane.case for n, lane in known.items()}, path)
         # What no lane knows is refused with the other mistakes of the case.
         elsewhere = {field for fields in own.values() for field in fields}
         for number, run in enumerate(case["run"]):
@@ -176,7 +176,7 @@ def _parsed(document: dict[str, Any], path: Path, forms: Sequence[LaneForm], *, 
                 f"{where}.run.{number}",
                 run.keys() - {"lane"},
                 {lane: known[lane].run},
-                {n: each.run for n, each in known.items()},
+                {n: lane.run for n, lane in known.items()},
                 path,
             )
             fields = {

@@ -44,7 +44,7 @@ def thresholds_of(
         if missing := [program.soc for program in mine if program.name not in figures]:
             verb = "was" if len(missing) == 1 else "were"
             kept.append((f"{title}: {', '.join(missing)} {verb} not measured", again(first)))
-        elif absent := ", ".join(each for each, value in held.items() if math.isnan(value)):
+        elif absent := ", ".join(figure for figure, value in held.items() if math.isnan(value)):
             place = accepted_path(first.suite, first.profile)
             kept.append((f"{title}: its programs have no {absent}", f"remove {absent} of it from {place}"))
         else:
@@ -57,9 +57,9 @@ def accepted_figures(program: AnyProgram[Any, Any], measured: Sequence[Mapping[s
     """Figures that get a threshold: those that always do of floats or integers, where the programs have such
     outputs, and those that have one; without those that the suite demands."""
     has = [
-        name for name in program.run.held if any(name.removeprefix("reference_") in each for each in measured)
+        name for name in program.run.held if any(name.removeprefix("reference_") in row for row in measured)
     ]
-    low = [name for each in measured for name in below_floor(each)]
+    low = [name for figures in measured for name in below_floor(figures)]
     names = dict.fromkeys([*has, *program.accepted.model_dump(exclude_none=True), *low])
     return [name for name in names if name not in program.demanded]
 

@@ -96,13 +96,13 @@ def changes_of(reports: Iterable[Report]) -> Changes:
             for change in _worse(lane, name, history, tolerances):
                 found[lane, name, change.what] = change
     order = list(WORSE)
-    every = sorted(found.values(), key=lambda each: (order.index(each.what), each.lane, each.program))
+    every = sorted(found.values(), key=lambda change: (order.index(change.what), change.lane, change.program))
     changes = Changes(
         schema=1,
         since=since.pop() if len(since) == 1 else "",
         compared=len(compared),
         not_compared=len(alone - compared),
-        worse=len({(each.lane, each.program) for each in every}),
+        worse=len({(change.lane, change.program) for change in every}),
         changes=tuple(every[:MOST_CHANGES]),
         left_out=len(every[MOST_CHANGES:]),
     )
@@ -115,10 +115,10 @@ def changes_of(reports: Iterable[Report]) -> Changes:
 
 def _worse(lane: Lane, name: str, history: Sequence[Row], tolerances: Tolerances) -> Iterator[ChangedFigure]:
     for what in WORSE:
-        before, now = (number(each, what) for each in history[-2:])
+        before, now = (number(run, what) for run in history[-2:])
         if before is None or now is None or not is_worse(what, before, now, tolerances):
             continue
-        series = [value for each in history if (value := number(each, what)) is not None]
+        series = [value for run in history if (value := number(run, what)) is not None]
         yield ChangedFigure(lane=lane, program=name, what=what, before=before, now=now, commits=tuple(series))
 
 

@@ -58,7 +58,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     outcome, head = worst(reports).value, headline(reports)
     started = min((report.started for report in reports if report.started), default="")
     programs, speakers = programs_of(reports), speakers_of(reports)
-    anchors = {each.name: each.anchor for each in programs.worst_first} if programs else {}
+    anchors = {program.name: program.anchor for program in programs.worst_first} if programs else {}
     stages = [report for report in reports if verdict(report) != "not run"]
     ranks = {severity: rank for rank, severity in enumerate(Severity)}
     findings = [(report.stage, finding) for report in stages for finding in report.findings]

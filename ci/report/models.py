@@ -27,7 +27,7 @@ def of_one_model(report: Report) -> bool:
 
 def models_of(reports: Sequence[Report]) -> list[ModelView]:
     """The latest first."""
-    return sorted(_models(reports), key=lambda each: each.when, reverse=True)
+    return sorted(_models(reports), key=lambda model: model.when, reverse=True)
 
 
 def _models(reports: Sequence[Report]) -> Iterator[ModelView]:

@@ -89,7 +89,7 @@ def _path(module: str) -> list[str]:
 
 
 def _operator(cost: OperatorCost, widest: float = 1.0) -> OperatorBar:
-    low, high = (100 * each / widest for each in (cost.lowest, cost.highest))
+    low, high = (100 * value / widest for value in (cost.lowest, cost.highest))
     between = [Mark(low, high - low, y=9, height=2)] if high > low else []
     text = f"{cost.share:.1%}"
     return OperatorBar(cost.operator, text, text, "share", 100 * cost.share / widest, between, cost.line)

@@ -106,12 +106,12 @@ def _texts(row: Row) -> Iterator[SaidText]:
         yield SaidText(word(text, "prompt"), word(text, "float"), {WHO["htp"]: word(text, "text")}, differs)
     for asked in map(mapping, entries(row.get("behaviour"))):
         said = {
-            WHO.get(who, who): word(mapping(each), "text") for who, each in mapping(asked.get("said")).items()
+            WHO.get(who, who): word(mapping(said), "text") for who, said in mapping(asked.get("said")).items()
         }
         problems = [
-            f"{WHO.get(who, who)}: {'; '.join(map(str, entries(mapping(each).get('problems'))))}"
-            for who, each in mapping(asked.get("said")).items()
-            if entries(mapping(each).get("problems"))
+            f"{WHO.get(who, who)}: {'; '.join(map(str, entries(mapping(answers).get('problems'))))}"
+            for who, answers in mapping(asked.get("said")).items()
+            if entries(mapping(answers).get("problems"))
         ]
         expected = said.pop("float", "")
         yield SaidText(word(asked, "prompt"), expected, said, "\n".join(problems) or "as wanted")
@@ -154,12 +154,12 @@ def _parts(row: Row) -> Iterator[Bar]:
     longest = longest_of(
         *(number(row, key) for row in rows for key in ("db", "typical_db", "cpu_db", "least_db"))
     )
-    for each in rows:
-        if (value := number(each, "db")) is None:
+    for layer in rows:
+        if (value := number(layer, "db")) is None:
             continue
-        least, cpu, typical = (number(each, key) for key in ("least_db", "cpu_db", "typical_db"))
-        expected = number(each, "typical_least_db")
-        text = f"{word(each, 'output')} {value:.1f} dB"
+        least, cpu, typical = (number(layer, key) for key in ("least_db", "cpu_db", "typical_db"))
+        expected = number(layer, "typical_least_db")
+        text = f"{word(layer, 'output')} {value:.1f} dB"
         text += "" if least is None else f" (at least {least:.1f})"
         text += "" if cpu is None else f", {cpu:.1f} on the CPU"
         good = least is None or value >= least
@@ -169,7 +169,7 @@ def _parts(row: Row) -> Iterator[Bar]:
             )
             good = good and (expected is None or typical >= expected)
         yield bar_of(
-            word(each, "name"), value, text, good=good, marks=[(least, 0.6), (cpu, 0.2)], longest=longest
+            word(layer, "name"), value, text, good=good, marks=[(least, 0.6), (cpu, 0.2)], longest=longest
         )
 
 

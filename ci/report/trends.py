@@ -89,9 +89,7 @@ def _line(history: Sequence[Row], key: str) -> TrendLine | None:
 
 
 def _series(history: Sequence[Row], key: str) -> list[tuple[str, float]]:
-    return [
-        (str(each.get("commit", "")), value) for each in history if (value := number(each, key)) is not None
-    ]
+    return [(str(run.get("commit", "")), value) for run in history if (value := number(run, key)) is not None]
 
 
 def _merged(rows: Sequence[Row], group: str) -> dict[str, Metric]:

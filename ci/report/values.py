@@ -44,7 +44,7 @@ ORDER = ("fail", "quarantined", "pass")
 def verdict_of(*rows: Row) -> str:
     """The worst of a program's rows; one without a verdict has failed."""
     words = [word(row, "verdict") for row in rows]
-    return min((each if each in ORDER else ORDER[0] for each in words), key=ORDER.index, default=ORDER[0])
+    return min((text if text in ORDER else ORDER[0] for text in words), key=ORDER.index, default=ORDER[0])
 
 
 def rows_of(report: Report, key: str) -> dict[str, Row]:

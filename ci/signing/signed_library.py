@@ -216,9 +216,9 @@ def _sections(view: memoryview, parsed: Layout) -> Iterator[Range]:
 
 
 def _described(view: memoryview, start: int, end: int, named: Sequence[Range]) -> Iterator[Range]:
-    ends = {cut for each in named for cut in (each.start, each.end) if start < cut < end}
+    ends = {cut for range_ in named for cut in (range_.start, range_.end) if start < cut < end}
     for low, high in itertools.pairwise(sorted({start, end, *ends})):
-        what = next((each.what for each in named if each.start <= low and high <= each.end), NAMELESS)
+        what = next((range_.what for range_ in named if range_.start <= low and high <= range_.end), NAMELESS)
         if what != NAMELESS or high == len(view) or not _is_zero(view[low:high]):
             yield Range(low, high, what)
 

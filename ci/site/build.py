@@ -121,7 +121,7 @@ def build() -> Mapping[str, str | bytes]:
     site.files["icon.svg"] = (TEMPLATES / "icon.svg").read_bytes()
     for name, suffix in (("style", "css"), ("site", "js")):
         own = (REPORT / f"page.{suffix}", TEMPLATES / f"site.{suffix}")
-        site.files[f"{name}.{suffix}"] = "\n".join(each.read_text(encoding="utf-8") for each in own)
+        site.files[f"{name}.{suffix}"] = "\n".join(path.read_text(encoding="utf-8") for path in own)
     check(site.files)
     return site.files
 

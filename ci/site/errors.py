@@ -106,6 +106,6 @@ def as_json() -> str:
         "rules": [{**asdict(rule), "fix": as_installed(rule.fix), "anchor": rule.id} for rule in all_rules()],
         "layers": [{"name": layer.name, "collect": layer.collect} for layer in knowledge().layers],
         "faults": [fault.name for fault in knowledge().faults],
-        "harmless": [{"pattern": each.pattern.source, "why": each.why} for each in knowledge().harmless],
+        "harmless": [{"pattern": row.pattern.source, "why": row.why} for row in knowledge().harmless],
     }
     return json.dumps(document, indent=1) + "\n"

@@ -279,7 +279,7 @@ def _document(said: _Open, code: int, output: str) -> str:
         exit_code=code,
         outcome=OUTCOMES.get(code, "fail"),
         findings=findings,
-        next=next((each.next for each in ranked if each.next), said.facts.get("next", "")),
+        next=next((mistake.next for mistake in ranked if mistake.next), said.facts.get("next", "")),
         output=output.splitlines(),
     )
     return json.dumps(_clean({**said.facts, **asdict(answer)}), indent=2) + "\n"
@@ -347,9 +347,9 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, Mapping):
-        return {visible(str(name)): _clean(each) for name, each in value.items()}
+        return {visible(str(name)): _clean(entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(each) for each in value]
+        return [_clean(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         # JSON has no infinity.
         return str(value)

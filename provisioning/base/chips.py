@@ -29,7 +29,7 @@ class Named:
 
     def among(self, chip: str) -> str:
         """The name beside that chip; a device that is sold with another one too says so."""
-        others = [each for each in self.chips if each != chip]
+        others = [name for name in self.chips if name != chip]
         return f"{self.text} (or {', '.join(others)})" if others else self.text
 
 

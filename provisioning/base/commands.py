@@ -60,7 +60,7 @@ def selecting(text: str, profile: Sequence[str], target: Sequence[str]) -> str:
     def select(match: re.Match[str]) -> str:
         typed = re.split("[;,`&|()]", text[match.end() :])[0].split()
         wanted = (profile, target if match["verb"] == "env" else ())
-        flags = [word for each in wanted if each and each[0] not in typed for word in each]
+        flags = [word for flag in wanted if flag and flag[0] not in typed for word in flag]
         dashes = " --" * (match["program"] == "nox -s")
         return f"{match['command']}{dashes} {quoted(*flags)}" if flags else match[0]
 

@@ -536,9 +536,9 @@ def knowledge() -> Knowledge:
         for row in table.numbers
     )
     words = {
-        Pattern(re.escape(each)): (each.encode(), english.encode())
+        Pattern(re.escape(phrase)): (phrase.encode(), english.encode())
         for english, row in table.words.items()
-        for each in row
+        for phrase in row
     }
     entries_of: dict[Pattern, tuple[Entry, ...]] = defaultdict(tuple)
     for entry in entries:

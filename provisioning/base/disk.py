@@ -60,7 +60,7 @@ def _mount_point(path: Path) -> Path:
     """The folder of its file system, which outlives the path."""
     path = path.absolute()
     # pathlib raises an error for a folder below one that may not be read.
-    return next((each for each in (path, *path.parents) if os.path.ismount(each)), path)
+    return next((folder for folder in (path, *path.parents) if os.path.ismount(folder)), path)
 
 
 def _free(folder: Path) -> str:

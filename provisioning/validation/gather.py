@@ -129,7 +129,7 @@ def _lowers(resolved: _Resolved) -> bool:
 
 def _named(selection: Selection, environ: Mapping[str, str], tree: Path) -> _Resolved:
     # Of the SDK that it is a folder of.
-    sdks = [each for each in (tree, *tree.parents) if (each / "lib" / HOST_LIBRARIES).is_dir()]
+    sdks = [folder for folder in (tree, *tree.parents) if (folder / "lib" / HOST_LIBRARIES).is_dir()]
     host = (sdks or [tree])[0] / "lib" / HOST_LIBRARIES
     variables = {**environ, "QNN_SDK_ROOT": str(tree), "LD_LIBRARY_PATH": str(host)}
     sdk = ComponentTree(tree, "tree", stated=stated_versions(QNN_SDK, tree))

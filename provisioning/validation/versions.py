@@ -79,7 +79,7 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     pin = context.profile.components[QNN_SDK]
     expected = {f"profile {context.profile.name}": pin.build_id or f"v{pin.version}"}
     stated = tree.stated.get("sdk.yaml build_id")
-    if stated and all(stated.startswith(each) for each in expected.values()):
+    if stated and all(stated.startswith(value) for value in expected.values()):
         expected = {f"{', '.join(expected)} and sdk.yaml": stated}
     elif stated:
         expected["sdk.yaml"] = stated

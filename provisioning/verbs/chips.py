@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     shown = [chip_named(args.name)] if args.name else sorted(socs, key=lambda name: (socs[name].arch, name))
     rows = [("chip", "Hexagon", "VTCM", "also called, and devices")]
     for name in shown:
-        names = ", ".join(each.among(name) for each in names_of(name))
+        names = ", ".join(alias.among(name) for alias in names_of(name))
         rows.append((name, f"V{socs[name].arch}", f"{socs[name].vtcm_mb} MB", names))
     print("\n".join(aligned(rows)))
     return 0

@@ -83,7 +83,7 @@ def test_a_build_names_each_file_and_what_it_was_made_of(arm64: Built, sources: 
     assert {file["path"]: file["sha256"] for file in manifest["files"]} == files
     bill = json.loads((arm64.dist / "sbom.cdx.json").read_text(encoding="utf-8"))
     listed = [component for component in bill["components"] if component["type"] == "file"]
-    assert {each["name"]: each["hashes"][0]["content"] for each in listed} == files
+    assert {component["name"]: component["hashes"][0]["content"] for component in listed} == files
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=sources.tree, capture_output=True, text=True, check=True
     ).stdout.strip()

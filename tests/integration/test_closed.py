@@ -104,7 +104,7 @@ def test_two_homes_and_two_numbers_of_jobs_are_one_key_and_one_environment(
         environment, initial, words = place.do(reuse=False)[0]
         place.worker.end()
         assert THREADS not in str((environment, initial, words))
-        text = str(([each for each in environment if each[0] != "TMPDIR"], initial))
+        text = str(([pair for pair in environment if pair[0] != "TMPDIR"], initial))
         seen.append(text.replace(user["HOME"], "~"))
     assert len(keys) == 1
     assert seen[0] == seen[1]

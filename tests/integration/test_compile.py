@@ -135,7 +135,7 @@ def test_arrays_of_a_sample_go_by_their_names(tmp_path: Path) -> None:
     one, other = np.full(2, 1, np.float32), np.full(2, 2, np.float32)
     np.savez(tmp_path / "0.npz", scale=other, x=one)
     loaded = make("two:net", {}, tmp_path, samples_of(tmp_path))
-    assert [float(each[0]) for each in loaded.sample(0)] == [1, 2]
+    assert [float(tensor[0]) for tensor in loaded.sample(0)] == [1, 2]
 
 
 @pytest.mark.whole

@@ -124,9 +124,9 @@ class TestCompiling:
             failure = results[bad[what].name].failure
             assert failure and failure.kind == kind and message in failure.message
             assert failure.log and failure.log.read_text().startswith("what it printed\n")
-        assert not any(results[each.name].failure for each in good)
+        assert not any(results[program.name].failure for program in good)
         # All were forks of the same process.
-        assert len({results[each.name].facts["parent"] for each in good}) == 1
+        assert len({results[program.name].facts["parent"] for program in good}) == 1
 
     @pytest.mark.parametrize(
         ("what", "rule", "stays"),
@@ -281,7 +281,7 @@ class TestRunning:
         self, emulator: Emulator, capfd: pytest.CaptureFixture[str]
     ) -> None:
         first, again = (emulator.run("echo", "refuse", known="refuse") for _ in range(2))
-        assert [each.cached for each in (*first, *again)] == [False, False, True, True]
+        assert [result.cached for result in (*first, *again)] == [False, False, True, True]
         assert again[0].facts["figures"]["sqnr_db"] == EXACT_DB
         assert again[0].facts["times"] == {"load_ms": 1.5, "run_ms": 2.5, "peak_bytes": 102400}
         assert not [path for path in (emulator.folder / "logs").rglob("*") if path.is_file()]

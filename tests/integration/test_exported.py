@@ -78,7 +78,7 @@ def test_sizes_that_vary_become_those_of_the_example_and_are_reported(tmp_path: 
         assert "dimension 0 of x" in dict(loaded.notes)["dynamic-shape"]
         fixed = torch.export.export(loaded.model, loaded.sample(0), strict=True)
         assert not fixed.range_constraints
-        assert [each.shape for each in infer_all(fixed.module(), [loaded.sample(1)])[0]] == [(4, 2)]
+        assert [tensor.shape for tensor in infer_all(fixed.module(), [loaded.sample(1)])[0]] == [(4, 2)]
 
 
 def test_samples_of_several_sizes_are_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_detector_that_detects_nothing_fails_and_with_scores_of_their_own_it_p
     assert not [rule for rule in done.rules("apart") if rule.endswith("-accuracy")]
     rows: Any = done.report.metrics["programs"]
     lost, apart = (
-        next(row for name, row in rows.items() if name.startswith(each)) for each in ("lost", "apart")
+        next(row for name, row in rows.items() if name.startswith(start)) for start in ("lost", "apart")
     )
     assert lost["figures"]["sqnr_db"] > 30 and lost["figures"]["slice_sqnr_db"] == 0
     assert "slices 4 to 83 of 84" in lost["slices"][0] and not apart["slices"]
@@ -113,11 +113,11 @@ FIXED = (
 
 
 def test_each_model_that_does_not_compile_names_its_fix_and_with_it_compiles(folder: Path) -> None:
-    done = run("test_emulator", folder, "--suite", suite_of(folder, *(each[:4] for each in BROKEN)))
+    done = run("test_emulator", folder, "--suite", suite_of(folder, *(row[:4] for row in BROKEN)))
     assert done.code == 1
     for name, *_, fix in BROKEN:
         fixes = [finding.fix for finding in done.report.findings if finding.subject.startswith(f"{name}/")]
-        assert any(fix in each for each in fixes), (name, fixes)
+        assert any(fix in text for text in fixes), (name, fixes)
     fixed = run("test_emulator", folder, "--suite", suite_of(folder, *FIXED))
     assert fixed.code == 0, fixed.out
 

@@ -164,7 +164,7 @@ class TestSharing:
 
     def test_the_memory_limit_is_each_workers_own(self, place: Path, workers: Start) -> None:
         limits = [
-            report(workers(spec_of(place, {MEMORY: str(each)})))["limit"] for each in (5 << 30, 6 << 30)
+            report(workers(spec_of(place, {MEMORY: str(limit)})))["limit"] for limit in (5 << 30, 6 << 30)
         ]
         assert limits == [5 << 30, 6 << 30] and imports(place) == 1
 
@@ -193,7 +193,7 @@ class TestStaleness:
         (place / "heavy.py").write_text("VALUE = 2\n")
         os.utime(place / "heavy.py", ns=(info.st_atime_ns, info.st_mtime_ns))
         pause()
-        assert [report(each)["value"] for each in (first, workers(spec_of(place)))] == [1, 2]
+        assert [report(worker)["value"] for worker in (first, workers(spec_of(place)))] == [1, 2]
         assert imports(place) == 2
 
     def test_a_module_that_comes_before_one_starts_another_server(self, place: Path, workers: Start) -> None:
@@ -223,7 +223,7 @@ class TestEnds:
         done = subprocess.run(command(place, "end"), **options(place), check=True)
         first, parent, second, same = json.loads(done.stdout)
         assert parent == same and imports(place) == 2
-        assert all(gone(each) for each in (first, second, parent))
+        assert all(gone(process) for process in (first, second, parent))
         assert not list((place / "tmp").iterdir())
 
     def test_a_command_whose_server_stays_for_others_does_not_speak_of_it(

@@ -522,7 +522,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_decoder(model, replace(shape, intermediate_size=64), 1, 128)
     with pytest.raises(CheckFailed, match=r"lacks the weight model\.layers\.1"):
         load_decoder(model, replace(shape, num_layers=2), 1, 128)
-    weights = {name: each.to(torch.bfloat16) for name, each in load_file(model / "model.safetensors").items()}
+    weights = {name: data.to(torch.bfloat16) for name, data in load_file(model / "model.safetensors").items()}
     for value in (1e6, float("nan")):
         weights["model.layers.0.mlp.down_proj.weight"][0, 0] = value
         save_file(weights, model / "model.safetensors")
@@ -561,7 +561,7 @@ def our_logits(model: Path, tokens: Sequence[int], adapter: str | Path = "") -> 
     shape = replace(read_architecture(model, str(adapter)), context=128)
     decoder = load_decoder(model, shape, shape.context, shape.context)
     example = dict(zip(decoder.inputs, decoder.example(), strict=True))
-    empty = {name: each.numpy() for name, each in example.items() if name.startswith("past_")}
+    empty = {name: array.numpy() for name, array in example.items() if name.startswith("past_")}
     inputs = call(shape, shape.context, shape.context, tokens, 0, empty)
     with torch.no_grad():
         return decoder(*(torch.from_numpy(inputs[name]) for name in decoder.inputs))[0][0].numpy()
@@ -641,7 +641,7 @@ def test_only_caches_and_weights_have_few_bits(tmp_path: Path) -> None:
             four_bits=four_bits,
         )
         graph = onnx.load(tmp_path / "quantized.onnx").graph
-        constants = {each.name: each for each in graph.initializer}
+        constants = {tensor.name: tensor for tensor in graph.initializer}
         makers = {output: node.op_type for node in graph.node for output in node.output}
         bits = {
             (makers.get(node.input[0], ""), str(numpy_helper.to_array(constants[node.input[2]]).dtype))
@@ -650,10 +650,10 @@ def test_only_caches_and_weights_have_few_bits(tmp_path: Path) -> None:
         }
         computed = {bit for bit in bits if bit[0] not in moved}
         assert {(kind, "uint16") for kind in ("MatMul", "Softmax", "Add", "Mul")} <= computed
-        assert {each for _, each in computed} == {"uint16"}
-        caches = {each.type.tensor_type.elem_type for each in graph.input if "past" in each.name}
+        assert {kind for _, kind in computed} == {"uint16"}
+        caches = {tensor.type.tensor_type.elem_type for tensor in graph.input if "past" in tensor.name}
         assert caches == {TensorProto.UINT8}
-        matrices = [each.data_type for each in graph.initializer if len(each.dims) == 2]
+        matrices = [tensor.data_type for tensor in graph.initializer if len(tensor.dims) == 2]
         # Of a layer, and the head.
         assert matrices.count(TensorProto.INT4) == (7 if four_bits else 0)
         assert matrices.count(TensorProto.UINT8) == (1 if four_bits else 8)
@@ -665,7 +665,7 @@ def merged(model: Path, adapter: Path, folder: Path, scale: float) -> Path:
 
     shutil.copytree(model, folder)
     weights, change = load_file(model / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
-    for name in (each for each in change if "lora_A" in each):
+    for name in (key for key in change if "lora_A" in key):
         target = name.removeprefix("base_model.model.").replace("lora_A.", "")
         weights[target] = weights[target] + scale * change[name.replace("lora_A", "lora_B")] @ change[name]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})

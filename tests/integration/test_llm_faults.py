@@ -154,7 +154,7 @@ class Plant:
     def forget(self, decoder: Any) -> None:
         before = decoder.forward
         decoder.forward = lambda x, mask, cos, sin, *cache: before(
-            x, mask, cos, sin, *(each * 0 for each in cache)
+            x, mask, cos, sin, *(tensor * 0 for tensor in cache)
         )
 
 
@@ -501,4 +501,4 @@ def test_the_tiny_model_calls_tools_through_genie_as_float_does(trained: Path, t
     report = json.loads((tmp_path / "reports/llm_check.json").read_text())
     assert not [finding for finding in report["findings"] if finding["rule"].startswith("llm-behaviour")]
     [row] = report["metrics"]["programs"].values()
-    assert all(set(each["said"]) == {"float", "cpu", "htp"} for each in row["behaviour"])
+    assert all(set(prompt["said"]) == {"float", "cpu", "htp"} for prompt in row["behaviour"])

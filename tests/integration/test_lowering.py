@@ -86,13 +86,13 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return run("test_lowering", base, "--suite", suite(base, cases))
 
 
-def each(cases: Iterable[str]) -> pytest.MarkDecorator:
-    marked = [pytest.param(one, marks=pytest.mark.whole if one in WITH_WHOLE else ()) for one in cases]
+def of_cases(cases: Iterable[str]) -> pytest.MarkDecorator:
+    marked = [pytest.param(case, marks=pytest.mark.whole if case in WITH_WHOLE else ()) for case in cases]
     return pytest.mark.parametrize("case", marked)
 
 
 class TestBadInput:
-    @each(BAD)
+    @of_cases(BAD)
     def test_each_ends_in_one_finding_that_says_why(self, done: Done, case: str) -> None:
         rule, message = BAD[case]
         (finding,) = [finding for finding in done.report.findings if finding.subject.startswith(f"{case}/")]
@@ -106,7 +106,7 @@ class TestBadInput:
     def test_what_was_changed_of_a_factorys_model_is_a_warning(self, done: Done) -> None:
         assert done.rules("fixed") == {"factory-training-mode", "factory-fixed-inputs"}
 
-    @each(["good", "named"])
+    @of_cases(["good", "named"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
         assert not done.rules(case) and done.code == 3
 

@@ -264,7 +264,7 @@ def start_if_need_be(place: Place) -> None:
         place.worker.end()
     if place.environ == closed(os.environ):
         return
-    search = ":".join(f"{place.folder}/{each}" for each in ("none", "search", "over"))
+    search = ":".join(f"{place.folder}/{name}" for name in ("none", "search", "over"))
     added = f"import site; site.addsitedir('{place.folder}/venv/site-packages')\n"
     if (place.folder / "over").exists():
         added += "import base.one\n"
@@ -299,9 +299,9 @@ def test_work_is_not_done_again_for_what_is_no_input(what: str, place: Place) ->
 
 def test_two_clones_share_what_is_equal_and_nothing_that_differs(place: Place, tmp_path: Path) -> None:
     other = Place(tmp_path / "other", place.store, place.worker)
-    for each in (place, other):
-        each.write("net.py", "from src import part\ndef work(): return part.x")
-        each.write("src/part.py", "x = 1")
+    for copy in (place, other):
+        copy.write("net.py", "from src import part\ndef work(): return part.x")
+        copy.write("src/part.py", "x = 1")
     place.do()
     assert other.do() == (1, "")
     later(other.folder / "src" / "part.py", "x = 2")

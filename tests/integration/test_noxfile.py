@@ -150,8 +150,8 @@ class TestTorch:
 
     @pytest.mark.parametrize(("name", "installer"), [(WHEEL, "uv"), (PLAIN, "pip")])
     def test_a_recorded_build_is_installed(self, torch: Path, name: str, installer: str) -> None:
-        for each in (self.WHEEL, self.PLAIN):
-            self.record(torch, each, "0" * 64)
+        for wheel in (self.WHEEL, self.PLAIN):
+            self.record(torch, wheel, "0" * 64)
         self.offer(torch, name)
         assert self.install(torch, installer) == f"torch-{name.split('-')[1]}.dist-info"
 
@@ -184,8 +184,8 @@ class TestKeptWheels:
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
         folder = tmp_path / "kept" / "small"
-        for each in (tmp_path / "links", tmp_path / "locks", tmp_path / "torch", folder):
-            each.mkdir(parents=True)
+        for path in (tmp_path / "links", tmp_path / "locks", tmp_path / "torch", folder):
+            path.mkdir(parents=True)
         for name, where in zip(self.WHEELS, ("torch/cpu.txt", "locks/small.txt"), strict=True):
             content = make_wheel(name)
             (folder / name).write_bytes(content)

@@ -146,8 +146,8 @@ class TestCompile:
         )
         product, x = tmp_path / "net-16a8w.onnx", np.load(samples / "0.npy")
         wanted, quantized = (
-            ort.InferenceSession(str(each), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-            for each in (model, product)
+            ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+            for path in (model, product)
         )
         assert 40 < decibels((wanted**2).sum(), ((wanted - quantized) ** 2).sum()) < 110
         done = onnx_command("compile", product, "-o", tmp_path / "out")
@@ -345,7 +345,7 @@ class TestAudit:
         onnx_command(model, "--precision", "fp16", "--measure", "--json", answer, code=1, verb=("audit",))
         row = json.loads(answer.read_text())["precisions"]["fp16"]
         assert (row["delegated"], row["delegates"]) == ({"Relu": 2}, 2)
-        assert [(each["node"], each["operator"]) for each in row["cpu"]] == [("determinant", "Det")]
+        assert [(node["node"], node["operator"]) for node in row["cpu"]] == [("determinant", "Det")]
         assert row["measured"]["milliseconds"] > 0
         ended = onnx_command("compile", model, "-o", tmp_path / "out", code=1)
         assert "determinant (Det)" in ended.stderr
@@ -445,7 +445,7 @@ def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_pa
     assert recorded["Abs/8a8w/SM8650"].accuracy["reference_sqnr_db"] > 40
     # In fp16 it would be above 70 dB.
     assert 40 < recorded["Transpose/8a8w/SM8650"].accuracy["sqnr_db"] < 60
-    in_float = [name for name, each in recorded.items() if each.in_float]
+    in_float = [name for name, row in recorded.items() if row.in_float]
     assert in_float == ["Relu/8a8w/SM8650"]
     onnx_command(*places, verb=("test_onnx",))
     assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 4
@@ -504,7 +504,7 @@ def test_a_factory_gets_the_inputs_and_samples_that_the_suite_names_as_through_e
         into.mkdir()
         steps.order_prepare({**json.loads(json.dumps(program.order)), "into": str(into)})
         means[program.case_name] = {
-            name: [float(value.mean()) for each in saved(into / name) for value in each.values()]
+            name: [float(value.mean()) for arrays in saved(into / name) for value in arrays.values()]
             for name in (steps.SAMPLES, steps.CALIBRATION)
         }
     assert all(5 < mean < 6 for every in means["drawn"].values() for mean in every)

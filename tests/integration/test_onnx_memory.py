@@ -166,12 +166,12 @@ def test_a_change_of_an_input_does_the_work_again_and_no_other(
     original: Path, clone: Path, what: str
 ) -> None:
     before = remembered(original, clone)
-    assert all(isinstance(each, CachedResult) for each in before.values()), before
+    assert all(isinstance(result, CachedResult) for result in before.values()), before
     change, concerned = CHANGES[what]
     change(clone)
     after = remembered(original, clone)
-    assert {case for case, each in after.items() if isinstance(each, Miss)} == concerned
-    assert all(each.why for each in after.values() if isinstance(each, Miss))
+    assert {case for case, result in after.items() if isinstance(result, Miss)} == concerned
+    assert all(result.why for result in after.values() if isinstance(result, Miss))
 
 
 def test_an_environment_variable_that_the_suite_declares_is_an_input(
@@ -197,10 +197,10 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("file", ["manifests/onnx_options.toml", "ci/lanes/onnx/steps.py"])
 def test_our_own_code_and_tables_are_inputs(original: Path, clone: Path, toolkit: Path, file: str) -> None:
     before = remembered(original, clone)
-    assert all(isinstance(each, CachedResult) for each in before.values()), before
+    assert all(isinstance(result, CachedResult) for result in before.values()), before
     changed(file)(toolkit)
     after = remembered(original, clone)
-    assert all(isinstance(each, Miss) and file in each.why for each in after.values()), after
+    assert all(isinstance(result, Miss) and file in result.why for result in after.values()), after
 
 
 def inputs(store: Path) -> Iterator[tuple[str, str, str]]:

@@ -55,14 +55,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_pages_of_onnx_models_show_what_is_printed(folder: Path) -> None:
     """In the order of the pages: a later command takes what an earlier one wrote."""
-    shown = [each for each in examples_of(ROOT / "docs" / "onnx-compile.md") if each.name in HELD]
-    assert {each.name for each in shown} == HELD - SHOWN
+    shown = [example for example in examples_of(ROOT / "docs" / "onnx-compile.md") if example.name in HELD]
+    assert {example.name for example in shown} == HELD - SHOWN
     one, several, inspect, run, changed, old = shown
-    wrong = {each.name: not_printed(each, _printed(each, folder)) for each in (one, run)}
+    wrong = {example.name: not_printed(example, _printed(example, folder)) for example in (one, run)}
     binary = folder / "out" / "net_ctx_qnn.bin"
     binary.write_bytes(binary.read_bytes()[:-1] + b"!")
-    for each in (changed, old, several, inspect):
-        wrong[each.name] = not_printed(each, _printed(each, folder))
+    for example in (changed, old, several, inspect):
+        wrong[example.name] = not_printed(example, _printed(example, folder))
     assert {name: lines for name, lines in wrong.items() if lines} == {}
 
 
@@ -72,5 +72,5 @@ def test_the_first_pages_show_what_is_printed(name: str, tmp_path: Path) -> None
         shutil.copy(file, tmp_path)
     # The reader of docs/config.md has provisioned before.
     assert typed("provision", package="provisioning").returncode == 0
-    (example,) = (each for each in examples_of(ROOT / name.partition(":")[0]) if each.name == name)
+    (example,) = (example for example in examples_of(ROOT / name.partition(":")[0]) if example.name == name)
     assert not_printed(example, _printed(example, tmp_path)) == []

@@ -121,9 +121,9 @@ def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     # The interpreter of the work is said, and is not the tests' own word alone.
     assert "compiled and run by" in first
     (case,) = (
-        each for each in ET.parse(folder / "junit.xml").iter("testcase") if "8a8w" in each.get("name", "")
+        node for node in ET.parse(folder / "junit.xml").iter("testcase") if "8a8w" in node.get("name", "")
     )
-    properties = {each.get("name"): each.get("value", "") for each in case.iter("property")}
+    properties = {element.get("name"): element.get("value", "") for element in case.iter("property")}
     assert float(properties["qnn_sqnr_db"]) > 20 and properties["qnn_python"]
     second = run("-k", "equal or not_so_good or marker")
     assert "1 failed, 1 passed" in second and "1 error" in second, second

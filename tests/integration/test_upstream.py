@@ -392,7 +392,7 @@ def test_updating_the_ledger_makes_the_next_run_pass(bench: Bench) -> None:
     chosen = ("-k", "fails or skips or expected", "-k", "*_abs")
     assert bench.run(*chosen, "--accept")[0] == 0
     book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))
-    assert {each.test.partition("_")[2]: each.outcome for each in book.expected} == {
+    assert {row.test.partition("_")[2]: row.outcome for row in book.expected} == {
         "expected": "expected_failure",
         "fails": "failed",
         "skips": "not_run",

@@ -48,9 +48,9 @@ def findings(rules: Iterable[str], site: Site, environ: dict[str, str]) -> dict[
     needs = {need for rule in chosen.values() for need in rule.needs}
     contexts = gather(selection, environ, needs)
     printed = {}
-    for rule, each in chosen.items():
+    for rule, row in chosen.items():
         stage = StageRun(
-            "validate", selection.profile, selection.target, "", [*check(contexts, [each])[0].findings]
+            "validate", selection.profile, selection.target, "", [*check(contexts, [row])[0].findings]
         )
         printed[rule] = [*stage.finish().findings]
     return printed
@@ -74,7 +74,7 @@ def test_a_printed_fix_makes_its_rules_quiet(words: tuple[str, str, tuple[str, .
     found = findings((row.rule for row in rows), site, site.environ)
     types, instead = (text.format(folder=site.folder, lib=site.environ.get("lib")) for text in texts)
     for row in rows:
-        assert any(types in each.fix for each in found[row.rule]), (row.rule, types, found[row.rule])
+        assert any(types in finding.fix for finding in found[row.rule]), (row.rule, types, found[row.rule])
     script = f"{SHELL}{instead or types}\nexec env -0\n"
     done = subprocess.run(["sh", "-c", script], cwd=ROOT, env=site.environ, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()

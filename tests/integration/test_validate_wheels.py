@@ -88,7 +88,7 @@ def test_a_fault_of_the_users_own_sdk_is_an_error_of_its_rules(
     flags = [flag for rule in rules for flag in ("--rule", rule)]
     code, report = validate(tmp_path, *flags, QNN_SDK_ROOT=str(tmp_path / "sdk"))
     assert code == 1
-    assert {rule: each["state"] for rule, each in report["metrics"]["rules"].items()} == dict.fromkeys(
+    assert {rule: outcome["state"] for rule, outcome in report["metrics"]["rules"].items()} == dict.fromkeys(
         rules, "fail"
     )
     assert not subject or [finding["subject"] for finding in report["findings"]] == [subject]

@@ -218,6 +218,6 @@ def _report(folder: Path, results: Sequence[Result]) -> int:
             print(f"failed alone: {result.file}: {result.summary}")
             print(f"  log: {folder / _slug(result.file)}.log; again: {again}")
     count = Counter(result.verdict for result in results)
-    parts = ", ".join(f"{count[each]} {each}" for each in (FAILED, PASSED, LEFT_OUT) if count[each])
+    parts = ", ".join(f"{count[kind]} {kind}" for kind in (FAILED, PASSED, LEFT_OUT) if count[kind])
     print(f"=== files alone: {parts} in {sum(result.seconds for result in results):.0f} s of work ===")
     return int(pytest.ExitCode.TESTS_FAILED if count[FAILED] or not count[PASSED] else pytest.ExitCode.OK)

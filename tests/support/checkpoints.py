@@ -93,7 +93,7 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
     generator = np.random.default_rng(3)
     weights: dict[str, list[Any]] = {}
     with torch.device("meta"):
-        shapes = {name: tuple(each.shape) for name, each in Decoder(shape, 1, 2).state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in Decoder(shape, 1, 2).state_dict().items()}
     for name, size in shapes.items():
         values = generator.standard_normal(size)
         scaled = 1 + values / 10 if name.endswith("norm.weight") else values * size[-1] ** -0.5

@@ -165,7 +165,7 @@ def github() -> Iterator[GitHub]:
             self.end_headers()
             self.wfile.write(content)
 
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), each) for each in (Api, Storage)]
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in (Api, Storage)]
     for server in servers:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     state.base, state.storage = (f"http://127.0.0.1:{server.server_port}" for server in servers)

@@ -161,9 +161,9 @@ def context_of(base: Path, **changes: Any) -> Context:
             },
         ),
         signatures={
-            each.place: SkelSignature(f"{each.place[: each.place.rindex('/')]}/libqnnhtp.cat")
-            for each in scanned(sdk)
-            if each.name.endswith("Skel.so")
+            file.place: SkelSignature(f"{file.place[: file.place.rindex('/')]}/libqnnhtp.cat")
+            for file in scanned(sdk)
+            if file.name.endswith("Skel.so")
         },
         answers={name: Answer("device", made_device=True, build_id=BUILD) for name in SOCS},
         measured=measured(BUILD),

@@ -131,7 +131,7 @@ def nested_names(count: int) -> bytes:
     names = b"\0" + b"n" * count + b"\0"
     at = 64 + 2 * 56
     entries = [(1, 1 + number) for number in range(count)]
-    dynamic = b"".join(struct.pack("<QQ", *each) for each in (*entries, (5, at), (10, len(names)), (0, 0)))
+    dynamic = b"".join(struct.pack("<QQ", *pair) for pair in (*entries, (5, at), (10, len(names)), (0, 0)))
     size = at + len(names) + len(dynamic)
     headers = (
         elf_header(X86_64, 0, 2, wide=True)

@@ -60,7 +60,7 @@ def not_printed(example: Example, printed: str) -> list[str]:
     for line in _plain("\n".join(example.output)).splitlines():
         pattern = re.compile(".*".join(map(re.escape, line.split("…"))))
         rest = list(found)
-        place = next((n for n, each in enumerate(rest) if pattern.fullmatch(each)), None)
+        place = next((n for n, text in enumerate(rest) if pattern.fullmatch(text)), None)
         if place is None:
             missing.append(line)
         found = iter(rest if place is None else rest[place + 1 :])

@@ -102,7 +102,7 @@ def keys_one_place_on(decoder: Any) -> None:
     import torch
 
     attention, shape = decoder.layers[LAYER].self_attn, decoder.shape
-    cos, sin = (torch.from_numpy(each[0])[:, None] for each in shape.rotation(np.arange(1, 2)))
+    cos, sin = (torch.from_numpy(table[0])[:, None] for table in shape.rotation(np.arange(1, 2)))
     heads = attention.k_proj.weight.view(shape.num_kv_heads, 2, shape.head_dim // 2, -1)
     one, other = heads[:, 0], heads[:, 1]
     turned = torch.stack((one * cos - other * sin, other * cos + one * sin), 1)

@@ -195,9 +195,9 @@ def with_text_everywhere(text: str) -> list[Report]:
         if isinstance(value, str):
             return value if value in OURS else value + text
         if isinstance(value, list):
-            return [put(each) for each in value]
+            return [put(entry) for entry in value]
         if isinstance(value, dict):
-            return {key + text if set("/.") & set(key) else key: put(each) for key, each in value.items()}
+            return {key + text if set("/.") & set(key) else key: put(entry) for key, entry in value.items()}
         return value
 
     lowering, emulator, profile = reports()

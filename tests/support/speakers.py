@@ -98,8 +98,8 @@ def changed(speaker: Speaker, folder: Path, where: str, value: Any) -> Path:
     config = json.loads((copy / speaker.config.name).read_text())
     *path, name = where.split("/")
     place = config["dialog"]
-    for each in path:
-        place = place[each]
+    for key in path:
+        place = place[key]
     if value is None:
         del place[name]
     else:

@@ -43,8 +43,8 @@ def signed_by(catalogue: bytes, leaf: x509.Certificate, key: rsa.RSAPrivateKey) 
 def time_stamped_as(catalogue: bytes, other: bytes) -> bytes:
     """With the time stamp of another catalogue, which is as long."""
     own, stamp = (
-        cms.ContentInfo.load(each)["content"]["signer_infos"][0]["unsigned_attrs"].dump()
-        for each in (catalogue, other)
+        cms.ContentInfo.load(content)["content"]["signer_infos"][0]["unsigned_attrs"].dump()
+        for content in (catalogue, other)
     )
     assert len(own) == len(stamp) and catalogue.count(own) == 1
     return catalogue.replace(own, stamp)

@@ -248,7 +248,7 @@ class TestThresholds:
         text = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", "{run}").replace("{run}\n{run}", "{run}")
         program = make_program(tmp_path, text=text, run=thresholds)
         findings = list(placeholder(program, {"sqnr_db": 30.0}, "write them"))
-        assert [(each.rule, each.severity) for each in findings] == [
+        assert [(row.rule, row.severity) for row in findings] == [
             ("threshold-placeholder", Severity.WARNING)
         ] * warned
 
@@ -285,7 +285,7 @@ def test_of_one_model_outputs_hardly_like_the_models_are_an_error(
     figures: dict[str, float], warned: bool
 ) -> None:
     found = accuracy_of_one_model("net", figures, [], "divergence", "where")
-    assert [each.severity for each in found] == [Severity.ERROR] * warned
+    assert [row.severity for row in found] == [Severity.ERROR] * warned
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ class TestWhatDependsOnTheInput:
 
     def measured(self, varies: float, error: float, count: int = 4) -> dict[str, float]:
         wanted = [self.MEAN + varies * self.RANDOM.standard_normal(1000) for _ in range(count)]
-        found = [each + error * self.RANDOM.standard_normal(1000) for each in wanted]
+        found = [array + error * self.RANDOM.standard_normal(1000) for array in wanted]
         return compare(Pair(f"{n}", *both, "y") for n, both in enumerate(zip(wanted, found, strict=True)))
 
     def test_the_mean_over_the_inferences_does_not_count(self) -> None:
@@ -395,7 +395,7 @@ class TestWhatDependsOnTheInput:
 
     def test_an_error_of_all_inferences_is_none_of_what_varies(self) -> None:
         wanted = [self.MEAN + number for number in range(3)]
-        measured = compare(Pair(f"{n}", each, each + 1, "y") for n, each in enumerate(wanted))
+        measured = compare(Pair(f"{n}", array, array + 1, "y") for n, array in enumerate(wanted))
         assert measured["sqnr_db"] < 25 and measured["variation_sqnr_db"] > 200
 
     def test_the_worst_output_counts_and_they_are_not_mixed(self) -> None:
@@ -435,7 +435,7 @@ class TestWhatDependsOnTheInput:
         self, tmp_path: Path, varies: float, error: float, warned: bool
     ) -> None:
         found = list(constant_outputs(make_program(tmp_path), self.measured(varies, error), "look"))
-        assert [each.severity for each in found] == [Severity.WARNING] * warned
+        assert [row.severity for row in found] == [Severity.WARNING] * warned
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def inspect(program: Path, text: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "form", [json.dumps, bundle, lambda each: f"{bundle({'predicateType': 'x'})}\n{bundle(each)}\n"]
+    "form", [json.dumps, bundle, lambda content: f"{bundle({'predicateType': 'x'})}\n{bundle(content)}\n"]
 )
 def test_the_verdict_of_a_program_is_read_back_with_what_was_not_verified(
     tmp_path: Path, program: Path, capsys: pytest.CaptureFixture[str], form: Callable[[object], str]
@@ -155,7 +155,7 @@ def test_only_what_the_gates_own_jobs_said_is_signed(
     output = said(tmp_path / "reports", tmp_path / "output")
     report(tmp_path / "reports" / "reports-evil", Outcome.PASS, FORGED)
     content = signed(tmp_path, **{"digests-1": output})
-    assert [each["digest"] for each in content["subject"]] != [] and FORGED not in json.dumps(content)
+    assert [subject["digest"] for subject in content["subject"]] != [] and FORGED not in json.dumps(content)
     assert "reports-evil" in capsys.readouterr().out
 
 

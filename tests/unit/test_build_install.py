@@ -47,7 +47,7 @@ def test_a_file_that_was_not_built_is_named(plan: SourcePlan) -> None:
 def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
     """Whichever stage made it: nothing is left that tells of files that are gone."""
     old = ("bin/a", "bin/b", "lib/old.so", "python/a", "licences/x/COPYING", "sbom.cdx.json", "manifest.json")
-    for place in (*(f"dist/{each}" for each in old), "part/bin/a", "part/lib/new.so"):
+    for place in (*(f"dist/{name}" for name in old), "part/bin/a", "part/lib/new.so"):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(place, encoding="utf-8")
     for users in ("overlay", "notes"):

@@ -39,7 +39,7 @@ def test_every_build_of_the_manifest_was_measured_with_the_profiles_executorch()
 def test_the_build_that_the_profile_pins_works() -> None:
     profile = load_profile(load_builds().profile)
     pinned = (profile.packages["executorch"], profile.components["qnn-sdk"].build_id)
-    assert pinned in {(each.executorch, each.build_id) for each in load_measured() if each.works}
+    assert pinned in {(row.executorch, row.build_id) for row in load_measured() if row.works}
 
 
 # The measurement
@@ -118,7 +118,7 @@ def lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lane:
 def test_the_stage_passes_when_the_profiles_build_works(lane: Lane) -> None:
     code, measured = lane.measure()
     assert code == 0
-    assert [each.qnn for each in measured if each.works] == ["2.49.40"]
+    assert [row.qnn for row in measured if row.works] == ["2.49.40"]
     assert measured[0].error == "device: unknown custom config socModel 0"
     table = (lane.root / "compat.md").read_text(encoding="utf-8")
     row = next(line for line in table.splitlines() if line.startswith("| 1.5.1 |"))
@@ -173,7 +173,7 @@ def test_another_executorch_is_a_pair_of_its_own_and_does_not_fail_the_stage(lan
     lane.working = "none"
     code, measured = lane.measure("2.49.40", executorch="1.4.1")
     assert code == 0
-    assert [(each.executorch, each.works) for each in measured] == [("1.4.1", False), ("1.5.1", True)]
+    assert [(row.executorch, row.works) for row in measured] == [("1.4.1", False), ("1.5.1", True)]
     (finding,) = lane.report().findings
     assert finding.subject == "executorch 1.4.1 with QNN 2.49.40"
 

@@ -24,7 +24,7 @@ def verb(*argv: str) -> int:
 
 def test_every_entry_explains_its_own_excerpt_first() -> None:
     first = {entry.id: diagnosis.explain(entry.example)[:1] for entry in diagnosis.knowledge().entries}
-    assert first and {name: [each.id for each in shown] for name, shown in first.items()} == {
+    assert first and {name: [entry.id for entry in shown] for name, shown in first.items()} == {
         name: [name] for name in first
     }
 

@@ -46,7 +46,7 @@ def as_in_a_new_process() -> None:
 
 def seen(site: Path, *search: Path, store: Path | None = None) -> dict[str, str]:
     as_in_a_new_process()
-    return installed((str(site),), [str(each) for each in search], store, str)
+    return installed((str(site),), [str(path) for path in search], store, str)
 
 
 def later(path: Path, text: str) -> None:

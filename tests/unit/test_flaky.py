@@ -186,7 +186,7 @@ def test_a_failure_is_kept_and_is_never_a_result(gate: Gate) -> None:
         json.loads(path.read_text())["document"]
         for path in gate.folder.glob("store/cache/memo/toy/??/*/*.run")
     ]
-    assert [each["run"]["verdict"] for each in kept] == ["refused", "refused"]
+    assert [document["run"]["verdict"] for document in kept] == ["refused", "refused"]
     gate.run("1")
     documents = gate.folder.glob("store/cache/memo/toy/??/*/*.run")
     runs = [json.loads(path.read_text())["document"]["run"] for path in sorted(documents)]

@@ -176,3 +176,19 @@ def test_a_class_name_stands_in_one_module() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(file.relative_to(ROOT).as_posix())
     assert {name: sorted(files) for name, files in homes.items() if len(files) > 1} == {}
+
+
+def test_no_variable_is_called_each() -> None:
+    """A name says what is held: `for row in rows`. What lacks both forms in its text is not parsed."""
+    folders = ("ci", "provisioning", "tests")
+    files = [ROOT / "noxfile.py", *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
+    bound = re.compile(r"\beach(?:, [\w, ]+)?(?: in | :?= |\)? *[:,)=])")
+    named = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in files
+        if bound.search(file.read_text(encoding="utf-8"))
+        for node in nodes(file)
+        if isinstance(node, ast.Name | ast.arg)
+        and "each" in (getattr(node, "id", ""), getattr(node, "arg", ""))
+    ]
+    assert named == []

@@ -52,11 +52,11 @@ def facts(us: int = 1000, second: int = 500, **more: Any) -> dict[str, Any]:
 
 
 def test_a_forecast_is_the_scaled_estimate_and_what_surrounds_the_network() -> None:
-    found = {each.phone: each for each in forecast("onnx", "fp16", facts(), FIT, TABLE).forecasts}
+    found = {row.phone: row for row in forecast("onnx", "fp16", facts(), FIT, TABLE).forecasts}
     assert found["Galaxy S24"].ms == pytest.approx(0.9)
     assert (found["Galaxy S25"].least_ms, found["Galaxy S25"].most_ms) == pytest.approx((0.44, 0.66))
     quantized = forecast("onnx", "8a8w", facts(), FIT, TABLE).forecasts
-    assert [each.ms for each in quantized] == pytest.approx([1.0, 0.65])
+    assert [row.ms for row in quantized] == pytest.approx([1.0, 0.65])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_is_shipped_fits_together() -> None:
     assert fit is not None
     assert {*fit.phones} == {*table.phones}
     best = replace(FIT, phones=fit.phones)
-    assert all(each.within < 0.5 for each in forecast("onnx", "fp16", facts(), best, table).forecasts)
+    assert all(row.within < 0.5 for row in forecast("onnx", "fp16", facts(), best, table).forecasts)
 
 
 def in_budget(limit: str, given: dict[str, Any]) -> list[tuple[str, str]]:
@@ -163,7 +163,7 @@ def test_a_budget_is_red_where_the_whole_interval_is_above_it_and_a_warning_insi
     assert fit is not None
     known = facts(us=2000, second=900, build_id=fit.build_id, operators={"Conv": 1})
     found = forecast("onnx", "fp16", known, fit, load_forecasts()).forecasts
-    (own,) = (each for each in found if each.phone == "Galaxy S25")
+    (own,) = (row for row in found if row.phone == "Galaxy S25")
     assert in_budget(f"{own.least_ms * 0.9:.4f} ms", known) == [("forecast-budget", "error")]
     assert in_budget(f"{own.ms:.4f} ms", known) == [("forecast-budget", "warning")]
     assert in_budget(f"{own.most_ms * 1.1:.4f} ms", known) == []

@@ -166,7 +166,7 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_and_groups_of
         return [{"shard": "1/1", "arguments": "--shard 1/1"}]
 
     names = [{job["artifact"] for job in planned({**adopter, **call}, entries)} for call in calls]
-    every = [name for each in names for name in each]
+    every = [name for group in names for name in group]
     assert len(set(every)) == len(every) and max(map(len, every)) < 120
     group = str(read_workflow(ROOT, ".github/workflows/gate.yml").jobs["stage"].concurrency["group"])
     assert "matrix.artifact" in group and "inputs." not in group, "GitHub refuses more than 400 characters"

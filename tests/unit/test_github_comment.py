@@ -90,11 +90,11 @@ def test_what_became_worse_is_found_and_what_is_within_its_tolerance_is_not() ->
     better = {"ddr_read": 1e5, "pte_bytes": 1e5, "sqnr_db": 60.0, "cpu_operators": 0, "agreement": 1.0}
     programs = {"a": row([near, before, worse]), "b": row([before, near]), "c": row([before, better])}
     found = changes_of([report("test_emulator", **programs)])
-    assert {each.program for each in found.changes} == {"a"} and found.worse == 1
-    assert [each.what for each in found.changes] == [
+    assert {entry.program for entry in found.changes} == {"a"} and found.worse == 1
+    assert [entry.what for entry in found.changes] == [
         "cpu_operators", "sqnr_db", "agreement", "ddr_read", "pte_bytes",
     ]  # fmt: skip
-    (reads,) = (each for each in found.changes if each.what == "ddr_read")
+    (reads,) = (entry for entry in found.changes if entry.what == "ddr_read")
     assert (reads.before, reads.now, reads.commits) == (1e6, 2e6, (1.01e6, 1e6, 2e6))
     assert (found.compared, found.not_compared) == (3, 0)
 
@@ -120,7 +120,7 @@ def test_both_stages_of_a_lane_say_a_change_once_and_another_lane_says_its_own()
     grown = row([{"pte_bytes": 1e6}, {"pte_bytes": 2e6}])
     stages = ("test_lowering", "test_emulator", "test_onnx", "validate")
     found = changes_of([report(stage, net=grown) for stage in stages])
-    assert [each.lane for each in found.changes] == ["executorch", "onnx"]
+    assert [entry.lane for entry in found.changes] == ["executorch", "onnx"]
     assert found.compared == 2 and found.since == "0000000"
 
 
@@ -149,7 +149,7 @@ def test_the_job_of_the_gate_writes_it_from_the_reports_of_all_jobs(tmp_path: Pa
         report("test_lowering", **{name: grown}).write(tmp_path / job)
     assert changes.run({"QNN_CI_REPORTS": str(tmp_path)}) == 0
     found = Changes.model_validate_json((tmp_path / "comment.json").read_bytes())
-    assert [each.program for each in found.changes] == ["one", "two"]
+    assert [entry.program for entry in found.changes] == ["one", "two"]
 
 
 def test_a_gate_without_reports_has_nothing_to_compare(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_a_name_is_shown_and_is_nothing_else(
     # What GitHub's Markdown makes links of, it finds in the text as it is written.
     of_name = body.replace(page.links[0] or "", "")
     assert not [
-        each for each in ("@", "`", "://", "www.", "<script", "<img", "</code></td") if each in of_name
+        text for text in ("@", "`", "://", "www.", "<script", "<img", "</code></td") if text in of_name
     ]
     assert all(sign.isprintable() or sign == "\n" for sign in body)
     assert not {"\u202e", "\u2066", "\u200f"} & set(body)

@@ -71,8 +71,8 @@ class GitHub:
 
     def restore(self, ref: str, memo: Path, key: str) -> None:
         """By GitHub's order: of the job's own ref first."""
-        for each in (ref, "refs/heads/main"):
-            saved = self.home / "caches" / quote(each, safe="") / "version" / quote(key, safe="")
+        for branch in (ref, "refs/heads/main"):
+            saved = self.home / "caches" / quote(branch, safe="") / "version" / quote(key, safe="")
             if saved.is_dir():
                 shutil.copytree(saved, memo, dirs_exist_ok=True)
                 return
@@ -139,8 +139,8 @@ def key(github: GitHub) -> str:
     """Of what the default branch saved: two shards' work."""
     one, other = github.job("refs/heads/main"), github.job("refs/heads/main")
     other.weights("2")
-    for each in (one, other):
-        each.work()
+    for clone in (one, other):
+        clone.work()
     return github.remember(one, other)
 
 
@@ -498,5 +498,5 @@ def test_an_archive_that_writes_elsewhere_is_refused(tmp_path: Path, name: str) 
 
 def test_each_profile_and_suite_has_a_memory_of_its_own(github: GitHub) -> None:
     plain, other = (github.environ(PULL, **more) for more in ({}, {"QNN_CI_SUITE": "other.toml"}))
-    one, two = (github.step("place", each)["key"].rpartition(COMMIT[:12])[0] for each in (plain, other))
+    one, two = (github.step("place", environ)["key"].rpartition(COMMIT[:12])[0] for environ in (plain, other))
     assert one and two and one != two

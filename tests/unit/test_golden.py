@@ -132,7 +132,7 @@ def test_contexts_that_were_kept_are_given_to_the_runtimes_as_they_are(
     assert measured("anew", None) != first and builds.compiled == 4
     builds.wrong = "2.51.0"
     later = measured("wrong", tmp_path / "kept")["2.50.40"].runtimes
-    assert {qnn: each.result for qnn, each in later.items()} == {"2.50.40": "same", "2.51.0": "differs"}
+    assert {qnn: result.result for qnn, result in later.items()} == {"2.50.40": "same", "2.51.0": "differs"}
 
 
 @pytest.mark.parametrize("damage", ["changed", "gone", "new", "unlisted"])

@@ -53,7 +53,7 @@ class TestRefused:
         path = context_model(tmp_path / "model")
         (tmp_path / "model/circle").symlink_to("circle")
         model = onnx.load(str(path), load_external_data=False)
-        (attribute,) = (each for each in model.graph.node[0].attribute if each.name == "ep_cache_context")
+        (attribute,) = (item for item in model.graph.node[0].attribute if item.name == "ep_cache_context")
         attribute.s = name.encode()
         onnx.save(model, str(path))
         with pytest.raises(CheckFailed, match=r"beside it"):

@@ -59,7 +59,7 @@ def test_each_job_that_a_row_names_is_one_of_the_gates() -> None:
 def test_a_test_that_a_row_names_is_there_and_in_the_ordinary_run(row: Row) -> None:
     file, *path = row.test.split("::")
     body: list[ast.stmt] = parsed(ROOT / file).body
-    marks = [each.value for each in body if isinstance(each, ast.Assign) and _sets_marks(each)]
+    marks = [node.value for node in body if isinstance(node, ast.Assign) and _sets_marks(node)]
     for name in path:
         found = [one for one in body if isinstance(one, (ast.FunctionDef, ast.ClassDef)) and one.name == name]
         assert found, f"{file} has no {name}"

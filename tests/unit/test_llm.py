@@ -234,7 +234,7 @@ class TestCheckpoint:
             ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
             ({"rope_scaling": ["llama3"]}, "rope_scaling"),
-            ({"rope_scaling": {name: each for name, each in SCALING.items() if name != "factor"}}, "factor"),
+            ({"rope_scaling": {name: item for name, item in SCALING.items() if name != "factor"}}, "factor"),
             ({"rope_scaling": SCALING | {"factor": "eight"}}, "eight"),
             ({"rope_scaling": SCALING | {"high_freq_factor": 1.0}}, "high_freq_factor"),
             ({"rope_parameters": ["llama3"]}, "rope_parameters"),
@@ -468,7 +468,7 @@ class TestCheckpoint:
             }
         save_file(weights, file)
         assert self.compiled(["compile"], whole_checkpoint, "--adapter", str(adapter)) in (1, 2)
-        [line] = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error")]
+        [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert named in line and not (whole_checkpoint.parent / "out").exists()
 
     def test_llm_compile_refuses_a_weight_that_nothing_reads(
@@ -549,9 +549,9 @@ class TestCheckpoint:
         copied = Path(shutil.copy(single, whole_checkpoint / "model-1.safetensors"))
         names = dict.fromkeys(read_architecture(whole_checkpoint).tensors, copied.name)
         (whole_checkpoint / INDEX).write_text(json.dumps({"weight_map": names}))
-        assert {each.path for each in shards_of(whole_checkpoint).values()} == {single}
+        assert {tensor.path for tensor in shards_of(whole_checkpoint).values()} == {single}
         single.unlink()
-        assert {each.path for each in shards_of(whole_checkpoint).values()} == {copied}
+        assert {tensor.path for tensor in shards_of(whole_checkpoint).values()} == {copied}
 
     @pytest.mark.parametrize("file", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
     def test_weights_as_pickles_are_named(self, tmp_path: Path, file: str) -> None:
@@ -768,7 +768,7 @@ def found_by(folder: Path) -> list[Finding]:
 
 
 def messages(folder: Path) -> str:
-    return "\n".join(each.message for each in found_by(folder))
+    return "\n".join(finding.message for finding in found_by(folder))
 
 
 class TestCheck:

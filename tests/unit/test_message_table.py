@@ -51,7 +51,7 @@ def test_a_message_is_found_with_library_version_and_meaning(store: Path) -> Non
     assert row.meaning == "qnn graph error invalid handle"
     (row,) = of_store(store, ["no scale"])
     assert (row.library, row.version) == ("torchao/quant.py", "torchao 0.18.0")
-    assert {each.version for each in of_store(store, ["failed to load node"])} == {
+    assert {row.version for row in of_store(store, ["failed to load node"])} == {
         "QNN 2.47.0.260601",
         "QNN 2.49.40.260810",
     }

@@ -284,12 +284,12 @@ class TestAudit:
         )
         monkeypatch.setattr("ci.operators.table.shipped", lambda: known)
         _, rows = self.audited(tmp_path)
-        named = {name: [each["operator"] for each in row["inexact"]] for name, row in rows.items()}
+        named = {name: [operator["operator"] for operator in row["inexact"]] for name, row in rows.items()}
         # What compiles here does, whatever is known of it.
         assert named == {"fp16": [], "8a8w": [], "16a8w": []}
         stand_in.replies["mixed"] = {"error": {**REFUSAL, "problems": []}}
         code, rows = self.audited(tmp_path, "--no-cache")
-        assert code == 1 and [each["operator"] for each in rows["8a8w"]["inexact"]] == ["Conv"]
+        assert code == 1 and [operator["operator"] for operator in rows["8a8w"]["inexact"]] == ["Conv"]
 
     def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:
         stand_in.replies["prepare"] = {"error": REFUSAL}

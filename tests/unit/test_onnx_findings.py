@@ -121,7 +121,7 @@ class TestChanged:
         self, tmp_path: Path, near: dict[str, float], finding: tuple[str, Severity] | None
     ) -> None:
         found = self.found(tmp_path, Recorded(accuracy=AGREED), compiled(facts(near=near)))
-        assert [each[:2] for each in found] == ([finding] if finding else [])
+        assert [row[:2] for row in found] == ([finding] if finding else [])
         if near.get("reference_sqnr_db") == 60.0:
             assert "60.0 dB instead of 50.0 dB" in found[0][2]
 
@@ -135,7 +135,7 @@ class TestChanged:
         near = {} if share is None else {"agreement": share}
         agreed = Recorded(accuracy={"agreement": 0.666666})
         found = self.found(tmp_path, agreed, compiled(facts(near=near)))
-        assert [each[0] for each in found] == ([rule] if rule else [])
+        assert [row[0] for row in found] == ([rule] if rule else [])
 
     @pytest.mark.parametrize(
         ("near", "wrong"),
@@ -171,7 +171,7 @@ class TestChanged:
         self, tmp_path: Path, agreed: Recorded, reply: dict[str, Any], words: tuple[str, str] | None
     ) -> None:
         found = self.found(tmp_path, agreed, compiled(reply))
-        assert [each[:2] for each in found] == ([("onnx-changed", Severity.ERROR)] if words else [])
+        assert [row[:2] for row in found] == ([("onnx-changed", Severity.ERROR)] if words else [])
         assert all(word in found[0][2] for word in words or ())
 
     def test_what_ended_without_a_result_is_not_compared(self, tmp_path: Path) -> None:

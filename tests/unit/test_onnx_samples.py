@@ -143,4 +143,4 @@ class TestFunction:
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
 def test_a_drawn_mask_hides_a_part_only(dtype: str) -> None:
     array = drawn(GraphSignature((Tensor("mask", dtype, (4, 16)),), ()))["mask"]
-    assert array.dtype == dtype and {int(each) for each in array.ravel()} == {0, 1}
+    assert array.dtype == dtype and {int(number) for number in array.ravel()} == {0, 1}

@@ -230,7 +230,7 @@ class TestStage:
         assert self.stage(tmp_path, "--no-cache", text=recorded) == 1
         assert self.rules(tmp_path) == {"onnx-changed", "flaky"}
         changed = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-changed"]
-        assert [each.subject for each in changed] == ["net/16a8w/SM8650", "net/16a8w/SM8750"]
+        assert [finding.subject for finding in changed] == ["net/16a8w/SM8650", "net/16a8w/SM8750"]
 
     def test_a_result_that_is_not_the_recorded_one_is_done_again(self, tmp_path: Path) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
@@ -253,7 +253,7 @@ class TestStage:
         self.answers = {"refused": ["Erf"], "taken": ["Add"], "build_id": "v2.51.0"}
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
         agreed = self.agreed(tmp_path)
-        assert {each.refused for each in agreed.values()} == {("Erf",)}
+        assert {row.refused for row in agreed.values()} == {("Erf",)}
         assert self.stage(tmp_path, text=recorded) == 0
 
     def test_thresholds_are_written_and_a_lost_top1_needs_a_reason(self, tmp_path: Path) -> None:

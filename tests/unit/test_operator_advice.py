@@ -244,7 +244,7 @@ def test_audit_names_them_with_the_command(
 
 
 def test_a_program_that_misses_its_accuracy_names_them(given: Any) -> None:
-    program = next(each for each in programs_of(SHIPPED) if each.thresholds and each.run.precision == "8a8w")
+    program = next(case for case in programs_of(SHIPPED) if case.thresholds and case.run.precision == "8a8w")
     given(SM8650={"8a8w": {**WHOLE, "bad": {**LOW, **RANK_6}}, "16a8w": WHOLE})
     compiled = {"nodes": {"log": {"operator": "aten.log.default"}}}
     facts = {"rule": "", "message": "", "figures": {"cosine": 0.0, "sqnr_db": -9.0}, "slices": []}
@@ -285,6 +285,6 @@ def test_an_operator_of_onnx_that_fails_is_named_with_the_precision_to_keep_it_a
 
 @pytest.mark.usefixtures("given_onnx")
 def test_the_audit_names_it_where_nothing_compiles_too() -> None:
-    known = [each._asdict() for each in inexact_onnx(["LRN"], "16a8w")]
+    known = [row._asdict() for row in inexact_onnx(["LRN"], "16a8w")]
     lines = list(as_text({"16a8w": {"error": "QNN cannot compile it", "fix": "r", "inexact": known}}))
     assert known[0]["message"] in lines and f"  → {known[0]['command']}" in lines

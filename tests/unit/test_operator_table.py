@@ -243,8 +243,8 @@ def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> Non
 def values(operator: str, parts: dict[str, RecordedPart]) -> dict[str, RecordedTest]:
     """What our own cases gave, by scheme and case: `16a8w-plain`."""
     return {
-        f"test_values[qnn_{scheme}-{operator}-{case}]": RecordedTest(1, 1, (each,))
-        for (scheme, case), each in ((name.split("-", 1), each) for name, each in parts.items())
+        f"test_values[qnn_{scheme}-{operator}-{case}]": RecordedTest(1, 1, (outcome,))
+        for (scheme, case), outcome in ((name.split("-", 1), outcome) for name, outcome in parts.items())
     }
 
 

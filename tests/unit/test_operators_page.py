@@ -312,7 +312,7 @@ def test_the_schema_takes_tables_and_nothing_else() -> None:
         {**good, "measured": {"no such chip": "x"}},
         {**good, "onnx": {"cells": {"Abs": {"SM8650": {"16a4w": row["8a8w"]}}}}},
     ]
-    assert [each for each in bad if schema_takes(each)] == []
+    assert [broken for broken in bad if schema_takes(broken)] == []
 
 
 def test_the_schema_knows_every_chip_and_scheme() -> None:

@@ -27,7 +27,7 @@ HELD = {
 
 
 @pytest.mark.parametrize(
-    "example", [example for example in examples() if example.name in HELD], ids=lambda each: each.name
+    "example", [example for example in examples() if example.name in HELD], ids=lambda page: page.name
 )
 def test_a_page_shows_what_is_printed(example: Example, tmp_path: Path) -> None:
     write(conv_model(), tmp_path / "net.onnx")
@@ -50,7 +50,7 @@ def test_each_shown_output_is_compared_or_listed_with_the_reason() -> None:
 
 def test_a_line_that_is_not_printed_is_seen_and_figures_may_differ(tmp_path: Path) -> None:
     page = ROOT / "docs" / "onnx-compile.md"
-    first = next(each for each in examples_of(page) if " onnx run " in each.command)
+    first = next(example for example in examples_of(page) if " onnx run " in example.command)
     assert not_printed(first, "y: float32[1, 4, 8, 8]  1.5, 0, -3, 2, …\n") == []
     assert not_printed(first, "y: float64[1, 4, 8, 8]  1.5, 0, -3, 2, …\n")
     assert not_printed(first, "")

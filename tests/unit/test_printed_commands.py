@@ -174,7 +174,7 @@ def test_every_printed_command_is_one_that_its_verb_takes() -> None:
         texts[f"manifests/{name}.toml"] = _texts_of(
             toml.loads((ROOT / "manifests" / f"{name}.toml").read_text("utf-8"))
         )
-    wrong = [f"{place}: {each}" for place, found in texts.items() for text in found for each in _wrong(text)]
+    wrong = [f"{place}: {line}" for place, found in texts.items() for text in found for line in _wrong(text)]
     assert not wrong, "\n".join(dict.fromkeys(wrong))
 
 

@@ -70,12 +70,12 @@ def cached(folder: Path, seconds: Mapping[str, float]) -> list[CachedWork]:
 
     memo = Memo(folder, "toy", Roots({}))
 
-    def work(name: str, each: float) -> CachedWork:
+    def work(name: str, taken: float) -> CachedWork:
         task = StepTask(RunTest(cast(Any, None)), Job(name), memo, {"name": name}, folder)
         return CachedWork(
             "toy",
             task,
-            Result({"seconds": each}, cached=True),
+            Result({"seconds": taken}, cached=True),
             RunOptions("toys", worker),
             lambda scratch: task,
             lambda name, result: True,
@@ -87,7 +87,7 @@ def cached(folder: Path, seconds: Mapping[str, float]) -> list[CachedWork]:
 
 
 def names(works: list[CachedWork]) -> list[str]:
-    return [each.name for each in works]
+    return [entry.name for entry in works]
 
 
 def test_a_seed_draws_the_same_share_of_the_same_results(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ FACTS = {"seconds": 3.0, "near": {"sqnr_db": 40.0}, "left": [], "ok": True}
 
 def difference(now: Mapping[str, Any], repeats: Repeats = Repeats()) -> list[str]:  # noqa: B008
     cached = Result(FACTS, cached=True)
-    return [each.field for each in compare(cached, Finished({**FACTS, **now}, Touched()), repeats)]
+    return [change.field for change in compare(cached, Finished({**FACTS, **now}, Touched()), repeats)]
 
 
 def test_every_fact_is_compared_but_time_and_memory() -> None:
@@ -144,10 +144,10 @@ def test_files_are_compared_to_the_bit(tmp_path: Path) -> None:
         (tmp_path / name / "same").write_text("same")
     (tmp_path / "now/more").touch()
     results = Result({}, tmp_path / "cached"), Finished({}, Touched(), tmp_path / "now")
-    assert [each.field for each in compare(*results, Repeats())] == ["more", "sub/log"]
-    assert [each.field for each in compare(*results, Repeats(changing=("*/log",)))] == ["more"]
+    assert [change.field for change in compare(*results, Repeats())] == ["more", "sub/log"]
+    assert [change.field for change in compare(*results, Repeats(changing=("*/log",)))] == ["more"]
     alike = Repeats(digest=lambda path: path.name)
-    assert [each.field for each in compare(*results, alike)] == ["more"]
+    assert [change.field for change in compare(*results, alike)] == ["more"]
 
 
 def test_a_program_repeats_to_the_bit_but_for_the_time_of_its_context(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_sarif_tells_two_findings_of_one_line_apart_and_knows_one_that_moved() -
     one, other, moved, of_another_target = (
         result["partialFingerprints"] for result in json.loads(sarif(reports))["runs"][0]["results"]
     )
-    assert one == moved and len({str(each) for each in (one, other, of_another_target)}) == 3
+    assert one == moved and len({str(fingerprint) for fingerprint in (one, other, of_another_target)}) == 3
 
 
 def test_code_quality_has_a_relative_path_a_line_and_a_fingerprint_of_its_own_each() -> None:
@@ -239,7 +239,7 @@ def test_code_scanning_shows_an_adopters_finding_at_its_case_or_in_its_workflow(
     reports = [of_suite, other, replace(at("packages"), command=of_suite.command), at("libQnnHtp.so")]
 
     def places() -> list[tuple[str, int]]:
-        results = [each["locations"][0]["physicalLocation"] for each in _check_sarif(sarif(reports))]
+        results = [row["locations"][0]["physicalLocation"] for row in _check_sarif(sarif(reports))]
         return [(result["artifactLocation"]["uri"], result["region"]["startLine"]) for result in results]
 
     workflow = (".github/workflows/qnn.yml", 1)

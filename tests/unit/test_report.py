@@ -244,7 +244,7 @@ def test_reports_of_another_run_or_profile_are_left_out_and_named(
         "validate": "pass",
         "bench": "not run",
     }
-    provision = next(each for each in collect(reports, GATE) if each.stage == "provision")
+    provision = next(report for report in collect(reports, GATE) if report.stage == "provision")
     assert words in provision.findings[0].message
 
 
@@ -260,7 +260,7 @@ def test_an_outcome_that_the_findings_contradict_is_a_failure(
     reports: Path, finding: Finding, outcome: Outcome
 ) -> None:
     _report("validate", finding, outcome=outcome).write(reports)
-    validate = next(each for each in collect(reports, GATE) if each.stage == "validate")
+    validate = next(report for report in collect(reports, GATE) if report.stage == "validate")
     assert (validate.outcome, validate.findings[0].rule) == (Outcome.FAIL, "report-contradiction")
     assert _run(reports, *EXPECT, "--check") == 1
 
@@ -295,9 +295,9 @@ def test_a_text_in_any_place_is_never_markup(text: str) -> None:
     shown = read_page(page)
     assert structure_of(shown) == structure_of(read_page(html(with_text_everywhere(harmless(text)), Path())))
     assert visible(page) == page
-    places = {each.get("id") for each in shown.iter()}
+    places = {element.get("id") for element in shown.iter()}
     # Nothing but places of the page itself, or files beside it by a quoted name.
-    for link in (each.get("href", "") for each in shown.iter("a")):
+    for link in (element.get("href", "") for element in shown.iter("a")):
         assert link[1:] in places if link.startswith("#") else link.startswith("build/") and ":" not in link
 
 
@@ -341,7 +341,7 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
     assert policy == (
         f"default-src 'none'; style-src 'sha256-{digests['style']}'; script-src 'sha256-{digests['script']}'"
     )
-    assert not any(each.get("style") or each.get("onclick") for each in page.iter())
+    assert not any(element.get("style") or element.get("onclick") for element in page.iter())
 
 
 @given(HOSTILE)
@@ -371,7 +371,7 @@ def test_what_is_in_quarantine_has_neither_passed_nor_failed_on_the_page(stage: 
     page = read_page(html([replace(_report(stage), metrics={"programs": rows})]))
     text = text_of(page)
     assert "quarantined" in text and "all passed" not in text and "1 failed" not in text
-    badges = [each.get("class") for each in page.iter() if "badge" in (each.get("class") or "")]
+    badges = [element.get("class") for element in page.iter() if "badge" in (element.get("class") or "")]
     assert "badge quarantined" in badges and "badge fail" not in badges
 
 
@@ -379,16 +379,14 @@ def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required
     def bars(**figures: float) -> dict[str, Bar]:
         thresholds: dict[str, Metric] = {"sqnr_db": 0.0, "slice_sqnr_db": 20.0}
         row: dict[str, Metric] = {"figures": {**figures}, "thresholds": thresholds}
-        return {each.name: each for each in accuracy_of(row)}
+        return {bar.name: bar for bar in accuracy_of(row)}
 
     good, bad = (
         bars(sqnr_db=77.0, slice_sqnr_db=77.0),
         bars(sqnr_db=0.0, slice_sqnr_db=0.0, variation_sqnr_db=-9.0),
     )
-    assert {each.kind for each in good.values()} == {"good"}
-    assert [each.kind for each in bad.values()][:1] == ["bad"] and bad[
-        "SQNR of the worst slice"
-    ].kind == "bad"
+    assert {bar.kind for bar in good.values()} == {"good"}
+    assert [bar.kind for bar in bad.values()][:1] == ["bad"] and bad["SQNR of the worst slice"].kind == "bad"
     assert bad["SQNR against float"].length < 1 < 50 < good["SQNR against float"].length
     assert "-9.0 dB" in bad["SQNR of what depends on the input"].text
 

@@ -37,7 +37,7 @@ class Watch:
         with self.lock:
             self.now[job.name] = job
             self.most = max(self.most, len(self.now))
-            self.most_memory = max(self.most_memory, sum(each.memory for each in self.now.values()))
+            self.most_memory = max(self.most_memory, sum(running.memory for running in self.now.values()))
         time.sleep(0.001)
         with self.lock:
             del self.now[job.name]

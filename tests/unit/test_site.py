@@ -103,7 +103,7 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
     views = {view.place: view for view in operators.views(found, History())}
     assert {"SM8650", "SM8350", "8a8w", "fp16"} <= views.keys()
     (row,) = views["SM8650"].rows
-    seen = {each.column: each for each in row.cells if each}
+    seen = {entry.column: entry for entry in row.cells if entry}
     assert (seen["8a8w"].href, seen["8a8w"].figure, seen["8a8w"].tone) == (
         "operators/log.html#8a8w",
         "51 dB",
@@ -126,7 +126,7 @@ def test_the_data_beside_the_pages_has_every_cell() -> None:
     found = table(log={"SM8650": {"8a8w": cell("whole", sqnr_db=51.2), "fp16": cell("wrong")}})
     rows = operators.rows(found)
     document = json.loads(operators.as_json(found, rows))
-    assert [(each["scheme"], each["result"]) for each in document["cells"]] == [
+    assert [(entry["scheme"], entry["result"]) for entry in document["cells"]] == [
         ("8a8w", "whole"),
         ("fp16", "wrong"),
     ]
@@ -136,9 +136,9 @@ def test_the_data_beside_the_pages_has_every_cell() -> None:
 
 def test_each_failure_has_the_line_of_its_example_without_numbers_and_names() -> None:
     every = errors.failures()
-    assert all(each.message and len(each.message) <= 80 for each in every)
-    assert len({each.anchor for each in every}) == len(every)
-    versions = {each.id: each.versions for each in every}
+    assert all(failure.message and len(failure.message) <= 80 for failure in every)
+    assert len({failure.anchor for failure in every}) == len(every)
+    versions = {failure.id: failure.versions for failure in every}
     assert versions["per-channel-input-channels"] == "qnn >=2.47"
 
 

@@ -40,7 +40,7 @@ def test_scores_that_are_lost_beside_boxes_are_below_the_floor_whatever_dimensio
     for make in (detector, lambda: detector().transpose(0, 2, 1)):
         figures, slices = compare_in_steps(make)
         assert figures["sqnr_db"] > 40 and below_floor(figures) == ["slice_sqnr_db"]
-        assert any("4 to 83 of 84" in each and "distinct value" in each for each in slices)
+        assert any("4 to 83 of 84" in line and "distinct value" in line for line in slices)
 
 
 def test_with_sixteen_bits_the_scores_are_there() -> None:
@@ -52,9 +52,9 @@ def test_a_score_that_keeps_its_mean_and_nothing_else_is_lost() -> None:
     """0.5 on a step of the quantizer: the error is small, and all scores are equal."""
     scores = 0.502 + 0.02 * RANDOM.standard_normal((1, 144, 80))
     wanted = [detector(scores=scores) for _ in range(2)]
-    found = [each.copy() for each in wanted]
-    for each in found:
-        each[..., 4:] = 0.5
+    found = [array.copy() for array in wanted]
+    for array in found:
+        array[..., 4:] = 0.5
     figures, slices = compared(
         Pair(f"{n}", *both, 0) for n, both in enumerate(zip(wanted, found, strict=True))
     )
@@ -75,8 +75,8 @@ def channels(spread: float) -> Any:
         lambda: RANDOM.standard_normal((1, 100)),
         # Probabilities, of which most classes are rare.
         lambda: (
-            numpy.exp(each := 6 * RANDOM.standard_normal((1, 21, 32, 32)))
-            / numpy.exp(each).sum(1, keepdims=True)
+            numpy.exp(logits := 6 * RANDOM.standard_normal((1, 21, 32, 32)))
+            / numpy.exp(logits).sum(1, keepdims=True)
         ),
         # Nothing to detect.
         lambda: detector(scores=RANDOM.uniform(0, 1e-4, (1, 144, 80))),
@@ -116,7 +116,7 @@ def test_an_output_with_a_handful_of_values_is_below_the_floor() -> None:
 
 def test_a_slice_need_not_be_nearer_than_the_worst_output_and_a_lower_threshold_needs_a_reason() -> None:
     noisy = [RANDOM.standard_normal((1, 64, 64)) for _ in range(2)]
-    found = [each + 0.2 * RANDOM.standard_normal(each.shape) for each in noisy]
+    found = [array + 0.2 * RANDOM.standard_normal(array.shape) for array in noisy]
     figures, _ = compared(Pair(f"{n}", *both, 0) for n, both in enumerate(zip(noisy, found, strict=True)))
     assert 10 < figures["sqnr_db"] < 20 and not below_floor(figures) and not low_figures(figures, 1.0)
     lost, _ = compare_in_steps(detector)

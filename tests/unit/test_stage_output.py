@@ -41,8 +41,8 @@ def test_what_the_process_leaves_behind_is_not_waited_for(tmp_path: Path) -> Non
         command = [sys.executable, "-c", script]
         subprocess.run(command, stdout=output.stdout, stderr=output.stderr, pass_fds=[hold], check=True)
     assert (tmp_path / "log").read_text() == "done\n"
-    for each in (release, hold, reading, writing):
-        os.close(each)
+    for number in (release, hold, reading, writing):
+        os.close(number)
 
 
 def test_a_channel_that_was_not_inherited_is_not_written_to(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class House:
 
     def prove(self, *, offline: bool = False) -> set[str]:
         wrong = self.store.prove("qnn-sdk", self.sdk, NARROW, offline=offline)
-        return {one.path for each in wrong.values() for one in each}
+        return {one.path for damages in wrong.values() for one in damages}
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def forge(store: Store, place: str = HTP) -> None:
             if item["path"] == place:
                 item["sha256"] = hashlib.sha256((tree.root / place).read_bytes()).hexdigest()
         tree.inventory_path.write_text(json.dumps(inventory))
-        (again,) = [each for each in store.trees() if each.root == tree.root]
+        (again,) = [other for other in store.trees() if other.root == tree.root]
         assert store.verify(again) == []
 
 

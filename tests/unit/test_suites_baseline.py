@@ -109,4 +109,4 @@ class TestAgreeing:
             if program.accuracy.get("top1") == 0 or program.accuracy.get("sqnr_db", 99) < 10
         ]
         assert lost or lane == "onnx"
-        assert all(each.reason for each in lost) and all(program.build_id for program in programs.values())
+        assert all(loss.reason for loss in lost) and all(program.build_id for program in programs.values())

@@ -171,8 +171,8 @@ class TestUpdate:
         rows = thresholds_of(programs, figures, 1.0, lambda program: f"type {program.run_name}")
         Baseline(file, lane="executorch").rewritten({}, rows, {program.run_name for program in programs})
         assert path.read_text() == self.text
-        held = {each.run_name: each.thresholds for each in programs_of(path, profile=profile)}
-        return {name: each.model_dump(exclude_none=True) for name, each in held.items() if each}
+        held = {program.run_name: program.thresholds for program in programs_of(path, profile=profile)}
+        return {name: value.model_dump(exclude_none=True) for name, value in held.items() if value}
 
     def test_the_worst_of_a_runs_chips_is_written(self, tmp_path: Path) -> None:
         thresholds = self._thresholds(tmp_path, {"one/8a8w/SM8650": 30.0, "one/8a8w/SM8750": 28.0})

@@ -139,7 +139,7 @@ def _read_by(file: Path, name: str = "run") -> set[str]:
     """What a function, and the readers that it calls, read of the Namespace."""
     tree = parsed(file)
     (function,) = _functions(tree, name)
-    readers = {each.name: file for each in tree.body if isinstance(each, ast.FunctionDef)}
+    readers = {node.name: file for node in tree.body if isinstance(node, ast.FunctionDef)}
     readers |= {reader: _file(module) for reader, module in _readers(tree).items()}
     read = set()
     for node in ast.walk(function):
@@ -159,8 +159,8 @@ def test_a_verb_reads_the_flags_that_it_has_and_no_others(verb: Verb) -> None:
     parser = argparse.ArgumentParser()
     (getattr(module, attribute) if attribute else module).configure(parser)
     every = list(parsers(parser))
-    flags = {action for each in every for action in each._actions}
-    known = {action.dest for action in flags}.union(*(each._defaults for each in every))
+    flags = {action for command in every for action in command._actions}
+    known = {action.dest for action in flags}.union(*(command._defaults for command in every))
     shown = {action.dest for action in flags if action.help != argparse.SUPPRESS} - {"help", "debug"}
     read = _read_by(_file(verb.module))
     assert not read - known, "read, and never there"

@@ -74,7 +74,7 @@ def test_chips_that_fail_alike_share_an_entry() -> None:
     book = Ledger("rework-op", "wheels")
     for soc, cause in (("SM8750", "it dies"), ("SM8350", "it dies"), ("SM8450", "it is wrong")):
         book = book.updated([UpstreamVerdict(KNOWN.test, "failed")], {KNOWN.test: cause}, soc)
-    assert [each.socs for each in book.expected] == [("SM8350", "SM8750"), ("SM8450",)]
+    assert [row.socs for row in book.expected] == [("SM8350", "SM8750"), ("SM8450",)]
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=300))
@@ -127,6 +127,6 @@ def test_the_committed_ledgers_are_complete() -> None:
     profiles = {path.stem for path in (MANIFESTS / "profiles").glob("*.toml")}
     assert {path.stem for path in (MANIFESTS / "upstream").glob("*/*.toml")} <= profiles
     book, costs = load_ledger("delegate", "wheels"), load_record("delegate", "wheels", "SM8650").tests
-    assert {each.test for each in book.expected} | set(book.sample) <= costs.keys()
+    assert {row.test for row in book.expected} | set(book.sample) <= costs.keys()
     jobs = [Job(test, costs[test].seconds) for test in book.sample]
     assert len(jobs) >= 20 and sum(job.seconds for job in jobs) <= 150

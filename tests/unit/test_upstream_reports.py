@@ -29,8 +29,8 @@ REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")
 )
 def test_each_entry_of_the_ledger_that_is_no_choice_of_upstream_has_a_report(suite: str) -> None:
     ledger = load_ledger(suite, "wheels")
-    reports = [each for each in load(REPORTS, Reports).report if suite in each.suites()]
-    entries = [each for each in ledger.expected if each.outcome in REPORTED]
+    reports = [row for row in load(REPORTS, Reports).report if suite in row.suites()]
+    entries = [row for row in ledger.expected if row.outcome in REPORTED]
     lacking = [entry for entry in entries if not any(upstream_reports.shows(entry, one) for one in reports)]
     assert lacking == [], "write a report of them: manifests/upstream/reports.toml"
 

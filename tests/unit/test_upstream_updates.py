@@ -42,7 +42,7 @@ def test_two_runs_at_once_lose_nothing_of_each_other(folder: Path) -> None:
     update(one, verdict("a", "failed"))
     update(other, verdict("b", "dies"))
     last = judge(folder)
-    assert {each.test: each.outcome for each in last.ledger.expected} == {"a": "failed", "b": "dies"}
+    assert {row.test: row.outcome for row in last.ledger.expected} == {"a": "failed", "b": "dies"}
     assert set(last.record.tests) == {"a", "b"}
 
 

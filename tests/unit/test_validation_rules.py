@@ -174,8 +174,8 @@ def version_resource(version: str) -> Arrange:
         return replace(
             context,
             libraries=tuple(
-                replace(each, pe=replace(each.pe, version=version)) if each.pe else each
-                for each in context.libraries
+                replace(file, pe=replace(file.pe, version=version)) if file.pe else file
+                for file in context.libraries
             ),
         )
 

@@ -77,7 +77,7 @@ def _catalogue(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
 
 def sdk_build(items: Sequence[BundleItem]) -> str:
     """The build id of the bundle's QNN libraries; empty without QNN."""
-    builds = sorted({each for item in items if item.kind == QNN for each in build_ids(item.path)})
+    builds = sorted({build_id for item in items if item.kind == QNN for build_id in build_ids(item.path)})
     return builds[-1] if builds else ""
 
 

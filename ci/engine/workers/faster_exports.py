@@ -18,7 +18,7 @@ from typing import Any
 
 
 def make_exports_faster() -> None:
-    for each in (
+    for speed_up in (
         _collect_operators_once,
         _override_operators_from_memory,
         _share_node_sources,
@@ -29,7 +29,7 @@ def make_exports_faster() -> None:
         _seek_trained_norms_only_where_they_can_be,
     ):
         with contextlib.suppress(ImportError, AttributeError):
-            each()
+            speed_up()
 
 
 def _collect_operators_once() -> None:

@@ -98,8 +98,8 @@ class ForkServer:
             # What it has of this file may be older.
             os._exit(0)
         self._ready.set()
-        for each in (self._number, self._owner):
-            self._poll.register(each, select.POLLIN)
+        for file in (self._number, self._owner):
+            self._poll.register(file, select.POLLIN)
         used = time.monotonic()
         while self._clients or (self._is_listening and _is_needed(used)):
             # One at a time: it may close the descriptor that the next is about.
@@ -124,8 +124,8 @@ class ForkServer:
 
     def _stop_listening(self) -> None:
         """Whoever waits to be accepted is told at once, and starts another server."""
-        for each in (self._number, self._owner):
-            self._poll.unregister(each)
+        for file in (self._number, self._owner):
+            self._poll.unregister(file)
         self._listener.close()
 
     def _attend(self, ready: int) -> None:

@@ -281,7 +281,7 @@ def _start(
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    _started[:] = [each for each in _started if each.poll() is None] + [process]
+    _started[:] = [process for process in _started if process.poll() is None] + [process]
     assert process.stdin is not None
     with process.stdin as stream:
         stream.write((json.dumps(first) + "\n").encode())

@@ -132,8 +132,8 @@ def _wait(
     deadline = time.monotonic() + timeout
     ended = os.pidfd_open(child)
     poll = select.poll()
-    for each in (receive, ended, *([supervisor.listener] if supervisor else ())):
-        poll.register(each, select.POLLIN)
+    for file in (receive, ended, *([supervisor.listener] if supervisor else ())):
+        poll.register(file, select.POLLIN)
     text, reading, running = b"", True, True
     try:
         while reading or running:

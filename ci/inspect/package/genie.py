@@ -117,7 +117,7 @@ def _tokenizer(place: str, file: Path, words: object, context: Mapping[str, Any]
         document = json.loads(file.read_text(encoding="utf-8"))
         pieces = document["model"]["vocab"]
         numbers = pieces.values() if isinstance(pieces, dict) else range(len(pieces))
-        added = [each["id"] for each in document.get("added_tokens") or ()]
+        added = [token["id"] for token in document.get("added_tokens") or ()]
         most = max((*numbers, *added), default=-1)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{file.name}: expected a tokenizer of the tokenizers library, found {error!r}"

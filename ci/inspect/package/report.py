@@ -74,7 +74,7 @@ def _lines(path: Path, facts: Mapping[str, Metric]) -> list[str]:
         if name == "kind":
             continue
         if name in ("libraries", "models") and isinstance(value, list) and value:
-            lines += [f"  {name}:", *(f"    {each}" for each in value)]
+            lines += [f"  {name}:", *(f"    {entry}" for entry in value)]
             continue
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         lines.append(f"  {name}: {shown or 'none'}")

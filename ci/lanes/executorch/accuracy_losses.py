@@ -99,7 +99,7 @@ def worst_losses(
         source, code = source_of(node)
         loss = Loss(str(node.target), module_of(node), source, code, round(before, 1), round(after, 1))
         losses.append((_noise(after) - _noise(before), loss))
-    losses.sort(key=lambda each: -each[0])
+    losses.sort(key=lambda pair: -pair[0])
     return [asdict(loss) for added, loss in losses if added > 0]
 
 

@@ -29,7 +29,7 @@ REFUSES = "QNN's validation refuses it"
 def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
     """A row of facts for each precision, or for the usual ones; `run`: with what the emulator measures."""
     selection, usual = model.selection, ("qdq",) if pytorch_model(model).quantized else SCHEMES
-    every = [program_of(replace(model, precision=each)) for each in precisions or usual]
+    every = [program_of(replace(model, precision=name)) for name in precisions or usual]
     programs = {program.run.precision: program for program in every}
     runner = ready_runner(os.environ, selection.reports) if run else None
     model = replace(model, work=replace(model.work, keep_going=True))
@@ -46,9 +46,9 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
             **_facts(result, scheme, selection.soc),
             # What is known not to compile does, as it was compiled here.
             "inexact": [
-                each._asdict()
-                for each in inexact(operators_in(result.facts["nodes"]), scheme, selection.soc)
-                if each.compiles
+                row._asdict()
+                for row in inexact(operators_in(result.facts["nodes"]), scheme, selection.soc)
+                if row.compiles
             ],
         }
         if runner:
@@ -63,13 +63,13 @@ def _facts(result: Result, scheme: str, soc: str) -> dict[str, Any]:
         "delegated": dict(Counter(operators_of(facts))),
         "cpu": [
             {
-                **each,
-                "suggestion": suggestion_for(each["operator"], each["code"], each["source"])
-                or (taken_at(each["operator"], scheme, soc) if each["reason"].startswith(REFUSES) else ""),
+                **row,
+                "suggestion": suggestion_for(row["operator"], row["code"], row["source"])
+                or (taken_at(row["operator"], scheme, soc) if row["reason"].startswith(REFUSES) else ""),
             }
-            for each in facts["left"]
+            for row in facts["left"]
         ],
-        "usable": all(each["kernel"] for each in facts["left"]),
+        "usable": all(row["kernel"] for row in facts["left"]),
         "delegates": facts["delegates"],
         "ddr": facts["ddr"],
         "kept_on_cpu": kept and {"because": kept["because"], "cpu_nodes": kept["nodes"]},

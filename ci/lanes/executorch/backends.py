@@ -64,13 +64,13 @@ def findings_before_compile(program: ExecutorchProgram, facts: Mapping[str, Any]
         message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
         again = SUITES.repeat(program, "test_lowering")
         yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, again)
-    for each in facts["unannotated"]:
-        source = f" at {each['source']} `{each['code']}`" if each["source"] else ""
+    for row in facts["unannotated"]:
+        source = f" at {row['source']} `{row['code']}`" if row["source"] else ""
         yield Finding(
             "lpai-annotation",
             Severity.WARNING,
             program.name,
-            f"LPAI's annotator has no rule for {each['operator']}{source}: if the LPAI does not take it, the"
+            f"LPAI's annotator has no rule for {row['operator']}{source}: if the LPAI does not take it, the"
             " graph falls apart, and an LPAI program is one partition",
             "write it with operators that LPAI has, or run this part of the model on the CPU before or after",
         )

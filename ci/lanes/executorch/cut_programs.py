@@ -49,7 +49,7 @@ def last_of(node: Node) -> Node:
     """The dequantizer behind the node, if its output is quantized, else the node."""
     for user in node.users:
         if is_quantizer(user):
-            return next((each for each in user.users if is_quantizer(each)), node)
+            return next((quantizer for quantizer in user.users if is_quantizer(quantizer)), node)
     return node
 
 
@@ -78,22 +78,22 @@ def operands_of(node: Node) -> list[Node]:
     operands: dict[Node, None] = {}
     todo = list(node.all_input_nodes)
     while todo:
-        each = todo.pop(0)
-        if is_quantizer(each) or not isinstance(each.meta.get("val"), Tensor):
-            todo += each.all_input_nodes
+        source = todo.pop(0)
+        if is_quantizer(source) or not isinstance(source.meta.get("val"), Tensor):
+            todo += source.all_input_nodes
         else:
-            operands[each] = None
+            operands[source] = None
     return list(operands)
 
 
 def _depends_on_input(node: Node) -> bool:
     seen, todo = set[Node](), [node]
     while todo:
-        each = todo.pop()
-        if each.op == "placeholder":
+        source = todo.pop()
+        if source.op == "placeholder":
             return True
-        todo += [one for one in each.all_input_nodes if one not in seen]
-        seen.update(each.all_input_nodes)
+        todo += [input_ for input_ in source.all_input_nodes if input_ not in seen]
+        seen.update(source.all_input_nodes)
     return False
 
 

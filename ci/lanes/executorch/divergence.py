@@ -46,7 +46,7 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
         result = json.loads(answer.read_text(encoding="utf-8"))
         if first := result["first"]:
             known = inexact([first["operator"]], program.run.precision, program.soc)
-            first["known"] = [each._asdict() for each in known if each.compiles]
+            first["known"] = [row._asdict() for row in known if row.compiles]
         return program.name, result
 
 

@@ -242,7 +242,7 @@ def ran(result: Result) -> bool:
 
 def _runnable(compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> dict[str, Result]:
     """What is loaded again, as it was compiled."""
-    return {name: compiled[name] for name, each in measured.items() if ran(each)}
+    return {name: compiled[name] for name, result in measured.items() if ran(result)}
 
 
 def measure(plan: ExecutorchPlan, runner: Path, compiled: Mapping[str, Result]) -> dict[str, Result]:
@@ -301,9 +301,9 @@ def losses_of(program: ExecutorchProgram, compiled: Mapping[str, Any]) -> str:
     lost = [f"quantizing loses most in {lost_at(losses[0])}"] if losses else []
     operators = operators_in(compiled.get("nodes", {}))
     known = [
-        f"{each.message} ({each.command})"
-        for each in inexact(operators, program.run.precision, program.soc)
-        if each.compiles
+        f"{row.message} ({row.command})"
+        for row in inexact(operators, program.run.precision, program.soc)
+        if row.compiles
     ]
     return "; ".join([*lost, *known])
 

@@ -106,20 +106,20 @@ def kept_on_cpu(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterato
 
 def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
-    return left_on_cpu({"left": [each for each in facts["left"] if not each["kernel"]]})
+    return left_on_cpu({"left": [row for row in facts["left"] if not row["kernel"]]})
 
 
 def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Operators on the CPU, each with what to write instead."""
-    for each in facts["left"]:
-        yield _on_cpu(each), suggestion_for(each["operator"], each["code"], each["source"])
+    for row in facts["left"]:
+        yield _on_cpu(row), suggestion_for(row["operator"], row["code"], row["source"])
 
 
-def _on_cpu(each: Mapping[str, Any]) -> str:
-    source = f" at {each['source']}" if each["source"] else ""
-    code = f" `{each['code']}`" if each["code"] else ""
-    lacks = "" if each["kernel"] else ", of which ExecuTorch has no CPU kernel: the program will not run"
-    return f"{each['operator']}{source}{code} stays on the CPU{lacks}: {each['reason']}"
+def _on_cpu(row: Mapping[str, Any]) -> str:
+    source = f" at {row['source']}" if row["source"] else ""
+    code = f" `{row['code']}`" if row["code"] else ""
+    lacks = "" if row["kernel"] else ", of which ExecuTorch has no CPU kernel: the program will not run"
+    return f"{row['operator']}{source}{code} stays on the CPU{lacks}: {row['reason']}"
 
 
 def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Iterator[Finding]:

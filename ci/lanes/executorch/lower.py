@@ -217,8 +217,8 @@ def lower(
                 raise missing from error
             raise
         _require_types(lowered, expected[0])
-    for each in (*patterns, *on_cpu):
-        each.require_used()
+    for rule in (*patterns, *on_cpu):
+        rule.require_used()
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
     graphs = traffic(text_since(log, begin))
@@ -433,23 +433,23 @@ def _operator(name: str) -> Any:
         raise Failed("suite", f"unquantized_operators = {name!r}: torch has no such operator") from error
 
 
-def _module_scheme(each: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any, Any]:
-    wanted = Patterns("modules", [each.name or each.type])
+def _module_scheme(scheme: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any, Any]:
+    wanted = Patterns("modules", [scheme.name or scheme.type])
     patterns.append(wanted)
 
     def inside(node: Any) -> bool:
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
             kind_name = kind if isinstance(kind, str) else kind.__name__
-            label = module_path(path) if each.name else kind_name.rpartition(".")[2]
+            label = module_path(path) if scheme.name else kind_name.rpartition(".")[2]
             if label in wanted:
                 return True
         return False
 
     config = ModuleQConfig(
-        _dtype(each.precision),
+        _dtype(scheme.precision),
         is_qat=qat,
-        is_conv_per_channel=each.per_channel,
-        is_linear_per_channel=each.per_channel,
+        is_conv_per_channel=scheme.per_channel,
+        is_linear_per_channel=scheme.per_channel,
     )
     return inside, config
 

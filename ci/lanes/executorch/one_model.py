@@ -107,8 +107,8 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             "inputs": _tensors(facts),
             "delegates": facts["delegates"],
             "on_cpu": [
-                {name: each[name] for name in ("operator", "module", "source", "reason") if each.get(name)}
-                for each in facts["left"]
+                {name: row[name] for name in ("operator", "module", "source", "reason") if row.get(name)}
+                for row in facts["left"]
             ],
             "kept_on_cpu": facts.get("kept_on_cpu"),
             "accuracy": figures,
@@ -117,7 +117,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         }
         words = [
             _line(program, plan.basis.build_id, facts, figures),
-            *(f"  {each}" for each in slices),
+            *(f"  {line}" for line in slices),
             *_on_cpu(facts),
         ]
         divergence = self.command("divergence", program.soc)
@@ -188,7 +188,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             warnings = [*_notes(facts), *filter(None, [nearly_constant(figures)])]
             where = self.command("quantize", program.soc, "--where")
             wrong = accuracy_of_one_model(stem, figures, slices, where, where, losses_of(program, facts))
-            lines = [words, *(f"  {each}" for each in slices)]
+            lines = [words, *(f"  {line}" for line in slices)]
             products.append(Product(_files(path, stem, record), lines, warnings, wrong))
         return products
 
@@ -295,8 +295,7 @@ def _left(stem: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
 def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:
     """What is there and why, and the traffic that it costs."""
     alike = Counter(
-        (each["operator"], each.get("source", ""), each["code"], each.get("reason", ""))
-        for each in facts["left"]
+        (row["operator"], row.get("source", ""), row["code"], row.get("reason", "")) for row in facts["left"]
     )
     for (name, source, code, reason), count in alike.items():
         times = f"{count} times " if count > 1 else ""

@@ -99,15 +99,15 @@ def measure(
         for name, node in facts.get("nodes", {}).items()
     }
     costs = located(merged(profiles), places, ADDED) if places else merged(profiles)
-    least = [min(each) for each in zip(*calls, strict=True)]
+    least = [min(layer) for layer in zip(*calls, strict=True)]
     on_cpu = facts.get("left", ())
-    lines = [each["source"] for each in on_cpu] if len(on_cpu) == len(names) else [""] * len(names)
+    lines = [operator["source"] for operator in on_cpu] if len(on_cpu) == len(names) else [""] * len(names)
     inference = min(whole) or 1.0
     cpu = [
         OnCpu(name, time / 1e6, time / inference, line)
         for name, time, line in zip(names, least, lines, strict=True)
     ]
-    return ProgramProfile(costs, sorted(cpu, key=lambda each: -each.milliseconds))
+    return ProgramProfile(costs, sorted(cpu, key=lambda operator: -operator.milliseconds))
 
 
 def _costs_in(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:

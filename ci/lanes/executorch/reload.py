@@ -99,8 +99,8 @@ def reloads(plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> dict[str, R
 
 def absent_kernels(compiled: Result) -> list[str]:
     """The operators on the CPU that the runner can compute, and Python's runtime cannot."""
-    on_cpu = {str(each["operator"]) for each in compiled.facts["left"]}
-    return sorted(each for each in on_cpu if each.startswith("quantized_decomposed."))
+    on_cpu = {str(row["operator"]) for row in compiled.facts["left"]}
+    return sorted(name for name in on_cpu if name.startswith("quantized_decomposed."))
 
 
 def neighbours_of(programs: Sequence[ExecutorchProgram]) -> dict[str, str]:

@@ -75,8 +75,7 @@ def changes(folder: Path | None, names: Collection[str]) -> Iterator[tuple[str, 
             match = NAME.fullmatch(name)
             if match and match[2] == "A" and f"{match[1]}.weight" in names:
                 down, up = (
-                    file.get_tensor(each).to(torch.float32)
-                    for each in (name, name.replace("lora_A", "lora_B"))
+                    file.get_tensor(key).to(torch.float32) for key in (name, name.replace("lora_A", "lora_B"))
                 )
                 yield f"{match[1]}.weight", up @ down * scale
 

@@ -335,7 +335,7 @@ def _unrotated(folder: Path, config: Mapping[str, Any], layers: int) -> frozense
         rotated = [(layer + 1) % every for layer in range(layers)]
     if not isinstance(rotated, list) or len(rotated) != layers:
         raise _unexpected(folder, "no_rope_layers", f"a list of {layers}", rotated)
-    return frozenset(layer for layer, each in enumerate(rotated) if not each)
+    return frozenset(layer for layer, is_rotated in enumerate(rotated) if not is_rotated)
 
 
 def upstream_name(folder: Path, kind: str) -> str:
@@ -511,7 +511,7 @@ def shards_of(folder: Path) -> dict[str, Stored]:
         path = folder / name
         if not path.is_file():
             raise CheckFailed(f"{folder} lacks {name}", fix="download the checkpoint again")
-        shards |= {each: Stored(path, shape) for each, shape in shapes_in(path).items()}
+        shards |= {name: Stored(path, shape) for name, shape in shapes_in(path).items()}
     return shards
 
 

@@ -122,7 +122,7 @@ def problems(prompt: WantedAfter, text: str, stopped: str) -> Iterator[str]:
     if broken:
         yield "its JSON is not valid"
     if prompt.calls is not None and calls != list(prompt.calls):
-        wanted, found = (", ".join(map(_shown, each)) or "no call" for each in (prompt.calls, calls))
+        wanted, found = (", ".join(map(_shown, listed)) or "no call" for listed in (prompt.calls, calls))
         yield f"expected {wanted}, found {found}"
     for call in calls:
         if call.name in prompt.forbidden:

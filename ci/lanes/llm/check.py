@@ -417,7 +417,7 @@ def _figures(
     for name, cost in pace.items():
         # What each reads for the figures, and for the parts.
         lengths = [
-            _for_kind(each, name.partition("_")[0])["length"] - 1 for each in (order, order | order["few"])
+            _for_kind(form, name.partition("_")[0])["length"] - 1 for form in (order, order | order["few"])
         ]
         total += cost * (order["windows"] * lengths[0] + lengths[1] * by_genie + places.get(name, 0))
     # Each loads the same again: the figures and, where Genie is asked, its two answers and the parts.
@@ -457,7 +457,7 @@ def _behaviour(
     who += ["htp"] if config.name == PROGRAM and options.on == "both" else []
     prompts = [prompt.tokens for prompt in asked.prompts]
     request = {**order, "do": "answers", "prompts": prompts, "most": asked.tokens}
-    answers = {each: ask(**request, who=each)["answers"] for each in who}
+    answers = {name: ask(**request, who=name)["answers"] for name in who}
     if config.name != PROGRAM and options.on == "both":
         with limited(config, asked.tokens) as copy:
             texts = generate(copy, prompts, timeout=options.timeout)
@@ -518,8 +518,8 @@ def _as_json(texts: Sequence[ForcedText]) -> list[dict[str, Any]]:
 def _say_how_long(ask: Asker, order: Mapping[str, Any], parts: int) -> None:
     """Of all parts, by the last one."""
     replies = _of_each_kind(ask, order, "part pace")
-    each = sum(reply["ready"] + order["length"] * reply["token"] for reply in replies)
-    sys.stderr.write(f"{plural(2 * parts, 'part')}, about {seconds(each * parts)}\n")
+    cost = sum(reply["ready"] + order["length"] * reply["token"] for reply in replies)
+    sys.stderr.write(f"{plural(2 * parts, 'part')}, about {seconds(cost * parts)}\n")
 
 
 def _parts(

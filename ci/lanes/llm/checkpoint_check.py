@@ -233,7 +233,7 @@ def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
     noise = {OF_WINDOWS: figures_of_rows(rows, model.exact[:count], model.rounded[:count])}
     if texts:
         both = [
-            [choosing(shape, text, each) for text, each in zip(texts, logits[count:], strict=True)]
+            [choosing(shape, text, row) for text, row in zip(texts, logits[count:], strict=True)]
             for logits in (model.exact, model.rounded)
         ]
         noise |= figures_beside(texts, *both)
@@ -257,8 +257,8 @@ def _by_itself(
     ]
     judged = [row[first:] for row, _ in plain]
     nats = sum(
-        float(window_of(each[first - 1 : -1], each[first - 1 : -1], row[first:]).theirs.sum())
-        for row, each in plain
+        float(window_of(logits[first - 1 : -1], logits[first - 1 : -1], row[first:]).theirs.sum())
+        for row, logits in plain
     )
     return absolute(load_tokenizer(compiled.folder), judged, nats, read_text(Path(order["text"])))
 
@@ -276,7 +276,7 @@ def _kept(
 def _by_place(expected: Array, found: Array, axis: int) -> Array:
     """How loud the error is beside what is expected, at each place."""
     others = tuple(index for index in range(expected.ndim) if index != axis % expected.ndim)
-    error, signal = (np.square(each, dtype=np.float64).sum(others) for each in (found - expected, expected))
+    error, signal = (np.square(x, dtype=np.float64).sum(others) for x in (found - expected, expected))
     ratios: Array = error / np.maximum(signal, TINY)
     return ratios
 

@@ -61,12 +61,12 @@ class DecoderAttention(nn.Module):
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         k = k.transpose(2, 3)
         every_key, every_value = torch.cat((keys, k), 3), torch.cat((values, v), 2)
-        each = shape.num_heads // shape.num_kv_heads
+        group = shape.num_heads // shape.num_kv_heads
         # The heads of a group are rows of one product.
-        q = q.reshape(shape.num_kv_heads, 1, each * count, shape.head_dim)
+        q = q.reshape(shape.num_kv_heads, 1, group * count, shape.head_dim)
         places = mask.shape[-1]
-        scores = (q @ every_key * shape.score_scale).view(shape.num_kv_heads, each, count, places) + mask
-        weights = torch.softmax(scores, -1).view(shape.num_kv_heads, 1, each * count, places)
+        scores = (q @ every_key * shape.score_scale).view(shape.num_kv_heads, group, count, places) + mask
+        weights = torch.softmax(scores, -1).view(shape.num_kv_heads, 1, group * count, places)
         y = (weights @ every_value).view(shape.num_heads, count, shape.head_dim).permute(1, 0, 2)
         return self.o_proj(y.reshape(1, count, shape.num_heads * shape.head_dim)), k, v
 
@@ -76,7 +76,7 @@ class DecoderAttention(nn.Module):
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
-    one, other, *rest = x.split((half, half, *[each for each in [x.shape[-1] - 2 * half] if each]), -1)
+    one, other, *rest = x.split((half, half, *[width for width in [x.shape[-1] - 2 * half] if width]), -1)
     return torch.cat((one * cos - other * sin, other * cos + one * sin, *rest), -1)
 
 
@@ -217,7 +217,7 @@ def load_decoder(
         stored[name] += change
     state = {name: stored[whole][rows] for name, (whole, rows) in places.items()}
     if shape.family.gemma:
-        state = {name: _of_gemma(name, each, shape) for name, each in state.items()}
+        state = {name: _of_gemma(name, tensor, shape) for name, tensor in state.items()}
     decoder.load_state_dict(state, assign=True)
     decoder.eval()
     return decoder

@@ -61,7 +61,7 @@ def estimated(
     layer, words = shape.weights_of_layer, shape.weights_of_words
 
     def cost_of(name: str, share: float = 1.0) -> float:
-        one, two, embedding, head = (float(getattr(each, name)) for each in measured)
+        one, two, embedding, head = (float(getattr(build, name)) for build in measured)
         return share * shape.num_layers * layer / LAYER * (two - one) + words / WORDS * (embedding + head)
 
     long = START + COMPILING * GRAPHS * cost_of("cpu_seconds")

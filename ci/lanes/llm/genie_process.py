@@ -151,7 +151,7 @@ def force(config: dict[str, Any], forced: list[dict[str, Any]]) -> None:
         return
     context = config["dialog"]["context"]
     # The model's own end may stand in a text, and Genie would stop there.
-    said = {token for each in forced for token in each["tokens"]}
+    said = {token for row in forced for token in row["tokens"]}
     end = context["eos-token"] = next(token for token in range(context["n-vocab"]) if token not in said)
     choice = ForcedChoice(end)
     register.argtypes = [ctypes.c_char_p, SAMPLE, ctypes.c_void_p]
@@ -160,12 +160,12 @@ def force(config: dict[str, Any], forced: list[dict[str, Any]]) -> None:
     config["dialog"]["sampler"] = {"version": 1, "type": "custom", "callback-name": SAMPLER}
     config["dialog"]["max-num-tokens"] = context["size"]
     dialog = Dialog(config)
-    for each in forced:
-        choice.left, choice.logits = list(each["tokens"]), []
-        dialog.answer(each["prompt"])
+    for row in forced:
+        choice.left, choice.logits = list(row["tokens"]), []
+        dialog.answer(row["prompt"])
         # The last row is of the end, which follows no token of the text.
-        rows = choice.logits[: len(each["tokens"])]
-        Path(each["logits"]).write_bytes(b"".join(rows))
+        rows = choice.logits[: len(row["tokens"])]
+        Path(row["logits"]).write_bytes(b"".join(rows))
         print(json.dumps({"logits": len(rows)}), flush=True)
 
 

@@ -145,8 +145,8 @@ def samples(
 ) -> Iterator[Sample]:
     """Inputs of a graph of `count` places while it reads these rows, one by one: all would fill the
     memory. `special` has the places of each row that single tokens must be read at."""
-    for row, each, places in zip(rows, outputs, special, strict=True):
-        for _, inputs in blocks(decoder, row, each, context, count, places):
+    for row, output, places in zip(rows, outputs, special, strict=True):
+        for _, inputs in blocks(decoder, row, output, context, count, places):
             yield inputs
 
 
@@ -264,7 +264,7 @@ def _overrides(graph: Any, encodings: Mapping[str, Encoding], activations: Any) 
 
 
 def _matrices_of_layers(graph: Any) -> list[str]:
-    constants = {each.name for each in graph.initializer}
+    constants = {tensor.name for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul" and "logits" not in node.output]
     return [node.input[1] for node in products if node.input[1] in constants]
 
@@ -322,6 +322,6 @@ def edge_encodings(path: Path) -> dict[str, Encoding]:
     for node in graph.node:
         name = {"DequantizeLinear": node.input[:1], "QuantizeLinear": node.output[:1]}.get(node.op_type, [])
         if name and name[0] in edges:
-            scale, zero = (numpy_helper.to_array(constants[each]) for each in node.input[1:3])
+            scale, zero = (numpy_helper.to_array(constants[name]) for name in node.input[1:3])
             encodings[name[0]] = Encoding(str(zero.dtype), float(scale), int(zero))
     return encodings

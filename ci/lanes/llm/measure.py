@@ -199,7 +199,7 @@ def behaviour(
     answers["htp"] = generate(tokens, file.tokens, endless=False)
     return asked.judged(
         {
-            who: [{"tokens": list(each.tokens), "stopped": each.stopped} for each in every]
+            who: [{"tokens": list(answer.tokens), "stopped": answer.stopped} for answer in every]
             for who, every in answers.items()
         },
         tokenizer,

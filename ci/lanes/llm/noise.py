@@ -174,7 +174,7 @@ def rounded_model(
 def _kept(reference: Any, rounding: Rounding, row: Sequence[int]) -> dict[str, Array]:
     with torch.no_grad():
         logits = _logits(reference, row)
-    return {**{name: each.numpy() for name, each in rounding.kept.items()}, "logits": logits}
+    return {**{name: tensor.numpy() for name, tensor in rounding.kept.items()}, "logits": logits}
 
 
 def _logits(reference: Any, row: Sequence[int]) -> Array:
@@ -227,8 +227,8 @@ def _attention(
     key = rounding(f"{name} keys", rounding(f"{name} new keys", key), scheme.cache, cache=True)
     value = rounding(f"{name} values", value, scheme.cache, cache=True)
     rounding.kept |= {f"past_key_{layer}_out": key, f"past_value_{layer}_out": value}
-    each, count = query.shape[1] // key.shape[1], query.shape[2]
-    key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
+    group, count = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = rounding(f"{name} products", query @ key.transpose(2, 3)) * scaling
     hidden = torch.full((count, count), scheme.far).triu(1)
     weights = torch.softmax(rounding(f"{name} scores", scores + hidden), -1)

@@ -61,7 +61,7 @@ class RunnerLayout(nn.Module):
         every = [cache.reshape(cache.shape[1], 1, *cache.shape[2:]) for pair in pairs for cache in pair]
         logits, *new = self.decoder(tokens, mask, *ropes, *every)
         ordered = (*new[0::2], *new[1::2])
-        return (logits, *(each.reshape(1, each.shape[0], *each.shape[2:]) for each in ordered))
+        return (logits, *(cache.reshape(1, cache.shape[0], *cache.shape[2:]) for cache in ordered))
 
     def inputs(self, tokens: Sequence[int], position: int, caches: Sequence[Tensor]) -> tuple[Tensor, ...]:
         decoder = self.decoder
@@ -126,8 +126,8 @@ class Stateful(nn.Module):
         names = self.decoder.caches
         buffers = [getattr(self, name) for name in names]
         caches = [
-            each.transpose(2, 3) if "_key_" in name else each
-            for name, each in zip(names, buffers, strict=True)
+            buffer.transpose(2, 3) if "_key_" in name else buffer
+            for name, buffer in zip(names, buffers, strict=True)
         ]
         mask, *ropes = (getattr(self, table)[position][None, None] for table in ("mask", *self.tables))
         logits: Tensor
@@ -158,14 +158,14 @@ def quantized(
         prepared[name] = prepare_pt2e(exported, quantizer)
         for sample in itertools.chain([first], samples[name]):
             prepared[name](*sample)
-    for observers in zip(*(_edge_observers(each) for each in prepared.values()), strict=True):
+    for observers in zip(*(_edge_observers(graph) for graph in prepared.values()), strict=True):
         every = [observer for edge in observers for observer in edge]
         low = min(float(observer.min_val) for observer in every)
         high = max(float(observer.max_val) for observer in every)
         for observer in every:
             observer.min_val.fill_(low)
             observer.max_val.fill_(high)
-    return {name: convert_pt2e(each) for name, each in prepared.items()}
+    return {name: convert_pt2e(graph) for name, graph in prepared.items()}
 
 
 def _edge_observers(prepared: Any) -> list[list[Any]]:
@@ -198,7 +198,7 @@ def load_on_cpu(path: Path) -> Any:
 def _readers_of_floats(graph: Any, kind: str) -> list[Any]:
     """What reads the mask, and what reads each cache."""
     users = (node.users for node in graph.graph.nodes if node.op == "placeholder")
-    return [user for each in users for user in each if kind in str(user.target)]
+    return [user for readers in users for user in readers if kind in str(user.target)]
 
 
 def metadata(
@@ -289,7 +289,7 @@ def methods(path: Path, names: Sequence[str]) -> dict[str, Step]:
 
         def step(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             # The runtime reads memory as if it were contiguous, and writes its outputs again the next time.
-            return [each.clone() for each in method.execute([input_.contiguous() for input_ in inputs])]
+            return [output.clone() for output in method.execute([input_.contiguous() for input_ in inputs])]
 
         return step
 
@@ -347,10 +347,10 @@ class TensorReader:
             if self.encodings:
                 mask = torch.from_numpy(self.encodings["mask"].integers(mask.numpy()))
             logits, *new = self.step((ids, mask, *others))
-            for cache, each, axis in zip(self.caches, new, self._axes, strict=True):
+            for cache, added, axis in zip(self.caches, new, self._axes, strict=True):
                 # What lies beyond the cache is read in this call alone.
                 if (room := min(len(some), cache.shape[axis] - self.position)) > 0:
-                    cache.narrow(axis, self.position, room).copy_(each.narrow(axis, 0, room))
+                    cache.narrow(axis, self.position, room).copy_(added.narrow(axis, 0, room))
             self.position += len(some)
             row = logits.reshape(self.count, -1)[: len(some)].numpy()
             rows.append(self.encodings["logits"].floats(row) if self.encodings else row)
@@ -363,14 +363,14 @@ class TensorReader:
         names = [str(number) for number in range(len(caches))]
         if self.encodings:
             mask, *caches = (
-                torch.from_numpy(self.encodings[name].integers(each.numpy()))
-                for name, each in zip(("mask", *names), (mask, *caches), strict=True)
+                torch.from_numpy(self.encodings[name].integers(tensor.numpy()))
+                for name, tensor in zip(("mask", *names), (mask, *caches), strict=True)
             )
-        results = [each.numpy() for each in self.step((ids, mask, positions, *caches))]
+        results = [tensor.numpy() for tensor in self.step((ids, mask, positions, *caches))]
         if self.encodings:
             results = [
-                self.encodings[name].floats(each)
-                for name, each in zip(("logits", *names), results, strict=True)
+                self.encodings[name].floats(array)
+                for name, array in zip(("logits", *names), results, strict=True)
             ]
         logits, *new = decoder.outputs
         return dict(zip((logits, *new[0::2], *new[1::2]), results, strict=True))

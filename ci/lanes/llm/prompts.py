@@ -132,7 +132,7 @@ def with_chats(
 def special_places(folder: Path, shape: Architecture, rows: Iterable[Sequence[int]]) -> list[list[int]]:
     """Where the tokens that begin, end and divide texts stand in each row: of each the first places."""
     added = load_tokenizer(folder).get_added_tokens_decoder()
-    special = {*shape.beginning, *shape.eos, *(token for token, each in added.items() if each.special)}
+    special = {*shape.beginning, *shape.eos, *(token for token, text in added.items() if text.special)}
     found = []
     for row in rows:
         places: dict[int, list[int]] = {}

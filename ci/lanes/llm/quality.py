@@ -25,7 +25,7 @@ def absolute(tokenizer: Any, rows: Sequence[Sequence[int]], nats: float, text: s
     unigram = -sum(count * math.log2(count / total) for count in counts.values())
     packed = lzma.compress(words, preset=9 | lzma.PRESET_EXTREME)
     size = max(1, len(words))
-    lines = [each for each in dict.fromkeys(text.splitlines()) if each.strip()][:LINES]
+    lines = [line for line in dict.fromkeys(text.splitlines()) if line.strip()][:LINES]
     changed = [line for line in lines if _again(tokenizer, line).strip() != line.strip()]
     return {
         "tokens": total,
@@ -36,7 +36,7 @@ def absolute(tokenizer: Any, rows: Sequence[Sequence[int]], nats: float, text: s
         "xz": 8 * len(packed) / size,
         "unknown": sum(counts[token] for token in _unknown(tokenizer)),
         "changed": len(changed),
-        "for_example": [each[:60] for each in changed[:SHOWN]],
+        "for_example": [line[:60] for line in changed[:SHOWN]],
     }
 
 
@@ -48,7 +48,7 @@ def _again(tokenizer: Any, text: str) -> str:
 def _unknown(tokenizer: Any) -> set[int]:
     """By the names that tokenizers give it."""
     name = getattr(tokenizer.model, "unk_token", None)
-    numbers = (tokenizer.token_to_id(each) for each in (name, "<unk>", "[UNK]") if each)
+    numbers = (tokenizer.token_to_id(text) for text in (name, "<unk>", "[UNK]") if text)
     return {number for number in numbers if number is not None}
 
 

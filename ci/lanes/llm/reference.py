@@ -65,8 +65,8 @@ def require_rope(model: Any, shape: Architecture, context: int) -> None:
         rotary = model.model.rotary_emb_local if rope else model.model.rotary_emb
         theirs = rotary(torch.zeros(1), torch.from_numpy(positions)[None])
         errors += [
-            np.abs(shape.rope_magnitude * ours - each[0, :, :half].numpy()).max(1)
-            for ours, each in zip(shape.rotation(positions, rope), theirs, strict=True)
+            np.abs(shape.rope_magnitude * ours - factors[0, :, :half].numpy()).max(1)
+            for ours, factors in zip(shape.rotation(positions, rope), theirs, strict=True)
         ]
     # transformers computes angles in float32.
     allowed = 1e-5 + 2 * np.finfo(np.float32).eps * positions

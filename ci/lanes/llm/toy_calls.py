@@ -55,13 +55,13 @@ def questions(*, held_out: bool) -> Iterator[Question]:
 def write_behaviour(path: Path) -> None:
     """As `llm check --behaviour` reads it."""
     lines = []
-    for _, some in itertools.groupby(questions(held_out=True), lambda each: each.tool):
-        for each in itertools.islice(some, ASKED):
-            calls = f'{{ name = "{each.tool}", arguments = {{ city = "{each.city}" }} }}' if each.tool else ""
-            others = json.dumps([tool for tool in QUESTIONS if tool not in ("", each.tool)])
+    for _, some in itertools.groupby(questions(held_out=True), lambda row: row.tool):
+        for row in itertools.islice(some, ASKED):
+            calls = f'{{ name = "{row.tool}", arguments = {{ city = "{row.city}" }} }}' if row.tool else ""
+            others = json.dumps([tool for tool in QUESTIONS if tool not in ("", row.tool)])
             lines += [
                 "[[prompt]]",
-                f'text = "{each.text}"',
+                f'text = "{row.text}"',
                 f"calls = [{calls}]",
                 f"forbidden = {others}",
                 "",

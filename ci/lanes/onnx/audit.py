@@ -45,15 +45,15 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     assert folder is not None
     cpu = [
         # ONNX Runtime has a CPU kernel of each: without it there would be no session.
-        {**each, "kernel": True, "suggestion": suggestion_for(each["operator"], each["code"], each["source"])}
-        for each in facts["cpu"]
+        {**row, "kernel": True, "suggestion": suggestion_for(row["operator"], row["code"], row["source"])}
+        for row in facts["cpu"]
     ]
     row: dict[str, Any] = {name: facts[name] for name in ("delegated", "delegates", "ddr")}
     # `compile` refuses a model of which a part would run on the CPU.
     row["warnings"] = [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in facts["reciprocals"]]
     row |= {"cpu": cpu, "kept_on_cpu": None, "usable": not cpu}
     # What is known not to compile does, as it was compiled here.
-    row["inexact"] = [each for each in _inexact(facts["delegated"], program) if each["compiles"]]
+    row["inexact"] = [row for row in _inexact(facts["delegated"], program) if row["compiles"]]
     if run and (folder / CONTEXT).is_file():
         settings = program.run.settings(program.soc)
         timeout, samples = model.work.timeout, folder / SAMPLES
@@ -69,4 +69,4 @@ def _error(error: Failure, program: OnnxProgram) -> dict[str, Any]:
 
 
 def _inexact(operators: Iterable[str], program: OnnxProgram) -> list[dict[str, Any]]:
-    return [each._asdict() for each in inexact_onnx(operators, program.run.kind, program.soc)]
+    return [row._asdict() for row in inexact_onnx(operators, program.run.kind, program.soc)]

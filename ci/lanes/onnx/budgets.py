@@ -31,12 +31,12 @@ def over_budget(program: OnnxProgram, facts: Mapping[str, Any]) -> Iterator[Find
         fix = found.fix or "measure it on a phone, and leave budget out"
         yield Finding("forecast-withheld", Severity.WARNING, program.name, message, fix)
         return
-    for each in found.forecasts:
-        limit = program.run.budget.get(each.phone)
-        if limit is None or each.most_ms <= (most := float(limit.removesuffix(" ms"))):
+    for row in found.forecasts:
+        limit = program.run.budget.get(row.phone)
+        if limit is None or row.most_ms <= (most := float(limit.removesuffix(" ms"))):
             continue
-        severity = Severity.ERROR if each.least_ms > most else Severity.WARNING
-        message = f"expected at most {limit} on a {each.phone}, forecast {each.ms:.3g} ms"
-        message += f" ({each.least_ms:.3g} to {each.most_ms:.3g})"
+        severity = Severity.ERROR if row.least_ms > most else Severity.WARNING
+        message = f"expected at most {limit} on a {row.phone}, forecast {row.ms:.3g} ms"
+        message += f" ({row.least_ms:.3g} to {row.most_ms:.3g})"
         fix = f"make it smaller, or if it is meant, change budget in its run; then {again}"
         yield Finding("forecast-budget", severity, program.name, message, fix)

@@ -43,9 +43,9 @@ class Graph:
         name = str(node.output[0])
         for quantizer in self.users.get(name, ()):
             if quantizer.op_type == "QuantizeLinear":
-                for each in self.users.get(quantizer.output[0], ()):
-                    if each.op_type == "DequantizeLinear":
-                        return str(each.output[0])
+                for user in self.users.get(quantizer.output[0], ()):
+                    if user.op_type == "DequantizeLinear":
+                        return str(user.output[0])
         return name
 
     def operators(self) -> list[onnx.NodeProto]:
@@ -74,11 +74,11 @@ class Graph:
         operators: dict[str, onnx.NodeProto] = {}
         todo = list(tensors)
         while todo:
-            each = self.maker.get(todo.pop(0))
-            if each is not None and each.op_type in QUANTIZERS:
-                todo += each.input
-            elif each is not None:
-                operators[each.output[0]] = each
+            node = self.maker.get(todo.pop(0))
+            if node is not None and node.op_type in QUANTIZERS:
+                todo += node.input
+            elif node is not None:
+                operators[node.output[0]] = node
         return list(operators.values())
 
     def ending_at(self, node: onnx.NodeProto) -> onnx.ModelProto:
@@ -87,9 +87,9 @@ class Graph:
         cut = onnx.ModelProto()
         cut.CopyFrom(self.model)
         graph = cut.graph
-        kept = [each for each in self.model.graph.node if each.output[0] in names]
-        inputs = [each for each in self.model.graph.input if each.name in tensors]
-        weights = [each for each in self.model.graph.initializer if each.name in tensors]
+        kept = [node for node in self.model.graph.node if node.output[0] in names]
+        inputs = [tensor for tensor in self.model.graph.input if tensor.name in tensors]
+        weights = [tensor for tensor in self.model.graph.initializer if tensor.name in tensors]
         for field in ("node", "input", "output", "initializer", "value_info"):
             graph.ClearField(field)
         graph.node.extend(kept)
@@ -159,7 +159,7 @@ def losses(
     for node in floats.operators():
         name, maker = node.output[0], rounded.maker.get(node.output[0])
         before = min(
-            (reached.get(each.output[0], MOST_DB) for each in floats.operands_of(node)), default=MOST_DB
+            (reached.get(operand.output[0], MOST_DB) for operand in floats.operands_of(node)), default=MOST_DB
         )
         values = found.get(rounded.end_of(maker)) if maker is not None else None
         if values is None or name not in wanted or values.shape != wanted[name].shape:
@@ -170,7 +170,7 @@ def losses(
         place = asdict(places.get(node.name, SourcePlace()))
         loss = {"operator": node.op_type, "node": node.name, **place, "before_db": before, "after_db": after}
         every.append((10 ** (-after / 10) - 10 ** (-before / 10), loss))
-    every.sort(key=lambda each: -each[0])
+    every.sort(key=lambda pair: -pair[0])
     return [loss for added, loss in every if added > 0]
 
 

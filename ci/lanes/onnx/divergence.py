@@ -34,5 +34,5 @@ def searched(model: OneModel, least: float | None) -> tuple[str, dict[str, Any]]
         result = dict(reply["result"])
         if first := result["first"]:
             known = inexact_onnx([first["operator"]], program.run.kind, program.soc)
-            first["known"] = [each._asdict() for each in known if each.compiles]
+            first["known"] = [row._asdict() for row in known if row.compiles]
         return program.name, result

@@ -52,7 +52,7 @@ def forecast_of_chip(program: OnnxProgram, estimate: Mapping[str, Any] | None) -
     if estimate is None or not (phones := table.of_chip(program.soc)):
         return []
     found = forecast(LANE, program.run.kind, estimate, load_fit(LANE), table)
-    return found.in_words([each for each in found.forecasts if each.phone in phones])
+    return found.in_words([row for row in found.forecasts if row.phone in phones])
 
 
 def forecasted(model: OneModel, measured: str | None) -> Forecasted:

@@ -261,7 +261,7 @@ def simplify_gathers(model: onnx.ModelProto) -> None:
     constants = {tensor.name: tensor for tensor in graph.initializer}
     makers = {name: node for node in graph.node for name in node.output}
     for index, node in enumerate(graph.node):
-        if node.op_type != "GatherND" or any(helper.get_attribute_value(each) for each in node.attribute):
+        if node.op_type != "GatherND" or any(helper.get_attribute_value(item) for item in node.attribute):
             continue
         unsqueeze = makers.get(node.input[1])
         if unsqueeze is None or unsqueeze.op_type != "Unsqueeze" or unsqueeze.input[1] not in constants:
@@ -322,7 +322,7 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[GraphProblem]:
             given = [_sizes(tensor)]
             if all(_is_name(size) for size, _ in open_):
                 given = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]
-            fix = "fix it: " + " ".join(f"--dimension {shlex.quote(each)}" for each in given)
+            fix = "fix it: " + " ".join(f"--dimension {shlex.quote(text)}" for text in given)
             yield GraphProblem(
                 "onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", fix
             )

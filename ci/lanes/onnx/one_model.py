@@ -155,7 +155,7 @@ class QuantizeOne(OneModelStep):
         for path in (ask.scratch / "quantized").glob(f"{self.stem}*"):
             path.replace(ask.into / path.name)
         told = ("compared", "constant", "inputs", "near", "packages", "slices")
-        return {each: facts[each] for each in told}
+        return {name: facts[name] for name in told}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class LossesOfOne(OneModelStep):
 
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         common, facts = prepared(program, ask, ask.scratch, name="model_qdq", drawn=True)
-        return {**ask(do="losses", **common), **{each: facts[each] for each in ("compared", "near")}}
+        return {**ask(do="losses", **common), **{name: facts[name] for name in ("compared", "near")}}
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if ddr := context["ddr"]:
             words += [f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
-        words += [f"  {each}" for each in context["slices"]]
+        words += [f"  {line}" for line in context["slices"]]
         words += [f"  {line}" for line in forecast_of_chip(program, facts.get("estimate"))]
         commands = (
             self.command("divergence", program.soc),
@@ -299,7 +299,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         wrong = accuracy_of_one_model(stem, facts["near"], facts["slices"], where, where)
         constant = filter(None, [nearly_constant(facts["near"])])
         warnings = [*self._drawn(program), *constant_inputs(facts), *constant]
-        return [Product(written, [words, *(f"  {each}" for each in facts["slices"])], warnings, wrong)]
+        return [Product(written, [words, *(f"  {line}" for line in facts["slices"])], warnings, wrong)]
 
     def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
         program = program_of(self.model)

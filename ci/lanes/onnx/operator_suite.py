@@ -63,7 +63,7 @@ def suite() -> str:
         if chosen.constants:
             arguments["constants"] = ",".join(chosen.constants)
         lines.append(_case(operator, FACTORY, arguments))
-    lines += [_case(name, each.factory, each.arguments) for name, each in rules().case.items()]
+    lines += [_case(name, rule.factory, rule.arguments) for name, rule in rules().case.items()]
     return HEAD + "".join(lines)
 
 

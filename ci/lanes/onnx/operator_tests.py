@@ -86,7 +86,7 @@ class Test:
         elements = sum(value.size for value in values)
         return (
             types[0] not in (TensorProto.FLOAT, TensorProto.DOUBLE),
-            sum(each not in USUAL for each in types),
+            sum(kind not in USUAL for kind in types),
             not finite,
             len(graph.input),
             len(self.node.attribute),
@@ -105,7 +105,7 @@ def chosen_tests() -> NodeTests:
     by_hand = {name: reason for reason, names in table.left_out.items() for name in names}
     operators: dict[str, Chosen] = {}
     left_out: dict[str, str] = {}
-    for schema in sorted(_schemas(), key=lambda each: str(each.name)):
+    for schema in sorted(_schemas(), key=lambda operator: str(operator.name)):
         reason = by_hand.get(schema.name) or _cannot(schema)
         chosen = reason or _choice(schema, by_operator[schema.name], table)
         if isinstance(chosen, str):
@@ -168,7 +168,7 @@ def _choice(schema: OpSchema, found: Sequence[Test], table: Rules) -> Chosen | s
     """The operator's test, or why there is none."""
     by_hand = table.test.get(schema.name)
     why = "no node test with tensors of numbers and of fixed sizes alone"
-    for test in sorted(found, key=lambda each: (each.case.name != by_hand, each.rank)):
+    for test in sorted(found, key=lambda row: (row.case.name != by_hand, row.rank)):
         constants = _constants(schema, test, table)
         if len(constants) == len(inputs_of(test.case)):
             why = CONSTANT

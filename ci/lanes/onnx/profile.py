@@ -119,5 +119,5 @@ def measured(
     merged_costs = merged(profiles)
     return ProgramProfile(
         with_lines(merged_costs, places) if places else merged_costs,
-        sorted(cpu.values(), key=lambda each: -each.milliseconds),
+        sorted(cpu.values(), key=lambda operator: -operator.milliseconds),
     )

@@ -65,7 +65,7 @@ class NotOnProvider(CheckFailed):
 
     @property
     def operators(self) -> set[str]:
-        return {each.operator for each in self.audit.unsupported}
+        return {node.operator for node in self.audit.unsupported}
 
 
 def packages() -> dict[str, str]:
@@ -393,7 +393,7 @@ def _reason(text: str, of_qnn: Refusal | None) -> str:
 
 def _explained(message: str, *refused: Refusal) -> str:
     """The command that explains the codes; empty if none is known."""
-    codes = dict.fromkeys(str(code.code) for code in [*codes_in(message), *(each.code for each in refused)])
+    codes = dict.fromkeys(str(code.code) for code in [*codes_in(message), *(row.code for row in refused)])
     return f"{command('diagnose', *codes)} explains the code" + "s" * (len(codes) > 1) if codes else ""
 
 

@@ -246,7 +246,7 @@ def _exported(
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
     def sample(seed: int) -> Sample:
-        return dict(zip(names, (each.numpy() for each in loaded.sample(seed)), strict=True))
+        return dict(zip(names, (tensor.numpy() for tensor in loaded.sample(seed)), strict=True))
 
     try:
         samples = [sample(seed) for seed in range(case.inferences)]
@@ -393,7 +393,7 @@ def _contexts(order: Mapping[str, Any], run: OnnxRun, into: Path) -> dict[str, A
     return {
         first: {**measured, "bytes": size},
         **{form: facts for form, (facts, _) in again.items()},
-        "forms_equal": all(_equal(outputs[:1], each) for _, each in again.values()),
+        "forms_equal": all(_equal(outputs[:1], other) for _, other in again.values()),
         "slowest": [str(cost) for cost in slowest(profile)] if profile and run.profiling else [],
     }
 
@@ -459,7 +459,7 @@ def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
     compiled = path if path.exists() else model
     nodes = [node for node in load_graph(compiled).graph.node if node.op_type not in WITHOUT_PLACE]
-    reasons = {each.node: each.reason for each in audit.unsupported}
+    reasons = {node.node: node.reason for node in audit.unsupported}
     places, cpu_nodes = places_of(source), {node.name or node.output[0] for node in nodes}
     delegated = [
         node.op_type
@@ -536,7 +536,7 @@ def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def case_of(order: Mapping[str, Any]) -> OnnxCase:
-    inputs = tuple(Input.model_validate_json(json.dumps(each)) for each in order["case"].get("inputs", ()))
+    inputs = tuple(Input.model_validate_json(json.dumps(text)) for text in order["case"].get("inputs", ()))
     return OnnxCase.model_construct(**{**order["case"], "inputs": inputs})
 
 

@@ -244,7 +244,7 @@ class ValuesAdapter(Backend):
         compare = tester._assert_outputs_equal
 
         def assert_outputs_equal(computed: Any, expected: Any, **named: Any) -> None:
-            floats = all(each.is_floating_point() for each in expected)
+            floats = all(tensor.is_floating_point() for tensor in expected)
             compare(computed, expected, **{**named, **({"atol": math.inf} if floats else {})})
 
         tester._assert_outputs_equal = staticmethod(assert_outputs_equal)
@@ -382,7 +382,7 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
     error = "" if summary.error is None else f"{type(summary.error).__name__}: {summary.error}"[:500]
     if name == "SUCCESS":
         result = "part" if on_cpu else "whole"
-        if result == "whole" and flow != FLOAT_FLOW and not any("quantize" in each for each in on_htp):
+        if result == "whole" and flow != FLOAT_FLOW and not any("quantize" in name for name in on_htp):
             result = "float"
     elif name == "SUCCESS_UNDELEGATED":
         result = "cpu"

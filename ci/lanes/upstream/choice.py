@@ -59,7 +59,7 @@ def prepare(
     unmatched = set(choice.words)
     for name, plan in plans.items():
         tests = listed[name]
-        unmatched -= {each for each in unmatched if any(map(matcher([each]), tests))}
+        unmatched -= {word for word in unmatched if any(map(matcher([word]), tests))}
         chosen = choose(plan, choice, options.flows, options.sample, tests)
         # A suite that has lost all its tests is no suite without a match.
         if chosen or not tests:
@@ -67,7 +67,7 @@ def prepare(
             work = replace(plan.work, jobs=slots)
             runs.append(replace(plan, programs=tuple(chosen), tests=tuple(tests), work=work))
     if unmatched or not runs:
-        flags = [word for each in sorted(unmatched or choice.words) for word in ("-k", each)]
+        flags = [word for name in sorted(unmatched or choice.words) for word in ("-k", name)]
         if not unmatched:
             flags += ["--sample", options.sample] if options.sample is not None else []
             flags += ["--shard", choice.shard] if choice.shard else []

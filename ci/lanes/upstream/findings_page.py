@@ -55,9 +55,9 @@ def _upstream() -> Iterator[str]:
     yield f"What ExecuTorch {executorch} on QNN {qnn} does not pass or does not run of its delegate suite:"
     yield "[the ledger](../manifests/upstream/delegate/wheels.toml). All other tests pass."
     yield from ("", "| test | outcome | cause |", "| --- | --- | --- |")
-    for each in ledger.expected:
-        chips = f" ({', '.join(each.socs)})" if each.socs else ""
-        yield f"| `{each.test}` | {each.outcome.replace('_', ' ')}{chips} | {each.cause} |"
+    for row in ledger.expected:
+        chips = f" ({', '.join(row.socs)})" if row.socs else ""
+        yield f"| `{row.test}` | {row.outcome.replace('_', ' ')}{chips} | {row.cause} |"
     command = session("test_delegate", "-k", ledger.expected[0].test.rpartition(".")[2])
     yield from ("", "Each is shown by its name:", "", "```console", f"$ {command}", "```", "")
 
@@ -70,7 +70,7 @@ def _suites() -> Iterator[str]:
     for suite in SUITES:
         ledger = load_ledger(suite, DEFAULT_PROFILE)
         if record := load_record(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
-            counts = Counter(each.outcome for each in ledger.expected if each.covers(DEFAULT_SOC))
+            counts = Counter(row.outcome for row in ledger.expected if row.covers(DEFAULT_SOC))
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.most_common())
             place = ledger_path(suite, DEFAULT_PROFILE).relative_to(ROOT)
             yield f"| [{suite}](../{place}) | {len(record)} | {words or 'none'} |"

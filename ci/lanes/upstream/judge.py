@@ -93,7 +93,7 @@ class Judge:
     def findings(self, stage: StageRun, verdicts: Iterable[UpstreamVerdict]) -> None:
         """A note for every test that the ledger names, an error for every surprise."""
         rules = rules_of(stage)
-        for verdict in sorted(verdicts, key=lambda each: each.test):
+        for verdict in sorted(verdicts, key=lambda row: row.test):
             entry = self.ledger.entry(verdict.test, self.soc)
             changes = self.changes(verdict)
             stage.findings += self._by_chance(stage, verdict, entry)
@@ -161,7 +161,7 @@ class Judge:
     ) -> None:
         """What --accept accepts: a note for every verdict that is not the recorded one."""
         rule = f"{rules_of(stage)}-recorded"
-        for verdict in sorted(verdicts, key=lambda each: each.test):
+        for verdict in sorted(verdicts, key=lambda row: row.test):
             before, changes = self.expected(verdict.test), [text for text, _ in self.changes(verdict)]
             known = verdict.test in self.record.tests or self.ledger.entry(verdict.test, self.soc)
             if known and verdict.outcome != before and self.is_surprise(verdict):
@@ -175,7 +175,7 @@ class Judge:
 
     def gone(self, tests: Collection[str]) -> list[str]:
         """What the ledger or the record names and the suite no longer has."""
-        named = {each.test for each in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
+        named = {row.test for row in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
         return sorted(named.difference(tests))
 
     def again(self, stage: StageRun, test: str, *flags: str) -> str:

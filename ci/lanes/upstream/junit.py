@@ -17,7 +17,7 @@ LOG_CHARACTERS = 8000
 def junit_text(verdicts: Iterable[UpstreamVerdict], judge: Judge, suite: str, module: str) -> str:
     """A test that the ledger names is a skipped case with its cause; a surprise is a failure with its log."""
     root = ElementTree.Element("testsuite", name=suite)
-    for verdict in sorted(verdicts, key=lambda each: each.test):
+    for verdict in sorted(verdicts, key=lambda row: row.test):
         owner, _, name = verdict.test.rpartition(".")
         case = testcase(root, f"{module}.{owner}", name, verdict.seconds)
         entry = judge.ledger.entry(verdict.test, judge.soc)

@@ -83,7 +83,7 @@ class Group(Model):
     socs: tuple[str, ...] = ()
     quarantine: Quarantine | None = None
 
-    def each(self) -> Iterator[ExpectedTests]:
+    def tests(self) -> Iterator[ExpectedTests]:
         for test in [self.test] if isinstance(self.test, str) else self.test:
             fields = self.model_dump(exclude={"test", "quarantine"})
             yield ExpectedTests(test=test, quarantine=self.quarantine, **fields)
@@ -103,7 +103,7 @@ class Ledger:
     sample: tuple[str, ...] = ()
 
     def entry(self, test: str, soc: str) -> ExpectedTests | None:
-        return next((each for each in self.expected if each.test == test and each.covers(soc)), None)
+        return next((row for row in self.expected if row.test == test and row.covers(soc)), None)
 
     def outcome(self, test: str, soc: str) -> str:
         entry = self.entry(test, soc)
@@ -141,7 +141,7 @@ class Ledger:
     def only(self, names: Collection[str]) -> Ledger:
         return replace(
             self,
-            expected=tuple(each for each in self.expected if each.test in names),
+            expected=tuple(row for row in self.expected if row.test in names),
             sample=tuple(test for test in self.sample if test in names),
         )
 
@@ -151,8 +151,8 @@ class Ledger:
             tests = "\n".join(f"  {json.dumps(test)}," for test in self.sample)
             lines.append(SAMPLE.format(tests=tests).rstrip())
         groups: dict[tuple[str, tuple[str, ...], str, Quarantine | None], list[str]] = {}
-        for each in self.expected:
-            groups.setdefault((each.outcome, each.socs, each.cause, each.quarantine), []).append(each.test)
+        for row in self.expected:
+            groups.setdefault((row.outcome, row.socs, row.cause, row.quarantine), []).append(row.test)
         for (outcome, socs, cause, quarantine), names in groups.items():
             listed = "".join(f"  {json.dumps(test)},\n" for test in names)
             name = json.dumps(names[0]) if len(names) == 1 else f"[\n{listed}]"
@@ -178,7 +178,7 @@ def _joined(entries: Iterable[ExpectedTests]) -> tuple[ExpectedTests, ...]:
         )
         for (test, outcome, cause, quarantine), socs in chips.items()
     )
-    return tuple(sorted(joined, key=lambda each: (each.test, each.socs)))
+    return tuple(sorted(joined, key=lambda row: (row.test, row.socs)))
 
 
 def locked() -> AbstractContextManager[None]:
@@ -197,14 +197,14 @@ def load_ledger(suite: str, profile: str, path: Path | None = None) -> Ledger:
         return Ledger(suite, profile)
     file = load(path, LedgerFile)
     rows: dict[str, list[ExpectedTests]] = {}
-    for row in (each for group in file.expected for each in group.each()):
+    for row in (row for group in file.expected for row in group.tests()):
         for other in rows.setdefault(row.test, []):
             if not row.socs or not other.socs or set(row.socs) & set(other.socs):
                 raise ManifestError(
                     path, "expected", expected="one entry for each test and chip", found=f"{row.test} twice"
                 )
         rows[row.test].append(row)
-    expected = tuple(sorted(itertools.chain(*rows.values()), key=lambda each: (each.test, each.socs)))
+    expected = tuple(sorted(itertools.chain(*rows.values()), key=lambda row: (row.test, row.socs)))
     return Ledger(suite, profile, expected, file.sample)
 
 
@@ -282,7 +282,7 @@ def _row_of(part: RecordedPart) -> list[Any]:
 
 
 def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> RecordedPart:
-    part = RecordedPart(str(result), _figure(sqnr_db), tuple(each for each in rest if isinstance(each, str)))
+    part = RecordedPart(str(result), _figure(sqnr_db), tuple(text for text in rest if isinstance(text, str)))
     if not rest or isinstance(rest[-1], str):
         return part
     float_db, quantized_db, *in_float = rest[-1]

@@ -83,12 +83,15 @@ def table_of(
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     for (operator, scheme), chips in sorted(rows.items()):
         for soc, own in chips.items():
-            each = own
+            tested = own
             if other := SAME_WITHOUT_WEIGHTS.get(scheme):
-                each = [*own, *_from_similar_scheme(own, rows.get((operator, other), {}).get(soc, []), other)]
-            same = {row.test for row in _counted(each)}
+                tested = [
+                    *own,
+                    *_from_similar_scheme(own, rows.get((operator, other), {}).get(soc, []), other),
+                ]
+            same = {row.test for row in _counted(tested)}
             usual = [row for row in chips.get(DEFAULT_SOC, ()) if row.test in same]
-            cell = _cell(operator, _counted(each))
+            cell = _cell(operator, _counted(tested))
             if soc != DEFAULT_SOC and usual and (result := _cell(operator, usual).result) != cell.result:
                 cell = cell.model_copy(update={"default": result})
             cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell
@@ -200,11 +203,11 @@ def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     judged = [row for row in rows if row.result != "bad_test" or row.float_db is not None] or rows
     usual = [row for row in judged if row.usual] or judged
     counts = Counter(row.result for row in usual)
-    result = max(counts, key=lambda each: (counts[each], -ORDER.index(each)))
+    result = max(counts, key=lambda name: (counts[name], -ORDER.index(name)))
     alike = [row for row in judged if row.result == result]
     least = min(
         ((row.part.sqnr_db, row) for row in alike if row.part.sqnr_db is not None),
-        key=lambda each: each[0],
+        key=lambda pair: pair[0],
         default=None,
     )
     others: dict[str, Result] = {}
@@ -290,7 +293,7 @@ def committed_records(profile: str) -> dict[str, dict[str, SuiteRecord]]:
 def upstream_files() -> dict[str, list[str]]:
     """What the installed ExecuTorch has for each operator of aten; empty if it is not installed."""
     spec = importlib.util.find_spec("executorch")
-    roots = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
+    roots = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     by_operator: dict[str, list[str]] = defaultdict(list)
     for root in roots:
         backend = root / "backends" / "qualcomm"

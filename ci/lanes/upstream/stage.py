@@ -55,7 +55,7 @@ def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, enviro
             measured: Iterable[Verdicts] = (run_tests(plan, options) for plan in plans)
             if part := options.work.recheck:
                 measured = _recheck(stage, plans, list(measured), part, options)
-            done = [_close(stage, plan, options, each) for plan, each in zip(plans, measured, strict=True)]
+            done = [_close(stage, plan, options, own) for plan, own in zip(plans, measured, strict=True)]
             # The committed table is about one profile.
             table = options.accept and selection.profile == DEFAULT_PROFILE
             _write_tables(stage, plans, done, accept=table)
@@ -80,7 +80,7 @@ def _recheck(
     stage.metrics |= metrics(done, part)
     judges = {plan.suite.name: plan.judge for plan in plans}
     stage.findings += recheck_findings(
-        done, stage.stage, lambda each: judges[each.step].again(stage, each.name)
+        done, stage.stage, lambda work: judges[work.step].again(stage, work.name)
     )
     return [run_tests(plan, options) for plan in plans] if done.different else measured
 

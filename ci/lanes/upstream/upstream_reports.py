@@ -43,25 +43,25 @@ class Reports(Model):
 
 def print_reports(profile: str, suites: Collection[str]) -> None:
     """Each report of these suites, as an issue."""
-    reports = [each for each in load(REPORTS, Reports).report if not set(suites).isdisjoint(each.suites())]
+    reports = [row for row in load(REPORTS, Reports).report if not set(suites).isdisjoint(row.suites())]
     if not reports:
         sys.stderr.write(
             f"{', '.join(suites)}: no mistake of upstream is known (manifests/upstream/reports.toml)\n"
         )
-    for each in reports:
-        sys.stdout.write(f"# {each.title}\n\n{each.text.strip()}\n\n")
-        if each.test:
-            ledgers = (load_ledger(suite, profile) for suite in each.suites())
-            tests = sorted(test for ledger in ledgers for test in tests_of(each, ledger))
+    for row in reports:
+        sys.stdout.write(f"# {row.title}\n\n{row.text.strip()}\n\n")
+        if row.test:
+            ledgers = (load_ledger(suite, profile) for suite in row.suites())
+            tests = sorted(test for ledger in ledgers for test in tests_of(row, ledger))
             more = f" and {len(tests) - 3} more" if len(tests) > 3 else ""
             shown = ", ".join(tests[:3]) or "none in the ledger: measure them, or remove this report"
             sys.stdout.write(f"Tests: {shown}{more}\n\n")
-        sys.stdout.write(f"    {each.command}\n\n")
+        sys.stdout.write(f"    {row.command}\n\n")
 
 
 def tests_of(report: UpstreamReport, ledger: Ledger) -> list[str]:
     """The tests in the ledger that show it."""
-    return sorted({each.test for each in ledger.expected if shows(each, report)})
+    return sorted({row.test for row in ledger.expected if shows(row, report)})
 
 
 def shows(entry: ExpectedTests, report: UpstreamReport) -> bool:

@@ -89,7 +89,7 @@ class Recorder:
             if report.when == "call" or not report.passed
         ]
         subtests = [call for call in calls if _subtest(call[0])]
-        return self.parts or [part_of_report(*each) for each in subtests or calls]
+        return self.parts or [part_of_report(*call) for call in subtests or calls]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
@@ -199,7 +199,7 @@ def verdict_of(
         outcome = "absent"
         reason = touched[0] if touched else missing.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
     elif (result := worst(parts)) in OUTCOMES and not (problems and result in TESTS_NOTHING):
-        guilty = next(each for each in parts if each["result"] == result)
+        guilty = next(row for row in parts if row["result"] == result)
         outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()
         if result == "no_kernel":
             reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(guilty['cpu'])}"

@@ -290,7 +290,7 @@ def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
     )
     return ModelWithInputs(
         model,
-        lambda generator: tuple(_like(each, generator) for each in fixed),
+        lambda generator: tuple(_like(tensor, generator) for tensor in fixed),
         fixed,
         (("fixed-inputs", note),),
     )
@@ -327,13 +327,13 @@ def _tensors(sample: Any) -> tuple[Tensor, ...]:
         raise BadFactory(
             f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
         )
-    for index, each in enumerate(sample):
-        if isinstance(each, dict | list | tuple):
-            kind = type(each).__name__
+    for index, value in enumerate(sample):
+        if isinstance(value, dict | list | tuple):
+            kind = type(value).__name__
             raise BadFactory(f"input {index}: expected a tensor, found a {kind}: a program has none", AS_PT2)
-        if not isinstance(each, Tensor):
-            raise BadFactory(f"input {index}: expected a tensor, found {type(each).__name__} {each!r:.60}")
-    return tuple(each.detach().clone(memory_format=torch.contiguous_format) for each in sample)
+        if not isinstance(value, Tensor):
+            raise BadFactory(f"input {index}: expected a tensor, found {type(value).__name__} {value!r:.60}")
+    return tuple(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in sample)
 
 
 def require_float32(tensors: Iterable[Tensor]) -> None:
@@ -430,7 +430,7 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
 
 def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A copy for a model that may change its inputs."""
-    return tuple(each.clone() for each in sample)
+    return tuple(tensor.clone() for tensor in sample)
 
 
 def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:

@@ -46,7 +46,7 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[FigureC
     The `error` of a row is what its lane found wrong with the program, costs aside."""
     taken = [bool(row.get("figures")) for row in (before, after)]
     if taken[0] != taken[1]:
-        old, new = ("runs" if each else "is refused" for each in taken)
+        old, new = ("runs" if runs else "is refused" for runs in taken)
         return [FigureChange("the program", old, new, "better" if taken[1] else "worse")]
     if not all(taken):
         return []

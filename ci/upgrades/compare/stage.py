@@ -239,7 +239,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Compared
                 "differences": [str(change) for change in changes],
                 "worse": [change.figure for change in changes if change.verdict == "worse"],
             }
-            earlier, later = sorted((base, other), key=lambda each: each.stack.age)
+            earlier, later = sorted((base, other), key=lambda side: side.stack.age)
             stage.findings += _losses(name, earlier, later, tolerances)
             if later is base and verdict == "worse":
                 # A worse earlier build is an argument for the upgrade.
@@ -267,8 +267,8 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Compared
         "verdicts": {name: dict(count) for name, count in counts.items()},
         "comparison": programs,
     }
-    for other_name, each in counts.items():
-        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in each.items())
+    for other_name, by_verdict in counts.items():
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items())
         sys.stderr.write(f"{title_of(other_name)} against {title_of(base.stack.name)}: {verdicts}\n")
 
 
@@ -352,12 +352,12 @@ def table_of(metrics: Mapping[str, Metric]) -> str:
         }
         cells = [in_words(numbers).replace(" SQNR", "") or "refused"]
         for other in others:
-            each = row[other]
-            assert isinstance(each, dict)
-            changes = each["differences"]
+            cell = row[other]
+            assert isinstance(cell, dict)
+            changes = cell["differences"]
             assert isinstance(changes, list)
             cells.append(
-                "same" if not changes else f"**{each['judgement']}**: " + "; ".join(map(str, changes))
+                "same" if not changes else f"**{cell['judgement']}**: " + "; ".join(map(str, changes))
             )
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -377,5 +377,5 @@ def folded(table: str) -> str:
 
 def _rank(row: Metric) -> int:
     assert isinstance(row, dict)
-    judgements = {each.get("judgement") for each in row.values() if isinstance(each, dict)}
+    judgements = {cell.get("judgement") for cell in row.values() if isinstance(cell, dict)}
     return min((rank for verdict, rank in RANK.items() if verdict in judgements), default=RANK["same"])

@@ -143,7 +143,7 @@ def measure(
             if result.result == "same":
                 result = held(_sqnr(place / OWN, output), golden)
             met[runtime.qnn] = result
-        show(program, f"QNN {maker.qnn}", {qnn: each for qnn, each in met.items() if qnn != maker.qnn})
+        show(program, f"QNN {maker.qnn}", {qnn: result for qnn, result in met.items() if qnn != maker.qnn})
         binary = next(iter(context.parent.glob("*.bin")), context)
         results[maker.qnn] = MakerResult(sha256=hash_file(binary), runtimes=met)
     return results
@@ -194,7 +194,7 @@ def held(sqnr: float, golden: Golden) -> RuntimeResult:
 
 
 def show(program: str, maker: str, met: Mapping[str, RuntimeResult]) -> None:
-    words = ", ".join(f"{runtime} {each.result}" for runtime, each in met.items())
+    words = ", ".join(f"{runtime} {result.result}" for runtime, result in met.items())
     sys.stderr.write(f"{program} of {maker}: {words}\n")
 
 
