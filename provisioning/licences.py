@@ -49,7 +49,7 @@ def recorded(store: Path) -> dict[str, dict[str, str]]:
 
 def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Licence ids that the user accepts now, each with the means: a variable or a flag."""
-    by_variable = {one.strip(): VARIABLE for one in environ.get(VARIABLE, "").split(",") if one.strip()}
+    by_variable = {part.strip(): VARIABLE for part in environ.get(VARIABLE, "").split(",") if part.strip()}
     by_flag = dict.fromkeys(flags, FLAG)
     if by_flag and (unknown := sorted(by_flag.keys() - (known := _known()))):
         raise UnknownName(f"no profile has a licence {unknown[0]!r} to accept", unknown[0], known)
@@ -59,8 +59,8 @@ def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict
 def _known() -> set[str]:
     from provisioning.manifest import load_profile, profile_names
 
-    components = [one for name in profile_names() for one in load_profile(name).components.values()]
-    return {one.licence.id for one in components if one.licence is not None}
+    components = [row for name in profile_names() for row in load_profile(name).components.values()]
+    return {row.licence.id for row in components if row.licence is not None}
 
 
 def missing(

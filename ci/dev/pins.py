@@ -134,18 +134,18 @@ def apply(folder: Path, root: Path, text: Path | None) -> None:
     """Change the files of a clone to those of a folder. All are judged before one is written."""
     judged = [_judge(name, file, root) for name, file in sorted(_files(folder).items())]
     page = _page(text) if text else ""
-    for one in judged:
-        replace_text(root / one.name, one.text)
-    said = [line for one in judged for line in one.said]
+    for update in judged:
+        replace_text(root / update.name, update.text)
+    said = [line for update in judged for line in update.said]
     if text and said:
         shown = [*said[:MOST_SHOWN], *([f"… and {len(said) - MOST_SHOWN} more"] if said[MOST_SHOWN:] else [])]
         page = "\n".join(
-            [page.rstrip(), "", "## Packages that come or go", "", *(f"- {one}" for one in shown), ""]
+            [page.rstrip(), "", "## Packages that come or go", "", *(f"- {line}" for line in shown), ""]
         )
     if text:
         replace_text(text, page)
     sys.stdout.writelines(
-        f"{line}\n" for line in [*said, *([one.name for one in judged] or ["nothing changed"])]
+        f"{line}\n" for line in [*said, *([update.name for update in judged] or ["nothing changed"])]
     )
 
 

@@ -333,7 +333,7 @@ class Memo:
             with contextlib.suppress(OSError, ValueError):
                 text = path.read_text(encoding="utf-8")
                 if hashlib.sha256(text.encode()).hexdigest() == name:
-                    self._sets[name] = tuple((kind, one, state) for kind, one, state in json.loads(text))
+                    self._sets[name] = tuple((kind, name, state) for kind, name, state in json.loads(text))
                     os.utime(path)
         return self._sets[name]
 

@@ -386,7 +386,7 @@ def _public_keys(text: str) -> tuple[Ed25519PublicKey, ...]:
 
     end = "-----END PUBLIC KEY-----"
     try:
-        keys = [load_pem_public_key((one + end).encode()) for one in text.split(end) if one.strip()]
+        keys = [load_pem_public_key((part + end).encode()) for part in text.split(end) if part.strip()]
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise _no_key(PUBLIC_KEYS) from None
     known = tuple(key for key in keys if isinstance(key, Ed25519PublicKey))

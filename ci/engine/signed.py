@@ -37,7 +37,7 @@ def keep_signed(folder: Path, writers: Sequence[Ed25519PublicKey]) -> int:
     digests = _signed_digests(folder / SIGNED, writers)
     removed = 0
     for place, folders, files in os.walk(folder):
-        for name in [*files, *(one for one in folders if Path(place, one).is_symlink())]:
+        for name in [*files, *(folder for folder in folders if Path(place, folder).is_symlink())]:
             path = Path(place, name)
             digest = digests.get(path.relative_to(folder).as_posix(), "")
             if not (digest and path.is_file() and not path.is_symlink() and hash_file(path) == digest):

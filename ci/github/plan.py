@@ -236,7 +236,7 @@ def call_name(environ: Mapping[str, str]) -> str:
 
 
 def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
-    return tuple(one.strip() for one in re.split(r"[,\n]", environ.get(name, "")) if one.strip())
+    return tuple(part.strip() for part in re.split(r"[,\n]", environ.get(name, "")) if part.strip())
 
 
 def named_only(rows: Mapping[str, CiJob], stages: str) -> dict[str, CiJob]:

@@ -115,12 +115,12 @@ class ImagePlan:
     @property
     def build_ids(self) -> dict[str, str]:
         pins = self.profile.pins if self.profile else {}
-        return {name: one.build_id for name, one in pins.items() if one.build_id}
+        return {name: pin.build_id for name, pin in pins.items() if pin.build_id}
 
     @property
     def licences(self) -> tuple[Licence, ...]:
         """Licences of its components. The builder of an image may use them; nobody may publish them."""
-        return tuple(dict.fromkeys(one.licence for one in self.components.values() if one.licence))
+        return tuple(dict.fromkeys(row.licence for row in self.components.values() if row.licence))
 
     def manifest_hash(self, base: str) -> str:
         """The hash of everything that decides the bytes of the image; equal hashes mean equal layers.
@@ -204,5 +204,5 @@ def render_packages(lock: PackageLock) -> str:
     head = ["# Written by `nox -s image -- --lock` from images.toml; not to be edited."]
     if lock.snapshot:
         head.append(f"# snapshot: {lock.snapshot}")
-    packages = sorted(lock.packages, key=lambda one: one.name)
-    return "\n".join([*head, *(f"{one.name} {one.version} {one.sha256}" for one in packages), ""])
+    packages = sorted(lock.packages, key=lambda row: row.name)
+    return "\n".join([*head, *(f"{row.name} {row.version} {row.sha256}" for row in packages), ""])

@@ -403,7 +403,7 @@ class _Evaluation:
     def _inner_packages(self, package: str) -> tuple[str, ...]:
         """Directories below a package that are packages themselves; the package's globs stop there."""
         prefix = f"{package}/" if package else ""
-        return tuple(f"{one}/" for one in self._packages if one.startswith(prefix) and one != package)
+        return tuple(f"{sub}/" for sub in self._packages if sub.startswith(prefix) and sub != package)
 
     @cached_property
     def _packages(self) -> tuple[str, ...]:
@@ -663,7 +663,7 @@ def _is_label(text: str) -> bool:
 
 def _elements_of(value: object) -> list[str]:
     elements = _files_of(value)
-    return [one for one in elements if isinstance(one, str)] if isinstance(elements, list) else []
+    return [element for element in elements if isinstance(element, str)] if isinstance(elements, list) else []
 
 
 def _labels_within(attribute: str, value: object) -> Iterator[tuple[str, str]]:
@@ -697,7 +697,7 @@ def _same(library: Library) -> object:
 
 def _literal(value: Value) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(_literal(one) for one in value)}]"
+        return f"[{', '.join(_literal(item) for item in value)}]"
     return ("True" if value else "False") if isinstance(value, bool) else json.dumps(value)
 
 

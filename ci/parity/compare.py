@@ -272,7 +272,7 @@ def _targets_exist(
     cmake: Side,
 ) -> None:
     rule, mapped = "parity-target-missing", findings.mapping.pairs
-    position = [one.name for one in mapped].index(pair.name)
+    position = [target.name for target in mapped].index(pair.name)
     place = TreePlace(findings.source.name, findings.source.line("pairs", position))
     for name, build in _missing_targets(pair, buck, cmake):
         findings.report(rule, place, name, pair.name, variant, build=build)
@@ -320,7 +320,7 @@ def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake
 
 
 def _which_has(side: Side, names: Iterable[str], path: str) -> str:
-    return next(one.name for one in _of(side, names) if any(item.name == path for item in one.files))
+    return next(target.name for target in _of(side, names) if any(item.name == path for item in target.files))
 
 
 def _native(side: Side, names: Iterable[str]) -> Iterator[NamedItem]:
@@ -420,7 +420,7 @@ def _flags(
     buck_libraries, cmake_libraries = _of(buck, pair.buck), _of(cmake, pair.cmake)
     if not buck_libraries or not cmake_libraries:
         return
-    scope, paired = findings.mapping.scope, {name for one in pairs for name in (*one.buck, *one.cmake)}
+    scope, paired = findings.mapping.scope, {name for pair in pairs for name in (*pair.buck, *pair.cmake)}
     for rule, kind, compared in (
         ("parity-definition-differs", "definitions", ("*",)),
         ("parity-option-differs", "options", findings.mapping.flags.options),

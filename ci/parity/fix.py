@@ -136,13 +136,13 @@ def _package_files(checked: Checked) -> set[str]:
     """Every __init__.py that a Buck library has."""
     libraries = (library for side in checked.buck.values() for library in side.libraries.values())
     return {
-        item.name for one in libraries for item in one.files if posixpath.basename(item.name) == "__init__.py"
+        item.name for lib in libraries for item in lib.files if posixpath.basename(item.name) == "__init__.py"
     }
 
 
 def _counted(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
     """Each finding with the variants that it is for, and how often."""
-    counted = Counter((_identity(one), name) for one in checked.differences for name in one.variants or [""])
+    counted = Counter((_identity(row), name) for row in checked.differences for name in row.variants or [""])
     variants: dict[tuple[str, ...], frozenset[tuple[str, int]]] = {}
     for (identity, name), times in counted.items():
         variants[identity] = variants.get(identity, frozenset()) | {(name, number) for number in range(times)}

@@ -51,7 +51,7 @@ def _mentions(tree: Tree, where: PinPlace) -> list[Mention]:
 
 
 def _agree(pin: Pin, first: Mention, other: Mention) -> bool:
-    count = min((one.parts for one in (first, other) if one.parts is not None), default=None)
+    count = min((mention.parts for mention in (first, other) if mention.parts is not None), default=None)
     return _parts(pin, first, count) == _parts(pin, other, count)
 
 

@@ -147,8 +147,8 @@ def _report(stage: StageRun, tree: Tree, result: Checked) -> None:
 def _alike(result: Checked) -> dict[tuple[str, str, str], list[Difference]]:
     """Two pairs that lack the same header give one finding, because annotations are few."""
     alike: dict[tuple[str, str, str], list[Difference]] = {}
-    for one in result.differences:
-        alike.setdefault((one.rule, str(one.place), one.what), []).append(one)
+    for finding in result.differences:
+        alike.setdefault((finding.rule, str(finding.place), finding.what), []).append(finding)
     return alike
 
 

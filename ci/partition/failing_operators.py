@@ -71,18 +71,18 @@ class Culprit:
     def in_words(culprits: Sequence[Culprit]) -> str:
         """Nodes of one line, as in a loop, are named once."""
         alike: dict[tuple[str, str, str], list[Culprit]] = {}
-        for one in culprits:
-            alike.setdefault(one._alike, []).append(one)
+        for culprit in culprits:
+            alike.setdefault(culprit._alike, []).append(culprit)
         return "; and of ".join(_sentence(group) for group in alike.values())
 
 
 def _sentence(alike: Sequence[Culprit]) -> str:
-    one = alike[0]
+    first = alike[0]
     names = [culprit.nodes[0] for culprit in alike]
     node = names[0] if len(names) == 1 else f"{len(names)} nodes, {names[0]} to {names[-1]}"
     modules = list(dict.fromkeys(culprit.module for culprit in alike if culprit.module))
     module = f" in {modules[0]}" if len(modules) == 1 else f" in {len(modules)} modules" if modules else ""
-    return f"{one.operator} ({node}){module}{one.line}: {one.reason}"
+    return f"{first.operator} ({node}){module}{first.line}: {first.reason}"
 
 
 class Search:
@@ -274,12 +274,12 @@ def workaround_of(
     lowered, tried = None, "not tried, as this lowering takes long"
     begun = time.process_time()
     for _ in range(ATTEMPTS):
-        names = {name for one in chosen for name in one.nodes}
-        culprits = [one for one in search.culprits(error, alone=not brief) if not names.issuperset(one.nodes)]
+        names = {name for row in chosen for name in row.nodes}
+        culprits = [row for row in search.culprits(error, alone=not brief) if not names.issuperset(row.nodes)]
         if not culprits:
             break
         chosen += culprits
-        names.update(name for one in culprits for name in one.nodes)
+        names.update(name for row in culprits for name in row.nodes)
         # For readers of the log, in case the compiler crashes next.
         sys.stderr.write(f"{DIES_OF}{Culprit.in_words(chosen)}\n")
         if not brief or time.process_time() - begun > SEARCHED_SECONDS:
@@ -291,7 +291,7 @@ def workaround_of(
         except Exception as another:
             sys.stderr.write(f"tried with {', '.join(sorted(names))} on the CPU: {another}\n")
             error, tried = another, f"tried, and the rest does not lower either: {another}"
-    every = {name for one in chosen for name in one.nodes}
+    every = {name for row in chosen for name in row.nodes}
     return Workaround(tuple(chosen), _patterns(every, search.watch.users), lowered, tried) if chosen else None
 
 

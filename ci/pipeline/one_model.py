@@ -239,7 +239,7 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
     errors: list[str] = []
     code = 0
     for precision, taken in zip(precisions, every, strict=True):
-        one = taken.model
+        asked = taken.model
 
         def work(report: ModelReport, taken: LaneModel[Any, Any] = taken, named: str = precision) -> int:
             done = compile_model(taken, suite, report)
@@ -247,7 +247,7 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
             return done
 
         try:
-            code = max(code, reported("compile", one, one.named, work))
+            code = max(code, reported("compile", asked, asked.named, work))
         except ToolkitError as error:
             show_error(error)
             code = max(code, error.exit_code)

@@ -197,7 +197,7 @@ def difference(costs: Sequence[OperatorCost], earlier: Shares) -> list[Change]:
         repeats = bool(before and now and before.repeats(now))
         changes.append(Change(name, before.share if before else None, now.share if now else None, repeats))
     return sorted(
-        changes, key=lambda one: (one.repeats, -abs((one.now or 0) - (one.before or 0)), one.operator)
+        changes, key=lambda row: (row.repeats, -abs((row.now or 0) - (row.before or 0)), row.operator)
     )
 
 
@@ -248,5 +248,5 @@ def _row(cost: OperatorCost) -> str:
 
 
 def _changed(change: Change) -> str:
-    shares = ["      -" if one is None else f"{one:>7.1%}" for one in (change.before, change.now)]
+    shares = ["      -" if share is None else f"{share:>7.1%}" for share in (change.before, change.now)]
     return f"{'  '.join(shares)}  {change.operator}{'  (within noise)' if change.repeats else ''}"

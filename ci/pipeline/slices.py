@@ -67,7 +67,8 @@ class _Compared:
     wanted: Any
     found: Any
     harmless: float
-    one: float
+    unit: float
+    """What 1 became."""
 
     def part(self, words: str, places: Any, axis: int) -> OutputPart:
         wanted, found = self.wanted[places], self.found[places]
@@ -106,7 +107,7 @@ class _Compared:
         below = int(steps.argmax()) + 1
         kind = numpy.sort(order[:below])
         values, errors = wanted.take(kind, axis), error.take(kind, axis)
-        probabilities = values.min() >= 0 and values.max() <= self.one
+        probabilities = values.min() >= 0 and values.max() <= self.unit
         if (
             steps.max() >= APART**2
             and below >= SHARE * wanted.shape[axis]

@@ -134,7 +134,7 @@ def _positions(lines: Row) -> Iterator[PositionLine]:
     series = {
         name: values
         for name, line in lines.items()
-        if (values := [float(one) for one in entries(line) if isinstance(one, int | float)])
+        if (values := [float(entry) for entry in entries(line) if isinstance(entry, int | float)])
     }
     highest = longest_of(*(max(values) for values in series.values()))
     for name, values in series.items():

@@ -63,9 +63,9 @@ def inspect(path: Path) -> Inspection:
         return plain if signed is None else _signed(str(path), signed)
 
 
-def as_text(one: Inspection) -> str:
-    rows = [(f"  {name}", value) for name, value in _rows(one) if value]
-    return "\n".join([one.file, *aligned(rows)]) + "\n"
+def as_text(file: Inspection) -> str:
+    rows = [(f"  {name}", value) for name, value in _rows(file) if value]
+    return "\n".join([file.file, *aligned(rows)]) + "\n"
 
 
 def _signed(file: str, signed: signed_library.Signed) -> Inspection:

@@ -62,7 +62,7 @@ def inspect(files: Sequence[Path]) -> int:
     from ci.signing import inspection
 
     inspections = [inspection.inspect(path) for path in files]
-    answer.add(files=[asdict(one) for one in inspections])
+    answer.add(files=[asdict(file) for file in inspections])
     sys.stdout.write("\n".join(map(inspection.as_text, inspections)))
     return 1 if any(result.kind == inspection.DAMAGED for result in inspections) else 0
 

@@ -100,8 +100,8 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting: list[object] = [error]
     while waiting:
-        one = waiting.pop(0)
-        if isinstance(one, BaseException) and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [*one.args, getattr(one, "reason", None), one.__cause__, one.__context__]
+        cause = waiting.pop(0)
+        if isinstance(cause, BaseException) and id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            waiting += [*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__]

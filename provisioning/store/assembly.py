@@ -247,7 +247,7 @@ class Assembly:
 
 
 def _origin(tree: Tree, part: str) -> Origin | None:
-    return next((one for one in tree.inventory.origins if one.part == part), None)
+    return next((origin for origin in tree.inventory.origins if origin.part == part), None)
 
 
 def _share(source: Path, target: Path) -> None:

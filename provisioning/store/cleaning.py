@@ -97,5 +97,5 @@ def _serves(download: Path, used: set[str]) -> bool:
 
 def _size(path: Path) -> int:
     if path.is_dir() and not path.is_symlink():
-        return sum(one.lstat().st_size for one in path.rglob("*") if not one.is_dir())
+        return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
     return path.lstat().st_size

@@ -94,10 +94,10 @@ def pinned_tree(name: str, component: Component, want: FileSelection) -> Pinned 
 
 def _items(part: Part, files: Mapping[str, Listed], want: FileSelection) -> list[Item]:
     placing, items = Placing(part, want), []
-    for member, one in files.items():
+    for member, file in files.items():
         if (path := placing(member)) is not None:
-            mode = READ_ONLY_EXECUTABLE if one.executable else READ_ONLY
-            items.append(Item(path, "file", one.size, one.sha256, mode, "", part.name))
+            mode = READ_ONLY_EXECUTABLE if file.executable else READ_ONLY
+            items.append(Item(path, "file", file.size, file.sha256, mode, "", part.name))
     return items
 
 

@@ -171,7 +171,7 @@ class Trees:
     def quick_check(self, tree: Tree) -> list[Difference]:
         """Differences that show without reading content; a thousand times as fast as `verify`."""
         results = (difference(tree.root, item, content=False) for item in tree.inventory.items)
-        return [one for one in results if one is not None]
+        return [result for result in results if result is not None]
 
     def _leased(self, trees: Sequence[Tree]) -> Tree | None:
         """The first of these trees that `gc` has not just removed."""

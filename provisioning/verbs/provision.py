@@ -229,8 +229,8 @@ def _repaired(store: Store, tree: Tree, stage: StageRun, progress: Progress, off
 
 
 def _note_damage(tree: str, wrong: Sequence[Difference], stage: StageRun) -> None:
-    for one in wrong:
-        stage.add("store-damage", Severity.WARNING, f"{tree}/{one.path}", f"{one}; repaired")
+    for damage in wrong:
+        stage.add("store-damage", Severity.WARNING, f"{tree}/{damage.path}", f"{damage}; repaired")
 
 
 def _accepted(

@@ -251,8 +251,8 @@ def _named(store: Store, names: Sequence[str]) -> list[Tree]:
 
 
 def _print(name: str, differences: list[Difference]) -> int:
-    for one in differences:
-        sys.stdout.write(f"{name}: {one}\n")
+    for difference in differences:
+        sys.stdout.write(f"{name}: {difference}\n")
     return len(differences)
 
 

@@ -66,7 +66,7 @@ def test_later_steps_have_the_environment_and_the_outputs_and_a_stage_its_report
     assert done.results() == {"job": "success"}, done.failures()
     log = done.log("job")
     assert "exported with True SM8650,SM8750" in log
-    pin = {str(name): one for name, one in load_profile("wheels").components.items()}["qnn-sdk"]
+    pin = {str(name): component for name, component in load_profile("wheels").components.items()}["qnn-sdk"]
     assert f"QNN {pin.version} ({pin.build_id}), NDK , cached false" in log
     assert "files as my-reports" in log and "## ✅ 1 stage passed" in done.jobs["job"].summary
 

@@ -117,7 +117,7 @@ def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_re
     programs = done.jobs["qnn / programs"]
     log = done.log(programs.name)
     assert "the gate of SM8650,SM8750: --target x86_64-linux --suite ../source/ci/models.toml" in log
-    (error,) = [one for one in programs.annotations if one.startswith("error: ")]
+    (error,) = [annotation for annotation in programs.annotations if annotation.startswith("error: ")]
     assert "fails-one" in error and "subject" in error
     assert re.search(r"files as reports-wheels-models-\w{8}-programs", log)
 
@@ -271,8 +271,8 @@ def test_the_readmes_ten_lines_gate_another_repositorys_models_and_no_forged_cac
         "qnn / verdict": "failure",
     }
     assert red.results() == results, red.failures()
-    errors = [one for one in red.jobs["qnn / programs"].annotations if "lowering-cpu-operator" in one]
-    assert errors and all("sums/" in one for one in errors)
+    errors = [line for line in red.jobs["qnn / programs"].annotations if "lowering-cpu-operator" in line]
+    assert errors and all("sums/" in line for line in errors)
     # The model that did not change is taken from the cache.
     log = red.log("qnn / programs")
     assert re.search(r": 2 cached \(2 from GitHub's cache of \w+\), 2 to do", log)
@@ -287,9 +287,9 @@ def test_the_readmes_ten_lines_gate_another_repositorys_models_and_no_forged_cac
     forged = github.run("qnn", "pull_request")
     assert forged.results() == results, forged.failures()
     programs = forged.jobs["qnn / programs"]
-    errors = [one for one in programs.annotations if "emulator-accuracy" in one]
-    assert errors and not any("999" in one for one in errors)
+    errors = [annotation for annotation in programs.annotations if "emulator-accuracy" in annotation]
+    assert errors and not any("999" in error for error in errors)
     log = forged.log(programs.name)
     assert "runs on the emulator: 0 cached, 4 to do" in log and "no signature by one of public-keys" in log
     assert "Hash mismatch for `executorch==" in log and "are refused" in log
-    assert any("libQnnHtp.so" in one and one.startswith("warning: ") for one in programs.annotations)
+    assert any("libQnnHtp.so" in line and line.startswith("warning: ") for line in programs.annotations)

@@ -55,7 +55,7 @@ def test_its_buck_and_cmake_files_are_compared(tmp_path: Path, forgotten: bool) 
     expected |= dict.fromkeys(("qnn / remember", "qnn / changes"), "skipped")
     if forgotten:
         expected |= dict.fromkeys(("qnn / buck-parity", "qnn / verdict"), "failure")
-        assert any("lpai" in one for one in done.jobs["qnn / buck-parity"].annotations)
+        assert any("lpai" in annotation for annotation in done.jobs["qnn / buck-parity"].annotations)
     assert done.results() == expected, done.failures()
 
 

@@ -314,7 +314,7 @@ def test_a_release_is_stripped_or_says_that_it_cannot_be(
 ) -> None:
     done = build(ARM64, tmp_path, sources.tree, sources.sdk, "--release")
     assert (done.code, done.report["findings"]) == (0, []), done.err
-    symbols = [b".symtab" in (one.dist / LIBRARY).read_bytes() for one in (arm64, done)]
+    symbols = [b".symtab" in (made.dist / LIBRARY).read_bytes() for made in (arm64, done)]
     assert symbols == [True, False]
     nothing = "--cmake-arg=CMAKE_STRIP=/nowhere/strip"
     again = build(ARM64, tmp_path, sources.tree, sources.sdk, "--release", nothing)
@@ -409,7 +409,7 @@ def test_another_folder_gives_the_same_adaptors_and_install_puts_them_into_the_t
         (tree / link).symlink_to(abbreviated)
         other = build("build_x86", tmp_path, tree, make_sdk(tmp_path / "an-sdk"), "--install")
     assert other.code == 0, other.err
-    ours, theirs = ({n: h for n, h in hashes(one.dist).items() if ".so" in n} for one in (other, x86))
+    ours, theirs = ({n: h for n, h in hashes(made.dist).items() if ".so" in n} for made in (other, x86))
     assert len(ours) == 3 and ours == theirs
     assert len(list(folder.glob("Py*.so"))) == 2
     assert (tree / "exir" / "_serialize" / "program.fbs").is_file()

@@ -42,16 +42,16 @@ READERS = {
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    one = Place(tmp_path / "clone", tmp_path / "store", Worker.__new__(Worker))
-    one.write("spawned.py", SPAWNED)
-    one.write(
+    place = Place(tmp_path / "clone", tmp_path / "store", Worker.__new__(Worker))
+    place.write("spawned.py", SPAWNED)
+    place.write(
         "lib/site-packages/library.py",
         "import subprocess\ndef run(name): return subprocess.getoutput('sh HERE/lib/script.sh ' + name)\n",
     )
-    one.write("lib/script.sh", 'eval "echo \\$$1"')
-    one.path.append(str(one.folder / "lib/site-packages"))
-    yield one
-    one.worker.end()
+    place.write("lib/script.sh", 'eval "echo \\$$1"')
+    place.path.append(str(place.folder / "lib/site-packages"))
+    yield place
+    place.worker.end()
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -40,7 +40,7 @@ def stage(name: str, *needs: str) -> GateStage:
 
 def run(reports: Path, *stages: GateStage, chosen: list[str] | None = None) -> list[gate.StageResult]:
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
-    names = [one.name for one in stages] if chosen is None else chosen
+    names = [row.name for row in stages] if chosen is None else chosen
     return gate.run_stages(stages, names, ["--reports", str(reports)], selection)
 
 
@@ -52,7 +52,7 @@ def run_gate(
     recheck: Sequence[str] = (),
 ) -> int:
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
-    names = [one.name for one in stages]
+    names = [row.name for row in stages]
     return gate.run_gate(stages, names, selection, ["--reports", str(reports)], suites, tags, recheck)
 
 
@@ -150,7 +150,7 @@ def test_the_exit_code_is_the_worst_by_meaning(
     reports: Path, codes: tuple[int | None, ...], code: int
 ) -> None:
     (ran,) = run(reports, stage("passes"))
-    assert gate.exit_code(gate.StageResult(ran.report, one) for one in codes) == code
+    assert gate.exit_code(gate.StageResult(ran.report, code) for code in codes) == code
 
 
 def test_the_selection_is_passed_on_as_it_was_typed() -> None:
@@ -239,4 +239,4 @@ def test_the_real_stages_are_verbs_that_exist() -> None:
     from provisioning.__main__ import VERBS as PROVISIONING
 
     verbs = {"ci": CI, "provisioning": PROVISIONING}
-    assert all(one.name in verbs[one.program] for one in gate_table().stage)
+    assert all(row.name in verbs[row.program] for row in gate_table().stage)

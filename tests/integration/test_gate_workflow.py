@@ -50,7 +50,7 @@ def test_the_gate_is_green_on_main_and_red_where_a_stage_of_a_pull_request_fails
         "gate / verdict": "failure",
     }, red.failures()
     stage = red.jobs[f"gate / {ROW}"]
-    assert any(one.startswith("error: validate: required-libraries: ") for one in stage.annotations)
+    assert any(line.startswith("error: validate: required-libraries: ") for line in stage.annotations)
     assert "❌" in stage.summary
     assert re.search(rf"files as reports-wheels-\w{{8}}-{ROW}", red.log(f"gate / {ROW}"))
     # It uses what main cached, and saves nothing.

@@ -142,7 +142,7 @@ def test_the_wheels_image_validates_inside_and_its_bill_names_what_is_inside(whe
     path = next(
         Path(artifact["path"]) for artifact in wheels.report["artifacts"] if artifact["kind"] == "sbom"
     )
-    names = {one["name"] for one in json.loads(path.read_text())["components"]}
+    names = {component["name"] for component in json.loads(path.read_text())["components"]}
     assert {"g++", "executorch", "torch", "qnn-sdk-x86-64"} <= names
     assert faults(path.read_text(encoding="utf-8")) == ""
 
@@ -162,9 +162,9 @@ def test_a_caller_who_is_not_root_owns_what_is_written_and_validates_in_a_read_o
 
 @pytest.mark.whole
 def test_a_delegate_test_runs_on_the_emulator_inside(wheels: Stage, checkout: Path) -> None:
-    one = "TestQNNFloatingPointOperator and test_qnn_backend_abs"
+    words = "TestQNNFloatingPointOperator and test_qnn_backend_abs"
     done = inside(
-        checkout, "sh", "-ec", f"nox -s build_runner && nox -s test_delegate -- --jobs 1 -k '{one}'"
+        checkout, "sh", "-ec", f"nox -s build_runner && nox -s test_delegate -- --jobs 1 -k '{words}'"
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -203,12 +203,12 @@ def test_vendors_sdks_are_put_in_after_their_licences_were_accepted_and_never_ot
     refused = image(vendors, VENDORS, reports=tmp_path / "refused", QNN_CI_STORE=store)
     assert (refused.code, "licence was not accepted" in refused.printed) == (3, True), refused.printed
     command = [sys.executable, "-m", "provisioning", "provision", "--profile", "qnn-2.37", "--store", store]
-    accepted = [word for one in ("qualcomm-ai-stack", "android-sdk") for word in ("--accept-licence", one)]
+    accepted = [word for name in ("qualcomm-ai-stack", "android-sdk") for word in ("--accept-licence", name)]
     subprocess.run([*command, *accepted, "--reports", str(tmp_path)], cwd=vendors, check=True)
     built = image(vendors, VENDORS, reports=tmp_path / "built", QNN_CI_STORE=store)
     # What stands for the SDK is no ELF file, and validate inside sees that.
     assert (built.code, built.report["metrics"]["validate"]["outcome"]) == (1, "fail"), built.printed
-    findings = {(one["rule"], one["subject"]) for one in built.report["findings"]}
+    findings = {(finding["rule"], finding["subject"]) for finding in built.report["findings"]}
     assert ("elf-readable", "lib/x86_64-linux-clang/libQnnHtp.so") in findings, built.printed
 
     plan = plan_of(VENDORS)

@@ -117,7 +117,7 @@ def test_the_workflow_that_comments_may_be_copied_as_it_is_and_its_one_exception
 
 
 @pytest.mark.parametrize(
-    "check", [pytest.param(one, marks=pytest.mark.whole if one == "actions" else ()) for one in PLANTED]
+    "check", [pytest.param(name, marks=pytest.mark.whole if name == "actions" else ()) for name in PLANTED]
 )
 def test_what_is_planted_is_found(python: Path, clone: Path, check: str) -> None:
     (clone / "careless").touch()

@@ -48,11 +48,11 @@ def test_genie_says_what_float_says(speaker: Speaker) -> None:
     prompts = [generator.integers(2, 256, length).tolist() for length in (1, 31, 32, 33)]
     streamed: list[int] = []
     answers = generate(speaker.config, prompts, timeout=TIMEOUT, on_token=streamed.append)
-    assert streamed == [token for one in answers for token in one.tokens]
-    for prompt, one in zip(prompts, answers, strict=True):
-        *expected, following = speaker.choices(prompt, one.tokens)
-        assert list(one.tokens) == expected
-        assert (len(one.tokens), one.stopped) == (12, "length") or (following, one.stopped) == (1, "eos")
+    assert streamed == [token for text in answers for token in text.tokens]
+    for prompt, got in zip(prompts, answers, strict=True):
+        *expected, following = speaker.choices(prompt, got.tokens)
+        assert list(got.tokens) == expected
+        assert (len(got.tokens), got.stopped) == (12, "length") or (following, got.stopped) == (1, "eos")
 
 
 def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path)
     config = changed(speaker, tmp_path, "max-num-tokens", 500)
     longer = replace(speaker, folder=config.parent, config=config)
     endless = changed(longer, tmp_path / "endless", "context/eos-token", 255)
-    [one] = generate(endless, [[65, 66]], timeout=TIMEOUT)
-    assert one.stopped == "context" and len(one.tokens) == 128 - 3
+    [text] = generate(endless, [[65, 66]], timeout=TIMEOUT)
+    assert text.stopped == "context" and len(text.tokens) == 128 - 3
 
 
 def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> None:
@@ -96,17 +96,17 @@ def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
     def generate(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[GeneratedText]:
         ends = (place.endless() if endless else shape).eos
         every = [text_of(reference, [0, *prompt], most, ends, shape.context) for prompt in prompts]
-        return [GeneratedText(one.tokens, one.stopped, 1, 1) for one in every]
+        return [GeneratedText(text.tokens, text.stopped, 1, 1) for text in every]
 
     def differences() -> int:
         return sum(row["difference"] is not None for row in texts(place, reference, generate)[0])
 
     assert differences() == 0
     prefix = place.rows("judged")[0][1:2]
-    [one] = generate([prefix], 60, endless=False)
+    [reply] = generate([prefix], 60, endless=False)
     ended = GeneratedText((), "eos", 1, 1)
     assert choices(shape, reference, [prefix], [ended])["prefill"]["first_choice"] == 0
-    reference.generation_config.eos_token_id = [*shape.eos, one.tokens[0]]
+    reference.generation_config.eos_token_id = [*shape.eos, reply.tokens[0]]
     assert differences() >= 1
     assert choices(shape, reference, [prefix], [ended])["prefill"]["first_choice"] == 1
 
@@ -136,8 +136,8 @@ def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:
 
     wrong = changed(speaker, tmp_path, "engine/model/positional-encoding/rope-theta", 100)
     prompt = list(range(60, 77))
-    [one] = generate(wrong, [prompt], timeout=TIMEOUT)
-    assert list(one.tokens) != speaker.choices(prompt, one.tokens)[:-1]
+    [text] = generate(wrong, [prompt], timeout=TIMEOUT)
+    assert list(text.tokens) != speaker.choices(prompt, text.tokens)[:-1]
 
 
 def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
@@ -366,7 +366,7 @@ class TestCompile:
         other.write_text((ROOT / "README.md").read_text()[:1100])
         # As of a large model, of which the emulator loads the binaries of one kind at a time.
         monkeypatch.chdir(tmp_path)
-        largest = max(sum(one.stat().st_size for one in out.glob(f"{kind}_*.bin")) for kind in KINDS)
+        largest = max(sum(path.stat().st_size for path in out.glob(f"{kind}_*.bin")) for kind in KINDS)
         for bytes_loaded, code in ((largest, 0), (largest - 1, 2)):
             monkeypatch.setattr("ci.lanes.llm.commands.EMULATOR_BYTES", bytes_loaded)
             arguments = ["llm", *map(str, check), str(other), "--first-choice", "0.5"]
@@ -419,11 +419,11 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
 
         def again(tokens: Sequence[int], prompt: Sequence[int] = prompt) -> tuple[Sequence[int], str]:
             with limited(out / "genie_config.json", 4 - len(tokens)) as config:
-                [one] = generate(config, [[*prompt, *tokens]], timeout=1800)
-            return one.tokens, one.stopped
+                [made] = generate(config, [[*prompt, *tokens]], timeout=1800)
+            return made.tokens, made.stopped
 
-        one = compare_text(prompt, expected.tokens, expected.stopped, expected.logits, shape.eos, 4, again)
-        assert one.difference is None and len(one.excused) < 2
+        row = compare_text(prompt, expected.tokens, expected.stopped, expected.logits, shape.eos, 4, again)
+        assert row.difference is None and len(row.excused) < 2
     del reference
     # Prefill reads two blocks, and all verdicts are given on some tokens.
     text = tmp_path / "text.txt"
@@ -458,10 +458,10 @@ def test_a_quantized_program_has_the_layout_of_upstreams_runner(tmp_path: Path) 
         outputs = [layout.output_tensor_meta(index) for index in range(3)]
         past = 128 - count
         caches = (1, 2, 32, past), (1, 2, past, 32)
-        assert [one.sizes() for one in inputs] == [(1, count), (1, 1, count, 128), (1, count), *caches]
-        assert [one.sizes() for one in outputs] == [(1, count, 256), (1, 2, 32, count), (1, 2, count, 32)]
-        assert [one.dtype() for one in inputs] == [INT, UINT16, INT, UINT16, UINT16]
-        assert [one.dtype() for one in outputs] == [UINT16] * 3
+        assert [x.sizes() for x in inputs] == [(1, count), (1, 1, count, 128), (1, count), *caches]
+        assert [y.sizes() for y in outputs] == [(1, count, 256), (1, 2, 32, count), (1, 2, count, 32)]
+        assert [x.dtype() for x in inputs] == [INT, UINT16, INT, UINT16, UINT16]
+        assert [y.dtype() for y in outputs] == [UINT16] * 3
     assert program.load_method("get_kv_io_bit_width").execute([]) == [16]
     assert program.load_method("get_logits_scale").execute([])[0] > 0
 
@@ -741,5 +741,5 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
             prompt = generator.integers(2, 256, length).tolist()
             expected = text_of(reference, [0, *prompt], most, [255], shape.context)
             for reader in readers:
-                one = answer(place, reader, prompt, most, [255])
-                assert (one.tokens, one.stopped) == (expected.tokens, expected.stopped)
+                found = answer(place, reader, prompt, most, [255])
+                assert (found.tokens, found.stopped) == (expected.tokens, expected.stopped)

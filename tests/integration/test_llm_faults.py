@@ -65,9 +65,9 @@ def verdict_of(word: str, facts: Callable[[LlmProgram], dict[str, Any]], **chang
         result = Result(facts(program))
     except CheckFailed as error:
         result = Result(failure=Failure("refused", error.message))
-    errors = [one for one in findings_of(program, result) if one.severity is Severity.ERROR]
-    rules = ", ".join(sorted({f"`{one.rule}`" for one in errors})) or "none"
-    found = {next((reader for reader in READERS if reader in one.message), "") for one in errors}
+    errors = [finding for finding in findings_of(program, result) if finding.severity is Severity.ERROR]
+    rules = ", ".join(sorted({f"`{finding.rule}`" for finding in errors})) or "none"
+    found = {next((reader for reader in READERS if reader in error.message), "") for error in errors}
     readers = [reader for reader in READERS if reader in found]
     return f"{rules} ({', '.join(readers)})" if readers else rules
 

@@ -147,11 +147,11 @@ def test_what_was_kept_on_the_cpu_to_keep_going_is_no_pass_without_the_flag(tmp_
     case = {"factory": "lowering_models:recurrent", "scheme": "8a8w"}
     (died,) = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {"gru": case})).report.findings
     cost = re.findall(r"delegates = \d+|cpu_budget = \d+", died.fix)
-    one = suite(tmp_path, {"gru": {**case, "run": "\n".join(cost)}}, "one.toml")
-    kept = run("test_lowering", tmp_path, "--suite", one, "--keep-going")
+    fixed = suite(tmp_path, {"gru": {**case, "run": "\n".join(cost)}}, "one.toml")
+    kept = run("test_lowering", tmp_path, "--suite", fixed, "--keep-going")
     assert kept.code == 0 and "lowering-kept-on-cpu" in kept.rules("gru")
-    assert run("test_lowering", tmp_path, "--suite", one, "--keep-going").cached() == {"gru"}
-    assert run("test_lowering", tmp_path, "--suite", one).code == 1
+    assert run("test_lowering", tmp_path, "--suite", fixed, "--keep-going").cached() == {"gru"}
+    assert run("test_lowering", tmp_path, "--suite", fixed).code == 1
 
 
 LOWERED_ELSEWHERE = """

@@ -37,17 +37,17 @@ def work():
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """One for all tests: it stays as it is, since each order is done in a fork."""
-    one = start(tmp_path_factory.mktemp("logs"))
-    yield one
-    one.end()
+    worker = start(tmp_path_factory.mktemp("logs"))
+    yield worker
+    worker.end()
 
 
 @pytest.fixture
 def place(tmp_path: Path, worker: Worker) -> Iterator[Place]:
-    one = Place(tmp_path / "clone", tmp_path / "store", worker)
-    yield one
-    if one.worker is not worker:
-        one.worker.end()
+    place = Place(tmp_path / "clone", tmp_path / "store", worker)
+    yield place
+    if place.worker is not worker:
+        place.worker.end()
 
 
 def repoint(link: Path, target: str) -> None:

@@ -317,8 +317,8 @@ class TestRun:
         before = tmp_path / "before.json"
         onnx_command(*words, "--json", before, verb=("profile",))
         operators = json.loads(before.read_text())["operators"]
-        assert sum(one["share"] for one in operators) == pytest.approx(1)
-        assert any("conv" in one["operator"] for one in operators)
+        assert sum(operator["share"] for operator in operators) == pytest.approx(1)
+        assert any("conv" in operator["operator"] for operator in operators)
         compared = onnx_command(*words, "--against", before, verb=("profile",))
         assert "conv" in compared.stdout.split("share before, now")[1]
         assert "warning" not in compared.stderr

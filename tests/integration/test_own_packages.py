@@ -71,8 +71,8 @@ def test_a_model_of_a_src_layout_with_packages_of_its_own_is_lowered_and_cached(
     suite = str(root / "ci/models.toml")
     packages: Any = first.report.metrics["packages"]
     assert {name: list(package) for name, package in packages.items()} == {suite: ["einops"]}
-    (bill,) = [one for one in first.report.artifacts if one.kind == "sbom"]
-    names = {one["name"] for one in json.loads(Path(bill.path).read_text())["components"]}
+    (bill,) = [artifact for artifact in first.report.artifacts if artifact.kind == "sbom"]
+    names = {component["name"] for component in json.loads(Path(bill.path).read_text())["components"]}
     assert {"einops", "torch"} <= names
     assert "packages-without-hash" in [finding.rule for finding in first.report.findings]
     # Another clone has the result too, and each has its own project.

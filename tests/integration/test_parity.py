@@ -54,7 +54,7 @@ def _with(path: str, changes: dict[str, str]) -> dict[str, str]:
 
 
 def differences(files: dict[str, str], rule: str) -> list[Difference]:
-    return [one for one in checked(files).differences if one.rule == rule]
+    return [finding for finding in checked(files).differences if finding.rule == rule]
 
 
 def test_the_miniature_tree_is_clean() -> None:
@@ -64,17 +64,17 @@ def test_the_miniature_tree_is_clean() -> None:
 def test_the_new_backend_of_seed_003_is_missing_file_by_file_for_its_platforms() -> None:
     missing = differences(_with(RUNTIME_BUCK, FORGOTTEN), "parity-missing-in-buck")
     lpai = {path for path in miniature_tree.files() if f"{BACKENDS}/lpai/" in path}
-    assert {one.what for one in missing} == lpai
-    [one] = [one for one in missing if one.what.endswith("lpai/target/LpaiDevice.cpp")]
-    line = miniature_tree.files()[f"{BACKENDS}/CMakeLists.txt"].split("\n")[one.place.line - 1]
+    assert {finding.what for finding in missing} == lpai
+    [absent] = [finding for finding in missing if finding.what.endswith("lpai/target/LpaiDevice.cpp")]
+    line = miniature_tree.files()[f"{BACKENDS}/CMakeLists.txt"].split("\n")[absent.place.line - 1]
     assert "LpaiDevice.cpp" in line
-    assert one.variants == ["android", "hexagon"]
+    assert absent.variants == ["android", "hexagon"]
 
 
 def test_a_directory_that_could_not_be_evaluated_is_not_compared() -> None:
     files = miniature_tree.files()
     files[RUNTIME_BUCK] += "nothing_of_the_kind()\n"
-    assert {one.rule for one in checked(files).differences} == {"parity-not-evaluated"}
+    assert {finding.rule for finding in checked(files).differences} == {"parity-not-evaluated"}
 
 
 @pytest.mark.parametrize(
@@ -92,20 +92,20 @@ def test_a_directory_that_could_not_be_evaluated_is_not_compared() -> None:
 )
 def test_a_standard_differs_only_by_what_is_evaluated(text: str, rules: set[str]) -> None:
     files = _with(TOP_CMAKE, {LINK: f"{LINK}{text}\n"})
-    assert {one.rule for one in checked(files).differences} == rules
+    assert {finding.rule for finding in checked(files).differences} == rules
 
 
 def test_a_deliberate_difference_that_is_gone_is_an_error_on_its_line() -> None:
     entry = Deliberate(rule="parity-missing-in-buck", what="a.cpp", reason="because it was once so")
     by = mapping().model_copy(update={"deliberate": (*mapping().deliberate, entry)})
-    [one] = checked(miniature_tree.files(), by=by).differences
-    assert (one.rule, one.place.file) == ("parity-stale-entry", "manifests/parity.toml")
+    [finding] = checked(miniature_tree.files(), by=by).differences
+    assert (finding.rule, finding.place.file) == ("parity-stale-entry", "manifests/parity.toml")
 
 
 def test_a_reason_for_a_dependency_that_is_gone_is_an_error() -> None:
     files = _with(TOP_CMAKE, {"pybind11::lto": ""})
-    [one] = differences(files, "parity-stale-entry")
-    assert one.what == "pybind11::lto"
+    [finding] = differences(files, "parity-stale-entry")
+    assert finding.what == "pybind11::lto"
 
 
 def _with_renamed_target(old: str, new: str, *paths: str) -> dict[str, str]:
@@ -136,14 +136,14 @@ def _with_renamed_target(old: str, new: str, *paths: str) -> dict[str, str]:
 def test_a_target_that_is_renamed_is_one_finding_where_the_new_name_is(
     files: dict[str, str], file: str, old: str, new: str
 ) -> None:
-    [one] = checked(files).differences
-    assert (one.rule, one.place.file, one.what) == ("parity-target-missing", file, old)
-    assert new in one.message
+    [finding] = checked(files).differences
+    assert (finding.rule, finding.place.file, finding.what) == ("parity-target-missing", file, old)
+    assert new in finding.message
 
 
 def test_where_a_renamed_target_is_still_named_is_one_finding_a_file_after_it() -> None:
     files = _with(WRAPPERS_BUCK, {'name = "wrappers"': 'name = "qnn_wrappers"'})
-    assert [(one.rule, one.place.file) for one in checked(files).differences] == [
+    assert [(finding.rule, finding.place.file) for finding in checked(files).differences] == [
         ("parity-target-missing", WRAPPERS_BUCK),
         ("parity-label-missing", PYTHON_BUCK),
         ("parity-label-missing", RUNTIME_BUCK),
@@ -154,7 +154,7 @@ def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
     files = miniature_tree.files()
     del files[WRAPPERS_BUCK], files[f"{QUALCOMM}/aot/wrappers/BUCK"]
     found = checked(files).differences
-    assert {one.rule for one in found} == {"parity-target-missing"}, found
+    assert {finding.rule for finding in found} == {"parity-target-missing"}, found
 
 
 ARCHIVE_CMAKE, NEW_JNI = f"{ANDROID}/CMakeLists.txt", f"{ANDROID}/jni/new.cpp"
@@ -194,13 +194,13 @@ ONE_JNI_MORE = _with(ARCHIVE_CMAKE, {"jni/jni_layer_llama.cpp": "jni/jni_layer_l
 def test_a_file_that_one_list_of_androids_archive_or_of_windows_lacks_is_found(
     files: dict[str, str], rule: str, file: str, what: str
 ) -> None:
-    [one] = [one for one in checked(files).differences if one.what == what]
-    assert (one.rule, one.place.file) == (rule, file)
+    [finding] = [difference for difference in checked(files).differences if difference.what == what]
+    assert (finding.rule, finding.place.file) == (rule, file)
 
 
 def test_a_folder_of_the_archive_that_is_gone_is_a_stale_entry() -> None:
     files = {path: text for path, text in miniature_tree.files().items() if not path.startswith(JAVA)}
-    assert any("src/main/java" in one.what for one in differences(files, "parity-stale-entry"))
+    assert any("src/main/java" in difference.what for difference in differences(files, "parity-stale-entry"))
 
 
 OPERATORS = f"{EXAMPLES}/operators/Operator.cpp"
@@ -220,8 +220,8 @@ def test_a_library_of_the_examples_is_no_part_of_the_backend() -> None:
     more = "target_sources(full_portable_ops_lib PRIVATE operators/Operator.cpp)\n"
     files = _with(path, {at: library + more + at})
     files |= {"kernels/portable.cpp": "// kernel\n", OPERATORS: "// operator\n"}
-    [one] = checked(files).differences
-    assert (one.rule, one.what) == ("parity-unmapped-target", "full_portable_ops_lib")
+    [finding] = checked(files).differences
+    assert (finding.rule, finding.what) == ("parity-unmapped-target", "full_portable_ops_lib")
 
 
 def test_a_function_of_the_project_above_is_known() -> None:
@@ -230,8 +230,8 @@ def test_a_function_of_the_project_above_is_known() -> None:
         "function(executorch_link_logging name)\n"
         "  target_link_libraries(${name} PRIVATE extension_tensor)\nendfunction()\n"
     )
-    [one] = checked(files).differences
-    assert (one.rule, one.place.file) == ("parity-dependency-missing-in-buck", UTILS_CMAKE)
+    [finding] = checked(files).differences
+    assert (finding.rule, finding.place.file) == ("parity-dependency-missing-in-buck", UTILS_CMAKE)
 
 
 NAMESPACE = '        header_namespace = "pal",\n'
@@ -249,9 +249,9 @@ def test_a_namespace_that_breaks_includes_is_one_finding_at_its_library(
     path: str, old: str, new: str, text: str
 ) -> None:
     files = _with(path, {old: new})
-    [one] = checked(files).differences
-    assert (one.rule, one.place.file) == ("parity-header-renamed", path)
-    assert text in files[path].split("\n")[one.place.line - 1]
+    [finding] = checked(files).differences
+    assert (finding.rule, finding.place.file) == ("parity-header-renamed", path)
+    assert text in files[path].split("\n")[finding.place.line - 1]
 
 
 def test_a_namespace_that_spells_the_packages_path_is_silent() -> None:
@@ -265,22 +265,22 @@ def test_a_definition_that_both_builds_hand_on_differs_only_where_one_hands_it_f
     files = _with(f"{QUALCOMM}/targets.bzl", {name: name + flags})
     files[TOP_CMAKE] += "target_compile_definitions(qnn_schema INTERFACE HANDED=1)\n"
     # Buck's logging exports the schema; CMake's links it PRIVATE.
-    [one] = checked(files).differences
-    assert (one.rule, one.where) == ("parity-definition-differs", "wrappers")
+    [finding] = checked(files).differences
+    assert (finding.rule, finding.where) == ("parity-definition-differs", "wrappers")
 
 
 def test_the_standard_of_buckconfig_is_held_against_each_project_of_cmake() -> None:
     files = _with(".buckconfig", {"-std=c++17": "-std=c++20"})
-    places = {(one.rule, one.place.file) for one in checked(files).differences}
+    places = {(finding.rule, finding.place.file) for finding in checked(files).differences}
     assert places == {("parity-standard-differs", f"{path}/CMakeLists.txt") for path in (QUALCOMM, EXAMPLES)}
 
 
 def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
     files = miniature_tree.files()
     files |= {f"{QUALCOMM}/pipeline/{name}.py": "# new\n" for name in ("__init__", "a", "deep/b", "deep/c")}
-    [one] = checked(files).differences
-    assert (one.rule, one.what) == ("parity-unknown-file", f"{QUALCOMM}/pipeline/**/*.py")
-    assert "any of the 3 Python files" in one.message
+    [finding] = checked(files).differences
+    assert (finding.rule, finding.what) == ("parity-unknown-file", f"{QUALCOMM}/pipeline/**/*.py")
+    assert "any of the 3 Python files" in finding.message
 
 
 HERE = "${CMAKE_CURRENT_LIST_DIR}"
@@ -516,7 +516,7 @@ def _renamed() -> tuple[Difference, ...]:
 def test_rules_that_no_buck_file_calls_are_found() -> None:
     files = miniature_tree.files()
     del files[f"{WRAPPERS_BUCK.removesuffix('targets.bzl')}BUCK"]
-    assert [one.place.file for one in checked(files).differences if one.rule == "parity-package-missing"] == [
+    assert [row.place.file for row in checked(files).differences if row.rule == "parity-package-missing"] == [
         WRAPPERS_BUCK
     ]
 
@@ -525,22 +525,22 @@ def test_rules_that_no_buck_file_calls_are_found() -> None:
 def test_a_drift_is_found_on_its_line(name: str) -> None:
     *_, rule, file, text = DRIFTS[name]
     files, drifts = _drifted(alone=name in ALONE)
-    places = {one.place for one in drifts if one.rule == rule and one.place.file == file}
+    places = {finding.place for finding in drifts if finding.rule == rule and finding.place.file == file}
     assert any(text in files[file].split("\n")[place.line - 1] for place in places), drifts
 
 
 @pytest.mark.parametrize(("folder", "old", "new", "rule", "file"), RENAMED)
 def test_g_a_renamed_file_isdifferences(folder: str, old: str, new: str, rule: str, file: str) -> None:
     lines = miniature_tree.files()[file].split("\n")
-    places = [one.place for one in _renamed() if one.what == f"{QUALCOMM}/{folder}/{old}"]
+    places = [finding.place for finding in _renamed() if finding.what == f"{QUALCOMM}/{folder}/{old}"]
     assert any(place.file == file and old in lines[place.line - 1] for place in places), places
-    reported = {(one.rule, one.what) for one in _renamed()}
+    reported = {(finding.rule, finding.what) for finding in _renamed()}
     assert (rule, f"{QUALCOMM}/{folder}/{new}") in reported or rule == "parity-missing-file"
 
 
 @pytest.mark.parametrize("path", NEW_MODULES)
 def test_h_a_python_file_that_no_library_has_isdifferences(path: str) -> None:
-    assert ("parity-unknown-file", path) in {(one.rule, one.place.file) for one in _renamed()}
+    assert ("parity-unknown-file", path) in {(finding.rule, finding.place.file) for finding in _renamed()}
 
 
 HARMLESS = [
@@ -676,8 +676,8 @@ class TestFix:
         path = f"{QUALCOMM}/BUCK"
         files = miniature_tree.files()
         files[f"{QUALCOMM}/renamed.py"] = files.pop(f"{QUALCOMM}/export_utils.py")
-        [one] = differences(files, "parity-unknown-file")
-        assert "export_utils.py is named and gone" in one.message
+        [finding] = differences(files, "parity-unknown-file")
+        assert "export_utils.py is named and gone" in finding.message
         assert self.fixed(files)[path] == files[path].replace('["export_utils.py"]', '["renamed.py"]')
         # Of two, no tool can know which.
         files[f"{QUALCOMM}/another.py"] = "import os\n"
@@ -739,8 +739,8 @@ class TestVerb:
 
 
 def test_a_place_that_says_no_version_is_missing() -> None:
-    [one] = differences(_with(CONFIG, {"QNN_VERSION": "VERSION"}), "parity-pin-missing")
-    assert one.what == CONFIG
+    [finding] = differences(_with(CONFIG, {"QNN_VERSION": "VERSION"}), "parity-pin-missing")
+    assert finding.what == CONFIG
 
 
 @pytest.mark.parametrize(

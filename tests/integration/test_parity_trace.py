@@ -53,7 +53,7 @@ def test_a_loop_without_end_is_stopped(tmp_path: Path, seconds: float, size: int
     """By us when its time is over; by the system, also without us, when it has written too much."""
     endless = "while(TRUE)\n  set(filler abcdefghijklmnopqrstuvwxyz)\nendwhile()\n"
     parsed = side(tmp_path, endless, seconds=seconds, size=size)
-    assert [(one.place.file, "without end" in one.why) for one in parsed.troubles] == [
+    assert [(trouble.place.file, "without end" in trouble.why) for trouble in parsed.troubles] == [
         ("p/CMakeLists.txt", True)
     ]
     assert parsed.stopped

@@ -35,10 +35,10 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
 @pytest.mark.needs("readelf")
 def test_each_is_verified_and_inspected_and_is_the_same_program(signed: list[tuple[Path, Path]]) -> None:
     for skel, place in signed:
-        one = inspection.inspect(place)
+        file = inspection.inspect(place)
         assert verification.verify_file(place, ROOT_ONLY).verdict() == "verified"
-        assert (one.kind, one.mbn_version) == ("development rehearsal", 6)
-        assert f"V{one.arch}Skel" in skel.name
+        assert (file.kind, file.mbn_version) == ("development rehearsal", 6)
+        assert f"V{file.arch}Skel" in skel.name
         for flags in ("--dynamic", "--dyn-syms"):
             assert readelf(flags, skel) == readelf(flags, place)
 

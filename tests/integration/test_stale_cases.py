@@ -18,21 +18,21 @@ from tests.support.watched_work import Place, later, start
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    one = start(tmp_path_factory.mktemp("logs"))
-    yield one
-    one.end()
+    worker = start(tmp_path_factory.mktemp("logs"))
+    yield worker
+    worker.end()
 
 
 @pytest.fixture
 def place(tmp_path: Path, worker: Worker) -> Place:
-    one = Place(tmp_path / "clone", tmp_path / "store", worker)
-    one.write("w.bin", "1")
-    one.write("old/a.pt", "1")
-    one.write("old/b.pt", "2")
-    one.write("data/__pycache__/w.bin", "1")
-    (one.folder / "hanging").symlink_to("nowhere-1")
-    one.path.append(str(one.folder / "lib"))
-    return one
+    place = Place(tmp_path / "clone", tmp_path / "store", worker)
+    place.write("w.bin", "1")
+    place.write("old/a.pt", "1")
+    place.write("old/b.pt", "2")
+    place.write("data/__pycache__/w.bin", "1")
+    (place.folder / "hanging").symlink_to("nowhere-1")
+    place.path.append(str(place.folder / "lib"))
+    return place
 
 
 def touch(place: Place, name: str, time: float = 2e9) -> None:

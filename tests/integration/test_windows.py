@@ -60,9 +60,9 @@ def verify(path: Path, reports: Path, *flags: str | Path) -> tuple[int, str, dic
     """(exit code, who signed, the failed or unchecked parts and what they say)."""
     words = [str(word) for word in ("verify", path, "--json", "--reports", reports, *flags)]
     done = typed("signing", *words)
-    (one,) = json.loads(done.stdout)["files"]
-    bad = {check["part"]: check["message"] for check in one["checks"] if check["status"] == "failed"}
-    return done.returncode, one["signer"], bad
+    (file,) = json.loads(done.stdout)["files"]
+    bad = {check["part"]: check["message"] for check in file["checks"] if check["status"] == "failed"}
+    return done.returncode, file["signer"], bad
 
 
 @pytest.mark.parametrize(("profile", "arch"), [("wheels-2.37", 73), ("wheels", 81)])

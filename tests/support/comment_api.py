@@ -75,8 +75,8 @@ class GitHub:
             return 404, {"message": "Not Found"}
         place = path.removeprefix(top)
         if found := re.fullmatch(r"pulls/(\d+)", place):
-            one = self.pulls.get(int(found[1]))
-            return (200, one) if method == "GET" and one else (404, {"message": "Not Found"})
+            named = self.pulls.get(int(found[1]))
+            return (200, named) if method == "GET" and named else (404, {"message": "Not Found"})
         if place == "pulls" and method == "GET":
             state, head = query.get("state", "open"), query.get("head", "")
             return 200, [

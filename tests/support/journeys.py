@@ -233,8 +233,8 @@ def differences(expected: Any, found: Any, place: str) -> list[str]:
         pairs = ((expected[key], found.get(key), f"{place}: {key}") for key in expected)
         return [difference for pair in pairs for difference in differences(*pair)]
     if isinstance(expected, list) and isinstance(found, list) and expected:
-        lacking = [one for one in expected if all(differences(one, other, place) for other in found)]
-        return [f"{place}: expected {one!r} among {found!r}" for one in lacking]
+        lacking = [row for row in expected if all(differences(row, other, place) for other in found)]
+        return [f"{place}: expected {row!r} among {found!r}" for row in lacking]
     if isinstance(expected, str) and expected.startswith("> ") and isinstance(found, (int, float)):
         holds = found > float(expected.removeprefix("> "))
     else:

@@ -29,7 +29,7 @@ def write_suite(folder: Path, text: str = SUITE) -> Path:
 
 def facts(**changes: Any) -> dict[str, Any]:
     """`changes` are those of the context beside its .onnx."""
-    one = {
+    context = {
         "slices": [],
         "near": {
             "cosine": 0.999,
@@ -48,8 +48,8 @@ def facts(**changes: Any) -> dict[str, Any]:
         "record": {"build_id": "v2.51.0.260929181845"},
     }
     return {
-        "beside": {**one, **changes},
-        "embedded": one,
+        "beside": {**context, **changes},
+        "embedded": context,
         "forms_equal": True,
         "compared": 2,
         "constant": [],

@@ -60,8 +60,8 @@ class Speaker:
             def again(
                 tokens: Sequence[int], prompt: Sequence[int] = tuple(prompt)
             ) -> tuple[Sequence[int], str]:
-                [one] = generate(config or self.config, [[*prompt, *tokens]], timeout=TIMEOUT)
-                return one.tokens, one.stopped
+                [text] = generate(config or self.config, [[*prompt, *tokens]], timeout=TIMEOUT)
+                return text.tokens, text.stopped
 
             comparison = beside_float(self.reference, shape, prompt, LENGTH, shape.eos, again)
             words = dict.fromkeys(("prompt_text", "found_text", "expected_text"), "")

@@ -50,7 +50,7 @@ def parsed(verb: Any, *words: object) -> argparse.Namespace:
 
 def actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """The arguments of a command line, with those of its subcommands."""
-    return [action for one in parsers(parser) for action in one._actions]
+    return [action for command in parsers(parser) for action in command._actions]
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

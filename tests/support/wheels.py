@@ -29,7 +29,7 @@ def make_wheel(filename: str, *, padding: int = 0, more: Mapping[str, str | byte
     """`more`: files and their content, in place of its own or besides."""
     name, version, python, abi, platform = filename.removesuffix(".whl").split("-")
     info = f"{name}-{version}.dist-info"
-    tags = "".join(f"Tag: {python}-{abi}-{one}\n" for one in platform.split("."))
+    tags = "".join(f"Tag: {python}-{abi}-{part}\n" for part in platform.split("."))
     files: dict[str, str | bytes] = {
         f"{name}/__init__.py": "",
         f"{name}/padding.txt": "x" * padding,

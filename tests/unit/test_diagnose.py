@@ -319,9 +319,9 @@ def test_lines_that_only_look_like_errors_are_told_to_be_none(
 
 def test_a_newer_qnn_is_blamed_only_where_two_builds_are_named() -> None:
     refused = "[ERROR] [Qnn ExecuTorch]: Can't create context from binary. Error 5000.\n"
-    one = "QNN Backend Build Id: v2.31.0.250130151446_114721\n"
-    assert [shown.id for shown in diagnosis.explain(one + refused)] == ["context-binary-refused"]
-    two = one + "made by v2.47.0.260601123456\n"
+    log = "QNN Backend Build Id: v2.31.0.250130151446_114721\n"
+    assert [shown.id for shown in diagnosis.explain(log + refused)] == ["context-binary-refused"]
+    two = log + "made by v2.47.0.260601123456\n"
     assert [shown.id for shown in diagnosis.explain(two + refused)] == ["context-binary-newer"]
 
 

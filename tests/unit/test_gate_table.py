@@ -35,7 +35,7 @@ def _constants(path: Path) -> frozenset[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value)
         if isinstance(node, (ast.List, ast.Tuple)):
-            words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
+            words = [item.value for item in node.elts if isinstance(item, ast.Constant)]
             for program, verb in itertools.pairwise(words):
                 if isinstance(program, str) and verb in VERBS.get(program, {}):
                     names.add(VERBS[program][str(verb)].module)
@@ -61,7 +61,7 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
             read.add(path)
             names = _constants(path)
             texts |= names
-            waiting += [one for one in names if one.startswith(("ci.", "provisioning.")) and _exists(one)]
+            waiting += [name for name in names if name.startswith(("ci.", "provisioning.")) and _exists(name)]
     return files, texts
 
 

@@ -504,10 +504,10 @@ def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksum
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:05+0000")
-    one = repository(tmp_path / "one", RELEASED)
-    subprocess.run(["git", "clone", "-q", one, tmp_path / "other"], check=True)
+    first = repository(tmp_path / "one", RELEASED)
+    subprocess.run(["git", "clone", "-q", first, tmp_path / "other"], check=True)
     releases = []
-    for root, kind, name in ((one, "tag", "v1.2"), (tmp_path / "other", "branch", "main")):
+    for root, kind, name in ((first, "tag", "v1.2"), (tmp_path / "other", "branch", "main")):
         about = {"GITHUB_REF_TYPE": kind, "GITHUB_REF_NAME": name, "GITHUB_OUTPUT": str(tmp_path / kind)}
         page = root / "dist" / "site" / "docs" / "a.html"
         page.parent.mkdir(parents=True)

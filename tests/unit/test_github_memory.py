@@ -310,8 +310,8 @@ def test_no_forged_figure_counts_where_there_are_keys(
 def test_what_is_whole_beside_a_forged_entry_is_still_used(signing: GitHub, key: str, tmp_path: Path) -> None:
     memo = tmp_path / "memo"
     signing.restore("refs/heads/main", memo, key)
-    one, _ = sorted(memo.glob("test/??/*/*.json"))
-    one.write_text(one.read_text().replace('"value": 7', '"value": 8'))
+    entry, _ = sorted(memo.glob("test/??/*/*.json"))
+    entry.write_text(entry.read_text().replace('"value": 7', '"value": 8'))
     signing.count += 100
     signing.save("refs/heads/main", memo, f"{key}9")
     job, found = signing.job(PULL), []

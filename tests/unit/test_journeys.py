@@ -61,7 +61,7 @@ def test_a_test_that_a_row_names_is_there_and_in_the_ordinary_run(row: Row) -> N
     body: list[ast.stmt] = parsed(ROOT / file).body
     marks = [node.value for node in body if isinstance(node, ast.Assign) and _sets_marks(node)]
     for name in path:
-        found = [one for one in body if isinstance(one, (ast.FunctionDef, ast.ClassDef)) and one.name == name]
+        found = [top for top in body if isinstance(top, ast.FunctionDef | ast.ClassDef) and top.name == name]
         assert found, f"{file} has no {name}"
         marks += found[0].decorator_list
         body = found[0].body

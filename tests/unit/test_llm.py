@@ -117,8 +117,8 @@ def compared(
 
 class TestTexts:
     def test_the_same_text_has_no_difference(self) -> None:
-        one = compared(EXPECTED)
-        assert one.difference is None and not one.excused and one.tokens == 5
+        text = compared(EXPECTED)
+        assert text.difference is None and not text.excused and text.tokens == 5
 
     @pytest.mark.parametrize(
         ("generated", "stopped", "place"),
@@ -134,13 +134,13 @@ class TestTexts:
     def test_what_float_clearly_does_not_say_is_a_difference(
         self, generated: Sequence[int], stopped: str, place: int
     ) -> None:
-        one = compared(generated, stopped)
-        assert one.difference is not None and one.difference.place == place
+        text = compared(generated, stopped)
+        assert text.difference is not None and text.difference.place == place
 
     def test_a_near_tie_is_excused_and_what_follows_is_still_compared(self) -> None:
-        one = compared((3, 8, 8, 8), near={1: 8})
-        assert one.difference is None and len(one.excused) == 1
-        assert one.excused[0].lost == pytest.approx(0.01, abs=1e-3)
+        text = compared((3, 8, 8, 8), near={1: 8})
+        assert text.difference is None and len(text.excused) == 1
+        assert text.excused[0].lost == pytest.approx(0.01, abs=1e-3)
         wrong = compared((3, 8, 8, 8), near={1: 8}, forced="context")
         assert wrong.difference is not None
 
@@ -502,7 +502,7 @@ class TestCheckpoint:
         assert cost is not None and cost.bytes == pytest.approx(6.04e9, rel=0.1)
         assert (cost.seconds, cost.memory) == pytest.approx((330, 7e9), rel=0.25)
         quantized = [estimated(large, "u16u8", 5, context) for context in (1024, 4096, 16384)]
-        assert [one and round(one.memory / 1e9) for one in quantized] == [9, 9, 70]
+        assert [size and round(size.memory / 1e9) for size in quantized] == [9, 9, 70]
         three = replace(large, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128)
         assert parts_of(three, 2) == 8
         for shape, parts in ((large, 5), (three, 8), (three, 28), (small, 2)):
@@ -1072,8 +1072,8 @@ def test_a_passage_of_another_text_is_known_wherever_it_begins() -> None:
 
 
 def program(word: str) -> LlmProgram:
-    [one] = SUITES.choose(SUITES.all_programs([]), words=[f"tiny/{word}/"])
-    return one
+    [program] = SUITES.choose(SUITES.all_programs([]), words=[f"tiny/{word}/"])
+    return program
 
 
 def text(**changes: Any) -> dict[str, Any]:
@@ -1088,8 +1088,8 @@ def text(**changes: Any) -> dict[str, Any]:
     return {**dict.fromkeys(names, "text"), **plain, **changes}
 
 
-def rules(one: LlmProgram, result: Result) -> list[str]:
-    return [finding.rule for finding in findings_of(one, result)]
+def rules(program: LlmProgram, result: Result) -> list[str]:
+    return [finding.rule for finding in findings_of(program, result)]
 
 
 def chosen(share: float = 0.97) -> dict[str, float]:

@@ -50,7 +50,7 @@ class TestCommittedLocks:
     @pytest.mark.parametrize("name", lock_files.lockable())
     def test_nothing_of_cuda_is_in_them(self, name: str) -> None:
         names = {entry.name for entry in lock_files.parse(lock_files.lock_path(name).read_text())}
-        assert [one for one in names if lock_files.CUDA_ONLY.fullmatch(one) or one == "torch"] == []
+        assert [name for name in names if lock_files.CUDA_ONLY.fullmatch(name) or name == "torch"] == []
 
     @pytest.mark.parametrize("name", lock_files.lockable())
     @pytest.mark.parametrize("python", ["3.10", "3.13"])

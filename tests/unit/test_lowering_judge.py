@@ -140,9 +140,9 @@ class TestArtifact:
         assert rule == "segment" and "128" in message
 
     def test_a_program_that_cannot_be_read_or_loaded_is_an_error(self, tmp_path: Path) -> None:
-        one = make_program(tmp_path / "suite")
-        (unread,) = artifact(one, _compiled(tmp_path, b"junk"), BUILD_ID)
-        (unloaded,) = artifact(one, _compiled(tmp_path, loads="error 0x23"), BUILD_ID)
+        program = make_program(tmp_path / "suite")
+        (unread,) = artifact(program, _compiled(tmp_path, b"junk"), BUILD_ID)
+        (unloaded,) = artifact(program, _compiled(tmp_path, loads="error 0x23"), BUILD_ID)
         assert (unread.rule, unloaded.rule) == ("artifact-readable", "artifact-loads")
 
 
@@ -152,9 +152,9 @@ def _baseline(name: str, agreed: Recorded | None) -> Baseline:
 
 class TestCost:
     def _rules(self, tmp_path: Path, agreed: Recorded | None, **facts: Any) -> dict[str, Severity]:
-        one = make_program(tmp_path / "suite")
-        baseline = _baseline(one.name, agreed)
-        findings = cost(one, _compiled(tmp_path, **facts), BUILD_ID, baseline, TOLERANCES)
+        program = make_program(tmp_path / "suite")
+        baseline = _baseline(program.name, agreed)
+        findings = cost(program, _compiled(tmp_path, **facts), BUILD_ID, baseline, TOLERANCES)
         return {finding.rule: finding.severity for finding in findings}
 
     @property
@@ -170,9 +170,9 @@ class TestCost:
 
     def test_a_larger_program_is_an_error(self, tmp_path: Path) -> None:
         small = self.agreed.model_copy(update={"pte_bytes": 10})
-        one = make_program(tmp_path / "suite")
+        made = make_program(tmp_path / "suite")
         compiled = _compiled(tmp_path, program() + bytes(20_000))
-        findings = cost(one, compiled, BUILD_ID, _baseline(one.name, small), TOLERANCES)
+        findings = cost(made, compiled, BUILD_ID, _baseline(made.name, small), TOLERANCES)
         assert [finding.rule for finding in findings] == ["cost-pte-bytes"]
 
     def test_no_baseline_is_reported(self, tmp_path: Path) -> None:

@@ -255,8 +255,8 @@ def test_the_filters_find_a_cell_by_what_any_of_its_cases_gave() -> None:
 
 
 def test_the_chip_with_the_most_cases_is_the_first_of_an_operators_rows() -> None:
-    one = {"test_gather[8a]": RecordedPart("passed", 48.0)}
-    found = html_of(table(newer=one, chips={"SM8350": one, "SM8850": one}))
+    tests = {"test_gather[8a]": RecordedPart("passed", 48.0)}
+    found = html_of(table(newer=tests, chips={"SM8350": tests, "SM8850": tests}))
     rows = [row.get("data-soc") for row in read_page(found).iter("tr")]
     assert [*filter(None, rows)] == ["SM8650", "SM8350", "SM8850"]
 
@@ -317,8 +317,8 @@ def test_the_schema_takes_tables_and_nothing_else() -> None:
 
 def test_the_schema_knows_every_chip_and_scheme() -> None:
     good = json.loads(table({PLAIN: RecordedPart("whole", 51)}).as_json())
-    one = good["cells"]["abs"]["SM8650"]["8a8w"]
-    row = dict.fromkeys(MEASURED_SCHEMES, one)
+    cell = good["cells"]["abs"]["SM8650"]["8a8w"]
+    row = dict.fromkeys(MEASURED_SCHEMES, cell)
     assert schema_takes({**good, "cells": {"abs": dict.fromkeys(load_socs(), row)}})
-    onnx = {"Abs": dict.fromkeys(load_socs(), dict.fromkeys(ONNX_PRECISIONS, one))}
+    onnx = {"Abs": dict.fromkeys(load_socs(), dict.fromkeys(ONNX_PRECISIONS, cell))}
     assert schema_takes({**good, "onnx": {"cells": onnx}})

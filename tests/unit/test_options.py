@@ -70,9 +70,9 @@ def test_a_suite_that_is_not_there_and_another_target_are_refused_before_any_wor
 def test_a_command_for_one_model_has_the_models_lane(
     verb: Any, more: list[str], model: str, lane: str
 ) -> None:
-    one = one_model_of(parsed(verb, model, *more, "--calibrate", "samples", "--soc", "SM8750"))
-    assert (one.typed, one.lane, one.calibrate, one.selection.soc) == (model, lane, "samples", "SM8750")
-    assert one.work.cache and one.options == one.dimensions == () and not one.per_channel
+    ask = one_model_of(parsed(verb, model, *more, "--calibrate", "samples", "--soc", "SM8750"))
+    assert (ask.typed, ask.lane, ask.calibrate, ask.selection.soc) == (model, lane, "samples", "SM8750")
+    assert ask.work.cache and ask.options == ask.dimensions == () and not ask.per_channel
 
 
 @pytest.mark.parametrize(

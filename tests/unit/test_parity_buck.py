@@ -23,7 +23,7 @@ def run(
 ) -> Side:
     tree = tree_of({**CODE, **(others or {}), f"p/{name}": RUNTIME + text})
     variants = mapping().variants
-    constraints = frozenset(key for one in variants for key in one.select)
+    constraints = frozenset(key for variant in variants for key in variant.select)
     variant = variants[0]
     return evaluate(tree, mapping().buck, [variant], constraints, ("p",), **limits)[variant.name, True]
 
@@ -150,7 +150,7 @@ def test_glob_patterns(pattern: str, path: str, fits: bool) -> None:
     ],
 )
 def test_taking_an_element_out(text: str, after: str) -> None:
-    [literal] = [one for one in literals(text) if one.value == "a"]
+    [literal] = [literal for literal in literals(text) if literal.value == "a"]
     assert without(text, literal) == after
 
 

@@ -213,11 +213,11 @@ def test_code_quality_has_a_relative_path_a_line_and_a_fingerprint_of_its_own_ea
     ran = replace(at("net/8a8w/SM8650"), command="nox -s test_lowering -- --suite ci/models.toml")
     reports = [at("ci/BUCK:3"), at("ci/BUCK:3"), ran, at("/etc/passwd.txt:3"), at("")]
     issues = json.loads(code_quality(reports))
-    assert len({one["fingerprint"] for one in issues}) == len(issues) == 5
-    places = [(one["location"]["path"], one["location"]["lines"]["begin"]) for one in issues]
+    assert len({issue["fingerprint"] for issue in issues}) == len(issues) == 5
+    places = [(issue["location"]["path"], issue["location"]["lines"]["begin"]) for issue in issues]
     profile = ("manifests/profiles/wheels.toml", 1)
     assert places == [("ci/BUCK", 3), ("ci/BUCK", 3), ("ci/models.toml", 1), profile, profile]
-    assert {one["severity"] for one in issues} == {"major"}
+    assert {finding["severity"] for finding in issues} == {"major"}
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["own repository", "beside the toolkit"])

@@ -56,8 +56,8 @@ FACT = Finding("versions.cmake", Severity.NOTE, "cmake", "4.1.2", "")
 def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "100")
     path = tmp_path / "reports"
-    for one in (_report("provision"), _report("validate", BAD, FACT, outcome=Outcome.FAIL)):
-        one.write(path)
+    for report in (_report("provision"), _report("validate", BAD, FACT, outcome=Outcome.FAIL)):
+        report.write(path)
     return path
 
 

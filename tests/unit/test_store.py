@@ -244,7 +244,7 @@ class TestGc:
             assert house.store.verify(tree) == []
             other.kill()
             other.wait()
-            assert tree.root in {one.path for one in house.store.gc(lambda tree: False)}
+            assert tree.root in {garbage.path for garbage in house.store.gc(lambda tree: False)}
 
     def test_a_dry_run_removes_nothing(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk)
@@ -255,7 +255,7 @@ class TestGc:
         tree = house.store.provision("qnn-sdk", house.sdk)
         used = house.store.path / "locks" / f"{tree.root.name}.used"
         os.utime(used, (0, 0))
-        assert tree.root in {one.path for one in house.store.gc(lambda tree: True, older_than=3600)}
+        assert tree.root in {garbage.path for garbage in house.store.gc(lambda tree: True, older_than=3600)}
 
     def test_what_a_killed_process_left_goes(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk)
@@ -263,7 +263,7 @@ class TestGc:
         unfinished = house.store.path / "trees" / "qnn-sdk-9-0123"
         for folder in (staged, unfinished):
             (folder / "tree").mkdir(parents=True)
-        assert {one.path for one in house.store.gc(lambda tree: True)} == {staged, unfinished}
+        assert {garbage.path for garbage in house.store.gc(lambda tree: True)} == {staged, unfinished}
         assert not staged.exists() and not unfinished.exists()
 
     def test_the_staging_of_a_living_process_stays(self, house: House) -> None:

@@ -57,7 +57,7 @@ class House:
 
     def prove(self, *, offline: bool = False) -> set[str]:
         wrong = self.store.prove("qnn-sdk", self.sdk, NARROW, offline=offline)
-        return {one.path for damages in wrong.values() for one in damages}
+        return {file.path for damages in wrong.values() for file in damages}
 
 
 @pytest.fixture

@@ -106,10 +106,10 @@ def test_our_own_cases_are_held_to_the_ratio_alone_unless_they_give_integers(
     tester = upstream("test.harness.tester", Tester=type("Tester", (Compares,), {})).Tester
     monkeypatch.setattr(Backend, "prepare", lambda self: None)
     ValuesAdapter().prepare()
-    one = torch.tensor([100.0])
-    tester._assert_outputs_equal([one], [one + 0.7], atol=0.1, rtol=0.0)
+    tensor = torch.tensor([100.0])
+    tester._assert_outputs_equal([tensor], [tensor + 0.7], atol=0.1, rtol=0.0)
     with pytest.raises(AssertionError):
-        tester._assert_outputs_equal([one.int()], [one.int() + 1], atol=0.1, rtol=0.0)
+        tester._assert_outputs_equal([tensor.int()], [tensor.int() + 1], atol=0.1, rtol=0.0)
 
 
 class Compares:

@@ -31,7 +31,7 @@ def test_each_entry_of_the_ledger_that_is_no_choice_of_upstream_has_a_report(sui
     ledger = load_ledger(suite, "wheels")
     reports = [row for row in load(REPORTS, Reports).report if suite in row.suites()]
     entries = [row for row in ledger.expected if row.outcome in REPORTED]
-    lacking = [entry for entry in entries if not any(upstream_reports.shows(entry, one) for one in reports)]
+    lacking = [entry for entry in entries if not any(upstream_reports.shows(entry, row) for row in reports)]
     assert lacking == [], "write a report of them: manifests/upstream/reports.toml"
 
 

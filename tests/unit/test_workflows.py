@@ -248,7 +248,7 @@ def test_our_own_actions_are_given_only_inputs_that_they_have() -> None:
     for placed in ALL_STEPS:
         if placed.step.uses.startswith("$/"):
             action = read_action(ROOT, placed.step.uses.removeprefix("$/"))
-            required = {name for name, one in action.inputs.items() if one.required}
+            required = {name for name, input_ in action.inputs.items() if input_.required}
             assert required <= set(placed.step.inputs) <= set(action.inputs), placed.where
 
 
@@ -282,7 +282,7 @@ def test_a_called_gate_has_its_own_files_beside_the_callers() -> None:
         assert tool["repository"] == "${{ job.workflow_repository }}", job.id
         assert tool["ref"] == "${{ job.workflow_sha }}", job.id
         assert tool["path"] == "toolkit", job.id
-        assert all("repository" not in one and one["path"] not in ("", "toolkit") for one in others), job.id
+        assert all("repository" not in row and row["path"] not in ("", "toolkit") for row in others), job.id
     texts = [path.read_text(encoding="utf-8") for path in FILES]
     assert not any(re.search(r"uses: \./|github\.(?:job_)?workflow_sha", text) for text in texts)
 
@@ -385,7 +385,7 @@ def test_each_job_that_is_attested_has_an_output_of_its_own_to_the_caller() -> N
         f"digests-{n}": f"${{{{ matrix.number == '{n}' && steps.digests.outputs.digests || '' }}}}"
         for n in numbers
     }
-    values = {name: one.value for name, one in gate.call.outputs.items()}
+    values = {name: output.value for name, output in gate.call.outputs.items()}
     assert values.pop("artifacts") == "${{ jobs.plan.outputs.artifacts }}"
     assert values == {f"digests-{n}": f"${{{{ jobs.stage.outputs.digests-{n} }}}}" for n in numbers}
     titles = [step.title for step in gate.jobs["stage"].steps]
@@ -397,7 +397,7 @@ def test_each_job_that_is_attested_has_an_output_of_its_own_to_the_caller() -> N
 def test_who_attests_gates_with_the_same_inputs_and_only_he_grants_rights() -> None:
     gate, attest = workflows()["gate.yml"], workflows()["attest.yml"]
     own = {"occasion", "trust-cache", "keep-programs"}
-    assert attest.call.inputs == {name: one for name, one in gate.call.inputs.items() if name not in own}
+    assert attest.call.inputs == {name: row for name, row in gate.call.inputs.items() if name not in own}
     assert attest.call.secrets == gate.call.secrets
     call = attest.jobs["gate"]
     assert call.inputs == {
@@ -447,19 +447,19 @@ def test_the_example_that_attests_grants_what_it_needs_for_the_default_branch_al
     assert document[True] == {"push": {"branches": ["main"]}}  # YAML 1.1 takes `on` for this
     (job,) = document["jobs"].values()
     check_permissions("the example", job["permissions"], workflows()["attest.yml"])
-    needed = {scope for one in workflows()["attest.yml"].jobs.values() for scope in one.permissions or {}}
+    needed = {scope for job in workflows()["attest.yml"].jobs.values() for scope in job.permissions or {}}
     assert set(job["permissions"]) == needed
 
 
 def test_the_page_has_every_input_of_the_gate_with_its_default() -> None:
     text = (ROOT / "docs" / "github.md").read_text(encoding="utf-8")
-    for name, one in workflows()["gate.yml"].call.inputs.items():
+    for name, input_ in workflows()["gate.yml"].call.inputs.items():
         default = (
-            f"`{str(one.default).lower() if one.type == 'boolean' else one.default}`"
-            if one.default != ""
+            f"`{str(input_.default).lower() if input_.type == 'boolean' else input_.default}`"
+            if input_.default != ""
             else ""
         )
-        assert f"\n| `{name}` | {one.description} | {default} |\n" in text
+        assert f"\n| `{name}` | {input_.description} | {default} |\n" in text
 
 
 def test_jobs_that_remember_do_some_of_it_again_every_night() -> None:

@@ -571,8 +571,8 @@ def _dies_of(
 
 def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> Failed:
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
-    fixes = list(dict.fromkeys(one.fix for one in workaround.culprits if one.fix))
-    if rows := list(dict.fromkeys(one.more_bits for one in workaround.culprits if one.more_bits)):
+    fixes = list(dict.fromkeys(culprit.fix for culprit in workaround.culprits if culprit.fix))
+    if rows := list(dict.fromkeys(culprit.more_bits for culprit in workaround.culprits if culprit.more_bits)):
         # Without all of them it still dies.
         eight = rows[0].split('"')[-2]
         fixes += [

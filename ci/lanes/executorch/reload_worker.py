@@ -56,22 +56,22 @@ def reloaded(order: dict[str, Any]) -> dict[str, Any]:
         if program.outputs() != outputs:
             wrong.append(when)
 
-    one = Loaded(order)
-    first = one.outputs()
-    expect(one, first, "its second run gives other outputs than the first")
+    loaded = Loaded(order)
+    first = loaded.outputs()
+    expect(loaded, first, "its second run gives other outputs than the first")
     alone = _resident()
     two = Loaded(order)
     expect(two, first, "loaded a second time in one process, it gives other outputs")
     one_load = _resident() - alone
-    expect(one, first, "after it was loaded a second time, the first one gives other outputs")
-    del one, two
+    expect(loaded, first, "after it was loaded a second time, the first one gives other outputs")
+    del loaded, two
     if other := order["other"]:
-        one, beside = Loaded(order), Loaded(other)
+        loaded, beside = Loaded(order), Loaded(other)
         others = beside.outputs()
         name = other["name"]
-        expect(one, first, f"with {name} loaded in the same process, it gives other outputs")
+        expect(loaded, first, f"with {name} loaded in the same process, it gives other outputs")
         expect(beside, others, f"after it ran, {name} in the same process gives other outputs")
-        del one, beside
+        del loaded, beside
     after = []
     for _ in range(LOADS):
         expect(Loaded(order), first, "loaded again after it was released, it gives other outputs")

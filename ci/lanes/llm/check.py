@@ -480,15 +480,15 @@ def _choices(
     with limited(config, CONTINUED) as copy:
         reply = ask(**{**order, "do": "genie choices", "config": str(copy), "texts": _as_json(texts)})
     facts = {kind: reply[kind] for kind in KINDS}
-    for kind, one in facts.items():
+    for kind, row in facts.items():
         sys.stdout.write(
-            f"Genie's {kind}: first choice as float's {one['first_choice']:.1%} of {one['tokens']} tokens;"
-            f" float loses {one['regret']:.4f} logits by a choice, {one['worst_regret']:.3f} by the worst\n"
+            f"Genie's {kind}: first choice as float's {row['first_choice']:.1%} of {row['tokens']} tokens;"
+            f" float loses {row['regret']:.4f} logits by a choice, {row['worst_regret']:.3f} by the worst\n"
         )
     if order["precision"] != "fp16":
         return choice_misses(facts, limits["first_choice"])
-    count, ties = (sum(one[name] for one in facts.values()) for name in ("tokens", "near_ties"))
-    others = round(sum((1 - one["first_choice"]) * one["tokens"] for one in facts.values()))
+    count, ties = (sum(row[name] for row in facts.values()) for name in ("tokens", "near_ties"))
+    others = round(sum((1 - row["first_choice"]) * row["tokens"] for row in facts.values()))
     if others <= min(ties, max(1, EXCUSED * count)):
         return choice_misses(facts, 0.0)
     return [f"Genie chooses unlike float at {others} tokens, {ties} of them near ties"]

@@ -144,7 +144,7 @@ def write_binaries(
         if rows:
             decoder = load_decoder(folder, shape, context, context, first, last)
             # What comes in is encoded as it went out of the part before.
-            into = {name: one for name, one in encodings.items() if name == decoder.inputs[0]}
+            into = {name: encoding for name, encoding in encodings.items() if name == decoder.inputs[0]}
             outputs = outputs_of_rows(decoder, rows)
             encodings = into | shared_encodings(outputs, cache, shape.ropes)
             # Quantizing needs the memory.

@@ -129,7 +129,7 @@ class Decoder(nn.Module):
         self.shape, self.count, self.context = shape, count, context
         self.first, self.last = first, shape.num_layers if last is None else last
         numbers = range(self.first, self.last)
-        self.layers = nn.ModuleDict({str(one): Layer(shape, one not in shape.unrotated) for one in numbers})
+        self.layers = nn.ModuleDict({str(n): Layer(shape, n not in shape.unrotated) for n in numbers})
         if self.has_embedding:
             self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         if self.has_head:

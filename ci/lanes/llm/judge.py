@@ -188,14 +188,14 @@ def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
     every = joined(range(len(windows)))
     drawn = [joined(draw.tolist()) for draw in draws]
     return {
-        name: Figure(figure(every), float(np.std([figure(one) for one in drawn], ddof=1)))
+        name: Figure(figure(every), float(np.std([figure(sample) for sample in drawn], ddof=1)))
         for name, figure in FIGURES.items()
     }
 
 
 def along(windows: Sequence[Window]) -> list[float]:
     """The mean divergence by place in the context, in at most so many runs of places."""
-    rows = np.mean([one.divergence for one in windows], axis=0)
+    rows = np.mean([window.divergence for window in windows], axis=0)
     return [float(run.mean()) for run in np.array_split(rows, min(POINTS, len(rows)))]
 
 

@@ -162,16 +162,16 @@ def texts(
             prompt: Sequence[int] = prompt,
         ) -> tuple[Sequence[int], str]:
             whole = (*prompt, *tokens)
-            one = None if endless else generated.get(whole)
-            one = one or generate([whole], most, endless=endless)[0]
-            return one.tokens, one.stopped
+            text = None if endless else generated.get(whole)
+            text = text or generate([whole], most, endless=endless)[0]
+            return text.tokens, text.stopped
 
         rows.append(_as_row(place, beside_float(reference, place.shape, prompt, most, ends, again)))
-    every = [one for one in generated.values() if len(one.tokens) > 1]
-    later = sum(one.seconds - one.first_seconds for one in every)
+    every = [text for text in generated.values() if len(text.tokens) > 1]
+    later = sum(text.seconds - text.first_seconds for text in every)
     return rows, {
-        "tokens_per_second": round(sum(len(one.tokens) - 1 for one in every) / later, 1) if later else 0.0,
-        "first_token_seconds": round(sum(one.first_seconds for one in every) / max(1, len(every)), 2),
+        "tokens_per_second": round(sum(len(text.tokens) - 1 for text in every) / later, 1) if later else 0.0,
+        "first_token_seconds": round(sum(text.first_seconds for text in every) / max(1, len(every)), 2),
     }
 
 
@@ -305,8 +305,8 @@ def choices(
     """What float loses by Genie's tokens after each prefix: by the first, which is prefill's choice, and by
     the second, which is decode's after the first."""
     regrets: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for prefix, one in zip(prefixes, generated, strict=True):
-        said = one.tokens[:CONTINUED]
+    for prefix, text in zip(prefixes, generated, strict=True):
+        said = text.tokens[:CONTINUED]
         # Genie prints nothing if it chooses to end; of several ends, take float's nearest.
         chosen = [(token,) for token in said] + [ends_of(reference)] * (len(said) < CONTINUED)
         before = [*shape.beginning, *prefix]

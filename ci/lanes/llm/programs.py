@@ -132,8 +132,8 @@ class Stateful(nn.Module):
         mask, *ropes = (getattr(self, table)[position][None, None] for table in ("mask", *self.tables))
         logits: Tensor
         logits, *new = self.decoder(tokens, mask, *ropes, *caches)
-        for name, buffer, one in zip(names, buffers, new, strict=True):
-            buffer.index_copy_(2, position, one.transpose(2, 3) if "_key_" in name else one)
+        for name, buffer, rows in zip(names, buffers, new, strict=True):
+            buffer.index_copy_(2, position, rows.transpose(2, 3) if "_key_" in name else rows)
         return logits
 
     def inputs(self, token: int, position: int) -> tuple[Tensor, ...]:

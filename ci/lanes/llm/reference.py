@@ -50,7 +50,7 @@ def load_reference(folder: Path, adapter: Path | None = None) -> Any:
 def ends_of(model: Any) -> tuple[int, ...]:
     """As transformers reads them, not our own reader."""
     every = (model.config.eos_token_id, model.generation_config.eos_token_id)
-    ends = [end for one in every for end in (one if isinstance(one, list) else [one])]
+    ends = [end for token in every for end in (token if isinstance(token, list) else [token])]
     return tuple({end for end in ends if end is not None})
 
 

@@ -78,7 +78,7 @@ class Texts:
 def texts() -> Texts:
     every = list(dict.fromkeys(_sentences()))
     parts = {part: tuple(every[part::PARTS]) for part in (HELD_OUT, CALIBRATION)}
-    training = tuple(one for index, one in enumerate(every) if index % PARTS not in parts)
+    training = tuple(text for index, text in enumerate(every) if index % PARTS not in parts)
     calls = tuple(question.text + question.answer for question in questions(held_out=False))
     calibration = list(parts[CALIBRATION])
     calibration[::CALIBRATED] = itertools.islice(itertools.cycle(calls), len(calibration[::CALIBRATED]))
@@ -181,7 +181,7 @@ def _learn(
         functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten()).backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         mean = _mean(torch.cat([gradient.flatten() for gradient in gradients]), other, half)
-        for gradient, part in zip(gradients, mean.split([one.numel() for one in gradients]), strict=True):
+        for gradient, part in zip(gradients, mean.split([row.numel() for row in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -165,7 +165,7 @@ def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> 
         kind.shape.dim.extend([type(kind.shape).Dimension() for _ in sizes])
         found = [-1 for _ in sizes]
     if len(found) != len(sizes) or any(
-        isinstance(one, int) and one not in (-1, size) for one, size in zip(found, sizes, strict=True)
+        isinstance(old, int) and old not in (-1, size) for old, size in zip(found, sizes, strict=True)
     ):
         raise UsageError(
             f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, found))}]",
@@ -173,7 +173,7 @@ def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> 
         )
     for dimension, size in zip(kind.shape.dim, sizes, strict=True):
         dimension.dim_value = size
-    return {str(one): size for one, size in zip(found, sizes, strict=True) if _is_name(one)}
+    return {str(old): size for old, size in zip(found, sizes, strict=True) if _is_name(old)}
 
 
 def _is_name(size: int | str) -> bool:
@@ -375,8 +375,8 @@ def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
     outputs = [[_tensor(value) for value in branch.output] for branch in branches]
     if counts := [len(output) for output in outputs if len(output) != 1]:
         return f"expected one output of each, found {counts[0]}"
-    if len({(one.dtype, one.shape) for (one,) in outputs if one.static}) > 1:
-        return "their outputs differ in type or shape: " + ", ".join(str(one) for (one,) in outputs)
+    if len({(output.dtype, output.shape) for (output,) in outputs if output.static}) > 1:
+        return "their outputs differ in type or shape: " + ", ".join(str(output) for (output,) in outputs)
     return ""
 
 

@@ -115,7 +115,7 @@ def measured(
             profiles.append(costs(events))
             for time_ in cpu_times(events.with_suffix(".json"), places):
                 known = cpu.setdefault(time_.operator, time_)
-                cpu[time_.operator] = min(known, time_, key=lambda one: one.milliseconds)
+                cpu[time_.operator] = min(known, time_, key=lambda row: row.milliseconds)
     merged_costs = merged(profiles)
     return ProgramProfile(
         with_lines(merged_costs, places) if places else merged_costs,

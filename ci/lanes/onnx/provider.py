@@ -398,9 +398,9 @@ def _explained(message: str, *refused: Refusal) -> str:
 
 
 def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str]:
-    named = "; ".join(f"{one.node} ({one.operator}): {one.reason}" for one in audit.unsupported[:5])
+    named = "; ".join(f"{node.node} ({node.operator}): {node.reason}" for node in audit.unsupported[:5])
     more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
-    kinds = {one.operator for one in audit.unsupported}
+    kinds = {node.operator for node in audit.unsupported}
     if precision.quantized and kinds <= QUANTIZERS:
         near = "16a8w" if precision.activations.endswith("16") else "8a8w"
         fix = f"these types do not go together on HTP: use --precision {near}"

@@ -16,7 +16,7 @@ Sample: TypeAlias = dict[str, Array]
 
 
 def save(path: Path, samples: Sequence[Mapping[str, Array]]) -> None:
-    arrays = {f"{index}/{name}": array for index, one in enumerate(samples) for name, array in one.items()}
+    arrays = {f"{index}/{name}": array for index, row in enumerate(samples) for name, array in row.items()}
     np.savez(path, **arrays)  # type: ignore[arg-type]
 
 

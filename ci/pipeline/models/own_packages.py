@@ -210,19 +210,19 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
             except ToolkitError:
                 shutil.rmtree(home, ignore_errors=True)
                 raise
-            replace_text(stamp, "".join(f"{lock_files.text_of(one)}\n" for one in resolved))
+            replace_text(stamp, "".join(f"{lock_files.text_of(entry)}\n" for entry in resolved))
             _remove_unused(home.parent)
     os.utime(stamp)
     text = stamp.read_text(encoding="utf-8")
     entries = lock_files.parse(text)
-    hashed = {one.name for _, text in texts for one in _hashed(text)}
+    hashed = {entry.name for _, text in texts for entry in _hashed(text)}
     return OwnPackages(
         folder=home / "environment",
         variables={**passed, LOCKED: sysconfig.get_paths()["purelib"]},
         declared=values,
-        versions={one.name: _version(one) for one in entries},
+        versions={entry.name: _version(entry) for entry in entries},
         lock=hashlib.sha256(text.encode()).hexdigest(),
-        without_hash=tuple(sorted({one.name for one in entries} - hashed)),
+        without_hash=tuple(sorted({entry.name for entry in entries} - hashed)),
         elsewhere=tuple((home / ELSEWHERE).read_text(encoding="utf-8").splitlines()),
     )
 
@@ -230,8 +230,8 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
 def locked_versions() -> dict[str, str]:
     """The packages of this environment, in which the work runs, by name."""
     return {
-        re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(): one.version
-        for one in importlib.metadata.distributions()
+        re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower(): distribution.version
+        for distribution in importlib.metadata.distributions()
     }
 
 
@@ -279,7 +279,7 @@ def _named_by_project(needs: Needs) -> Iterator[Path]:
 
 def _hashed(text: str) -> list[lock_files.Entry]:
     joined = text.replace("\\\n", " ").replace(" --hash=", "\n--hash=")
-    return [one for one in lock_files.parse(joined) if one.hashes]
+    return [entry for entry in lock_files.parse(joined) if entry.hashes]
 
 
 def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_files.Entry]:
@@ -301,12 +301,12 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_fil
     lines = [
         line for line in text.splitlines() if not line.lstrip().startswith(("-e ", "--index", "--extra"))
     ]
-    entries = [one for one in lock_files.parse("\n".join(lines)) if one.name not in pins]
-    by_author = {one.name: one.hashes for _, text in _texts(needs) for one in _hashed(text)}
-    entries = [one for one in entries if not lock_files.CUDA_ONLY.fullmatch(one.name)]
+    entries = [entry for entry in lock_files.parse("\n".join(lines)) if entry.name not in pins]
+    by_author = {entry.name: entry.hashes for _, text in _texts(needs) for entry in _hashed(text)}
+    entries = [entry for entry in entries if not lock_files.CUDA_ONLY.fullmatch(entry.name)]
     (home / ELSEWHERE).write_text("".join(_elsewhere(entries, needs, home)), encoding="utf-8")
     return [
-        lock_files.Entry(one.name, one.line, by_author.get(one.name, one.hashes), one.via) for one in entries
+        lock_files.Entry(row.name, row.line, by_author.get(row.name, row.hashes), row.via) for row in entries
     ]
 
 
@@ -318,8 +318,8 @@ def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) ->
     is meant, and a user who sets uv's strategy has decided."""
     if not pip_settings.has_several_indexes(os.environ) or os.environ.get(STRATEGY):
         return
-    hashed = {one.name for _, text in _texts(needs) for one in _hashed(text)}
-    mine = {one.name: _version(one) for one in entries if one.name not in hashed}
+    hashed = {entry.name for _, text in _texts(needs) for entry in _hashed(text)}
+    mine = {entry.name: _version(entry) for entry in entries if entry.name not in hashed}
     (home / "mine.in").write_text("".join(f"{name}=={mine[name]}\n" for name in mine), encoding="utf-8")
     try:
         _compiled(needs, home, ["--no-deps"], "mine.in", strategy="first-index")
@@ -330,9 +330,9 @@ def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) ->
             fix=f"pin it with its hash, or set {STRATEGY}=unsafe-best-match to trust every index alike",
         ) from error
     best = lock_files.parse(_compiled(needs, home, [], strategy="unsafe-best-match"))
-    for one in best:
-        if one.name in mine and _version(one) != mine[one.name]:
-            yield f"{one.name} {mine[one.name]} (another has {_version(one)})\n"
+    for entry in best:
+        if entry.name in mine and _version(entry) != mine[entry.name]:
+            yield f"{entry.name} {mine[entry.name]} (another has {_version(entry)})\n"
 
 
 def _version(entry: lock_files.Entry) -> str:
@@ -380,10 +380,10 @@ def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> N
         captured([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]).stdout.strip()
     )
     (home / "install.txt").write_text(
-        "".join(f"{lock_files.text_of(one)}\n" for one in entries), encoding="utf-8"
+        "".join(f"{lock_files.text_of(entry)}\n" for entry in entries), encoding="utf-8"
     )
     into = ["pip", "install", "--quiet", "--no-deps", "--python", str(python)]
-    builds = CPU_BUILDS if any("+cpu" in one.line for one in entries) else ()
+    builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
     if entries:
         _checked(needs, _uv([*into, *builds, "-r", "install.txt"], home))
     if needs.project:

@@ -102,7 +102,7 @@ def cache_restore(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, st
         newest_first = sorted(_caches(ref, inputs, place).glob("*"), key=os.path.getmtime, reverse=True)
         files = {unquote(file.name): file for file in newest_first}
         prefixes = (key, *_lines(inputs["restore-keys"]))
-        fitting = [one for prefix in prefixes for one in files if one.startswith(prefix)]
+        fitting = [file for prefix in prefixes for file in files if file.startswith(prefix)]
         found = key if key in files else next(iter(fitting), None)
         if found:
             target = place.path(inputs["path"])
@@ -147,7 +147,7 @@ def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, 
         return {}
     root = Path(os.path.commonpath(_search_roots(inputs["path"], place)))
     names = [file.relative_to(root) for file in files]
-    if refused := [str(one) for one in names if set(str(one)) & REFUSED]:
+    if refused := [str(name) for name in names if set(str(name)) & REFUSED]:
         raise StepFailed(f"GitHub refuses files of these names: {refused}")
     target = place.machine.artifacts / name
     try:
@@ -173,7 +173,7 @@ def download_artifact(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str
         if not found:
             raise StepFailed(f"there is no artifact of the id {wanted!r}")
     else:
-        found = [one for one in artifacts.glob("*") if fnmatchcase(one.name, inputs["pattern"] or "*")]
+        found = [path for path in artifacts.glob("*") if fnmatchcase(path.name, inputs["pattern"] or "*")]
     for artifact in found:
         # One alone comes without a folder of its name.
         shutil.copytree(artifact, into if len(found) == 1 else into / artifact.name, dirs_exist_ok=True)

@@ -159,9 +159,9 @@ class JobRun:
         action = read_action(home, path)
         inputs = complete_inputs(step.uses, action.inputs, self._expand(step.inputs, scope), typed=False)
         inner = _Scope({}, Known(f"inputs of {step.uses}", inputs), scope.env, repository, str(home / path))
-        for one in action.steps:
-            self._step(one, inner)
-        outputs = {name: as_text(self._expand(one.value, inner)) for name, one in action.outputs.items()}
+        for entry in action.steps:
+            self._step(entry, inner)
+        outputs = {name: as_text(self._expand(row.value, inner)) for name, row in action.outputs.items()}
         result.outputs = Known(f"outputs of {step.uses}", outputs)
         if inner.failure:
             raise StepFailed(f"a step of {step.uses} failed: {inner.failure}")

@@ -185,7 +185,7 @@ class _Run:
             for name, (_, _, outputs) in self.ended.items()
         }
         scope = expression.Scope({**self._contexts(), "jobs": Known("jobs", jobs)})
-        return {name: as_text(expand(one.value, scope)) for name, one in self.workflow.call.outputs.items()}
+        return {name: as_text(expand(row.value, scope)) for name, row in self.workflow.call.outputs.items()}
 
     def _together(self, name: str, rows: Sequence[Ended]) -> Ended:
         outputs = dict.fromkeys(self._declared(self.workflow.jobs[name]), "")
