@@ -157,7 +157,7 @@ def _defines(file: Path, name: str) -> bool:
 
 
 def test_imports_go_down_only() -> None:
-    bad = sorted(f"{violation} imports {other}" for violation, other in _violations())
+    bad = sorted(f"{importing} imports {imported}" for importing, imported in _violations())
     assert not bad, "\n".join(bad)
 
 
