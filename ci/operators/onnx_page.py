@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from ci.operators.onnx_tests import SUITE, NodeTests, node_tests
 from ci.operators.table import EXACT, MEANINGS, Cell, OnnxOperators, Result
-from ci.pipeline.accuracy import LEAST_DB, against_nearest, computed_otherwise
+from ci.pipeline.accuracy import against_nearest, computed_otherwise
 from ci.pipeline.baseline import Recorded, load_baseline
 from ci.pipeline.precision import ONNX_PRECISIONS, OnnxPrecision
+from ci.pipeline.slices import LEAST_DB
 
 HEAD = """\
 ## Operators of ONNX, through ONNX Runtime

@@ -9,14 +9,12 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ci.pipeline.slices import LEAST_DB, parts_of
 from ci.pipeline.suite import Thresholds
-from provisioning.base.units import EXACT_DB, in_decibels
+from provisioning.base.units import EXACT_DB, decibels, in_decibels
 
 CLEARLY_DB = 6.0
 """Figures that differ by more than this differ for a reason."""
-
-LEAST_DB = 20.0
-"""Outputs with a lower SQNR are wrong, even if the tolerance of a test lets them pass."""
 
 FIGURES = {
     "cosine": "cosine with the float model",
@@ -112,8 +110,6 @@ def compared(
 def _parts(outputs: Mapping[object, Sequence[tuple[Any, Any]]]) -> tuple[list[float], list[str]]:
     """The SQNR of the parts of outputs that are lost, and a line on each, and on what is constant."""
     import numpy
-
-    from ci.pipeline.slices import parts_of
 
     lost, lines = [], []
     for number, pairs in enumerate(outputs.values()):
@@ -273,14 +269,6 @@ def _top1(wanted: Any, values: Any) -> dict[str, float]:
     flat = [(row == row[:, :1]).all(-1) for row in rows]
     alike = (rows[0].argmax(-1) == rows[1].argmax(-1)) & (flat[0] | ~flat[1])
     return {"top1": float(alike.mean())}
-
-
-def decibels(signal: float, noise: float) -> float:
-    """The ratio of two powers: EXACT_DB without noise, -EXACT_DB if nothing of the signal is left."""
-    if not noise:
-        return EXACT_DB
-    ratio = signal / noise
-    return 10 * math.log10(ratio) if 0 < ratio < math.inf else -EXACT_DB
 
 
 def in_files(outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[Pair]:

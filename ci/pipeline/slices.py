@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ci.pipeline.accuracy import LEAST_DB, decibels
+from provisioning.base.units import decibels
 
+LEAST_DB = 20.0
+"""Outputs with a lower SQNR are wrong, even if the tolerance of a test lets them pass."""
 FEW, MANY = 16, 1000
 """An output or part with fewer distinct values than FEW, where float has more than MANY, says next to
 nothing: what counts of it is how it varies."""

@@ -37,6 +37,14 @@ EXACT_DB = 999.0
 """The SQNR of outputs without any error, for which there is no finite number."""
 
 
+def decibels(signal: float, noise: float) -> float:
+    """The ratio of two powers: EXACT_DB without noise, -EXACT_DB if nothing of the signal is left."""
+    if not noise:
+        return EXACT_DB
+    ratio = signal / noise
+    return 10 * math.log10(ratio) if 0 < ratio < math.inf else -EXACT_DB
+
+
 def in_decibels(value: float) -> str:
     return "bit-equal" if value >= EXACT_DB else f"{value:.1f} dB"
 

@@ -24,7 +24,6 @@ from ci.lanes.onnx import provider, steps
 from ci.lanes.onnx.graph import all_in_float, load_graph
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.suite import programs_of as onnx_programs
-from ci.pipeline.accuracy import decibels
 from ci.pipeline.baseline import load_baseline
 from ci.pipeline.models.arrays import saved
 from ci.pipeline.precision import precision_named
@@ -34,6 +33,7 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
+from provisioning.base.units import decibels
 from tests.support.onnx_models import conv_model, exported_by_paddle, model_of, write
 from tests.support.typed import typed
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ci.pipeline.accuracy import Pair, Unusable, compare, decibels, in_files, in_words, least_sqnr_db, missed
+from ci.pipeline.accuracy import Pair, Unusable, compare, in_files, in_words, least_sqnr_db, missed
 from ci.pipeline.findings import (
     accuracy_fix,
     accuracy_message,
@@ -27,7 +27,7 @@ from ci.pipeline.findings import (
 from ci.pipeline.suite import Thresholds
 from ci.report.values import in_unit
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.units import EXACT_DB
+from provisioning.base.units import EXACT_DB, decibels
 from tests.support.lowering import SUITE, make_program
 
 VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ci.partition.decisions import module_of, source_of
-from ci.pipeline.accuracy import Pair, Unusable, compared, decibels
+from ci.pipeline.accuracy import Pair, Unusable, compared
 from ci.pipeline.losses import MOST_DB
 from ci.pipeline.models.user_model import BadFactory
+from provisioning.base.units import decibels
 
 
 @dataclass(frozen=True, slots=True)

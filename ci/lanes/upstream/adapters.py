@@ -18,7 +18,8 @@ import pytest
 
 from ci.lanes.upstream.value_cases import SAME_WITHOUT_WEIGHTS
 from ci.operators.table import EXACT, PLAIN
-from ci.pipeline.accuracy import LEAST_DB, Pair, Unusable, least_sqnr_db
+from ci.pipeline.accuracy import Pair, Unusable, least_sqnr_db
+from ci.pipeline.slices import LEAST_DB
 from provisioning.base.units import EXACT_DB
 
 

@@ -28,8 +28,8 @@ from ci.operators.table import (
     Result,
     read,
 )
-from ci.pipeline.accuracy import LEAST_DB
 from ci.pipeline.precision import MEASURED_SCHEMES, MeasuredScheme
+from ci.pipeline.slices import LEAST_DB
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 
 NEWER = "rework-op"

@@ -23,8 +23,8 @@ from ci.operators.table import (
     by_name,
     read,
 )
-from ci.pipeline.accuracy import LEAST_DB
 from ci.pipeline.precision import MEASURED_SCHEMES
+from ci.pipeline.slices import LEAST_DB
 from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_SOC, ROOT
 from provisioning.manifest import load_socs
