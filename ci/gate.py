@@ -36,7 +36,8 @@ from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
 from provisioning.base.rendering.text import LOG, summary_of, verdict, worst
 from provisioning.base.rendering.workflow_commands import command, github_annotations
-from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import Selection
 from provisioning.base.stage_run import RUN, StageRun
 from provisioning.base.units import seconds
 

@@ -8,7 +8,7 @@ import sys
 
 from ci.builds.verb import RUNNER_BUILD_TYPES, add_build_flags
 from provisioning.base.command_line import repeatable
-from provisioning.base.settings import selection_of
+from provisioning.base.selection import selection_of
 
 EXAMPLES = """\
   python -m ci build_runner

@@ -13,7 +13,8 @@ from typing import Any
 
 from provisioning.base.command_line import count, repeatable
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import DEFAULT_TARGET, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import DEFAULT_TARGET
 
 BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
 RUNNER_BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")

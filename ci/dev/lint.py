@@ -15,7 +15,8 @@ from provisioning.base.command_line import repeatable
 from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.settings import ROOT, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\

@@ -6,7 +6,7 @@ import argparse
 
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
   qnn-ci phones MobileNet

@@ -23,7 +23,8 @@ from provisioning.base.commands import captured
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.secrets import RESULTS, URL
-from provisioning.base.settings import ROOT, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import ROOT
 
 EXAMPLES = """\
   nox -s matrix -- --shards 4

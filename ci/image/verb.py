@@ -19,7 +19,8 @@ from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
-from provisioning.base.settings import ROOT, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 
 if TYPE_CHECKING:

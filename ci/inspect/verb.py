@@ -25,7 +25,7 @@ from ci.inspect.extract import extract
 from provisioning.base import answer
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
 
 if TYPE_CHECKING:
     from provisioning.known_faults import Fault, Lane

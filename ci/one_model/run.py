@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from ci.pipeline.compile_flags import LANES, add_option, lane_of, program_to_run
 from ci.pipeline.options import OneModel
 from provisioning.base.command_line import STARTED_IN, Parser, add_timeout, count, repeatable
-from provisioning.base.settings import ROOT, add_selection
+from provisioning.base.selection import add_selection
+from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.pipeline.models.arrays import Sample

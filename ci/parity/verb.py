@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.files import replace_bytes
-from provisioning.base.settings import ROOT, Selection, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import ROOT, Selection
 
 if TYPE_CHECKING:
     from ci.parity.check import Checked

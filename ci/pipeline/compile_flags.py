@@ -14,7 +14,8 @@ from provisioning.base.chips import chip_named
 from provisioning.base.command_line import Parser, count, duration, repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import Selection
 
 PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a model that is quantized, as it is]"
 OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"

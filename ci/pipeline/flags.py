@@ -13,7 +13,8 @@ from pathlib import Path
 from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Part, StageOptions, WorkOptions
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.selection import selection_of
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 
 SEEDS = 1_000_000
 """How many draws of --recheck there are."""

@@ -69,7 +69,7 @@ def _says(source: str) -> str:
 def _same_release(version: str, pinned: str) -> bool:
     """Whether one is the other, or the other with more digits: 2.49.40 and 2.49.40.260810."""
     parts = list(zip(version.split("."), pinned.split("."), strict=False))
-    return len(parts) >= 3 and all(part == other for part, other in parts)
+    return len(parts) >= 3 and all(one == other for one, other in parts)
 
 
 @rule("qnn-build-id", Need.LIBRARIES)

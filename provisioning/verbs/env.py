@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.rendering.variables import FORMATS, github
-from provisioning.base.settings import add_selection, outputs_path, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import outputs_path
 
 if TYPE_CHECKING:
     from provisioning.environment import Environment

@@ -19,13 +19,8 @@ from provisioning.base.errors import UnknownName
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Report, Severity
 from provisioning.base.progress import for_stream
-from provisioning.base.settings import (
-    DEFAULT_TARGET,
-    OFFICIAL_PROFILE,
-    Selection,
-    add_selection,
-    selection_of,
-)
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import aligned
 from provisioning.components import KINDS, QNN_SDK

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
-from provisioning.base.settings import add_selection, outputs_path, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import outputs_path
 from provisioning.environment import Environment, resolve
 
 EXAMPLES = """\

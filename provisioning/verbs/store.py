@@ -15,7 +15,8 @@ from provisioning.base import answer
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
 from provisioning.base.progress import for_stream
-from provisioning.base.settings import Selection, add_selection, selection_of, store_path
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import Selection, store_path
 from provisioning.base.units import size
 from provisioning.components import QNN_SDK
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import write_named
-from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import Selection
 from provisioning.base.units import aligned
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.findings import Finding
-from provisioning.base.settings import ROOT, selection_of
+from provisioning.base.selection import selection_of
+from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.validation import catalogue, check
 from provisioning.validation.gather import gather

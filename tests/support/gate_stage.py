@@ -14,7 +14,7 @@ from pathlib import Path
 
 from provisioning.base.command_line import guarded
 from provisioning.base.findings import Artifact, Metric, Outcome, Severity
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.stage_run import StageRun
 
 MODULE = "tests.support.gate_stage"

@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from symtable import symtable
 
@@ -50,6 +51,11 @@ def _imported(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports name modules in full"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 def _below(module: str, prefix: str) -> bool:
@@ -166,6 +172,16 @@ def test_every_room_is_on_a_floor() -> None:
     files = [file.relative_to(ROOT / "ci") for file in (ROOT / "ci").rglob("*.py")]
     rooms = {file.parts[0].removesuffix(".py") for file in files}
     assert rooms - {"__init__"} == set().union(*FLOORS)
+
+
+def test_no_modules_import_each_other() -> None:
+    """Neither at once nor later, nor by way of a third: each can be read after those that it imports."""
+    below: dict[str, set[str]] = {}
+    for importing, name in _imports():
+        below.setdefault(importing, set()).add(name if _is_module(name) else name.rpartition(".")[0])
+    for importing, imported in below.items():
+        imported.discard(importing)
+    TopologicalSorter(below).prepare()
 
 
 def test_a_class_name_stands_in_one_module() -> None:

@@ -9,7 +9,8 @@ import pytest
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import TARGETS, Selection, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import TARGETS, Selection
 
 
 def selected(*flags: str, **environ: str) -> Selection:

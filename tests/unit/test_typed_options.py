@@ -21,7 +21,7 @@ VERBS = [*PROVISIONING.values(), *CI.values()]
 
 READERS = (
     "provisioning.base.command_line",
-    "provisioning.base.settings",
+    "provisioning.base.selection",
     "ci.pipeline.flags",
     "ci.pipeline.compile_flags",
     "ci.lanes.upstream.flags",
@@ -128,7 +128,7 @@ def test_every_way_past_the_rule_is_seen(source: str) -> None:
 
 def test_run_may_read_its_flags_and_hand_them_to_a_reader() -> None:
     source = """
-from provisioning.base.settings import selection_of
+from provisioning.base.selection import selection_of
 def run(args: argparse.Namespace): return lambda: below(selection_of(args), args.soc)
 """
     assert not list(_leaks(ast.parse(source), verb=True))

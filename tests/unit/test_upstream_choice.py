@@ -16,7 +16,8 @@ from ci.lanes.upstream.ledger import Ledger, RecordedTest, load_ledger, load_rec
 from ci.lanes.upstream.verdict import RecordedPart
 from ci.pipeline.expression import matcher
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import MANIFESTS, selection_of
+from provisioning.base.selection import selection_of
+from provisioning.base.settings import MANIFESTS
 
 TESTS = [f"test_{number}" for number in range(400)]
 SLOWER, CORES = 2, 2

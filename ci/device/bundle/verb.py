@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from provisioning.base.command_line import repeatable
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
   nox -s bundle -- --soc SM8750 --target aarch64-android model.pte

@@ -9,7 +9,7 @@ from ci.lanes.executorch.verb import add_flags
 from ci.pipeline.flags import stage_options
 from ci.pipeline.options import RUN_TIMEOUT
 from provisioning.base.command_line import add_timeout
-from provisioning.base.settings import add_selection
+from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
   nox -s test_emulator

@@ -6,7 +6,7 @@ import argparse
 
 from ci.pipeline.flags import add_choice, add_how, stage_options
 from provisioning.base.command_line import count
-from provisioning.base.settings import add_selection
+from provisioning.base.selection import add_selection
 
 SUITE = "manifests/suites/models.toml"
 

@@ -12,7 +12,8 @@ from provisioning.base.command_line import add_timeout
 from provisioning.base.commands import captured_module, without_result
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replacing
-from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
+from provisioning.base.settings import Selection
 
 if TYPE_CHECKING:
     from ci.artifacts.program import ContextStrings

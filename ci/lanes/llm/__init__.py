@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ci.pipeline.compile_flags import MOVED, add_moved, moved
 from provisioning.base.command_line import add_timeout, count
-from provisioning.base.settings import MANIFESTS, selection_of
+from provisioning.base.selection import selection_of
+from provisioning.base.settings import MANIFESTS
 
 EXAMPLES = """\
   python -m ci llm run out/ "The answer is" --tokens 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.pipeline.flags import add_choice, add_how, stage_options
-from provisioning.base.settings import add_selection
+from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
   nox -s test_llm

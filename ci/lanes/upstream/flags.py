@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ci.pipeline.flags import add_accept, add_recheck, add_work, host_selection, work_of
 from ci.pipeline.options import Choice, WorkOptions
 from provisioning.base.command_line import count, repeatable
-from provisioning.base.settings import Selection, add_selection
+from provisioning.base.selection import add_selection
+from provisioning.base.settings import Selection
 
 
 @dataclass(frozen=True, slots=True)

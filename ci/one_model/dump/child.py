@@ -20,7 +20,7 @@ from ci.pipeline.options import OneModel
 from provisioning.base.command_line import Parser, add_timeout
 from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.settings import add_selection
+from provisioning.base.selection import add_selection
 
 CALLS, PARAMETERS = "saver_output.c", "params.bin"
 SAVED = "Record all QNN API calls"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioning.base.command_line import duration, repeatable
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
   nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850

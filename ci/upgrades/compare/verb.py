@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ci.pipeline.flags import add_accept
 from provisioning.base.command_line import add_timeout, repeatable
-from provisioning.base.settings import add_selection
+from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
   nox -s compare -- --qnn 2.51.0 --qnn 2.50.40 --tag pr
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.upgrades.compare.stage import ComparedBuilds, compare
-    from provisioning.base.settings import selection_of
+    from provisioning.base.selection import selection_of
 
     flags = [flag for name in args.case for flag in ("--case", name)]
     flags += [flag for name in args.tag for flag in ("--tag", name)]

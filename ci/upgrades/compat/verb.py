@@ -6,7 +6,7 @@ import argparse
 import os
 
 from provisioning.base.command_line import add_timeout, repeatable
-from provisioning.base.settings import add_selection
+from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
   python -m ci compat
@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.upgrades.compat.stage import measure_all
-    from provisioning.base.settings import selection_of
+    from provisioning.base.selection import selection_of
 
     flags = ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
     return measure_all(selection_of(args), args.build, args.executorch, flags, os.environ)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ci.pipeline.flags import add_accept
 from provisioning.base.command_line import add_timeout, repeatable
 from provisioning.base.errors import UsageError
-from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
   nox -s test_golden
