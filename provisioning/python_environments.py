@@ -55,10 +55,11 @@ class PythonEnvironments:
     folder: Path
     log: Callable[[str], None]
     torch: Path = TORCH
+    locks: Path = LOCKS
 
     def interpreter(self, name: str) -> str:
         """The Python of an environment, made or rebuilt first if it is not exactly its lock."""
-        lock_file = LOCKS / f"{name}.txt"
+        lock_file = self.locks / f"{name}.txt"
         text = lock_file.read_text(encoding="utf-8")
         in_image = Path(os.environ.get(IN_IMAGE) or os.devnull, name)
         if _text(in_image / "lock.txt") == text:
@@ -113,7 +114,7 @@ class PythonEnvironments:
         """Install from the wheels that were kept; the requirements that are left to install.
 
         All kept ones are removed if one of them is not the lock file's: the index has others."""
-        lock_file, folder = LOCKS / f"{name}.txt", Path(os.environ.get(KEPT_WHEELS) or os.devnull, name)
+        lock_file, folder = self.locks / f"{name}.txt", Path(os.environ.get(KEPT_WHEELS) or os.devnull, name)
         names = {_wheels_name(file.name.partition("-")[0]) for file in folder.glob("*.whl")}
         if not names:
             return lock_file

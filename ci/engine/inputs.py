@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -193,8 +193,8 @@ def mounted_images() -> tuple[str, ...]:
 class Digests:
     """SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent."""
 
-    def __init__(self, store: Path) -> None:
-        self._path = store / "cache" / "memo" / "digests.json"
+    def __init__(self, store: Path, stamp: Callable[[os.stat_result], Stamp] = stamp_of) -> None:
+        self._path, self._stamp = store / "cache" / "memo" / "digests.json", stamp
         self._known: dict[str, list[Any]] = {}
         self._first: dict[str, str] = {}
         self._changed = False
@@ -213,7 +213,7 @@ class Digests:
     def of(self, path: str) -> tuple[str, Stamp]:
         """Raises OSError for anything that is not a readable file."""
         for _ in range(READS):
-            stamp = stamp_of(os.stat(path))
+            stamp = self._stamp(os.stat(path))
             if digest := self._of(path, stamp):
                 return digest, stamp
             # Two workers that end at the same time have read the same libraries.
@@ -231,7 +231,7 @@ class Digests:
     def _read(self, path: str, stamp: Stamp) -> str:
         """Empty if it changed meanwhile. A hard link to it, as a backup makes one, also changes its stamp."""
         digest = hash_file(Path(path))
-        if stamp_of(os.stat(path)) != stamp:
+        if self._stamp(os.stat(path)) != stamp:
             return ""
         self._first.setdefault(path, digest)
         if not changed_too_recently(stamp):

@@ -79,7 +79,7 @@ class Remote:
         if self.off or not self.writers:
             return
         try:
-            answer = self._get(f"ac/{key}", LARGEST_LIST)
+            answer = self.get(f"ac/{key}", LARGEST_LIST)
             for digest in list(_entries(answer))[:ENTRIES]:
                 if (entry := self._verified(key, digest)) is not None:
                     yield entry
@@ -105,7 +105,7 @@ class Remote:
         return document
 
     def _small_blob(self, digest: str) -> bytes | None:
-        content = self._get(f"cas/{digest}", self.largest_text)
+        content = self.get(f"cas/{digest}", self.largest_text)
         return content if content is None or self._is(digest, hashlib.sha256(content).hexdigest()) else None
 
     def _is(self, digest: str, actual: str) -> bool:
@@ -124,7 +124,7 @@ class Remote:
     def download(self, digest: str, into: Path) -> bool:
         """Fetch a blob into a new file; False if it is missing or has another digest."""
         try:
-            if self.off or self._get(f"cas/{digest}", LARGEST_FILE, into) is None:
+            if self.off or self.get(f"cas/{digest}", LARGEST_FILE, into) is None:
                 return False
         except (_Off, OSError) as why:
             self._switch_off(str(why))
@@ -153,25 +153,25 @@ class Remote:
         for name, blob in whole.items():
             sizes[name] = len(blob) if isinstance(blob, bytes) else blob.stat().st_size
             if not self._has(name):
-                self._put(f"cas/{name}", blob)
-        older = _entries(self._get(f"ac/{key}", LARGEST_LIST))
+                self.put(f"cas/{name}", blob)
+        older = _entries(self.get(f"ac/{key}", LARGEST_LIST))
         named = [(f"entries/{digest}", digest, len(entry))]
         named += [(f"blobs/{name}", name, sizes[name]) for name in blobs]
         # What the other entries name is unknown here, so they are looked up one by one.
         others = [(f"entries/{name}", name, size) for name, size in older.items() if name != digest]
-        self._put(f"ac/{key}", action_result([*named, *others[: ENTRIES - 1]]))
+        self.put(f"ac/{key}", action_result([*named, *others[: ENTRIES - 1]]))
 
     def _has(self, digest: str) -> bool:
         return self._request("HEAD", f"cas/{digest}").status_code == 200
 
-    def _put(self, path: str, blob: Blob) -> None:
+    def put(self, path: str, blob: Blob) -> None:
         with contextlib.ExitStack() as stack:
             data: Any = blob if isinstance(blob, bytes) else stack.enter_context(blob.open("rb"))
             done = self._request("PUT", path, data=data)
         if done.status_code >= 300:
             raise _Off(f"answers {done.status_code} to an upload")
 
-    def _get(self, path: str, most: int, into: Path | None = None) -> bytes | None:
+    def get(self, path: str, most: int, into: Path | None = None) -> bytes | None:
         """The content of an address, or its path in `into`; None if there is nothing, or nothing of ours.
 
         In a thread of its own, as a socket's time-out bounds each pause and not their sum."""

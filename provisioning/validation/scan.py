@@ -21,21 +21,6 @@ from provisioning.validation.context import Library
 LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?|.+\.dll")
 
 
-def libraries(root: Path) -> list[Library]:
-    """Every shared library below `root`, without linker scripts and without links to others of the tree.
-
-    A folder that cannot be read stands for the libraries in it.
-    """
-    errors: list[OSError] = []
-    candidates = [read(path, place) for path, place in _candidates(root, errors.append)]
-    for error in errors:
-        folder = Path(error.filename)
-        candidates.append(_not_read(folder, folder.relative_to(root).as_posix(), error))
-    return sorted(
-        (library for library in candidates if library.unreadable != LINKER_SCRIPT), key=lambda f: f.place
-    )
-
-
 def read(path: Path, place: str) -> Library:
     try:
         if path.suffix == pe.SUFFIX:
@@ -48,6 +33,21 @@ def read(path: Path, place: str) -> Library:
         if path.is_symlink() and not path.exists():
             return Library(path, place, None, f"a link to {path.readlink()}, which is not there")
         return _not_read(path, place, error)
+
+
+def libraries(root: Path, read: Callable[[Path, str], Library] = read) -> list[Library]:
+    """Every shared library below `root`, without linker scripts and without links to others of the tree.
+
+    A folder that cannot be read stands for the libraries in it.
+    """
+    errors: list[OSError] = []
+    candidates = [read(path, place) for path, place in _candidates(root, errors.append)]
+    for error in errors:
+        folder = Path(error.filename)
+        candidates.append(_not_read(folder, folder.relative_to(root).as_posix(), error))
+    return sorted(
+        (library for library in candidates if library.unreadable != LINKER_SCRIPT), key=lambda f: f.place
+    )
 
 
 def _not_read(path: Path, place: str, error: OSError) -> Library:

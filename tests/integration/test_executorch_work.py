@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,7 @@ from tests.support.lowering import BASIS, SUITE, make_program
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "WORKER", ("-m", "tests.support.lowering_worker"))
+STAND_IN = ("-m", "tests.support.lowering_worker")
 
 
 def compiled(
@@ -49,8 +48,10 @@ def compiled(
     timeout: float = 60,
     basis: compiling.KeyContext = BASIS,
     cache: bool = True,
+    worker: tuple[str, ...] = STAND_IN,
 ) -> dict[str, Result]:
-    return compile_programs(plan_of(folder, programs, WorkOptions(timeout, jobs=1, cache=cache), basis))
+    plan = plan_of(folder, programs, WorkOptions(timeout, jobs=1, cache=cache), basis)
+    return compile_programs(replace(plan, worker=worker))
 
 
 def plan_of(
@@ -69,6 +70,7 @@ def plan_of(
         logs=folder / "logs",
         baselines={program.suite: Baseline(folder / "baseline.json") for program in programs},
         refused={},
+        worker=STAND_IN,
     )
 
 
@@ -147,12 +149,11 @@ class TestCompiling:
         monkeypatch.setattr(trouble, "BUSY", 0.1)
         program = make_program(tmp_path / "suite")
         compiled(tmp_path, program)
-        monkeypatch.setattr(compiling, "WORKER", ("-c", FAILING.format(what=what)))
-        failure = compiled(tmp_path, program, cache=False, timeout=2)[program.name].failure
+        failing = ("-c", FAILING.format(what=what))
+        failure = compiled(tmp_path, program, cache=False, timeout=2, worker=failing)[program.name].failure
         assert failure and failure.rule == rule
         assert failure.exit_code == (3 if rule == "machine" else 1)
         assert not list((tmp_path / "store/cache/memo/lowering/work").iterdir())
-        monkeypatch.setattr(compiling, "WORKER", ("-m", "tests.support.lowering_worker"))
         assert compiled(tmp_path, program)[program.name].cached == stays
 
     def test_two_cases_of_one_content_are_done_once_and_both_have_it(self, tmp_path: Path) -> None:
@@ -184,11 +185,9 @@ class TestCompiling:
 RUN = """
 import sys
 from pathlib import Path
-from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch.suite import programs_of
 from tests.integration.test_executorch_work import compiled
 
-compiling.WORKER = ("-m", "tests.support.lowering_worker")
 compiled(Path(sys.argv[1]), *programs_of(Path(sys.argv[2])))
 """
 

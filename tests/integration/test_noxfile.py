@@ -193,13 +193,12 @@ class TestKeptWheels:
             hashed = f"{package}=={version} \\\n    --hash=sha256:{hashlib.sha256(content).hexdigest()}\n"
             (tmp_path / where).write_text(f"# torch: torch==2.13.0\n{hashed}")
         (tmp_path / "torch" / "index.txt").write_text((tmp_path / "torch" / "cpu.txt").read_text())
-        monkeypatch.setattr(python_environments, "LOCKS", tmp_path / "locks")
         return folder
 
     def make(self, kept: Path, uv: str | None) -> Path:
         """Where the environment's packages are."""
         home = kept.parents[1]
-        environments = PythonEnvironments(home / "environments", log=print, torch=home / "torch")
+        environments = PythonEnvironments(home / "environments", print, home / "torch", home / "locks")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(PythonEnvironments, "_uv_for", lambda *_: uv)
             python = Path(environments.interpreter("small"))

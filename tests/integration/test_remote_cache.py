@@ -76,8 +76,8 @@ def test_two_stores_share_what_one_of_them_did(nginx: tuple[str, Path], tmp_path
     assert isinstance(entry, CachedResult) and entry.origin == "remote"
     # A program is larger than what nginx takes by default.
     content = b"x" * (3 << 20)
-    writer.remote._put(f"cas/{'0' * 64}", content)
-    assert reader.remote._get(f"cas/{'0' * 64}", len(content)) == content
+    writer.remote.put(f"cas/{'0' * 64}", content)
+    assert reader.remote.get(f"cas/{'0' * 64}", len(content)) == content
 
 
 def test_who_has_no_credential_reads_and_does_not_write(nginx: tuple[str, Path], tmp_path: Path) -> None:
@@ -101,5 +101,5 @@ def test_an_upload_that_broke_off_is_not_there(nginx: tuple[str, Path]) -> None:
         head = f"PUT /cas/{name} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
         head += f"Authorization: Basic {base64.b64encode(TOKEN.encode()).decode()}\r\n\r\n"
         stream.sendall(head.encode() + b"half")
-    assert Remote(url)._get(f"cas/{name}", 1 << 20) is None
+    assert Remote(url).get(f"cas/{name}", 1 << 20) is None
     assert not (folder / "cas" / name).exists()

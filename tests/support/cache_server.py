@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ LATE = 0.7
 
 @dataclass
 class CacheServer:
-    """`fault`: slow, late, trickle, trickling-head, full, cut, endless, error, or other-bytes."""
+    """`fault`: slow, late, trickle, trickling-head, full, cut, endless, error, other-bytes, or `interrupt N`
+    (us, at the Nth upload)."""
 
     url: str = ""
     token: str = ""
@@ -100,6 +102,11 @@ def serving() -> Iterator[CacheServer]:
                 return self.reply(401)
             if known.fault == "full":
                 return self.reply(507)
+            uploads = sum(request.startswith("PUT ") for request in known.requests)
+            if known.fault == f"interrupt {uploads}":
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                self.close_connection = True
+                return None
             if code := known.refusal(self.path, content):
                 return self.reply(code)
             known.kept[self.path] = content

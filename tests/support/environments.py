@@ -7,18 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from provisioning.base.settings import TARGETS
 from provisioning.compat import PASSED, STEPS, Pair
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
-from provisioning.validation import scan
 from provisioning.validation.context import ComponentTree, Context, Host, SkelSignature, Tool
 from provisioning.validation.context import Library as Found
 from provisioning.validation.gather import stated_versions
 from provisioning.validation.probe import Answer
-from provisioning.validation.scan import read
+from provisioning.validation.scan import libraries, read
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.windows import dll
 
@@ -44,9 +41,7 @@ def scanned(root: Path) -> tuple[Found, ...]:
             _READ[content] = read(path, place)
         return replace(_READ[content], path=path, place=place)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "read", read_once)
-        return tuple(scan.libraries(root))
+    return tuple(libraries(root, read_once))
 
 
 def library(name: str, machine: int = X86_64, **more: Any) -> Library:

@@ -31,7 +31,7 @@ from ci.lanes.llm.architecture import (
     upstream_name,
 )
 from ci.lanes.llm.behaviour import WantedAfter, problems
-from ci.lanes.llm.check import _read_by_genie
+from ci.lanes.llm.check import read_by_genie
 from ci.lanes.llm.commands import parts_of
 from ci.lanes.llm.estimate import estimated
 from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
@@ -683,11 +683,11 @@ class TestConfiguration:
 
     def test_what_genie_reads_is_held_to_transformers_own_tokenizer(self, tmp_path: Path) -> None:
         folder = self.begun(tmp_path, "b $A", 1)
-        assert _read_by_genie(folder, [[2, 0]], ["c a"], 1) == []
-        [wrong] = _read_by_genie(folder, [[2, 0]], ["c a"], 0)
+        assert read_by_genie(folder, [[2, 0]], ["c a"], 1) == []
+        [wrong] = read_by_genie(folder, [[2, 0]], ["c a"], 0)
         assert "Genie reads [0, 2, 0]" in wrong and "gives [1, 2, 0]" in wrong
-        assert _read_by_genie(folder, [[2, 0], [1, 2]], ["c a", "b c"], 1) == []
-        [wrong] = _read_by_genie(folder, [[2, 0], [2, 2]], ["c a", "c c"], 1)
+        assert read_by_genie(folder, [[2, 0], [1, 2]], ["c a", "b c"], 1) == []
+        [wrong] = read_by_genie(folder, [[2, 0], [2, 2]], ["c a", "c c"], 1)
         assert "of a chat Genie reads [1, 2, 2]" in wrong
 
     def test_a_model_without_end_is_refused(self, tmp_path: Path) -> None:

@@ -80,16 +80,15 @@ class Dies(Healthy):
     ],
 )
 def test_a_program_that_differs_when_it_is_loaded_again_is_found(
-    program: type[Healthy], wrong: int, released: str, monkeypatch: pytest.MonkeyPatch
+    program: type[Healthy], wrong: int, released: str
 ) -> None:
-    monkeypatch.setattr(reload_worker, "Loaded", program)
     program.loads = 0
-    facts = reload_worker.reloaded(dict(ORDER))
+    facts = reload_worker.reloaded(dict(ORDER), cast(Any, program))
     assert (len(facts["wrong"]), facts["released"]) == (wrong, released)
     assert len(list(findings_of("one", "", Result(facts)))) == wrong
 
 
-def test_memory_that_each_load_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_each_load_leaves_behind_is_found() -> None:
     kept: list[mmap.mmap] = []
 
     class Leaks(Healthy):
@@ -99,8 +98,7 @@ def test_memory_that_each_load_leaves_behind_is_found(monkeypatch: pytest.Monkey
             kept.append(mmap.mmap(-1, 8 << 20))
             kept[-1].write(b"x" * (8 << 20))
 
-    monkeypatch.setattr(reload_worker, "Loaded", Leaks)
-    facts = reload_worker.reloaded({"name": "one", "other": None})
+    facts = reload_worker.reloaded({"name": "one", "other": None}, cast(Any, Leaks))
     assert [finding.rule for finding in findings_of("one", "", Result(facts))] == ["emulator-reload-memory"]
 
 

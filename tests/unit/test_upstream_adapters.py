@@ -177,14 +177,14 @@ def test_the_least_figure_of_all_outputs_is_taken() -> None:
 def test_a_case_with_zeros_has_as_many_as_it_says() -> None:
     torch.manual_seed(0)
     by_name = {str(case): case for case in cases()}
-    drawn = values._draw(by_name["relu-zeros"])
+    drawn = values.draw(by_name["relu-zeros"])
     assert 0.2 < float((drawn == 0).float().mean()) < 0.8
-    assert not (values._draw(by_name["relu-plain"]) == 0).any()
+    assert not (values.draw(by_name["relu-plain"]) == 0).any()
 
 
 def test_an_operator_of_integers_is_given_different_integers() -> None:
     case = next(case for case in cases() if case.settings.integers)
-    drawn = values._draw(case)
+    drawn = values.draw(case)
     assert drawn.dtype == torch.int32 and drawn.unique().numel() > 2
 
 

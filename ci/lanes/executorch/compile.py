@@ -30,8 +30,6 @@ LOG = "compile.log"
 COMPILED = "lowering"
 """The step whose files are programs."""
 
-WORKER = ("-m", "ci.lanes.executorch.worker")
-
 UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 LEAST_MEMORY = 4 << 30
 
@@ -60,6 +58,7 @@ class ExecutorchPlan(AnyPlan[ExecutorchProgram]):
     """End with the quantized model."""
     errors_follow: bool = False
     """Whether the command shows each error itself, so that progress need not."""
+    worker: tuple[str, ...] = ("-m", "ci.lanes.executorch.worker")
 
 
 def key_context_of(sdk_root: Path, store: Path | None = None) -> KeyContext:
@@ -100,12 +99,12 @@ class Lower(Step[ExecutorchProgram]):
         return {**self.plan.environment, **own.variables}
 
     def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        work = self.plan.work
+        plan, work = self.plan, self.plan.work
         memory = work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
         # Warming up takes as long as it saves the first program.
         variables = {**self.environment(own), MEMORY: str(memory), WARM: "1" if count > 1 else ""}
         session, imports = "nox -s test_lowering", "executorch and torch"
-        return setup_of(self.plan, WORKER, variables, threads, work.timeout, session, imports, own.python)
+        return setup_of(plan, plan.worker, variables, threads, work.timeout, session, imports, own.python)
 
     def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         common = key(program, self.plan.basis, memo.roots, environ)

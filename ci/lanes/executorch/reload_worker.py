@@ -48,7 +48,7 @@ class Loaded:
         return outputs
 
 
-def reloaded(order: dict[str, Any]) -> dict[str, Any]:
+def reloaded(order: dict[str, Any], load: type[Loaded] = Loaded) -> dict[str, Any]:
     """What went wrong as `wrong`, and memory in bytes: of one load, and the growth with each load."""
     wrong: list[str] = []
 
@@ -56,17 +56,17 @@ def reloaded(order: dict[str, Any]) -> dict[str, Any]:
         if program.outputs() != outputs:
             wrong.append(when)
 
-    loaded = Loaded(order)
+    loaded = load(order)
     first = loaded.outputs()
     expect(loaded, first, "its second run gives other outputs than the first")
     alone = _resident()
-    two = Loaded(order)
+    two = load(order)
     expect(two, first, "loaded a second time in one process, it gives other outputs")
     one_load = _resident() - alone
     expect(loaded, first, "after it was loaded a second time, the first one gives other outputs")
     del loaded, two
     if other := order["other"]:
-        loaded, beside = Loaded(order), Loaded(other)
+        loaded, beside = load(order), load(other)
         others = beside.outputs()
         name = other["name"]
         expect(loaded, first, f"with {name} loaded in the same process, it gives other outputs")
@@ -74,18 +74,18 @@ def reloaded(order: dict[str, Any]) -> dict[str, Any]:
         del loaded, beside
     after = []
     for _ in range(LOADS):
-        expect(Loaded(order), first, "loaded again after it was released, it gives other outputs")
+        expect(load(order), first, "loaded again after it was released, it gives other outputs")
         after.append(_resident())
     # The first of these loads still fills memory that was released before.
     growth = max(0, after[-1] - after[1]) // (LOADS - 2)
     facts = {"wrong": list(dict.fromkeys(wrong)), "one_load": max(0, one_load), "growth": growth}
-    return {**facts, "released": _after_a_release(order, first)}
+    return {**facts, "released": _after_a_release(order, first, load)}
 
 
-def _after_a_release(order: Mapping[str, Any], first: list[bytes]) -> str:
+def _after_a_release(order: Mapping[str, Any], first: list[bytes], load: type[Loaded]) -> str:
     """What happens to a loaded program when the same program, loaded beside it, is released; empty:
     nothing."""
-    one, two = Loaded(order), Loaded(order)
+    one, two = load(order), load(order)
     two.outputs()
     del two
     try:

@@ -307,13 +307,11 @@ def _tokenizer(config: Path, checkpoint: Path, texts: list[str], tokenizer: Any,
     with limited(config, 1) as copy:
         ours, genies = [tokens_of(tokenizer, text) for text in texts], encoded(copy, texts, timeout=timeout)
     if ours == genies:
-        return _read_by_genie(checkpoint, genies, texts, bos)
+        return read_by_genie(checkpoint, genies, texts, bos)
     return ["Genie's tokenizer tokenizes otherwise than the tokenizers library"]
 
 
-def _read_by_genie(
-    checkpoint: Path, genies: Sequence[list[int]], texts: Sequence[str], bos: int
-) -> list[str]:
+def read_by_genie(checkpoint: Path, genies: Sequence[list[int]], texts: Sequence[str], bos: int) -> list[str]:
     """Where the whole of what Genie reads, with the token that it puts first, is not what transformers' own
     tokenizer gives by its defaults: for a text, and for a chat, whose template writes the first token."""
     if not tokenizer_decides(checkpoint):

@@ -36,14 +36,18 @@ def write_flexible(
     provider.compiled_for_all(
         model, precision, [soc_named(chip) for chip in chips], settings, path, embed=embed
     )
-    contexts = context_binaries(path)
+    require_chips(path.name, context_binaries(path), chips, build)
+    return sorted({*path.parent.iterdir()} - before)
+
+
+def require_chips(name: str, contexts: Sequence[bytes], chips: Sequence[str], build: str) -> None:
+    """Raises CheckFailed if the file's contexts lack a chip, or another QNN build made them."""
     for chip in chips:
         if not contexts or any(not _holds(data, chip, build) for data in contexts):
             raise CheckFailed(
-                f"{path.name} has no context of QNN {build} for {chip}, though it was asked for",
+                f"{name} has no context of QNN {build} for {chip}, though it was asked for",
                 fix="use onnxruntime-qnn 2.5 (QNN 2.49) or later, or compile for each chip by itself",
             )
-    return sorted({*path.parent.iterdir()} - before)
 
 
 def _holds(data: bytes, chip: str, build: str) -> bool:

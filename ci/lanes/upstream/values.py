@@ -18,11 +18,11 @@ from ci.pipeline.models.shipped.operators import alone
 def test_values(test_runner: Any, case: ValueCase) -> None:
     torch.manual_seed(case.seed)
     model, count = alone(case.expression, case.is_module, case.settings.indices)
-    inputs = tuple(_draw(case) for _ in range(count))
+    inputs = tuple(draw(case) for _ in range(count))
     test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
 
 
-def _draw(case: ValueCase) -> torch.Tensor:
+def draw(case: ValueCase) -> torch.Tensor:
     low, high, *zeros = case.range
     values = torch.rand(case.shape) * (high - low) + low
     if case.settings.integers:
