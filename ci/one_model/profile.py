@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
@@ -13,6 +14,7 @@ from provisioning.base import answer
 EXAMPLES = """\
   qnn-ci profile net.py:make --precision 8a8w --soc SM8650
   qnn-ci profile model.onnx --precision 8a8w --json now.json --against before.json
+  qnn-ci profile model.onnx --precision 8a8w --soc SM8750 --simulate --timeline net.json
   qnn-ci profile net.py:make --page profile.html
   qnn-ci profile out/net.pte --input x.npy
   qnn-ci profile out/model_ctx.onnx --input x.npy --source model.onnx
@@ -36,32 +38,56 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL.onnx",
         help="what a compiled .onnx was compiled from, which has the lines",
     )
+    parser.add_argument(
+        "--simulate",
+        action="store_true",
+        help="of an .onnx: also what each operator takes of the chip, by QNN's simulator (not documented)",
+    )
+    parser.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE.json",
+        help="with --simulate: the timeline, which Perfetto shows",
+    )
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
     parser.add_argument("--page", type=Path, metavar="FILE.html", help="write a page with bars and a tree")
     add_work(parser.add_argument_group("how"), "a step")
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.artifacts.simulation import timeline
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.one_model import lane_model
     from ci.pipeline.profile import as_text, document, read_document
+    from ci.pipeline.simulated import as_text as simulated_as_text
+    from ci.pipeline.simulated import read_simulated
     from ci.report.profiles import profile_page
-    from provisioning.base.errors import CheckFailed
+    from provisioning.base.errors import CheckFailed, UsageError
     from provisioning.base.files import write_named
 
     model = one_model_of(args)
     require_one_chip(model.selection)
+    if args.timeline and not args.simulate:
+        raise UsageError("--timeline is of a simulated chip", fix="add --simulate")
     earlier = read_document(args.against) if args.against else None
+    simulated_before = read_simulated(args.against) if args.against and args.simulate else None
 
     def work(report: ModelReport) -> int:
         about, measured = lane_model(model).profiled(args.input, args.source)
         if not measured.costs and not measured.cpu:
             raise CheckFailed(f"{model.typed}: nothing of it was profiled", fix="it holds no operator")
         body = document(measured, {"model": model.typed, **about})
+        simulated = lane_model(model).simulated() if args.simulate else None
+        if simulated:
+            body["simulated"] = simulated.as_dict()
+        if simulated and args.timeline:
+            write_named(args.timeline, json.dumps(timeline(simulated.simulation, simulated.names)))
         report.more["profiles"] = body
         answer.add(**body)
         if args.page:
-            write_named(args.page, profile_page(model.typed, measured))
+            write_named(args.page, profile_page(model.typed, measured, simulated))
+        if simulated:
+            print("\n".join(simulated_as_text(simulated, model.lane, simulated_before)))
         print("\n".join(as_text(measured, earlier, args.against)))
         return 0
 

@@ -25,6 +25,7 @@ from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOption
 from ci.pipeline.precision import written_name
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran, require_program
+from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
@@ -156,6 +157,13 @@ class LaneModel(ABC, Generic[P, L]):
     def profiled(self, inputs: Sequence[str], source: Path | None) -> tuple[dict[str, str], ProgramProfile]:
         """What was profiled, and its figures. `source` is what a compiled .onnx was compiled from."""
         raise self.not_taken(self.model)
+
+    def simulated(self) -> SimulatedProfile:
+        """What QNN's own simulator says of the chip."""
+        raise UsageError(
+            f"--simulate: {self.model.typed}: only ONNX models are simulated",
+            fix="export it with torch.onnx.export, and name the .onnx",
+        )
 
     def forecasted(self, measured: str | None) -> Forecasted:
         """What phones will take for it; `measured` is what one of them took."""

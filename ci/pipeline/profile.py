@@ -16,7 +16,7 @@ from typing import Any
 
 from provisioning.base.errors import CheckFailed, UsageError
 
-NODE = re.compile(r"(?P<name>.+?):OpId_\d+ \(cycles\)")
+NODE = re.compile(r"(?P<name>.+?):OpId_(?P<number>\d+) \(cycles\)")
 ADDED = re.compile(r"_token_\d+$")
 """The suffix of a node that the provider made from another one."""
 RUNS = 12

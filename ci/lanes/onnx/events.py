@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.pipeline.models.model_lines import user_frame
-from ci.pipeline.profile import OnCpu, OperatorCost, costs_of, located
+from ci.pipeline.profile import NODE, OnCpu, OperatorCost, costs_of, located
 from provisioning.base.command_line import Parser
 
 if TYPE_CHECKING:
@@ -31,6 +31,16 @@ def costs(path: Path) -> list[OperatorCost]:
                 continue
             runs[row[6].strip()].append(int(row[2]))
     return costs_of(runs)
+
+
+def names_of_operators(path: Path) -> dict[int, str]:
+    """By the numbers that QNN gave them while compiling."""
+    names = {}
+    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+        for row in csv.reader(stream):
+            if len(row) >= 7 and (match := NODE.fullmatch(row[6].strip())):
+                names[int(match["number"])] = match["name"]
+    return names
 
 
 def slowest(path: Path, count: int = 5) -> list[OperatorCost]:

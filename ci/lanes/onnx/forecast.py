@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ci.artifacts.simulation import COSTS, TRACE, Simulation, read_simulation
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.runs import Repeats
@@ -44,6 +45,32 @@ class EstimateOnnx(OneModelStep):
             return failed(result.failure.kind)
         estimates = result.facts["estimates"].values()
         return Line("passed", ", ".join(f"{estimate['us']} us" for estimate in estimates) or "no estimate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateOnnx(OneModelStep):
+    """QNN's simulation of the program's chip, as the files that its compiler writes."""
+
+    kind = "onnx-simulate"
+    title = "simulations"
+    repeats = Repeats()
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        common, _ = prepared(program, ask, ask.scratch / program.name, drawn=True, verify=False)
+        return ask(do="simulate", **common)
+
+    def line(self, program: OnnxProgram, result: Result) -> Line:
+        if result.failure:
+            return failed(result.failure.kind)
+        return Line("passed", f"{result.facts['us']:,.0f} us simulated")
+
+
+def simulated(model: OneModel, program: OnnxProgram) -> tuple[Simulation, str]:
+    """Of the program's chip, with the QNN build that simulates it."""
+    step = SimulateOnnx(plan_of_model(model, program))
+    result = require_done(run_step(step, step.plan.programs[:1])[step.plan.programs[0].name])
+    assert result.folder is not None
+    return read_simulation(result.folder / TRACE, result.folder / COSTS), str(result.facts["build_id"])
 
 
 def forecast_of_chip(program: OnnxProgram, estimate: Mapping[str, Any] | None) -> list[str]:

@@ -36,6 +36,7 @@ from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
+from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.steps import Ask, require_done, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.commands import session
@@ -319,6 +320,11 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         from ci.lanes.onnx.profile import profiled
 
         return profiled(self.model, inputs, source)
+
+    def simulated(self) -> SimulatedProfile:
+        from ci.lanes.onnx.profile import simulated_profile
+
+        return simulated_profile(self.model)
 
     def forecasted(self, measured: str | None) -> Forecasted:
         return forecasted(self.model, measured)

@@ -8,7 +8,16 @@ from pathlib import Path
 
 from ci.lanes.onnx.compile import cwd, setup_of
 from ci.lanes.onnx.context import read_context, soc_of
-from ci.lanes.onnx.events import SourcePlace, costs, cpu_times, places_of, with_lines
+from ci.lanes.onnx.events import (
+    NO_LINE,
+    SourcePlace,
+    costs,
+    cpu_times,
+    names_of_operators,
+    places_of,
+    with_lines,
+)
+from ci.lanes.onnx.forecast import simulated
 from ci.lanes.onnx.graph import is_context, load_graph, source_digest
 from ci.lanes.onnx.options import Settings, parse_assignments, settings_of
 from ci.lanes.onnx.orders import logs_folder, require_file, say, search_path, step
@@ -17,6 +26,7 @@ from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.pipeline.models.inputs import GraphSignature, drawn, read_inputs
 from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, OnCpu, ProgramProfile, merged
+from ci.pipeline.simulated import SimulatedProfile, simulated_costs
 from ci.pipeline.steps import asking, require_done
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
@@ -48,6 +58,38 @@ def profiled(
         settings, places = program.run.settings(program.soc), places_of(graph)
         about = {"precision": program.run.kind, "soc": program.soc}
         return about, measured(folder / CONTEXT, inputs, program.soc, settings, places, model.work.timeout)
+
+
+def simulated_profile(model: OneModel) -> SimulatedProfile:
+    """What QNN's simulator says of the chip. One run on the emulator gives the names of operators."""
+    path, program = search_path() / model.typed, program_of(model)
+    require_file(path)
+    graph = load_graph(path)
+    if is_context(graph):
+        raise UsageError(
+            f"--simulate: {model.typed} is compiled already", fix="name the model that it was compiled from"
+        )
+    found, build_id = simulated(model, program)
+    folder = require_done(mixed(model, program)).folder
+    assert folder is not None
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
+        events = Path(temporary) / "events.csv"
+        _run(
+            folder / CONTEXT,
+            folder / SAMPLES,
+            program.soc,
+            program.run.settings(program.soc),
+            events,
+            model.work.timeout,
+        )
+        names = names_of_operators(events)
+    known = places_of(graph)
+    kinds = {node.name: node.op_type for node in graph.graph.node}
+    places = {
+        name: {"line": place.source, "module": place.module, "kind": kinds[name]}
+        for name, place in known.items()
+    }
+    return simulated_costs(found, build_id, names, places, NO_LINE)
 
 
 def _of_context(
@@ -83,6 +125,21 @@ def _write_inputs(files: Sequence[str], signature: GraphSignature, path: Path) -
     save(path, [read_inputs(files, signature) if files else drawn(signature)])
 
 
+def _run(context: Path, inputs: Path, soc: str, settings: Settings, events: Path, timeout: float) -> None:
+    with logs_folder() as logs, asking(setup_of(logs, timeout=timeout), logs / "run.log") as ask:
+        ask(
+            do="run",
+            cwd=cwd(),
+            model=str(context.absolute()),
+            inputs=str(inputs),
+            outputs=str(events.with_name("outputs.npz")),
+            soc=soc,
+            settings=settings.as_dict(),
+            profile=str(events),
+            cpu=True,
+        )
+
+
 def measured(
     context: Path,
     inputs: Path,
@@ -100,18 +157,7 @@ def measured(
         scratch = Path(temporary)
         for number in range(PROCESSES):
             events = scratch / f"{number}.csv"
-            with logs_folder() as logs, asking(setup_of(logs, timeout=timeout), logs / "run.log") as ask:
-                ask(
-                    do="run",
-                    cwd=cwd(),
-                    model=str(context.absolute()),
-                    inputs=str(inputs),
-                    outputs=str(scratch / "outputs.npz"),
-                    soc=soc,
-                    settings=settings.as_dict(),
-                    profile=str(events),
-                    cpu=True,
-                )
+            _run(context, inputs, soc, settings, events, timeout)
             profiles.append(costs(events))
             for time_ in cpu_times(events.with_suffix(".json"), places):
                 known = cpu.setdefault(time_.operator, time_)

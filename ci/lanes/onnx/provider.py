@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
+import onnxruntime_qnn
 
 from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
 from ci.artifacts.estimate import QnnEstimate, read_estimate
@@ -203,6 +204,26 @@ def estimated(
     if nodes_beside_context(context):
         raise CheckFailed("HTP does not take it whole")
     return read_estimate(profile)
+
+
+def simulated(model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path) -> float:
+    """Microseconds by QNN's simulator, whose files are left in `into`. Raises CheckFailed where HTP does not
+    take the model whole."""
+    # Imported late: no other result depends on it.
+    from ci.pipeline.simulator import simulating
+
+    context = into / "simulated_ctx.onnx"
+    options = _context_options(settings, context, False)
+    device()
+    with simulating(Path(onnxruntime_qnn.get_qnn_htp_path()), into) as found:
+        try:
+            _session(model, _provider_options(precision, soc, settings, None), options)
+        except Exception as error:
+            raise CheckFailed(f"it does not compile whole: {_message_of(error)}") from error
+    simulation = found.simulation()
+    for path in into.glob(f"{context.stem}*"):
+        path.unlink()
+    return simulation.us
 
 
 def _context_options(settings: Settings, context: Path, embed: bool) -> dict[str, str]:

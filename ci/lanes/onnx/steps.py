@@ -506,6 +506,14 @@ def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def order_simulate(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Have QNN simulate the chip; the trace and the costs are left in the step's folder."""
+    run, soc = run_of(order), soc_named(order["soc"])
+    precision, settings = precision_named(run.precision), run.settings(order["soc"])
+    us = provider.simulated(Path(order["model"]), precision, soc, settings, Path(order["into"]))
+    return {"build_id": installed_build(), "us": us}
+
+
 def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     """Where the quantized model on HTP first differs from itself on the CPU."""
     from ci.lanes.onnx.cuts import searched
@@ -552,6 +560,7 @@ ORDERS = {
     "case": order_case,
     "mixed": order_mixed,
     "estimate": order_estimate,
+    "simulate": order_simulate,
     "diverge": order_diverge,
     "losses": order_losses,
     "run": order_run,

@@ -1,0 +1,159 @@
+"""QNN's simulator of chips, which its compiler runs if a graph asks for it. Imported only by workers.
+
+The options that ask are not documented. QnnGraph_setConfig takes them, as Qualcomm's headers have it, once a
+graph is created: so the function that creates one is replaced in the table that this process got from QNN."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ci.artifacts.simulation import COSTS, TRACE, Simulation, read_simulation
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+
+BURST = 10
+"""The highest clocks, with which phones run a benchmark. The simulator's own choice is twice too slow."""
+CREATE_GRAPH, SET_GRAPH_CONFIG = 15, 17
+"""Places in QnnInterface's table."""
+FINALIZE_CONFIG = 7
+INTEGER, TEXT = 0x32, 0x608
+"""Kinds of QnnTypes.h: a signed 32-bit number, a string."""
+READ_WRITE = 3
+
+
+class _Interface(ctypes.Structure):
+    _fields_ = (
+        ("backend", ctypes.c_uint32),
+        ("provider", ctypes.c_char_p),
+        ("versions", ctypes.c_uint32 * 6),
+        ("calls", ctypes.c_void_p * 64),
+    )
+
+
+class _Scalar(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_uint32), ("value", ctypes.c_uint64))
+
+
+class _Option(ctypes.Structure):
+    _fields_ = (
+        ("option", ctypes.c_uint32),
+        ("key", ctypes.c_char_p),
+        ("scalar", _Scalar),
+        ("room", ctypes.c_uint64 * 12),
+    )
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (("option", ctypes.c_uint32), ("custom", ctypes.c_void_p))
+
+
+_CREATE = ctypes.CFUNCTYPE(
+    ctypes.c_uint64, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+)
+_SET = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+
+
+@dataclass
+class Simulating:
+    """The graphs that were created while simulating."""
+
+    folder: Path
+    graphs: int = 0
+    refused: list[str] = field(default_factory=list)
+    """Options that QNN does not take."""
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / TRACE
+
+    @property
+    def costs(self) -> Path:
+        return self.folder / COSTS
+
+    @property
+    def options(self) -> dict[str, int | str]:
+        return {
+            "hextimate": 1,
+            "sim_core_voltage_corner": BURST,
+            "sim_bus_voltage_corner": BURST,
+            "sim_trace_final": str(self.trace),
+            "sim_model_stats": str(self.costs),
+        }
+
+    def simulation(self) -> Simulation:
+        """Of the one graph. Raises CheckFailed."""
+        if self.graphs != 1:
+            raise CheckFailed(
+                f"it is cut into {self.graphs} graphs, and QNN simulates one",
+                fix="make HTP take it whole: audit says what it does not take",
+            )
+        if self.refused or not self.trace.is_file():
+            raise EnvironmentLacking(
+                f"this QNN has no simulator: it refuses {', '.join(self.refused) or 'to write a trace'}",
+                fix="leave --simulate out",
+            )
+        try:
+            return read_simulation(self.trace, self.costs)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise EnvironmentLacking(
+                f"this QNN's simulator writes another form: {type(error).__name__}: {error}",
+                fix="leave --simulate out",
+            ) from error
+
+
+@contextmanager
+def simulating(backend: Path, folder: Path) -> Iterator[Simulating]:
+    """Graphs that `backend` creates meanwhile are simulated; files go to `folder`."""
+    found, library = Simulating(folder), ctypes.CDLL(str(backend))
+    table, count = ctypes.POINTER(ctypes.POINTER(_Interface))(), ctypes.c_uint32()
+    if library.QnnInterface_getProviders(ctypes.byref(table), ctypes.byref(count)):
+        raise EnvironmentLacking(f"{backend.name} gives no interface", fix="leave --simulate out")
+    replaced: list[tuple[int, int, Any]] = []
+    try:
+        for index in range(count.value):
+            interface = table[index].contents
+            place = ctypes.addressof(interface) + _Interface.calls.offset + 8 * CREATE_GRAPH
+            own = _creator(found, interface)
+            replaced.append((place, interface.calls[CREATE_GRAPH], own))
+            _write(place, ctypes.cast(own, ctypes.c_void_p).value or 0)
+        yield found
+    finally:
+        for place, real, _own in replaced:
+            _write(place, real)
+
+
+def _creator(found: Simulating, interface: _Interface) -> Any:
+    create = _CREATE(interface.calls[CREATE_GRAPH])
+    configure = _SET(interface.calls[SET_GRAPH_CONFIG])
+
+    def created(context: int, name: bytes, configs: int, graph: Any) -> int:
+        status: int = create(context, name, configs, graph)
+        if status:
+            return status
+        found.graphs += 1
+        for key, value in found.options.items():
+            held = ctypes.c_char_p(value.encode()) if isinstance(value, str) else None
+            number = ctypes.cast(held, ctypes.c_void_p).value if held else value
+            kind = TEXT if held else INTEGER
+            option = _Option(FINALIZE_CONFIG, key.encode(), _Scalar(kind, number))
+            config = _Config(0, ctypes.addressof(option))
+            if configure(graph[0], (ctypes.c_void_p * 2)(ctypes.addressof(config), None)):
+                found.refused.append(key)
+        return status
+
+    return _CREATE(created)
+
+
+def _write(place: int, value: int) -> None:
+    """The table lies in memory that is for reading."""
+    page = place & ~(mmap.PAGESIZE - 1)
+    if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(page), 2 * mmap.PAGESIZE, READ_WRITE):
+        raise EnvironmentLacking(
+            "QNN's table of functions cannot be changed here", fix="leave --simulate out"
+        )
+    ctypes.c_void_p.from_address(place).value = value
