@@ -15,7 +15,7 @@ OPERATOR_BITS = 0xFFFFFFFF
 """The part of an entry's id that is the operator's: OpId_23 of a profile has 23."""
 WAITS = ("default_hvx_spawn", "default_hvx_validate", "default_dma_sync")
 """Entries that wait for others, and do no work."""
-LANES = {"HMX": "matrix", "HVX": "vector", "DMA": "memory", "scalar": "scalar"}
+LANES = {"HMX": "matrix", "HVX": "vector", "DMA": "memory", "scalar": "the rest"}
 """The units of a chip that an entry keeps busy, with what each does."""
 KNOWN = "exists"
 """The status of a cost that QNN's table has; every other one is a guess."""

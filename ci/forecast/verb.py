@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import count, repeatable
 
@@ -14,6 +16,7 @@ EXAMPLES = """\
   qnn-ci forecast model.onnx --precision 8a8w
   qnn-ci forecast model.onnx --precision 16a8w --calibrate samples/ --phone 'Galaxy S25'
   qnn-ci forecast model.onnx --measured 'Galaxy S24=1.42 ms'
+  qnn-ci forecast model.onnx --simulate --phone 'Galaxy S25'
   nox -s forecast -- fit
   nox -s forecast -- fit --without resnet50 --accept
 """
@@ -29,6 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--measured",
         metavar="PHONE=MS",
         help="what one phone took: the others' forecasts by it ('Galaxy S24=1.42 ms')",
+    )
+    parser.add_argument(
+        "--simulate",
+        action="store_true",
+        help="also what QNN's simulator (not documented) says of each phone's chip: a compile each",
     )
     fit = parser.add_argument_group(FIT, "compile the models that phones measured, and fit the constants")
     repeatable(fit, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
@@ -50,7 +58,11 @@ def run(args: argparse.Namespace) -> int:
     of_fit = {"-k": args.expressions, "--without": args.without, "--shard": args.shard, "--list": args.list}
     of_model = {"--precision": args.precision, "--phone": args.phone, "--measured": args.measured}
     of_model |= {"--calibrate": args.calibrate, "--option": args.option}
-    of_model |= {"--dimension": args.dimension, "--per-channel": args.per_channel}
+    of_model |= {
+        "--simulate": args.simulate,
+        "--dimension": args.dimension,
+        "--per-channel": args.per_channel,
+    }
     for flag, given in (of_model if fits else {**of_fit, "--accept": args.accept}).items():
         if given:
             raise UsageError(f"{flag} is for {'a model' if fits else FIT}", fix=f"leave {flag} out")
@@ -74,4 +86,18 @@ def run(args: argparse.Namespace) -> int:
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in shown])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words(shown)))
+    if args.simulate:
+        simulate(model, {phone: table.phones[phone].soc for phone in phones})
     return int(bool(forecasted.withheld))
+
+
+def simulate(model: OneModel, phones: Mapping[str, str]) -> None:
+    """Print what QNN's simulator says of these phones, by their chips."""
+    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.simulated import CAVEAT, in_words
+
+    found = lane_model(model).simulated_on(sorted({*phones.values()}))
+    answer.add(simulated={phone: round(found[soc].us / 1000, 5) for phone, soc in phones.items()})
+    for phone, soc in phones.items():
+        print(f"{phone}  {in_words(found[soc])}")
+    print(CAVEAT)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from ci.artifacts.simulation import Simulation
 from ci.engine.output import Publish, writing_into
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.compile_flags import CHECKPOINT, LANES
@@ -159,11 +160,12 @@ class LaneModel(ABC, Generic[P, L]):
         raise self.not_taken(self.model)
 
     def simulated(self) -> SimulatedProfile:
-        """What QNN's own simulator says of the chip."""
-        raise UsageError(
-            f"--simulate: {self.model.typed}: only ONNX models are simulated",
-            fix="export it with torch.onnx.export, and name the .onnx",
-        )
+        """What each operator takes of the chip by QNN's own simulator."""
+        raise self.not_simulated(self.model)
+
+    def simulated_on(self, chips: Sequence[str]) -> Mapping[str, Simulation]:
+        """The same of several chips, without the names of operators."""
+        raise self.not_simulated(self.model)
 
     def forecasted(self, measured: str | None) -> Forecasted:
         """What phones will take for it; `measured` is what one of them took."""
@@ -180,6 +182,13 @@ class LaneModel(ABC, Generic[P, L]):
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         """The program's name, and what the search for its operator that differs gave."""
         raise self.not_taken(self.model)
+
+    @staticmethod
+    def not_simulated(model: OneModel) -> UsageError:
+        return UsageError(
+            f"--simulate: {model.typed}: only ONNX models are simulated",
+            fix="export it with torch.onnx.export, and name the .onnx",
+        )
 
     @staticmethod
     def not_taken(model: OneModel) -> UsageError:

@@ -110,6 +110,17 @@ def place_of(name: str, places: Mapping[str, Mapping[str, str]]) -> Mapping[str,
     return None
 
 
+def in_words(simulation: Simulation) -> str:
+    """The time, and the operators of which it is a guess."""
+    guessed = [row for row in simulation.operators if row.guessed > GUESSED and row.us > 0]
+    share = sum(row.us for row in guessed) / simulation.us
+    words = f"{simulation.us / 1000:.3g} ms simulated for {simulation.soc}"
+    if share < CHANGED:
+        return words
+    kinds = ", ".join(dict.fromkeys(row.kinds[0] for row in guessed))
+    return f"{words}; {share:.0%} of it is a guess: {kinds}"
+
+
 def as_text(profile: SimulatedProfile, lane: str, earlier: Mapping[str, float] | None) -> Iterator[str]:
     units = ", ".join(f"{unit} {us:,.0f} us" for unit, us in sorted(profile.simulation.busy.items()))
     yield f"{profile.soc}: {profile.us:,.0f} us simulated (busy, all threads together: {units})"

@@ -206,6 +206,18 @@ class TestCost:
         ddr = {**facts()["beside"]["ddr"], name: 10_000}
         assert self.rules(program, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
 
+    def test_what_became_slower_lists_what_differs_of_the_graph(self, program: OnnxProgram) -> None:
+        estimate = {"estimates": {"QCS9100": {"us": 200}}, "shapes": {"Gather 1x8": 1, "Conv 1x8x4x4": 2}}
+        result = compiled(facts())
+        slower = replace(result, facts={**result.facts, "estimate": estimate})
+        accepted = self.agreed.model_copy(
+            update={"estimate_us": 100, "estimated": ("1 Slice 1x8", "2 Conv 1x8x4x4")}
+        )
+        baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: accepted})
+        (finding,) = cost(program, slower, baseline, self.tolerances)
+        assert finding.rule == "cost-estimate-us"
+        assert "+1 Gather 1x8, -1 Slice 1x8" in finding.message and "Conv" not in finding.message
+
 
 BOTH = (
     SUITE

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from ci.engine.work import Result
@@ -13,6 +13,7 @@ from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in_words, missed
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
+from ci.pipeline.costs import cost_rule
 from ci.pipeline.findings import (
     accepting,
     accuracy_fix,
@@ -29,6 +30,8 @@ from ci.pipeline.suite import HELD_QUANTIZED
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 
+MOST_SHOWN = 6
+"""How many operators a message about a slower program names."""
 ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
 
@@ -196,6 +199,10 @@ def outcome_of(result: Result) -> dict[str, Any]:
         "failed": str(facts.get("failed", "")),
         "message": first_line(str(facts["message"])) if "failed" in facts else "",
         "in_float": was_compiled(result) and bool(facts.get("in_float")),
+        "estimated": tuple(
+            f"{count} {what}"
+            for what, count in sorted((facts.get("estimate") or {}).get("shapes", {}).items())
+        ),
     }
 
 
@@ -214,7 +221,24 @@ def cost(
             f"read what it prints: {SUITES.repeat(program)} --no-cache --keep",
         )
     again = f"{SUITES.repeat(program)} --accept"
-    yield from growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again)
+    agreed = baseline.of(program.name)
+    for finding in growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again):
+        if finding.rule == cost_rule("estimate_us") and agreed:
+            differs = difference_of(agreed.estimated, outcome_of(result)["estimated"])
+            yield replace(finding, message=f"{finding.message}; {differs}")
+        else:
+            yield finding
+
+
+def difference_of(before: Collection[str], now: Collection[str]) -> str:
+    """What a slower program has that it had not; that is the difference, which need not be the cause."""
+    more = [f"+{what}" for what in now if what not in before]
+    less = [f"-{what}" for what in before if what not in now]
+    if not more and not less:
+        return "its operators and shapes are those that were accepted"
+    shown = ", ".join([*more, *less][:MOST_SHOWN])
+    rest = len(more) + len(less) - MOST_SHOWN
+    return f"its graph differs, which need not be the cause: {shown}{f' and {rest} more' if rest > 0 else ''}"
 
 
 def costs_of(result: Result) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,20 @@ class SimulateOnnx(OneModelStep):
         if result.failure:
             return failed(result.failure.kind)
         return Line("passed", f"{result.facts['us']:,.0f} us simulated")
+
+
+def simulated_on(model: OneModel, chips: Sequence[str]) -> dict[str, Simulation]:
+    """By chip; each is a compile of its own."""
+    program = program_of(model)
+    plan = plan_of_model(model, program)
+    programs = tuple(replace(program, soc=chip) for chip in chips)
+    results = run_step(SimulateOnnx(replace(plan, programs=programs)), programs)
+    found = {}
+    for program in programs:
+        folder = require_done(results[program.name]).folder
+        assert folder is not None
+        found[program.soc] = read_simulation(folder / TRACE, folder / COSTS)
+    return found
 
 
 def simulated(model: OneModel, program: OnnxProgram) -> tuple[Simulation, str]:

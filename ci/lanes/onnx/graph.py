@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -482,3 +483,18 @@ def _kind(number: int) -> str:
 
 def _name(node: onnx.NodeProto) -> str:
     return node.name or f"the {node.op_type} that makes {next(iter(node.output), 'nothing')}"
+
+
+def shapes_of(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
+    """How many of these nodes compute what in which shape: `Conv 1x32x64x64`."""
+    import onnx
+
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    dimensions = {
+        value.name: "x".join(
+            str(size.dim_value) if size.dim_value else size.dim_param or "?"
+            for size in value.type.tensor_type.shape.dim
+        )
+        for value in (*inferred.value_info, *inferred.output)
+    }
+    return dict(Counter(f"{node.op_type} {dimensions.get(node.output[0], '')}".rstrip() for node in nodes))

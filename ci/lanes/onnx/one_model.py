@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ci.artifacts.simulation import Simulation
 from ci.engine.memo import Memo
 from ci.engine.work import Result, empty_folder
 from ci.engine.workers.parent import Refused
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
-from ci.lanes.onnx.forecast import forecast_of_chip, forecasted
+from ci.lanes.onnx.forecast import forecast_of_chip, forecasted, simulated_on
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
@@ -325,6 +326,9 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         from ci.lanes.onnx.profile import simulated_profile
 
         return simulated_profile(self.model)
+
+    def simulated_on(self, chips: Sequence[str]) -> Mapping[str, Simulation]:
+        return simulated_on(self.model, chips)
 
     def forecasted(self, measured: str | None) -> Forecasted:
         return forecasted(self.model, measured)

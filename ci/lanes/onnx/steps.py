@@ -28,6 +28,7 @@ from ci.lanes.onnx.graph import (
     load_graph,
     make_plain,
     problems_of,
+    shapes_of,
     signature_of,
     source_digest,
     wrong_reciprocals,
@@ -497,12 +498,14 @@ def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
         else:
             if found:
                 estimates[chip] = found.as_dict()
-    nodes = [node for node in load_graph(model).graph.node if node.op_type not in WITHOUT_PLACE]
+    graph = load_graph(model)
+    nodes = [node for node in graph.graph.node if node.op_type not in WITHOUT_PLACE]
     return {
         "build_id": installed_build(),
         "estimates": estimates,
         "refused": refused,
         "operators": dict(Counter(node.op_type for node in nodes)),
+        "shapes": shapes_of(graph, nodes),
     }
 
 
