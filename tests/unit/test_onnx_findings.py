@@ -211,7 +211,11 @@ class TestCost:
         result = compiled(facts())
         slower = replace(result, facts={**result.facts, "estimate": estimate})
         accepted = self.agreed.model_copy(
-            update={"estimate_us": 100, "estimated": ("1 Slice 1x8", "2 Conv 1x8x4x4")}
+            update={
+                "build_id": result.facts["build_id"],
+                "estimate_us": 100,
+                "estimated": ("1 Slice 1x8", "2 Conv 1x8x4x4"),
+            }
         )
         baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: accepted})
         (finding,) = cost(program, slower, baseline, self.tolerances)
