@@ -17,7 +17,7 @@ from ci.lanes.onnx.crosscheck import (
     markdown,
     verdicts,
 )
-from ci.lanes.onnx.findings import changed, cost, findings_of, lane_of
+from ci.lanes.onnx.findings import build_id_of, changed, cost, findings_of, lane_of
 from ci.lanes.onnx.suite import OnnxProgram, programs_of
 from ci.pipeline.baseline import Baseline, Recorded, load_baseline, load_tolerances
 from provisioning.base.findings import Metric, Outcome, Severity
@@ -212,7 +212,7 @@ class TestCost:
         slower = replace(result, facts={**result.facts, "estimate": estimate})
         accepted = self.agreed.model_copy(
             update={
-                "build_id": result.facts["build_id"],
+                "build_id": build_id_of(result),
                 "estimate_us": 100,
                 "estimated": ("1 Slice 1x8", "2 Conv 1x8x4x4"),
             }
