@@ -19,6 +19,7 @@ from ci.pipeline.forecast import (
     ACCEPTED,
     BY,
     PRECISIONS,
+    PROGRAMS,
     LaneFit,
     PhoneFit,
     reason_to_withhold,
@@ -172,17 +173,6 @@ def _fit(
     for (name, precision), reason in withheld.items():
         stage.add("forecast-withheld", Severity.NOTE, f"{name}/{precision}", reason, "")
     stage.metrics |= {"programs": len(estimates), "withheld": len(withheld), "phones": rows}
-    stage.metrics["scatter"] = [
-        {
-            "phone": of_phone.phone,
-            "model": row.model,
-            "precision": row.precision,
-            "measured_ms": round(row.measured / 1000, 4),
-            "forecast_ms": round(guess / 1000, 4),
-        }
-        for of_phone in judged
-        for row, guess in zip(of_phone.rows, of_phone.guesses, strict=True)
-    ]
     if accepting:
         _accept(limits, judged, table)
 
@@ -298,8 +288,17 @@ def _accept(limits: LaneFit, judged: Sequence[JudgedPhone], table: Forecasts) ->
             },
         }
 
+    values |= {
+        f"{PROGRAMS}/{of_phone.phone}/{row.model.replace('/', ' ')}/{row.precision}": {
+            "measured_us": round(row.measured),
+            "forecast_us": round(guess),
+        }
+        for of_phone in judged
+        for row, guess in zip(of_phone.rows, of_phone.guesses, strict=True)
+    }
+
     def change(before: Accepted) -> Accepted:
-        mine = before.only(lambda subject: subject.partition("/")[0] != LANE)
+        mine = before.only(lambda subject: subject.partition("/")[0] not in (LANE, PROGRAMS))
         return mine.updated(values)
 
     accept(ACCEPTED, change)

@@ -16,7 +16,11 @@ from provisioning.build_id import version_in
 
 ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
 
-FLOAT, P80 = "float", ".p80"
+PROGRAMS = "onnx-programs"
+"""Of the programs that the constants were fitted by: what a phone measured, and the forecast of constants
+without the program's model."""
+
+FLOAT = "float"
 BY = "by."
 """How names of errors begin that another phone's measurement leaves."""
 PRECISIONS = {"fp16": "float", "8a8w": "w8a8", "16a8w": "w8a16"}

@@ -17,7 +17,8 @@ from urllib.parse import quote, unquote
 from ci.github.release import NAME, project_version
 from ci.operators import history
 from ci.operators.table import MEANINGS, OperatorTable, shipped
-from ci.site import errors, operators
+from ci.pipeline.phones import load_forecasts
+from ci.site import errors, operators, phones
 from ci.site.markdown import Document, Link, groups, inline, rendered
 from provisioning.base.commands import as_installed, captured
 from provisioning.base.errors import CheckFailed, UsageError
@@ -31,7 +32,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 REPORT = ROOT / "ci" / "report" / "templates"
 """Style and script of the report's page, which the site has too."""
 
-START, FAULTS, OPERATORS, INDEX = "start.html", "faults.html", f"operators/on-{DEFAULT_SOC}.html", "search.js"
+START, FAULTS, PHONES = "start.html", "faults.html", "phones.html"
+OPERATORS, INDEX = f"operators/on-{DEFAULT_SOC}.html", "search.js"
 INDEX_HEAD = "window.searchIndex = "
 """A script, since a page that is opened as a file may not fetch JSON."""
 
@@ -114,6 +116,8 @@ def build() -> Mapping[str, str | bytes]:
     _operators(site, table, texts["docs/operators.md"].partition("\n## ")[0])
     _errors(site)
     _faults(site, texts["docs/findings.md"])
+    wheel = load_forecasts().wheel.version
+    site.page(PHONES, "phones.html.j2", "Forecasts and phones", plots=phones.plots(), wheel=wheel)
     _sources(site)
     _home(site, table)
     site.files["llms.txt"] = _for_language_models(site, documents)
@@ -135,7 +139,13 @@ def _common() -> dict[str, Any]:
         "version": project_version(ROOT),
         "commit": commit,
         "day": str(day),
-        "places": {"operators": OPERATORS, "errors": ERRORS, "faults": FAULTS, "start": START},
+        "places": {
+            "operators": OPERATORS,
+            "errors": ERRORS,
+            "faults": FAULTS,
+            "phones": PHONES,
+            "start": START,
+        },
         "groups": {},
         "inline": inline,
         "as_installed": as_installed,
@@ -302,6 +312,7 @@ def _for_language_models(site: Site, documents: Mapping[str, tuple[str, Document
         f"- [Operators]({OPERATORS}): operators/NAME.html is one's page, operators/onnx/NAME.html ONNX's",
         f"- [Errors]({ERRORS}): one anchor for each",
         f"- [Known faults]({FAULTS})",
+        f"- [Forecasts and phones]({PHONES})",
         "",
         "## Pages",
         "",
