@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(forecasted.in_words(shown)))
     if args.simulate:
         simulate(model, {phone: table.phones[phone].soc for phone in phones})
-    return int(bool(forecasted.withheld))
+    return int(bool(forecasted.withheld) and not args.simulate)
 
 
 def simulate(model: OneModel, phones: Mapping[str, str]) -> None:

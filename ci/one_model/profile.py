@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--simulate",
         action="store_true",
-        help="of an .onnx: also what each operator takes of the chip, by QNN's simulator (not documented)",
+        help="also what each operator takes of the chip, by QNN's simulator (not documented)",
     )
     parser.add_argument(
         "--timeline",

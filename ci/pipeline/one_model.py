@@ -171,7 +171,7 @@ class LaneModel(ABC, Generic[P, L]):
         """What phones will take for it; `measured` is what one of them took."""
         return Forecasted(
             withheld=f"{self.model.typed}: only ONNX models have forecasts, no other lane is fitted",
-            fix="export it with torch.onnx.export, and name the .onnx",
+            fix="export it with torch.onnx.export, and name the .onnx; or --simulate",
         )
 
     def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
@@ -186,8 +186,8 @@ class LaneModel(ABC, Generic[P, L]):
     @staticmethod
     def not_simulated(model: OneModel) -> UsageError:
         return UsageError(
-            f"--simulate: {model.typed}: only ONNX models are simulated",
-            fix="export it with torch.onnx.export, and name the .onnx",
+            f"--simulate: {model.typed}: only PyTorch and ONNX models are simulated",
+            fix="name a .pt2, file.py:function or an .onnx",
         )
 
     @staticmethod

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ci.artifacts.simulation import Simulation
 from ci.engine.installed import ready_runner
 from ci.engine.output import Publish
 from ci.engine.work import Result
@@ -38,6 +39,7 @@ from ci.pipeline.options import Choice
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
+from ci.pipeline.simulated import SimulatedProfile
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
@@ -214,6 +216,16 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         from ci.lanes.executorch.profile import profiled
 
         return profiled(self.model, inputs)
+
+    def simulated(self) -> SimulatedProfile:
+        from ci.lanes.executorch.profile import simulated_profile
+
+        return simulated_profile(self.model)
+
+    def simulated_on(self, chips: Sequence[str]) -> Mapping[str, Simulation]:
+        from ci.lanes.executorch.profile import simulated_on
+
+        return simulated_on(self.model, chips)
 
     def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
         from ci.lanes.executorch.run import ran

@@ -6,20 +6,25 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ci.artifacts.bounds import Malformed
+from ci.artifacts.simulation import COSTS, TRACE, Simulation, read_simulation
 from ci.artifacts.trace import events_of
 from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.runner_call import call_runner, runner_command, write_inputs
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import compile_programs
+from ci.lanes.executorch.compile import ExecutorchPlan, Lower, compile_programs
 from ci.lanes.executorch.run import inputs_of_program, write_raw
+from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done
 from ci.pipeline.options import OneModel
-from ci.pipeline.profile import PROCESSES, RUNS, OnCpu, ProgramProfile, costs_of, located, merged
+from ci.pipeline.profile import NODE, PROCESSES, RUNS, OnCpu, ProgramProfile, costs_of, located, merged
+from ci.pipeline.simulated import SimulatedProfile, simulated_costs
+from ci.pipeline.steps import Ask, run_step
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.progress import at_work
@@ -52,6 +57,85 @@ def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Pro
             about = {"precision": wanted.run.precision, "soc": selection.soc}
         environment = {**closed(qnn_environment.merged(os.environ)), "OMP_NUM_THREADS": "1"}
         return about, measure(runner, program, inputs, facts, folder, environment, timeout)
+
+
+@dataclass(frozen=True)
+class Simulate(Lower):
+    """QNN's simulation of the program's chip, as the files that its compiler writes while lowering."""
+
+    kind = "simulation"
+
+    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
+        return ask(**program.order, simulate=True)
+
+
+def simulations(plan: ExecutorchPlan) -> dict[str, Simulation]:
+    """By program; each is a compile of its own."""
+    results, found = run_step(Simulate(plan), plan.programs), {}
+    for program in plan.programs:
+        folder = require_done(program, plan, results).folder
+        assert folder is not None
+        found[program.name] = read_simulation(folder / TRACE, folder / COSTS)
+    return found
+
+
+def simulated_on(model: OneModel, chips: Sequence[str]) -> dict[str, Simulation]:
+    programs = {chip: program_of(model, chip) for chip in chips}
+    found = simulations(plan_of_model(model, "profile", [*programs.values()]))
+    return {chip: found[program.name] for chip, program in programs.items()}
+
+
+def simulated_profile(model: OneModel) -> SimulatedProfile:
+    """What QNN's simulator says of the chip. One run on the emulator gives the names of operators."""
+    if model.typed.endswith(".pte"):
+        raise UsageError(
+            f"--simulate: {model.typed} is compiled already", fix="name the model that it was compiled from"
+        )
+    program = program_of(model)
+    plan = plan_of_model(model, "profile", [program])
+    simulation = simulations(plan)[program.name]
+    compiled = require_done(program, plan, compile_programs(plan))
+    assert compiled.folder is not None
+    inputs = [compiled.folder / row["file"] for row in compiled.facts["inputs"][0]]
+    runner = ready_runner(os.environ, model.selection.reports)
+    environment = closed(ready_environment(model.selection, os.environ).merged(os.environ))
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
+        trace = _traced(
+            runner, compiled.folder / PROGRAM, inputs, Path(scratch), environment, model.work.timeout
+        )
+        cycles, _, _ = _costs_in(trace)
+    names = {int(match["number"]): match["name"] for name in cycles if (match := NODE.fullmatch(name))}
+    return simulated_costs(
+        simulation,
+        plan.basis.build_id,
+        names,
+        _places(compiled.facts),
+        ADDED,
+    )
+
+
+def _traced(
+    runner: Path,
+    program: Path,
+    inputs: Sequence[Path],
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout: float,
+) -> Path:
+    """The events of one inference."""
+    listed, trace = write_inputs(folder / "inputs.txt", [inputs]), folder / "events.etdp"
+    more = ("--profile_level", str(DETAILED))
+    command = runner_command(runner, program, listed, folder / "outputs", *more, trace=trace)
+    call_runner(command, program, trace.with_suffix(".log"), environment, timeout)
+    return trace
+
+
+def _places(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """By the name of a node, where its author wrote it."""
+    return {
+        name: {"line": node["line"] or ADDED, "module": node["module"] or THE_MODEL, "kind": node["operator"]}
+        for name, node in facts.get("nodes", {}).items()
+    }
 
 
 def _require_fitting(model: OneModel, path: Path, files: Sequence[str]) -> None:
@@ -94,10 +178,7 @@ def measure(
         calls.append([least for _, least in native])
         names = [name for name, _ in native]
         whole.append(total)
-    places = {
-        name: {"line": node["line"] or ADDED, "module": node["module"] or THE_MODEL, "kind": node["operator"]}
-        for name, node in facts.get("nodes", {}).items()
-    }
+    places = _places(facts)
     costs = located(merged(profiles), places, ADDED) if places else merged(profiles)
     least = [min(layer) for layer in zip(*calls, strict=True)]
     on_cpu = facts.get("left", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 from ci.engine.workers.child import WARM, Answer, hidden, reporting, serve, threads
 from ci.engine.workers.faster_exports import make_exports_faster
+from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import ROOT
 
 
@@ -38,13 +40,23 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.executorch.lower import lower
     from ci.lanes.executorch.suite import parse_request
 
-    return lower(
-        *parse_request(order),
-        Path(order["into"]),
-        Path(order["log"]),
-        keep_going=order.get("keep_going", False),
-        quantize_only=order.get("quantize_only", False),
-    )
+    into = Path(order["into"])
+    with contextlib.ExitStack() as stack:
+        if order.get("simulate"):
+            # Imported late: no other result depends on it.
+            from ci.pipeline.simulator import simulating
+            from provisioning.environment import HOST_LIBRARIES
+
+            libraries = Path(os.environ["QNN_SDK_ROOT"], "lib", HOST_LIBRARIES)
+            simulated = stack.enter_context(simulating(libraries / "libQnnHtp.so", into))
+        facts = lower(
+            *parse_request(order),
+            into,
+            Path(order["log"]),
+            keep_going=order.get("keep_going", False),
+            quantize_only=order.get("quantize_only", False),
+        )
+        return {**facts, "us": simulated.simulation().us} if order.get("simulate") else facts
 
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +65,8 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
 
     if isinstance(error, BadFactory):
         return {"kind": "factory", "message": str(error), "fix": error.fix}
+    if isinstance(error, ToolkitError):
+        return {"kind": "simulation", "message": error.message, "fix": error.fix}
     if isinstance(error, Failed):
         return {"kind": error.step, "message": str(error), "fix": error.fix}
     return {"kind": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
