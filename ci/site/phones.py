@@ -37,12 +37,6 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    text: str
-    place: float
-
-
-@dataclass(frozen=True, slots=True)
 class Plot:
     """Forecasts over what was measured, both by their logarithms."""
 

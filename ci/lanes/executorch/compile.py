@@ -30,6 +30,8 @@ LOG = "compile.log"
 COMPILED = "lowering"
 """The step whose files are programs."""
 
+WORKER = ("-m", "ci.lanes.executorch.worker")
+
 UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 LEAST_MEMORY = 4 << 30
 
@@ -58,7 +60,7 @@ class ExecutorchPlan(AnyPlan[ExecutorchProgram]):
     """End with the quantized model."""
     errors_follow: bool = False
     """Whether the command shows each error itself, so that progress need not."""
-    worker: tuple[str, ...] = ("-m", "ci.lanes.executorch.worker")
+    worker: tuple[str, ...] = WORKER
 
 
 def key_context_of(sdk_root: Path, store: Path | None = None) -> KeyContext:
