@@ -69,10 +69,7 @@ SCHEMAS = {
         "ci.dev.suite_schema:Suite",
         "A suite: models, the lanes, precisions and chips that they run at, and what is expected",
     ),
-    "suggestions": (
-        "ci.operators.suggestions:Suggestions",
-        "What to write instead of operators that stay on the CPU",
-    ),
+    "fixes": ("provisioning.fixes:Fixes", "What repairs a finding, and how a graph is rewritten so"),
     "tolerances": (
         "ci.pipeline.baseline:Tolerances",
         "How much worse than its baseline a program may become",

@@ -25,6 +25,7 @@ from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOption
 from ci.pipeline.precision import written_name
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran, require_program
+from ci.pipeline.rewriting import Asked, Rewritten
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
@@ -146,6 +147,10 @@ class LaneModel(ABC, Generic[P, L]):
     def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """What quantizing the whole model loses, in words, and what each operator adds to it, the worst
         first."""
+        raise self.not_taken(self.model)
+
+    def rewritten(self, asked: Asked) -> Rewritten:
+        """The model with the rewrites that answer known faults, each proved on the CPU."""
         raise self.not_taken(self.model)
 
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:

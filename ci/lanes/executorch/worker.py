@@ -38,6 +38,11 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.executorch.lower import lower
     from ci.lanes.executorch.suite import parse_request
 
+    if "needs" in order:
+        from ci.lanes.executorch.repair import rewritten
+
+        case, run, _, place = parse_request(order)
+        return rewritten(case, run, place, Path(order["into"]), order["needs"])
     return lower(
         *parse_request(order),
         Path(order["into"]),
