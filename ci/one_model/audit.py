@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.one_model.repair import only_one, repaired
     from ci.pipeline.audit_table import as_text, fails
-    from ci.pipeline.model_report import ModelReport, reported
+    from ci.pipeline.model_report import DIES, ModelReport, reported
     from ci.pipeline.one_model import lane_model
     from ci.pipeline.rewriting import Asked
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
         print("\n".join(as_text(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:
-            report.fail(f"gives no program that runs at {', '.join(failed)}")
+            report.fail(f"gives no program that runs at {', '.join(failed)}", rule=DIES)
         return int(bool(failed))
 
     return reported("audit", model, [*precisions, *model.named], work)

@@ -112,16 +112,7 @@ class LaneModel(ABC, Generic[P, L]):
 
     def command(self, verb: str, soc: str, *more: str) -> str:
         """That does something else with the same model."""
-        model = self.model
-        words: list[str | Path] = [model.typed, "--soc", soc]
-        for flag, values in (
-            ("--precision", [model.precision] if model.precision else []),
-            ("--calibrate", [model.calibrate] if model.calibrate else []),
-            ("--variable", model.variables),
-            ("--dimension", model.dimensions),
-        ):
-            words += [word for value in values for word in (flag, value)]
-        return session(verb, *words, *["--per-channel"] * model.per_channel, *more)
+        return session(verb, *self.model.words(soc), *more)
 
     def plan(self, programs: Sequence[P]) -> L:
         model = self.model
@@ -288,7 +279,7 @@ def _shown(products: Sequence[Product], report: ModelReport) -> int:
     answer.add_findings(wrong)
     for finding in wrong:
         error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
-        report.fail(error.message, error.fix)
+        report.fail(error.message, error.fix, finding.rule)
         show_error(error)
     return CheckFailed.exit_code if wrong else 0
 

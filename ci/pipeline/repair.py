@@ -10,7 +10,7 @@ from typing import Any
 
 from ci.engine.output import writing_into
 from ci.pipeline.lane import mine_of
-from ci.pipeline.model_report import ModelReport
+from ci.pipeline.model_report import DIES, ModelReport
 from ci.pipeline.one_model import ELSEWHERE, LaneModel, lane_model
 from ci.pipeline.options import Compiling
 from ci.pipeline.rewriting import Asked, Change, Rewritten
@@ -97,7 +97,7 @@ def repair_model(taken: LaneModel[Any, Any], asked: Asked, report: ModelReport) 
     if not now.green:
         words = now.error or "; ".join(f"{finding.message}" for finding in now.wrong)
         whose = "the rewritten model" if after else f"no rewrite repairs {taken.model.typed}, which"
-        report.fail(f"{whose}: {words}", now.fix)
+        report.fail(f"{whose}: {words}", now.fix, now.wrong[0].rule if now.wrong else DIES)
     return 0 if now.green else CheckFailed.exit_code
 
 

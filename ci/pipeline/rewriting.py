@@ -163,7 +163,7 @@ def tried(samples: Sequence[Sequence[Array]], values: Sequence[float], low: floa
         for every in zip(*samples, strict=True):
             array = every[0]
             if array.dtype.kind == "f":
-                finite = np.concatenate([each[np.isfinite(each)] for each in every])
+                finite = np.concatenate([drawn[np.isfinite(drawn)] for drawn in every])
                 ends = (float(finite.min()), float(finite.max())) if finite.size else (-1.0, 1.0)
                 made.append(np.maximum(of_floats(array.shape, *ends), low).astype(array.dtype))
             else:

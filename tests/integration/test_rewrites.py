@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from ci.lanes.executorch import repair, rewrites
 from ci.lanes.onnx import repair as onnx_repair
 from ci.lanes.onnx import rewrites as onnx_rewrites
-from ci.lanes.onnx.rewriting import Writer
+from ci.lanes.onnx.rewriting import Match, Writer
 from ci.pipeline.rewriting import Asked, Need, NotTheSame, needs_of
 from provisioning.fixes import load_fixes
 from provisioning.known_faults import load_faults
@@ -72,7 +73,7 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
     sample = sample_of(model)
     repaired = onnx_repair.Repaired(model, [sample, sample], tmp_path)
     repaired.apply([])
-    (match,) = onnx_rewrites.REWRITES[name](repaired.model)
+    matches = list(onnx_rewrites.REWRITES[name](repaired.model))
 
     def larger(put: Writer, result: str) -> str:
         return put("Mul", result, put.constant(1.01))
@@ -81,18 +82,19 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
         ends = [put.constant([end], np.int64) for end in (-1, -(2**31), -1, -1)]
         return put("Slice", result, *ends)
 
-    for spoil in (larger, turned):
+    for match, spoil in product(matches, (larger, turned)):
 
-        def broken(put: Writer, spoil: Callable[[Writer, str], str] = spoil) -> list[str]:
+        def broken(
+            put: Writer, match: Match = match, spoil: Callable[[Writer, str], str] = spoil
+        ) -> list[str]:
             first, *rest = match.write(put)
             return [spoil(put, first), *rest]
 
+        values = repaired.model.values(match.operands)
         with pytest.raises(NotTheSame):
-            repaired.model.proved(
-                replace(match, write=broken), need(name), repaired.model.values(match.operands)
-            )
+            repaired.model.proved(replace(match, write=broken), need(name), values)
     repaired.apply([need(name)])
-    assert [change.refused for change in repaired.changes] == [""]
+    assert matches and [change.refused for change in repaired.changes] == [""] * len(matches)
     assert not list(onnx_rewrites.REWRITES[name](repaired.model))
 
 

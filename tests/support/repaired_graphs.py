@@ -15,7 +15,8 @@ TEXTS = {
     "norm-as-scale-and-shift": f"""g ({IMAGE} x) => ({IMAGE} y)
         <float[4] s = {{1, 0.5, 2, 1}}, float[4] b = {{0.5, 0.1, 0.2, 0.3}},
          float[4] m = {{0.1, 0.2, 0.3, 0.4}}, float[4] v = {{1, 2, 0.5, 0.1}}> {{
-        p = Relu(x) y = BatchNormalization<epsilon = 0.001>(p, s, b, m, v) }}""",
+        c = Conv(x, w) n = BatchNormalization(c, s, b, m, v)
+        p = Relu(n) y = BatchNormalization<epsilon = 0.001>(p, s, b, m, v) }}""",
     "gelu-for-erf": f"""g ({ROW} x) => ({ROW} y)
         <float two = {{1.41421356}}, float one = {{1}}, float half = {{0.5}}> {{
         d = Div(x, two) e = Erf(d) a = Add(e, one) m = Mul(x, a) y = Mul(m, half) }}""",
@@ -38,14 +39,18 @@ TEXTS = {
 }
 
 
+WEIGHTS = {
+    "norm-as-scale-and-shift": {"w": (4, 4, 1, 1)},
+    "recurrent-cell-by-cell": {"w": (2, 6, 3), "r": (2, 6, 2), "b": (2, 12)},
+}
+"""Those that are drawn."""
+
+
 def model_of(name: str) -> onnx.ModelProto:
-    model = parser.parse_model(HEAD + TEXTS[name])
-    if name == "recurrent-cell-by-cell":
-        generator = np.random.default_rng(1)
-        for weight, shape in (("w", (2, 6, 3)), ("r", (2, 6, 2)), ("b", (2, 12))):
-            model.graph.initializer.append(
-                numpy_helper.from_array(generator.normal(size=shape).astype("f4"), weight)
-            )
+    model, generator = parser.parse_model(HEAD + TEXTS[name]), np.random.default_rng(1)
+    for weight, shape in WEIGHTS.get(name, {}).items():
+        values = generator.normal(size=shape).astype("f4")
+        model.graph.initializer.append(numpy_helper.from_array(values, weight))
     return model
 
 

@@ -128,7 +128,10 @@ class Repaired:
             scale = max(float(tensor.double().abs().max()) for tensor in wanted)
             try:
                 require_same(
-                    [each.numpy() for each in wanted], [each.numpy() for each in found], WHOLE_BOUND, scale
+                    [tensor.numpy() for tensor in wanted],
+                    [tensor.numpy() for tensor in found],
+                    WHOLE_BOUND,
+                    scale,
                 )
             except NotTheSame as error:
                 self.changes = [

@@ -113,7 +113,7 @@ def _following(node: Node, steps: int) -> list[Node]:
     found: dict[Node, None] = {}
     now = [node]
     for _ in range(steps):
-        now = [user for each in now for user in each.users]
+        now = [user for reader in now for user in reader.users]
         found |= dict.fromkeys(user for user in now if user.op == "call_function")
     return list(found)
 
@@ -286,7 +286,7 @@ def _taken(x: Tensor, places: Sequence[Tensor]) -> Tensor:
 
 
 def _pools_by_four(model: Exported, node: Node) -> bool:
-    inner, outer = (_shape(model, each)[-2:] for each in (node.args[0], node))
+    inner, outer = (_shape(model, place)[-2:] for place in (node.args[0], node))
     if any(old != 4 * new for old, new in zip(inner, outer, strict=True)):
         return False
     return node.target is not aten.avg_pool2d.default or node.args[1] in (4, [4, 4], (4, 4))
@@ -563,7 +563,9 @@ def _(model: Exported) -> Iterator[Match]:
     for node in list(model.module.graph.nodes):
         if node.op != "call_function" or not isinstance(model.value(node), Tensor) or model.varies(node):
             continue
-        works = node.target not in NO_WORK or not all(each.op == "get_attr" for each in node.all_input_nodes)
+        works = node.target not in NO_WORK or not all(
+            operand.op == "get_attr" for operand in node.all_input_nodes
+        )
         if works and any(model.varies(user) for user in node.users):
             yield Match(node, (), partial(torch.clone, model.value(node).detach()))
 
@@ -573,7 +575,7 @@ def _(model: Exported) -> Iterator[Match]:
     for node in model.all_of(aten.lstm.input, aten.gru.input):
         state: Any = node.args[1]
         first = state if isinstance(state, list | tuple) else [state]
-        empty = not any(model.varies(each) or model.value(each).any() for each in first)
+        empty = not any(model.varies(tensor) or model.value(tensor).any() for tensor in first)
         yield model.call(node, _recurrent(node.target is aten.lstm.input, empty, _reads(node)))
 
 
@@ -596,15 +598,15 @@ def _recurrent(is_lstm: bool, empty: bool, reads: set[Any]) -> Callable[..., Any
             outputs = []
             for way in range(ways):
                 place = layer * ways + way
-                begin = None if empty else [each[place] for each in states]
+                begin = None if empty else [tensor[place] for tensor in states]
                 steps = x.unbind(0)[:: -1 if way else 1]
                 given, last = _steps(is_lstm, steps, begin, weights[place * count : (place + 1) * count])
                 outputs.append(torch.stack(given[:: -1 if way else 1]))
-                for kept, each in zip(lasts, last, strict=True):
-                    kept.append(each)
+                for kept, tensor in zip(lasts, last, strict=True):
+                    kept.append(tensor)
             x = torch.cat(outputs, -1) if two_ways else outputs[0]
         results = [x.transpose(0, 1) if batch_first else x, *(torch.stack(kept) for kept in lasts)]
-        return tuple(each if number in reads else None for number, each in enumerate(results))
+        return tuple(result if number in reads else None for number, result in enumerate(results))
 
     return write
 

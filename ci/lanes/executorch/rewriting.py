@@ -72,13 +72,13 @@ class Exported:
     def _constant(self, node: Node, besides: Sequence[Node]) -> bool:
         todo, seen = [node], {*besides}
         while todo:
-            each = todo.pop()
-            if each in seen:
+            maker = todo.pop()
+            if maker in seen:
                 continue
-            if each.op == "placeholder":
+            if maker.op == "placeholder":
                 return False
-            seen.add(each)
-            todo += each.all_input_nodes
+            seen.add(maker)
+            todo += maker.all_input_nodes
         return True
 
     def all_of(self, *targets: Any) -> Iterator[Node]:
@@ -137,27 +137,27 @@ class Exported:
 
         end, read = put(match.node), _read(match.node)
         graph.output(
-            end if read is None else tuple(graph.call_function(getitem, (end, each)) for each in read)
+            end if read is None else tuple(graph.call_function(getitem, (end, place)) for place in read)
         )
         return GraphModule(self.module, graph)
 
     def put(self, match: Match, traced: GraphModule) -> None:
         """Replace the node."""
         graph, node = self.module.graph, match.node
-        inner = traced.graph.find_nodes(op="placeholder")
-        copies = dict(zip(inner, map(self._now, match.operands), strict=True))
+        given = traced.graph.find_nodes(op="placeholder")
+        copies = dict(zip(given, map(self._now, match.operands), strict=True))
         result: Any = None
         with graph.inserting_before(node):
-            for each in traced.graph.nodes:
-                if each.op == "output":
-                    (result,) = each.args
-                elif each.op != "placeholder":
-                    copies[each] = (
-                        graph.get_attr(self._kept(_attribute(traced, each.target)))
-                        if each.op == "get_attr"
-                        else graph.node_copy(each, copies.__getitem__)
+            for inner in traced.graph.nodes:
+                if inner.op == "output":
+                    (result,) = inner.args
+                elif inner.op != "placeholder":
+                    copies[inner] = (
+                        graph.get_attr(self._kept(_attribute(traced, inner.target)))
+                        if inner.op == "get_attr"
+                        else graph.node_copy(inner, copies.__getitem__)
                     )
-                    copies[each].meta = {name: node.meta[name] for name in KEPT_META if name in node.meta}
+                    copies[inner].meta = {name: node.meta[name] for name in KEPT_META if name in node.meta}
         if _read(node) is None:
             self.stands_for[node] = copies[result]
             node.replace_all_uses_with(copies[result])

@@ -131,7 +131,7 @@ class Repaired:
             return
         found = _computed(self.model.model, self.samples, self.into)
         for wanted, outputs in zip(self.wanted, found, strict=True):
-            old, new = ([np.asarray(each[name]) for name in wanted] for each in (wanted, outputs))
+            old, new = ([np.asarray(sample[name]) for name in wanted] for sample in (wanted, outputs))
             scale = max(float(abs(array.astype("f8")).max(initial=0)) for array in old)
             try:
                 require_same(old, new, WHOLE_BOUND, scale)
@@ -171,7 +171,7 @@ def optimized(model: onnx.ModelProto, into: Path) -> onnx.ModelProto:
         before.unlink(missing_ok=True)
         after.unlink(missing_ok=True)
     used = {node.domain for node in folded.graph.node}
-    imported = [each for each in folded.opset_import if each.domain in used]
+    imported = [opset for opset in folded.opset_import if opset.domain in used]
     folded.ClearField("opset_import")
     folded.opset_import.extend(imported)
     return folded

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ci.lanes.onnx.rewriting import MICROSOFT, Match, Rewriting, Writer
+from ci.lanes.onnx.rewriting import MICROSOFT, Match, Rewriting, Writer, attributes_of
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.rewriting import HTP_DIMENSIONS, merged
 
@@ -39,34 +39,54 @@ def _(model: Rewriting) -> Iterator[Match]:
             maker = model.maker(name)
             if maker is not None and maker.op_type == "Reciprocal":
                 by, of = maker.input[0], node.input[1 - place]
-                operands = tuple(each for each in dict.fromkeys((of, by)) if model.constant(each) is None)
+                operands = tuple(name for name in dict.fromkeys((of, by)) if model.constant(name) is None)
                 yield Match(node, operands, lambda write, by=by, of=of: [write("Div", of, by)])
                 break
 
 
 @search("norm-as-scale-and-shift")
 def _(model: Rewriting) -> Iterator[Match]:
+    """Also behind a convolution: no quantizer folds it there."""
     for node in model.all_of("BatchNormalization"):
-        maker = model.maker(node.input[0])
-        absorbed = maker is not None and maker.op_type in ("Conv", "ConvTranspose")
-        if absorbed and len(model.users(node.input[0])) == 1:
-            continue
         values = [model.constant(name) for name in node.input[1:]]
-        if all(value is not None for value in values):
-            epsilon = model.reads_whole(node).get("epsilon", 1e-5)
-            yield Match(node, (node.input[0],), _normed(node.input[0], values, epsilon, model))
+        if any(value is None for value in values):
+            continue
+        scale, shift, mean, variance = (np.asarray(value, "f8") for value in values)
+        factor = scale / np.sqrt(variance + attributes_of(node).get("epsilon", 1e-5))
+        offset = shift - mean * factor
+        conv = model.maker(node.input[0])
+        weights = [model.constant(name) for name in conv.input[1:]] if conv is not None else []
+        if (
+            conv is not None
+            and conv.op_type == "Conv"
+            and len(model.users(node.input[0])) == 1
+            and all(weight is not None for weight in weights)
+        ):
+            yield Match(node, (conv.input[0],), _into(conv, weights, factor, offset))
+        else:
+            sizes = [1, -1, *[1] * (len(model.shapes[node.input[0]]) - 2)]
+            yield Match(
+                node,
+                (node.input[0],),
+                _normed(node.input[0], factor.reshape(sizes), offset.reshape(sizes)),
+            )
 
 
-def _normed(x: str, values: Sequence[Any], epsilon: float, model: Rewriting) -> Callable[[Writer], list[str]]:
-    scale, shift, mean, variance = (value.astype("f8") for value in values)
-    factor = scale / np.sqrt(variance + epsilon)
-    sizes = [1, -1, *[1] * (len(model.shapes[x]) - 2)]
+def _into(
+    conv: onnx.NodeProto, weights: Sequence[Any], factor: Array, offset: Array
+) -> Callable[[Writer], list[str]]:
+    weight = weights[0] * factor.reshape(-1, *[1] * (weights[0].ndim - 1))
+    bias = offset + (weights[1] * factor if len(weights) > 1 else 0)
 
     def write(put: Writer) -> list[str]:
-        product = put("Mul", x, put.constant(factor.reshape(sizes)))
-        return [put("Add", product, put.constant((shift - mean * factor).reshape(sizes)))]
+        given = conv.input[0], put.constant(weight), put.constant(bias)
+        return [put("Conv", *given, **attributes_of(conv))]
 
     return write
+
+
+def _normed(x: str, factor: Array, offset: Array) -> Callable[[Writer], list[str]]:
+    return lambda put: [put("Add", put("Mul", x, put.constant(factor)), put.constant(offset))]
 
 
 @search("gelu-for-erf")
@@ -96,7 +116,7 @@ def _following(model: Rewriting, node: onnx.NodeProto, steps: int) -> list[onnx.
     found: dict[str, onnx.NodeProto] = {}
     now = [node]
     for _ in range(steps):
-        now = [user for each in now for user in model.users(each.output[0])]
+        now = [user for reader in now for user in model.users(reader.output[0])]
         found |= {user.output[0]: user for user in now}
     return list(found.values())
 
@@ -119,7 +139,7 @@ def _only_of(model: Rewriting, node: onnx.NodeProto, operand: str) -> bool:
 def _(model: Rewriting) -> Iterator[Match]:
     """Of four dimensions, without a cache and with a key head for each head of the queries."""
     for node in model.all_of("Attention"):
-        attributes = model.reads_whole(node)
+        attributes = attributes_of(node)
         shapes = [model.shapes.get(name, ()) for name in node.input[:3]]
         plain = len(node.input) <= 4 and len(node.output) == 1 and not attributes.get("softcap")
         if plain and len(shapes[0]) == 4 and shapes[0][1] == shapes[1][1] and all(map(all, shapes)):
@@ -151,7 +171,7 @@ def _attended(
 @search("depthwise-as-product")
 def _(model: Rewriting) -> Iterator[Match]:
     for node in model.all_of("Conv"):
-        attributes, weight = model.reads_whole(node), model.constant(node.input[1])
+        attributes, weight = attributes_of(node), model.constant(node.input[1])
         if weight is None or weight.ndim != 4 or weight.shape[1:] != (1, 1, 1):
             continue
         moved = set(attributes.get("strides", [1])) != {1} or any(attributes.get("pads", [0]))
@@ -177,7 +197,7 @@ def _(model: Rewriting) -> Iterator[Match]:
         first = model.maker(permuted.input[0]) if permuted is not None else None
         if permuted is None or first is None or (permuted.op_type, first.op_type) != ("Transpose", "Reshape"):
             continue
-        shape, order = model.shapes[first.output[0]], list(model.reads_whole(permuted)["perm"])
+        shape, order = model.shapes[first.output[0]], list(attributes_of(permuted)["perm"])
         if len(order) <= HTP_DIMENSIONS or not all(shape):
             continue
         yield Match(
@@ -200,7 +220,7 @@ def _permuted(
 @search("recurrent-cell-by-cell")
 def _(model: Rewriting) -> Iterator[Match]:
     for node in model.all_of("GRU", "LSTM"):
-        attributes = model.reads_whole(node)
+        attributes = attributes_of(node)
         names = [*node.input, *[""] * 8][:8]
         weights = [model.constant(name) if name else None for name in names[1:4]]
         usual = not {"activations", "clip", "input_forget", "layout"}.intersection(attributes)
@@ -252,7 +272,7 @@ def _recurrent(
             turned = direction == "reverse" or way == 1
             of_input, of_state = (put.constant(weight[way].T) for weight in weights[:2])
             bias = np.zeros(2 * gates * size) if weights[2] is None else weights[2][way]
-            biases = [put.constant(each) for each in np.split(bias, 2)]
+            biases = [put.constant(half) for half in np.split(bias, 2)]
             states = [
                 at(name, way) if name else put.constant(np.zeros((batch, size)))
                 for name in names[5 : 6 + is_lstm]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class Rewriting:
         for node in _unread(graph):
             graph.node.remove(node)
         read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-        for weight in [each for each in graph.initializer if each.name not in read]:
+        for weight in [tensor for tensor in graph.initializer if tensor.name not in read]:
             graph.initializer.remove(weight)
         self.graph = Graph(self.model)
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -177,7 +177,7 @@ class Rewriting:
             if name not in operands and maker is not None and maker.output[0] not in needed:
                 needed.add(maker.output[0])
                 todo += maker.input
-        return [each for each in self.model.graph.node if each.output[0] in needed]
+        return [maker for maker in self.model.graph.node if maker.output[0] in needed]
 
     def put(self, match: Match, written: Writer) -> None:
         """Replace the node."""
@@ -191,13 +191,13 @@ class Rewriting:
             if node.domain:
                 allow(self.model, node.domain)
 
-    def reads_whole(self, node: onnx.NodeProto) -> Mapping[str, Any]:
-        """Its attributes."""
-        return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def allow(model: onnx.ModelProto, domain: str) -> None:
-    if domain not in {each.domain for each in model.opset_import}:
+    if domain not in {opset.domain for opset in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(domain, 1))
 
 
