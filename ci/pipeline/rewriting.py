@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,20 @@ def prove(
     scale = max(float(abs(array).max(initial=0)) for array in own)
     for before, after in zip(wanted, new(inputs), strict=True):
         require_same(before, after, bound, scale)
+
+
+def judged(
+    changes: Sequence[Change], wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]
+) -> list[Change]:
+    """The changes, refused if the whole model with them gives something else for its samples."""
+    try:
+        for before, after in zip(wanted, found, strict=True):
+            scale = max(float(abs(array.astype("f8")).max(initial=0)) for array in before)
+            require_same(before, after, WHOLE_BOUND, scale)
+    except NotTheSame as error:
+        words = f"in the whole model {error}"
+        return [change if change.refused else replace(change, refused=words) for change in changes]
+    return list(changes)
 
 
 def merged(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,7 +192,11 @@ def row_of(
     program: AnyProgram[Any, Any], findings: Sequence[Finding], command: str, stage: str
 ) -> dict[str, Metric]:
     """What every lane's row of a program has in a report."""
-    words = {**words_of(program.as_model), "stage": [stage], "program": command.partition(" -- ")[2].split()}
+    words = {
+        **words_of(program.as_model),
+        "stage": [stage],
+        "program": shlex.split(command.partition(" -- ")[2]),
+    }
     return {
         "suite": str(program.suite),
         "case": program.case_name,
