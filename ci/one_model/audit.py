@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.audit_table import as_text, fails
     from ci.pipeline.model_report import DIES, ModelReport, reported
     from ci.pipeline.one_model import lane_model
-    from ci.pipeline.rewriting import Asked
+    from ci.pipeline.rewriting import RewriteChoice
 
     model = one_model_of(args)
     require_one_chip(model.selection)
     precisions: list[str] = args.precisions or []
     if args.fix:
-        return repaired(replace(model, precision=only_one(precisions)), args.fix, Asked())
+        return repaired(replace(model, precision=only_one(precisions)), args.fix, RewriteChoice())
 
     def work(report: ModelReport) -> int:
         rows = lane_model(model).audited(precisions, run=args.measure)

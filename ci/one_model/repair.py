@@ -14,7 +14,7 @@ from provisioning.base.command_line import repeatable
 from provisioning.base.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from ci.pipeline.rewriting import Asked
+    from ci.pipeline.rewriting import RewriteChoice
 
 EXAMPLES = """\
   qnn-ci repair net.py:make --soc SM8650 --precision 16a8w -o out/
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.rewriting import Asked
+    from ci.pipeline.rewriting import RewriteChoice
     from provisioning.fixes import load_fixes
 
     model = one_model_of(args)
@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
             raise UnknownName(f"{rule} is nothing that is repaired", rule, list(known))
         if why := known[rule].none:
             raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
-    return repaired(model, args.output, Asked(tuple(args.only) or None, args.may_change_interface))
+    return repaired(model, args.output, RewriteChoice(tuple(args.only) or None, args.may_change_interface))
 
 
-def repaired(model: OneModel, output: Path, asked: Asked) -> int:
+def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
     from ci.pipeline.model_report import reported
     from ci.pipeline.one_model import lane_model
     from ci.pipeline.options import Compiling

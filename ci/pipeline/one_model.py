@@ -25,7 +25,7 @@ from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOption
 from ci.pipeline.precision import written_name
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran, require_program
-from ci.pipeline.rewriting import Asked, Rewritten
+from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
@@ -140,7 +140,7 @@ class LaneModel(ABC, Generic[P, L]):
         first."""
         raise self.not_taken(self.model)
 
-    def rewritten(self, asked: Asked) -> Rewritten:
+    def rewritten(self, asked: RewriteChoice) -> Rewritten:
         """The model with the rewrites that answer known faults, each proved on the CPU."""
         raise self.not_taken(self.model)
 

@@ -13,7 +13,7 @@ from ci.pipeline.lane import mine_of
 from ci.pipeline.model_report import DIES, ModelReport
 from ci.pipeline.one_model import ELSEWHERE, LaneModel, lane_model
 from ci.pipeline.options import Compiling
-from ci.pipeline.rewriting import Asked, Change, Rewritten
+from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from provisioning.base import answer
 from provisioning.base.commands import session
 from provisioning.base.disk import disk_errors
@@ -28,7 +28,7 @@ WORSE_DB = 1.0
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModelResult:
     """What the pipeline gives of a model."""
 
     error: str = ""
@@ -48,13 +48,13 @@ class Measured:
         """None of a program that does not compile."""
         return float("-inf") if self.error else float(self.figures.get("sqnr_db", 0.0))
 
-    def worse_than(self, other: Measured) -> bool:
+    def worse_than(self, other: ModelResult) -> bool:
         if self.green != other.green:
             return other.green
         return self.sqnr_db < other.sqnr_db - WORSE_DB and self.on_cpu >= other.on_cpu
 
 
-def measured(taken: LaneModel[Any, Any]) -> Measured:
+def measured(taken: LaneModel[Any, Any]) -> ModelResult:
     """Compile, run and compare."""
     try:
         plan = taken.plan(taken.programs)
@@ -64,16 +64,16 @@ def measured(taken: LaneModel[Any, Any]) -> Measured:
     except ToolkitError as error:
         if error.exit_code != CheckFailed.exit_code:
             raise
-        return Measured(error.message.splitlines()[0], error.fix)
+        return ModelResult(error.message.splitlines()[0], error.fix)
     ddr = product.facts.get("ddr") or {}
     cells = {name: cell for name, cell in product.cells.items() if name != "chip"}
     if ddr:
         cells["bytes of DDR"] = f"{ddr['read'] + ddr['written']:,}"
     on_cpu = int(cells.get("on the CPU", "0"))
-    return Measured("", "", cells, product.facts["accuracy"], on_cpu, product.wrong)
+    return ModelResult("", "", cells, product.facts["accuracy"], on_cpu, product.wrong)
 
 
-def repair_model(taken: LaneModel[Any, Any], asked: Asked, report: ModelReport) -> int:
+def repair_model(taken: LaneModel[Any, Any], asked: RewriteChoice, report: ModelReport) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
     before = measured(taken)
     rewritten = taken.rewritten(asked)
@@ -101,7 +101,7 @@ def repair_model(taken: LaneModel[Any, Any], asked: Asked, report: ModelReport) 
     return 0 if now.green else CheckFailed.exit_code
 
 
-def _measured_again(taken: LaneModel[Any, Any], rewritten: Rewritten) -> Measured | None:
+def _measured_again(taken: LaneModel[Any, Any], rewritten: Rewritten) -> ModelResult | None:
     if not rewritten.model or not rewritten.made:
         return None
     return measured(_of_file(taken, rewritten.model, rewritten.samples))
@@ -115,11 +115,11 @@ def _of_file(taken: LaneModel[Any, Any], path: Path, samples: Path | None) -> La
 
 
 def _without_harm(
-    taken: LaneModel[Any, Any], asked: Asked, rewritten: Rewritten, before: Measured
-) -> tuple[Rewritten, Measured | None, list[Change]]:
+    taken: LaneModel[Any, Any], asked: RewriteChoice, rewritten: Rewritten, before: ModelResult
+) -> tuple[Rewritten, ModelResult | None, list[RewrittenPlace]]:
     """The rewrites that do no harm alone, together; and the others, refused by what the emulator gave."""
     kept: list[str] = []
-    refused: list[Change] = []
+    refused: list[RewrittenPlace] = []
     rewrites = dict.fromkeys(change.rules for change in rewritten.made)
     for rules in rewrites:
         alone = taken.rewritten(replace(asked, rules=rules)) if len(rewrites) > 1 else rewritten
@@ -138,7 +138,10 @@ def _without_harm(
 
 
 def _as_text(
-    made: Sequence[Change], refused: Sequence[Change], before: Measured, after: Measured | None
+    made: Sequence[RewrittenPlace],
+    refused: Sequence[RewrittenPlace],
+    before: ModelResult,
+    after: ModelResult | None,
 ) -> Iterator[str]:
     if made:
         yield "rewritten, and proved the same on the CPU:"
@@ -161,9 +164,9 @@ def _as_text(
         yield from (f"{name}: {finding.message}" for finding in row.wrong)
 
 
-def _of_changes(made: Sequence[Change]) -> Iterator[str]:
+def _of_changes(made: Sequence[RewrittenPlace]) -> Iterator[str]:
     """Each rewrite with its places, and what to write there."""
-    by_words: dict[tuple[str, tuple[str, ...], str], list[Change]] = {}
+    by_words: dict[tuple[str, tuple[str, ...], str], list[RewrittenPlace]] = {}
     for change in made:
         words = words_at(change.rules[0], change.code, change.source) if change.source else change.words
         by_words.setdefault((change.rewrite, change.rules, words), []).append(change)
@@ -200,5 +203,5 @@ def _write(taken: LaneModel[Any, Any], rewritten: Rewritten, report: ModelReport
     return files
 
 
-def _answered(row: Measured) -> dict[str, Any]:
+def _answered(row: ModelResult) -> dict[str, Any]:
     return {"error": row.error, "fix": row.fix, "accuracy": dict(row.figures), **row.cells}

@@ -52,7 +52,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RewrittenPlace:
     """One place of the model that was rewritten, or why it was not."""
 
     rewrite: str
@@ -69,7 +69,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RewriteChoice:
     """Which rewrites the user wants."""
 
     rules: tuple[str, ...] | None = None
@@ -82,20 +82,20 @@ class Asked:
 class Rewritten:
     """What a lane's step gave."""
 
-    changes: Sequence[Change]
+    changes: Sequence[RewrittenPlace]
     model: Path | None
     """None: nothing was changed."""
     samples: Path | None = None
     """A folder of the samples that the model itself draws, in the order of its seeds."""
 
     @property
-    def made(self) -> list[Change]:
+    def made(self) -> list[RewrittenPlace]:
         return [change for change in self.changes if not change.refused]
 
 
-def changes_of(facts: Mapping[str, Any]) -> list[Change]:
+def changes_of(facts: Mapping[str, Any]) -> list[RewrittenPlace]:
     """From a reply, to which `asdict` made them."""
-    return [Change(**{**change, "rules": tuple(change["rules"])}) for change in facts["changes"]]
+    return [RewrittenPlace(**{**change, "rules": tuple(change["rules"])}) for change in facts["changes"]]
 
 
 class NotTheSame(Exception):
@@ -106,7 +106,7 @@ def needs_of(
     precision: str,
     lane: Lane,
     versions: Mapping[str, str],
-    asked: Asked = Asked(),
+    asked: RewriteChoice = RewriteChoice(),
 ) -> list[Need]:
     """The rewrites that this precision calls for; those that this build does not need, or the user does not
     allow, are withheld. `versions` are of products, by their names in the table of faults."""
@@ -214,8 +214,8 @@ def prove(
 
 
 def judged(
-    changes: Sequence[Change], wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]
-) -> list[Change]:
+    changes: Sequence[RewrittenPlace], wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]
+) -> list[RewrittenPlace]:
     """The changes, refused if the whole model with them gives something else for its samples."""
     try:
         for before, after in zip(wanted, found, strict=True):

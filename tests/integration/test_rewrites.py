@@ -15,8 +15,8 @@ import torch
 from ci.lanes.executorch import repair, rewrites
 from ci.lanes.onnx import repair as onnx_repair
 from ci.lanes.onnx import rewrites as onnx_rewrites
-from ci.lanes.onnx.rewriting import Match, Writer
-from ci.pipeline.rewriting import Asked, Need, NotTheSame, needs_of
+from ci.lanes.onnx.rewriting import OnnxMatch, Writer
+from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, needs_of
 from provisioning.fixes import load_fixes
 from provisioning.known_faults import load_faults
 from tests.support.repaired_graphs import TEXTS, model_of, sample_of
@@ -52,7 +52,7 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
     torch.manual_seed(0)
     model, sample = NETS[name][number]()
     with torch.no_grad():
-        repaired = repair.Repaired(model.eval(), [sample, sample])
+        repaired = repair.RepairedModule(model.eval(), [sample, sample])
         matches = [match for find in rewrites.REWRITES[name] for match in find(repaired.model)]
         assert matches
         for match in matches:
@@ -71,7 +71,7 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
 ) -> None:
     model = model_of(name)
     sample = sample_of(model)
-    repaired = onnx_repair.Repaired(model, [sample, sample], tmp_path)
+    repaired = onnx_repair.RepairedOnnx(model, [sample, sample], tmp_path)
     repaired.apply([])
     matches = list(onnx_rewrites.REWRITES[name](repaired.model))
 
@@ -85,7 +85,7 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
     for match, spoil in product(matches, (larger, turned)):
 
         def broken(
-            put: Writer, match: Match = match, spoil: Callable[[Writer, str], str] = spoil
+            put: Writer, match: OnnxMatch = match, spoil: Callable[[Writer, str], str] = spoil
         ) -> list[str]:
             first, *rest = match.write(put)
             return [spoil(put, first), *rest]
@@ -101,7 +101,7 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
 def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> None:
     model = model_of(onnx_rewrites.FOLDED)
     sample = sample_of(model)
-    repaired = onnx_repair.Repaired(model, [sample], tmp_path)
+    repaired = onnx_repair.RepairedOnnx(model, [sample], tmp_path)
     repaired.apply([need(onnx_rewrites.FOLDED)])
     assert [change.refused for change in repaired.changes] == [""]
     assert [node.op_type for node in repaired.model.model.graph.node] == ["Relu", "Neg"]
@@ -110,7 +110,7 @@ def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> No
 def test_a_weight_that_is_computed_in_each_run_becomes_a_constant() -> None:
     with torch.no_grad():
         model, sample = weight_normed()
-        repaired = repair.Repaired(model, [sample, sample])
+        repaired = repair.RepairedModule(model, [sample, sample])
         repaired.apply([need(rewrites.WEIGHTS)])
     assert "remove_parametrizations" in repaired.changes[0].words and repaired.rewritten
     assert "weight_norm" not in repaired.model.module.code
@@ -119,24 +119,24 @@ def test_a_weight_that_is_computed_in_each_run_becomes_a_constant() -> None:
 @pytest.mark.parametrize(("interface", "kind"), [(False, torch.int32), (True, torch.int64)])
 def test_the_type_of_an_input_changes_only_where_that_is_allowed(interface: bool, kind: torch.dtype) -> None:
     versions = {"executorch": "1.5.1", "qnn": "2.49.40"}
-    needs = needs_of("8a8w", "executorch", versions, Asked(("int32-input-quantized",), interface))
+    needs = needs_of("8a8w", "executorch", versions, RewriteChoice(("int32-input-quantized",), interface))
     with torch.no_grad():
         model, sample = counted()
-        repaired = repair.Repaired(model, [sample, sample])
+        repaired = repair.RepairedModule(model, [sample, sample])
         repaired.apply(needs)
         assert repaired.fed(sample)[0].dtype == kind and repaired.rewritten is interface
         assert repaired.exported().example_inputs[0][0].dtype == kind
 
 
 def test_a_build_without_the_fault_needs_no_rewrite_and_is_told_so() -> None:
-    asked = Asked(("bias-used-twice",))
+    asked = RewriteChoice(("bias-used-twice",))
     for version, withheld in (("1.5.1", False), ("9.0", True)):
         (found,) = needs_of("8a8w", "executorch", {"executorch": version, "qnn": "2.49.40"}, asked)
         assert bool(found.withheld) is withheld
     assert not needs_of("fp16", "executorch", {"executorch": "1.5.1", "qnn": "2.49.40"}, asked)
     with torch.no_grad():
         model, sample = NETS["bias-for-each-call"][0]()
-        repaired = repair.Repaired(model, [sample, sample])
+        repaired = repair.RepairedModule(model, [sample, sample])
         repaired.apply([replace(need("bias-for-each-call"), withheld="not needed")])
     assert not repaired.rewritten and [change.refused for change in repaired.changes] == ["not needed"]
 

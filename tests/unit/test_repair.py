@@ -12,18 +12,18 @@ from ci.pipeline import repair
 from ci.pipeline.compile_flags import PYTORCH
 from ci.pipeline.model_report import ModelReport
 from ci.pipeline.options import Compiling, OneModel, WorkOptions
-from ci.pipeline.repair import Measured
-from ci.pipeline.rewriting import Asked, Change, Rewritten
+from ci.pipeline.repair import ModelResult
+from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.stage_run import StageRun
 
-HELPS, HARMS = Change("one", ("helps",), "", "node"), Change("other", ("harms",), "", "node")
+HELPS, HARMS = RewrittenPlace("one", ("helps",), "", "node"), RewrittenPlace("other", ("harms",), "", "node")
 WRONG = (Finding("compile-accuracy", Severity.ERROR, "net", "too far", ""),)
-RED = Measured(figures={"sqnr_db": 2.0}, wrong=WRONG)
+RED = ModelResult(figures={"sqnr_db": 2.0}, wrong=WRONG)
 
 
-def green(sqnr_db: float) -> Measured:
-    return Measured(figures={"sqnr_db": sqnr_db})
+def green(sqnr_db: float) -> ModelResult:
+    return ModelResult(figures={"sqnr_db": sqnr_db})
 
 
 class Taken:
@@ -35,7 +35,7 @@ class Taken:
         self.how = Compiling(folder / "out")
         self.folder = folder
 
-    def rewritten(self, asked: Asked) -> Rewritten:
+    def rewritten(self, asked: RewriteChoice) -> Rewritten:
         made = [change for change in (HELPS, HARMS) if asked.rules is None or change.rules[0] in asked.rules]
         path = self.folder / f"{'-'.join(change.rules[0] for change in made)}.pt2"
         path.write_text("")
@@ -47,16 +47,21 @@ class Taken:
     [
         ({"net": RED, "helps-harms": green(40), "helps": RED, "harms": RED}, ["helps", "harms"], 0),
         (
-            {"net": RED, "helps-harms": Measured("dies"), "helps": green(40), "harms": Measured("dies")},
+            {
+                "net": RED,
+                "helps-harms": ModelResult("dies"),
+                "helps": green(40),
+                "harms": ModelResult("dies"),
+            },
             ["helps"],
             0,
         ),
         ({"net": green(30), "helps-harms": green(10), "helps": green(5), "harms": green(6)}, [], 0),
-        ({"net": Measured("dies"), "helps-harms": RED, "helps": RED, "harms": RED}, ["helps", "harms"], 1),
+        ({"net": ModelResult("dies"), "helps-harms": RED, "helps": RED, "harms": RED}, ["helps", "harms"], 1),
     ],
 )
 def test_a_rewrite_that_is_worse_on_the_emulator_is_refused_and_the_others_are_kept(
-    figures: dict[str, Measured],
+    figures: dict[str, ModelResult],
     kept: list[str],
     code: int,
     tmp_path: Path,
@@ -67,7 +72,7 @@ def test_a_rewrite_that_is_worse_on_the_emulator_is_refused_and_the_others_are_k
     monkeypatch.setattr(repair, "measured", lambda taken: figures[Path(taken.model.typed).stem])
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
     taken: Any = Taken(tmp_path)
-    assert repair.repair_model(taken, Asked(), report) == code
+    assert repair.repair_model(taken, RewriteChoice(), report) == code
     written = tmp_path / "out" / "net-repaired.txt"
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
     refused = {"helps", "harms"}.difference(kept)

@@ -37,7 +37,7 @@ from ci.pipeline.options import Choice
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
-from ci.pipeline.rewriting import Asked, Rewritten, changes_of, needs_of
+from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of, needs_of
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
@@ -215,7 +215,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         facts = require_done(program, plan, compile_programs(plan)).facts
         return f"{program.name}: {in_words(facts['figures'])} against float, both in PyTorch", facts["losses"]
 
-    def rewritten(self, asked: Asked) -> Rewritten:
+    def rewritten(self, asked: RewriteChoice) -> Rewritten:
         program = self.program(self.model.selection.soc)
         plan = plan_of_model(self.model, "repair", [program])
         versions = {

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.rewrites import INPUTS, REWRITES, WEIGHTS, retyped
-from ci.lanes.executorch.rewriting import Exported, Match, Tensors
+from ci.lanes.executorch.rewriting import Exported, NodeMatch, Tensors
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.factory import (
@@ -27,7 +27,7 @@ from ci.pipeline.models.factory import (
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import COMPARED, inputs_named
 from ci.pipeline.models.user_model import BadFactory
-from ci.pipeline.rewriting import Change, Need, NotTheSame, judged
+from ci.pipeline.rewriting import Need, NotTheSame, RewrittenPlace, judged
 
 
 def rewritten(
@@ -49,7 +49,7 @@ def rewritten(
     ]
     samples = [loaded.sample(seed) for seed in seeds]
     torch.set_grad_enabled(False)
-    repaired = Repaired(loaded.model, samples[:COMPARED])
+    repaired = RepairedModule(loaded.model, samples[:COMPARED])
     repaired.apply([Need.read(need) for need in needs])
     if repaired.rewritten:
         (into / SAMPLES).mkdir(parents=True)
@@ -60,11 +60,11 @@ def rewritten(
     return {"changes": [asdict(change) for change in repaired.changes]}
 
 
-class Repaired:
+class RepairedModule:
     """A model while it is rewritten, with what was changed and what was refused."""
 
     def __init__(self, model: torch.nn.Module, samples: Sequence[Tensors]) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[RewrittenPlace] = []
         self.samples, self.kinds = samples, [tensor.dtype for tensor in samples[0]]
         self.weights = computed_weights(model.requires_grad_(False))
         self.wanted = [_arrays(model, sample) for sample in samples]
@@ -85,7 +85,8 @@ class Repaired:
         for need in needs:
             if need.rewrite == WEIGHTS:
                 self.changes += [
-                    Change(need.rewrite, need.rules, call, name) for name, call in self.weights.items()
+                    RewrittenPlace(need.rewrite, need.rules, call, name)
+                    for name, call in self.weights.items()
                 ]
             elif need.rewrite in INPUTS:
                 self._retype(need)
@@ -97,11 +98,11 @@ class Repaired:
             found = [_arrays(self.model.module, self.fed(sample)) for sample in self.samples]
             self.changes = judged(self.changes, self.wanted, found)
 
-    def _rewrite(self, need: Need, find: Callable[[Exported], Iterator[Match]]) -> None:
+    def _rewrite(self, need: Need, find: Callable[[Exported], Iterator[NodeMatch]]) -> None:
         matches = list(find(self.model))
         for match in matches:
             source, code = source_of(match.node)
-            change = Change(
+            change = RewrittenPlace(
                 need.rewrite, need.rules, need.words, match.node.name, source, code, need.withheld
             )
             try:
@@ -119,7 +120,9 @@ class Repaired:
             if not need.withheld:
                 self.kinds[places.index(node)] = INPUTS[need.rewrite][1]
             place = f"input {node.name}"
-            self.changes.append(Change(need.rewrite, need.rules, need.words, place, refused=need.withheld))
+            self.changes.append(
+                RewrittenPlace(need.rewrite, need.rules, need.words, place, refused=need.withheld)
+            )
 
 
 def _arrays(model: Any, sample: Tensors) -> list[Array]:

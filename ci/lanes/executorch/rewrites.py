@@ -13,11 +13,11 @@ from torch.fx import Node
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from ci.lanes.executorch.rewriting import Exported, Match
+from ci.lanes.executorch.rewriting import Exported, NodeMatch
 from ci.pipeline.rewriting import HTP_DIMENSIONS, merged
 
 aten: Any = torch.ops.aten
-Find = Callable[[Exported], Iterator[Match]]
+Find = Callable[[Exported], Iterator[NodeMatch]]
 When = Callable[[Exported, Node], bool]
 
 REWRITES: dict[str, list[Find]] = {}
@@ -57,7 +57,7 @@ def one(
 
     def register(write: Callable[..., Any]) -> Callable[..., Any]:
         @search(name)
-        def find(model: Exported) -> Iterator[Match]:
+        def find(model: Exported) -> Iterator[NodeMatch]:
             for node in model.all_of(*targets):
                 if when(model, node):
                     yield model.call(node, write, low)
@@ -93,7 +93,7 @@ def _(x: Tensor, kernel: Any, stride: Any = (), *rest: Any) -> Any:
 
 
 @search("gelu-for-erf")
-def _(model: Exported) -> Iterator[Match]:
+def _(model: Exported) -> Iterator[NodeMatch]:
     for erf in model.all_of(aten.erf.default):
         scaled = erf.args[0]
         if not isinstance(scaled, Node) or scaled.target not in (aten.div.Tensor, aten.mul.Tensor):
@@ -104,7 +104,7 @@ def _(model: Exported) -> Iterator[Match]:
         for end in reversed(ends):
             value = model.value(end)
             if value.shape == gelu.shape and torch.allclose(value, gelu, rtol=0, atol=NEAR):
-                yield Match(end, (x,), functional.gelu)
+                yield NodeMatch(end, (x,), functional.gelu)
                 break
 
 
@@ -197,7 +197,7 @@ def _constants(values: Sequence[Tensor], x: Tensor) -> list[Tensor]:
 
 
 @search("norm-folded")
-def _(model: Exported) -> Iterator[Match]:
+def _(model: Exported) -> Iterator[NodeMatch]:
     """QNN takes a larger epsilon for a smaller one."""
     for node in model.all_of(aten.batch_norm.default):
         conv = node.args[0]
@@ -208,7 +208,7 @@ def _(model: Exported) -> Iterator[Match]:
         yield from _folded(model, node, conv)
 
 
-def _folded(model: Exported, node: Node, conv: Node) -> Iterator[Match]:
+def _folded(model: Exported, node: Node, conv: Node) -> Iterator[NodeMatch]:
     def known(place: Any) -> Any:
         return model.value(place) if isinstance(place, Node) else place
 
@@ -219,7 +219,7 @@ def _folded(model: Exported, node: Node, conv: Node) -> Iterator[Match]:
     )
     rest = conv.args[3:]
     target: Any = conv.target
-    yield Match(node, (_node(conv.args[0]),), lambda x: target(x, weight.data, added.data, *rest))
+    yield NodeMatch(node, (_node(conv.args[0]),), lambda x: target(x, weight.data, added.data, *rest))
 
 
 def _node(value: Any) -> Node:
@@ -228,7 +228,7 @@ def _node(value: Any) -> Node:
 
 
 @search("bias-for-each-call")
-def _(model: Exported) -> Iterator[Match]:
+def _(model: Exported) -> Iterator[NodeMatch]:
     seen = set[Any]()
     for node in model.all_of(aten.linear.default, *CONVOLUTIONS):
         bias = node.args[2] if len(node.args) > 2 else None
@@ -260,7 +260,7 @@ def _to_no_multiple(model: Exported, node: Node) -> bool:
 
 
 @search("nearest-by-index")
-def _(model: Exported) -> Iterator[Match]:
+def _(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(*NEAREST):
         if _to_no_multiple(model, node):
             places = _places(model, node)
@@ -558,7 +558,7 @@ def _(
 
 
 @search("constants-folded")
-def _(model: Exported) -> Iterator[Match]:
+def _(model: Exported) -> Iterator[NodeMatch]:
     """What no input changes, where something reads it that an input changes."""
     for node in list(model.module.graph.nodes):
         if node.op != "call_function" or not isinstance(model.value(node), Tensor) or model.varies(node):
@@ -567,11 +567,11 @@ def _(model: Exported) -> Iterator[Match]:
             operand.op == "get_attr" for operand in node.all_input_nodes
         )
         if works and any(model.varies(user) for user in node.users):
-            yield Match(node, (), partial(torch.clone, model.value(node).detach()))
+            yield NodeMatch(node, (), partial(torch.clone, model.value(node).detach()))
 
 
 @search("recurrent-cell-by-cell")
-def _(model: Exported) -> Iterator[Match]:
+def _(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(aten.lstm.input, aten.gru.input):
         state: Any = node.args[1]
         first = state if isinstance(state, list | tuple) else [state]
@@ -649,7 +649,7 @@ COPIES = (aten.contiguous.default, aten.clone.default)
 
 
 @search("fewer-dimensions")
-def _(model: Exported) -> Iterator[Match]:
+def _(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(*RESHAPES):
         permuted = node.args[0]
         while isinstance(permuted, Node) and permuted.target in COPIES:
@@ -663,7 +663,7 @@ def _(model: Exported) -> Iterator[Match]:
         if not isinstance(first, Node) or len(order) <= HTP_DIMENSIONS or first.target not in RESHAPES:
             continue
         sizes, fewer = merged(_shape(model, first), order)
-        yield Match(node, (_node(first.args[0]),), _permuted(sizes, fewer, _shape(model, node)))
+        yield NodeMatch(node, (_node(first.args[0]),), _permuted(sizes, fewer, _shape(model, node)))
 
 
 def _permuted(sizes: Sequence[int], order: Sequence[int], shape: Sequence[int]) -> Callable[[Tensor], Tensor]:

@@ -25,7 +25,7 @@ Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Match:
+class NodeMatch:
     """A node whose value `write` computes from those of `operands`. A node of several values gets a tuple,
     with None for those that nothing reads."""
 
@@ -84,7 +84,7 @@ class Exported:
     def all_of(self, *targets: Any) -> Iterator[Node]:
         yield from [node for node in self.module.graph.nodes if node.target in targets]
 
-    def call(self, node: Node, write: Callable[..., Any], low: float = float("-inf")) -> Match:
+    def call(self, node: Node, write: Callable[..., Any], low: float = float("-inf")) -> NodeMatch:
         """A match of one node; `write` takes its arguments, constants by their values."""
         operands = tuple(operand for operand in node.all_input_nodes if self.varies(operand))
         constants = {
@@ -100,9 +100,9 @@ class Exported:
             values = {**constants, **dict(zip(operands, tensors, strict=True))}
             return write(*_with(args, values), **_with(kwargs, values))
 
-        return Match(node, operands, written, low)
+        return NodeMatch(node, operands, written, low)
 
-    def proved(self, match: Match, need: Need) -> GraphModule:
+    def proved(self, match: NodeMatch, need: Need) -> GraphModule:
         """What is to stand for the node. Raises NotTheSame."""
         samples = [[values[operand] for operand in match.operands] for values in self.values]
         traced = make_fx(match.write, pre_dispatch=True)(*(tensor.clone() for tensor in samples[0]))
@@ -122,7 +122,7 @@ class Exported:
             node = self.stands_for[node]
         return node
 
-    def _part(self, match: Match) -> GraphModule:
+    def _part(self, match: NodeMatch) -> GraphModule:
         """The node as a function of the operands."""
         graph, copies = Graph(), dict[Node, Node]()
         for operand in match.operands:
@@ -141,7 +141,7 @@ class Exported:
         )
         return GraphModule(self.module, graph)
 
-    def put(self, match: Match, traced: GraphModule) -> None:
+    def put(self, match: NodeMatch, traced: GraphModule) -> None:
         """Replace the node."""
         graph, node = self.module.graph, match.node
         given = traced.graph.find_nodes(op="placeholder")

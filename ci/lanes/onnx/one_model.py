@@ -36,7 +36,7 @@ from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
-from ci.pipeline.rewriting import Asked, Rewritten, changes_of
+from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of
 from ci.pipeline.steps import Ask, require_done, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.commands import session
@@ -177,7 +177,7 @@ class RewriteOne(OneModelStep):
 
     kind = "onnx-rewrite"
 
-    wanted: Asked
+    wanted: RewriteChoice
 
     def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         return {**super().key(program, memo, environ), **self._asked}
@@ -331,7 +331,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         words = f"{program.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
         return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]
 
-    def rewritten(self, asked: Asked) -> Rewritten:
+    def rewritten(self, asked: RewriteChoice) -> Rewritten:
         program = program_of(self.model)
         step = RewriteOne(plan_of_model(self.model, program), wanted=asked)
         result = require_done(run_step(step, [program])[program.name])

@@ -29,7 +29,7 @@ from ci.lanes.onnx.suite import OnnxCase
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.models.inputs import drawn
 from ci.pipeline.qnn_provider import installed_build
-from ci.pipeline.rewriting import Asked, Change, Need, NotTheSame, judged, needs_of
+from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, RewrittenPlace, judged, needs_of
 from provisioning.base.errors import CheckFailed
 from provisioning.build_id import version_in
 
@@ -37,7 +37,9 @@ COMPARED = 2
 QUANTIZED = "QuantizeLinear"
 
 
-def rewritten(case: OnnxCase, search_path: Path, into: Path, precision: str, asked: Asked) -> dict[str, Any]:
+def rewritten(
+    case: OnnxCase, search_path: Path, into: Path, precision: str, asked: RewriteChoice
+) -> dict[str, Any]:
     """Write the model with every rewrite that is needed, matches and is proved."""
     path = search_path / case.model
     external_files(load_graph(path), path.parent)
@@ -50,7 +52,7 @@ def rewritten(case: OnnxCase, search_path: Path, into: Path, precision: str, ask
         fix_dimensions(model, case.dimensions)
     signature = signature_of(model)
     samples = calibration_samples(case.samples, signature, search_path) if case.samples else []
-    repaired = Repaired(model, (samples or [drawn(signature)])[:COMPARED], into)
+    repaired = RepairedOnnx(model, (samples or [drawn(signature)])[:COMPARED], into)
     versions = {
         "qnn": version_in(installed_build()),
         "onnxruntime-qnn": importlib.metadata.version("onnxruntime-qnn"),
@@ -61,11 +63,11 @@ def rewritten(case: OnnxCase, search_path: Path, into: Path, precision: str, ask
     return {"changes": [asdict(change) for change in repaired.changes]}
 
 
-class Repaired:
+class RepairedOnnx:
     """A model while it is rewritten, with what was changed and what was refused."""
 
     def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[RewrittenPlace] = []
         self.samples, self.into = samples, into
         self.wanted, self.places = _computed(model, samples, into), places_of(model)
         self.plain = onnx.ModelProto()
@@ -101,7 +103,7 @@ class Repaired:
         if gone:
             self.plain = folded
         self.changes += [
-            Change(
+            RewrittenPlace(
                 need.rewrite, need.rules, need.words, node.name or node.output[0], *_line(self.places, node)
             )
             for node in gone
@@ -113,7 +115,7 @@ class Repaired:
         for match in matches:
             node = match.node
             place = node.name or node.output[0]
-            change = Change(
+            change = RewrittenPlace(
                 need.rewrite, need.rules, need.words, place, *_line(self.places, node), need.withheld
             )
             try:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ci.lanes.onnx.rewriting import MICROSOFT, Match, Rewriting, Writer, attributes_of
+from ci.lanes.onnx.rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.rewriting import HTP_DIMENSIONS, merged
 
-Find = Callable[[Rewriting], Iterator[Match]]
+Find = Callable[[Rewriting], Iterator[OnnxMatch]]
 
 REWRITES: dict[str, Find] = {}
 """By name: what finds the places."""
@@ -33,19 +33,19 @@ def search(name: str) -> Callable[[Find], Find]:
 
 
 @search("division-by-root")
-def _(model: Rewriting) -> Iterator[Match]:
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
     for node in model.all_of("Mul"):
         for place, name in enumerate(node.input):
             maker = model.maker(name)
             if maker is not None and maker.op_type == "Reciprocal":
                 by, of = maker.input[0], node.input[1 - place]
                 operands = tuple(name for name in dict.fromkeys((of, by)) if model.constant(name) is None)
-                yield Match(node, operands, lambda write, by=by, of=of: [write("Div", of, by)])
+                yield OnnxMatch(node, operands, lambda write, by=by, of=of: [write("Div", of, by)])
                 break
 
 
 @search("norm-as-scale-and-shift")
-def _(model: Rewriting) -> Iterator[Match]:
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
     """Also behind a convolution: no quantizer folds it there."""
     for node in model.all_of("BatchNormalization"):
         values = [model.constant(name) for name in node.input[1:]]
@@ -62,10 +62,10 @@ def _(model: Rewriting) -> Iterator[Match]:
             and len(model.users(node.input[0])) == 1
             and all(weight is not None for weight in weights)
         ):
-            yield Match(node, (conv.input[0],), _into(conv, weights, factor, offset))
+            yield OnnxMatch(node, (conv.input[0],), _into(conv, weights, factor, offset))
         else:
             sizes = [1, -1, *[1] * (len(model.shapes[node.input[0]]) - 2)]
-            yield Match(
+            yield OnnxMatch(
                 node,
                 (node.input[0],),
                 _normed(node.input[0], factor.reshape(sizes), offset.reshape(sizes)),
@@ -90,7 +90,7 @@ def _normed(x: str, factor: Array, offset: Array) -> Callable[[Writer], list[str
 
 
 @search("gelu-for-erf")
-def _(model: Rewriting) -> Iterator[Match]:
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
     for erf in model.all_of("Erf"):
         scaled = model.maker(erf.input[0])
         x = next((name for name in scaled.input if model.constant(name) is None), "") if scaled else ""
@@ -101,7 +101,7 @@ def _(model: Rewriting) -> Iterator[Match]:
         values = model.values([x, *names])[0] if ends else {}
         for end in reversed(ends):
             if _is_gelu(values[x], values[end.output[0]]):
-                yield Match(end, (x,), lambda put, x=x: [put("Gelu", x, domain=MICROSOFT)])
+                yield OnnxMatch(end, (x,), lambda put, x=x: [put("Gelu", x, domain=MICROSOFT)])
                 break
 
 
@@ -136,7 +136,7 @@ def _only_of(model: Rewriting, node: onnx.NodeProto, operand: str) -> bool:
 
 
 @search("attention-in-parts")
-def _(model: Rewriting) -> Iterator[Match]:
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
     """Of four dimensions, without a cache and with a key head for each head of the queries."""
     for node in model.all_of("Attention"):
         attributes = attributes_of(node)
@@ -147,7 +147,7 @@ def _(model: Rewriting) -> Iterator[Match]:
                 name for name in dict.fromkeys(node.input) if name and model.constant(name) is None
             )
             if len(node.input) < 4 or model.graph.types.get(node.input[3]) != onnx.TensorProto.BOOL:
-                yield Match(node, operands, _attended(node, shapes, attributes))
+                yield OnnxMatch(node, operands, _attended(node, shapes, attributes))
 
 
 def _attended(
@@ -169,7 +169,7 @@ def _attended(
 
 
 @search("depthwise-as-product")
-def _(model: Rewriting) -> Iterator[Match]:
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
     for node in model.all_of("Conv"):
         attributes, weight = attributes_of(node), model.constant(node.input[1])
         if weight is None or weight.ndim != 4 or weight.shape[1:] != (1, 1, 1):
@@ -187,11 +187,11 @@ def _(model: Rewriting) -> Iterator[Match]:
                 product if added is None else put("Add", product, put.constant(added.reshape(1, -1, 1, 1)))
             ]
 
-        yield Match(node, (node.input[0],), write)
+        yield OnnxMatch(node, (node.input[0],), write)
 
 
 @search("fewer-dimensions")
-def _(model: Rewriting) -> Iterator[Match]:
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
     for node in model.all_of("Reshape"):
         permuted = model.maker(node.input[0])
         first = model.maker(permuted.input[0]) if permuted is not None else None
@@ -200,7 +200,7 @@ def _(model: Rewriting) -> Iterator[Match]:
         shape, order = model.shapes[first.output[0]], list(attributes_of(permuted)["perm"])
         if len(order) <= HTP_DIMENSIONS or not all(shape):
             continue
-        yield Match(
+        yield OnnxMatch(
             node,
             (first.input[0],),
             _permuted(first.input[0], *merged(shape, order), model.shapes[node.output[0]]),
@@ -218,7 +218,7 @@ def _permuted(
 
 
 @search("recurrent-cell-by-cell")
-def _(model: Rewriting) -> Iterator[Match]:
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
     for node in model.all_of("GRU", "LSTM"):
         attributes = attributes_of(node)
         names = [*node.input, *[""] * 8][:8]
@@ -235,7 +235,9 @@ def _(model: Rewriting) -> Iterator[Match]:
             operands = tuple(
                 name for name in (names[0], *names[5:7]) if name and model.constant(name) is None
             )
-            yield Match(node, operands, _recurrent(node, names, weights, attributes, model.shapes[names[0]]))
+            yield OnnxMatch(
+                node, operands, _recurrent(node, names, weights, attributes, model.shapes[names[0]])
+            )
 
 
 def _recurrent(

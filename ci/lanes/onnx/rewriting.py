@@ -40,7 +40,7 @@ class Writer:
 
 
 @dataclass(frozen=True)
-class Match:
+class OnnxMatch:
     """A node whose outputs `write` computes of `operands`, by its first outputs."""
 
     node: onnx.NodeProto
@@ -113,7 +113,7 @@ class Rewriting:
         finally:
             path.unlink(missing_ok=True)
 
-    def proved(self, match: Match, need: Need, values: Sequence[Sample]) -> Writer:
+    def proved(self, match: OnnxMatch, need: Need, values: Sequence[Sample]) -> Writer:
         """What is to stand for the node. Raises NotTheSame."""
         written = Writer(match.node.name or match.node.output[0])
         results = match.write(written)
@@ -179,7 +179,7 @@ class Rewriting:
                 todo += maker.input
         return [maker for maker in self.model.graph.node if maker.output[0] in needed]
 
-    def put(self, match: Match, written: Writer) -> None:
+    def put(self, match: OnnxMatch, written: Writer) -> None:
         """Replace the node."""
         graph = self.model.graph
         place = list(graph.node).index(match.node)

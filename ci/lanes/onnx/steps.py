@@ -40,7 +40,7 @@ from ci.pipeline.models.arrays import Array, Sample, save, saved
 from ci.pipeline.models.inputs import checked, drawn
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
-from ci.pipeline.rewriting import Asked
+from ci.pipeline.rewriting import RewriteChoice
 from ci.pipeline.suite import Input
 from provisioning.base import commands
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -540,7 +540,7 @@ def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
     """The float model with the rewrites that it needs."""
     from ci.lanes.onnx.repair import rewritten
 
-    asked = Asked(order["rules"] and tuple(order["rules"]), order["interface"])
+    asked = RewriteChoice(order["rules"] and tuple(order["rules"]), order["interface"])
     into, precision = Path(order["into"]), run_of(order).precision
     return rewritten(case_of(order), Path(order["search_path"]), into, precision, asked)
 
