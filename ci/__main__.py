@@ -89,6 +89,11 @@ VERBS = {
         "run a compiled program: its outputs, its time, what ran where; beside those of another one",
         "executorch",
     ),
+    "repair": Verb(
+        "ci.one_model.repair",
+        "rewrite a model where a known fault meets it, prove that it computes the same, compile and compare",
+        "executorch",
+    ),
     "divergence": Verb(
         "ci.one_model.divergence",
         "say at which operator the HTP emulator first differs from the quantized model",

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import version_in
+from provisioning.fixes import words_of
 
 MANIFEST = MANIFESTS / "known_faults.toml"
 
@@ -32,7 +33,6 @@ class Fault(Model):
     effect: str
     show: str
     """The one command that shows it."""
-    fix: str
     source: str
     measured: bool
     """Whether this project saw it itself; else the thread says so."""
@@ -45,6 +45,10 @@ class Fault(Model):
         except InvalidSpecifier as error:
             raise ValueError(f"versions such as >=2.48,<2.51 ({error})") from None
         return value
+
+    @property
+    def fix(self) -> str:
+        return words_of(self.id)
 
     def concerns(self, product: str, version: str) -> bool:
         return product == self.product and SpecifierSet(self.versions).contains(version, prereleases=True)

@@ -31,8 +31,17 @@ NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "
 
 
 ONE_MODEL = (
-    "save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "forecast", "divergence", "run",
-)  # fmt: skip
+    "save-calls",
+    "to-dlc",
+    "compile",
+    "quantize",
+    "audit",
+    "profile",
+    "forecast",
+    "divergence",
+    "repair",
+    "run",
+)
 """They take a model of any lane, and run in that lane's environment."""
 
 

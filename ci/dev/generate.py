@@ -58,6 +58,7 @@ SCHEMAS = {
         "Mistakes of upstream's tests, as issues",
     ),
     "golden": ("ci.upgrades.golden.stage:Golden", "Programs that later QNN builds must still run"),
+    "offers": ("ci.pipeline.offers:Offers", "The commands that are offered for a finding, by its rule"),
     "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
     "images": ("ci.image.image_plan:Images", "The container images, and the system under them"),
     "recipe": ("ci.builds.recipes:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),
@@ -69,10 +70,7 @@ SCHEMAS = {
         "ci.dev.suite_schema:Suite",
         "A suite: models, the lanes, precisions and chips that they run at, and what is expected",
     ),
-    "suggestions": (
-        "ci.operators.suggestions:Suggestions",
-        "What to write instead of operators that stay on the CPU",
-    ),
+    "fixes": ("provisioning.fixes:Fixes", "What repairs a finding, and how a graph is rewritten so"),
     "tolerances": (
         "ci.pipeline.baseline:Tolerances",
         "How much worse than its baseline a program may become",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 
 from ci.pipeline.compile_flags import add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_work
@@ -12,6 +14,7 @@ from provisioning.base.command_line import count
 EXAMPLES = """\
   qnn-ci audit net.py:make --soc SM8750
   qnn-ci audit model.pt2 --precision fp16 --precision 16a8w
+  qnn-ci audit net.py:make --precision 16a8w --fix out/
   qnn-ci audit model.onnx --calibrate samples/ --measure --json audit.json
 """
 
@@ -28,25 +31,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="run each on the emulator too: what the CPU's part takes"
     )
+    parser.add_argument(
+        "--fix",
+        type=Path,
+        metavar="DIR",
+        help="rewrite what is known to go wrong, into DIR: `repair MODEL -o DIR`",
+    )
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="compiles side by side [cores]")
     add_work(parser.add_argument_group("how"), "a step")
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.one_model.repair import only_one, repaired
     from ci.pipeline.audit_table import as_text, fails
-    from ci.pipeline.model_report import ModelReport, reported
+    from ci.pipeline.model_report import DIES, ModelReport, reported
     from ci.pipeline.one_model import lane_model
+    from ci.pipeline.rewriting import RewriteChoice
 
     model = one_model_of(args)
     require_one_chip(model.selection)
     precisions: list[str] = args.precisions or []
+    if args.fix:
+        return repaired(replace(model, precision=only_one(precisions)), args.fix, RewriteChoice())
 
     def work(report: ModelReport) -> int:
         rows = lane_model(model).audited(precisions, run=args.measure)
         answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
         print("\n".join(as_text(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:
-            report.fail(f"gives no program that runs at {', '.join(failed)}")
+            report.fail(f"gives no program that runs at {', '.join(failed)}", rule=DIES)
         return int(bool(failed))
 
     return reported("audit", model, [*precisions, *model.named], work)

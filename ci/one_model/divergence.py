@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         lines = list(as_text(result))
         print("\n".join(lines))
         if differs := result["sqnr_db"] < result["least"]:
-            report.fail("; ".join(lines[:2]))
+            report.fail("; ".join(lines[:2]), rule="model-accuracy")
         return int(differs)
 
     return reported("divergence", model, [*choice.words, *model.named], work)

@@ -17,7 +17,7 @@ from executorch.backends.qualcomm.partition import qnn_partitioner
 from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 
 from ci.artifacts.compiler_log import NATIVE_ERROR
-from ci.pipeline.models.model_lines import relative_path, user_frame
+from ci.pipeline.models.model_lines import source_of
 from provisioning.base.diagnosis import with_names_of_data_types
 
 DELEGATE = "executorch_call_delegate"
@@ -168,13 +168,6 @@ def is_quantizer(node: Any) -> bool:
 def operator_name(node: Any) -> str:
     name = getattr(node.target, "__name__", str(node.target))
     return str(name)
-
-
-def source_of(node: Any) -> tuple[str, str]:
-    """`file:line` and the code of the innermost frame outside libraries; ("", "") if there is none."""
-    if not (frame := user_frame(node.meta.get("stack_trace") or "")):
-        return "", ""
-    return f"{relative_path(frame.path)}:{frame.line}", frame.code
 
 
 def module_path(path: str) -> str:

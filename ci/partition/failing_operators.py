@@ -22,18 +22,15 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
 from ci.engine.workers.child import new_text, size_of, text_since
-from ci.partition.decisions import PartitionerSpy, is_glue, is_quantizer, module_of, operator_name, source_of
+from ci.partition.decisions import PartitionerSpy, is_glue, is_quantizer, module_of, operator_name
 from ci.partition.parts import Partition, smallest_failing
+from ci.pipeline.models.model_lines import source_of
 from provisioning.base.diagnosis import with_names_of_data_types
+from provisioning.fixes import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")
 NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")
 BITS = re.compile(r"(\d+)-bit ")
-WRITE_INSTEAD = {
-    "aten.max_pool2d_with_indices.default": "write the stride, as in max_pool2d(x, 2, 2): the builder does"
-    " not know torch's default",
-}
-"""By operator, for those at which the backend's builder fails."""
 ASSIGNMENT = re.compile(r"\]\s*[-+*/]?=(?!=)|\]\.\w+_\(")
 WITHOUT_ASSIGNMENT = (
     "assign to no part of a tensor: torch.cat of the parts, or a product with a mask that is a buffer"
@@ -155,7 +152,7 @@ class Search:
         if node is not None:
             reason = f"the backend's builder fails: {type(error).__name__}: {error}"
             nodes = [node, *(partition.constants_of(node) if partition else ())]
-            return [_suspect(nodes, reason, WRITE_INSTEAD.get(operator_name(node), ""))]
+            return [_suspect(nodes, reason, fix_for(operator_name(node), "", where="builder"))]
         if partition is None:
             return []
         calls = [node for node in partition.calls if not is_glue(node)]

@@ -175,7 +175,7 @@ def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecke
         stage.findings += findings
         if not lane.reached(mine):
             continue
-        shown = row_of(program, findings, commands[program.name])
+        shown = row_of(program, findings, commands[program.name], lane.stage)
         rows[program.name] = {**shown, **lane.row(plan, program, mine)}
     stage.findings += steady_cases(lane, plan, results)
     for result in results.values():

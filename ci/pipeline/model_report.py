@@ -9,14 +9,17 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ci.pipeline.offers import offers_of, show, words_of
 from ci.pipeline.options import OneModel
-from provisioning.base.errors import ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Metric, Report, Severity
 from provisioning.base.mutex import mutex
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import StageRun
 
+DIES = "model-dies"
+"""Of a model that gives no program."""
 MODELS = "models"
 """The metric of a report that has a row for each model."""
 
@@ -37,8 +40,13 @@ class ModelReport:
         for message in messages:
             self.stage.add("model-warning", Severity.WARNING, self.name, message)
 
-    def fail(self, message: str, fix: str = "") -> None:
+    rules: list[str] = field(default_factory=list)
+    """Of what is wrong with the model, for the commands that are offered."""
+    offers: Mapping[str, str] = field(default_factory=dict)
+
+    def fail(self, message: str, fix: str = "", rule: str = "") -> None:
         self.stage.add("model-failed", Severity.ERROR, self.name, message, fix)
+        self.rules += [rule] if rule else []
 
     def wrote(self, paths: Iterable[Path]) -> None:
         self.stage.artifacts += [Artifact.of(path.suffix.lstrip("."), path) for path in paths]
@@ -59,19 +67,25 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
     except UsageError:
         raise
     except ToolkitError as error:
-        report.fail(error.message, error.fix)
-        _write(report, printed.getvalue(), selection.reports)
+        report.fail(error.message, error.fix, DIES if error.exit_code == CheckFailed.exit_code else "")
+        _write(report, printed.getvalue(), model)
         raise
     finally:
         sys.stdout.write(printed.getvalue())
     if code and not any(finding.severity is Severity.ERROR for finding in report.stage.findings):
         report.fail(f"{verb} ended with exit code {code}")
-    _write(report, printed.getvalue(), selection.reports)
+    _write(report, printed.getvalue(), model)
     return code
 
 
-def _write(report: ModelReport, printed: str, reports: Path) -> None:
+def _write(report: ModelReport, printed: str, model: OneModel) -> None:
     """The command has done its work, so a folder that takes no report costs a line, and not the result."""
+    reports, words = (
+        model.selection.reports,
+        words_of(model.words(model.selection.soc) if model.typed else []),
+    )
+    report.offers = offers_of(report.rules, words, besides=report.stage.stage)
+    show(report.offers)
     try:
         reports.mkdir(parents=True, exist_ok=True)
         with mutex(reports / f".{report.stage.stage}.lock"):
@@ -89,6 +103,7 @@ def _merged(report: ModelReport, printed: str, reports: Path) -> None:
         "command": stage.command,
         "when": stage.started,
         "seconds": now.seconds,
+        "offers": dict(report.offers),
     }
     stage.metrics |= {MODELS: {name: row}, **{key: {name: value} for key, value in report.more.items()}}
     with suppress(FileNotFoundError, ValueError):

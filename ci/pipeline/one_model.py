@@ -26,6 +26,7 @@ from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOption
 from ci.pipeline.precision import written_name
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran, require_program
+from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
@@ -113,16 +114,7 @@ class LaneModel(ABC, Generic[P, L]):
 
     def command(self, verb: str, soc: str, *more: str) -> str:
         """That does something else with the same model."""
-        model = self.model
-        words: list[str | Path] = [model.typed, "--soc", soc]
-        for flag, values in (
-            ("--precision", [model.precision] if model.precision else []),
-            ("--calibrate", [model.calibrate] if model.calibrate else []),
-            ("--variable", model.variables),
-            ("--dimension", model.dimensions),
-        ):
-            words += [word for value in values for word in (flag, value)]
-        return session(verb, *words, *["--per-channel"] * model.per_channel, *more)
+        return session(verb, *self.model.words(soc), *more)
 
     def plan(self, programs: Sequence[P]) -> L:
         model = self.model
@@ -148,6 +140,10 @@ class LaneModel(ABC, Generic[P, L]):
     def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """What quantizing the whole model loses, in words, and what each operator adds to it, the worst
         first."""
+        raise self.not_taken(self.model)
+
+    def rewritten(self, asked: RewriteChoice) -> Rewritten:
+        """The model with the rewrites that answer known faults, each proved on the CPU."""
         raise self.not_taken(self.model)
 
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
@@ -300,7 +296,7 @@ def _shown(products: Sequence[Product], report: ModelReport) -> int:
     answer.add_findings(wrong)
     for finding in wrong:
         error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
-        report.fail(error.message, error.fix)
+        report.fail(error.message, error.fix, finding.rule)
         show_error(error)
     return CheckFailed.exit_code if wrong else 0
 

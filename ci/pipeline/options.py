@@ -96,6 +96,18 @@ class OneModel:
     options: tuple[str, ...] = ()
     """Settings of ONNX Runtime's provider, NAME=VALUE."""
 
+    def words(self, soc: str) -> list[str]:
+        """MODEL and its flags, for another command."""
+        words = [self.typed, "--soc", soc]
+        for flag, values in (
+            ("--precision", [self.precision] if self.precision else []),
+            ("--calibrate", [self.calibrate] if self.calibrate else []),
+            ("--variable", self.variables),
+            ("--dimension", self.dimensions),
+        ):
+            words += [word for value in values for word in (flag, value)]
+        return [*words, *["--per-channel"] * self.per_channel]
+
     @property
     def named(self) -> tuple[str, ...]:
         """What else than model and chips tells one piece of work from another."""

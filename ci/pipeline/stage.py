@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from ci.pipeline.baseline import Baseline, load_baseline, load_tolerances
 from ci.pipeline.findings import QUARANTINED, verdict
 from ci.pipeline.history import add_history
 from ci.pipeline.models.own_packages import OwnPackages, installed
+from ci.pipeline.offers import offers_of, words_of, wrong_rules
+from ci.pipeline.offers import show as show_offers
 from ci.pipeline.options import Accept, Choice, WorkOptions
 from ci.pipeline.suite import AnyProgram, Suites, accepted_thresholds
 from ci.pipeline.thresholds import low_figures, thresholds_of
@@ -185,8 +188,15 @@ def _reasons(
         yield from ((name, {"reason": text}) for name, text in reasons.items())
 
 
-def row_of(program: AnyProgram[Any, Any], findings: Sequence[Finding], command: str) -> dict[str, Metric]:
+def row_of(
+    program: AnyProgram[Any, Any], findings: Sequence[Finding], command: str, stage: str
+) -> dict[str, Metric]:
     """What every lane's row of a program has in a report."""
+    words = {
+        **words_of(program.as_model),
+        "stage": [stage],
+        "program": shlex.split(command.partition(" -- ")[2]),
+    }
     return {
         "suite": str(program.suite),
         "case": program.case_name,
@@ -195,6 +205,7 @@ def row_of(program: AnyProgram[Any, Any], findings: Sequence[Finding], command: 
         "tags": list(program.run.tags),
         "verdict": verdict(findings, quarantined=program.quarantine is not None),
         "command": command,
+        "offers": dict(offers_of(wrong_rules(findings), words)),
     }
 
 
@@ -230,4 +241,14 @@ def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> i
         figures = {name: value for name, value in report.metrics.items() if name != "programs"}
         terminal.show(replace(report, metrics=figures, artifacts=()))
 
-    return stage.close(selection.reports, show=show, lacking=lacking)
+    code = stage.close(selection.reports, show=show, lacking=lacking)
+    show_offers(_first_offers(stage.metrics.get("programs")))
+    return code
+
+
+def _first_offers(rows: Metric) -> Mapping[str, str]:
+    """Of the first program that is wrong."""
+    every = (
+        [row["offers"] for row in rows.values() if isinstance(row, dict)] if isinstance(rows, dict) else []
+    )
+    return next((offers for offers in every if offers), {})

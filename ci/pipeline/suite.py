@@ -224,6 +224,11 @@ class AnyProgram(Generic[C, R]):
         return self.suite.parent
 
     @property
+    def as_model(self) -> list[str]:
+        """MODEL and its flags for the commands for one model; empty where they cannot say what it is."""
+        return []
+
+    @property
     def request(self) -> dict[str, Any]:
         """What the work gets of the suite, as JSON. All of it is in the key of the work."""
         return {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ci.report.bars import Bar
-from ci.report.programs import accuracy_of, slices_of
+from ci.report.programs import accuracy_of, offers_in, slices_of
 from ci.report.trends import TrendTable, trend_table
 from ci.report.values import ORDER, Row, mapping, number, rows_of, verdict_of
 from provisioning.base.findings import Report
@@ -22,6 +22,7 @@ class OnnxRow:
     executorch: Mapping[str, float]
     accuracy: Sequence[Bar]
     slices: Sequence[str]
+    offers: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ def onnx_of(reports: Iterable[Report]) -> OnnxPage | None:
             _figures(_lane(row, "executorch")),
             list(accuracy_of(row)),
             slices_of(row),
+            offers_in(row),
         )
         for name, row in programs.items()
     ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ci.pipeline.model_report import MODELS
+from ci.report.programs import offers_in
 from ci.report.values import entries, rows_of, word
 from provisioning.base.findings import Report
 
@@ -18,6 +19,7 @@ class ModelView:
     when: str
     command: str
     said: Sequence[str]
+    offers: Sequence[tuple[str, str]]
 
 
 def of_one_model(report: Report) -> bool:
@@ -35,4 +37,5 @@ def _models(reports: Sequence[Report]) -> Iterator[ModelView]:
         for name, row in rows_of(report, MODELS).items():
             verdict, when, command = (word(row, key) for key in ("verdict", "when", "command"))
             said = [line for line in entries(row.get("said")) if isinstance(line, str)]
-            yield ModelView(report.stage, name, "pass" if verdict == "pass" else "fail", when, command, said)
+            passed, offers = "pass" if verdict == "pass" else "fail", offers_in(row)
+            yield ModelView(report.stage, name, passed, when, command, said, offers)

@@ -62,6 +62,8 @@ class ProgramView:
     costs: Sequence[Bar]
     durations: str
     commands: Sequence[str]
+    offers: Sequence[tuple[str, str]]
+    """What repairs, explains, reduces or silences it, each with its command."""
 
     @property
     def anchor(self) -> str:
@@ -133,7 +135,15 @@ def _program(name: str, rows: Mapping[str, Row], findings: Collection[Finding]) 
         list(_costs(lowered, {finding.rule for finding in findings})),
         ", ".join(_durations(lowered, ran)),
         [word(row, "command") for row in rows.values()],
+        offers_in(*rows.values()),
     )
+
+
+def offers_in(*rows: Row) -> list[tuple[str, str]]:
+    """Those of the first row that has any."""
+    every = [mapping(row.get("offers")) for row in rows]
+    offers = next((offered for offered in every if offered), {})
+    return [(does, word(offers, does)) for does in offers]
 
 
 def _brief(lowered: Row, ran: Row, rows: Iterable[Row]) -> Iterator[str]:

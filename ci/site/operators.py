@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from ci.operators.history import Cells, History, MeasuredBefore, plain
 from ci.operators.html import MARKS, shown_cell
 from ci.operators.names import key_of
-from ci.operators.suggestions import suggestions
 from ci.operators.table import FAILING, MEANINGS, Cell, OperatorTable, in_db
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.commands import as_installed, session
 from provisioning.base.settings import DEFAULT_SOC
+from provisioning.fixes import load_fixes
 from provisioning.known_faults import Fault, load_faults
 from provisioning.manifest import load_socs
 
@@ -259,9 +259,9 @@ def _page(table: OperatorTable, lane: MeasuredLane, name: str, also: Mapping[str
         () if lane.folder else table.files(name),
         faults_of(name),
         [
-            suggestion.text
-            for suggestion in suggestions()
-            if name == suggestion.onnx or (not lane.folder and key_of(suggestion.operator) == own)
+            fix.words
+            for fix in load_fixes()
+            if name in fix.operators or (not lane.folder and own in map(key_of, fix.operators))
         ],
         ", ".join(good),
         _history(lane, name),

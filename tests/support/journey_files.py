@@ -118,11 +118,36 @@ def _model(name: str, read: str = "") -> Callable[[Path], None]:
     return write
 
 
+FAULTY = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.layer = nn.Conv2d(8, 8, 1)
+        nn.init.uniform_(self.norm.bias, 0.1, 0.5)
+
+    def forward(self, x):
+        x = self.norm(torch.relu(self.first(x)))
+        x = torch.nn.functional.max_pool2d(x, 2)
+        return self.layer(torch.relu(self.layer(x)))
+
+
+def make():
+    torch.manual_seed(0)
+    return Net().eval(), (torch.rand(1, 3, 16, 16),)
+"""
+
 FILES: dict[str, Callable[[Path], object]] = {
     "net": _text(NET),
     "net of which fp16 leaves little": _text(ROUNDED),
     "net with an operator that stays on the CPU": _model("with_erf"),
     "net with a logarithm that the emulator computes wrongly": _model("logarithm", read="width.txt"),
+    "net with faults that a rewrite repairs": _text(FAULTY),
     "number": _text("1"),
     "suite": _text(SUITE),
     "suite of ONNX": _text(

@@ -13,11 +13,11 @@ import jsonschema
 import pytest
 
 from ci.__main__ import VERBS as CI
-from ci.operators.suggestions import suggestion_for
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.answer import EDIT, taken
 from provisioning.base.command_line import Verb, main
 from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.fixes import fix_for
 from tests.support.sources import nodes
 
 SCHEMA = json.loads((MANIFESTS / "schema" / "answer.json").read_text(encoding="utf-8"))
@@ -189,7 +189,7 @@ def test_each_fact_that_a_verb_names_is_in_the_schema() -> None:
     ],
 )
 def test_a_line_is_rewritten_only_where_it_means_the_same(operator: str, code: str, new: str) -> None:
-    fix = suggestion_for(f"aten.{operator}.default", code, "net.py:7")
+    fix = fix_for(f"aten.{operator}.default", code, "net.py:7")
     edit = EDIT.search(fix)
     assert fix and (edit["new"] if edit else "") == new
     assert edit is None or (edit["file"], edit["line"]) == ("net.py", "7")

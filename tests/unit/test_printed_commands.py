@@ -170,7 +170,7 @@ def test_every_printed_command_is_one_that_its_verb_takes() -> None:
         for folder in ("ci", "provisioning")
         for file in sorted((ROOT / folder).rglob("*.py"))
     }
-    for name in ("rules", "checks", "parity_checks", "diagnose", "known_faults"):
+    for name in ("rules", "checks", "parity_checks", "diagnose", "known_faults", "fixes"):
         texts[f"manifests/{name}.toml"] = _texts_of(
             toml.loads((ROOT / "manifests" / f"{name}.toml").read_text("utf-8"))
         )

@@ -12,11 +12,11 @@ import pytest
 from ci.lanes.executorch.suite import SHIPPED, ExecutorchProgram, all_programs, choose, programs_of
 from ci.lanes.onnx.suite import SHIPPED as ONNX
 from ci.lanes.onnx.suite import programs_of as programs_of_onnx
-from ci.operators.suggestions import suggestions
 from ci.pipeline.baseline import load_baseline, load_tolerances
 from ci.pipeline.precision import SCHEMES
 from ci.pipeline.thresholds import accepted_figures, derived
 from provisioning.base.errors import ManifestError, UsageError
+from provisioning.fixes import load_fixes
 
 MINE = """\
 schema = 2
@@ -141,7 +141,9 @@ class TestShipped:
         thresholds = [program.thresholds for program in self.programs if program.run.precision in schemes]
         assert thresholds and min(threshold.sqnr_db or 0 for threshold in thresholds if threshold) >= least
 
-    def test_every_suggestion_is_proved_by_a_case_without_anything_on_the_cpu(self) -> None:
-        for suggestion in suggestions():
-            proofs = [program for program in self.programs if program.case_name == suggestion.proof]
+    def test_every_fix_of_an_operator_on_the_cpu_is_proved_by_a_case_without_anything_there(self) -> None:
+        for fix in load_fixes():
+            if not fix.operators or fix.where == "builder":
+                continue
+            proofs = [program for program in self.programs if program.case_name == fix.proof]
             assert proofs and all(program.cpu_budget == 0 for program in proofs)

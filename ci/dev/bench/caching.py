@@ -68,9 +68,7 @@ def _lower(words: Sequence[str], environment: Mapping[str, str], into: Path, *be
 
 def _start(environment: Mapping[str, str], into: Path, *, warm: bool) -> None:
     variables = {**environment, THREADS: "1", WARM: "1" if warm else ""}
-    spec = WorkerSpec(
-        WORKER, variables, into, 60, "executorch and torch", session(STAGE), forks=True
-    )
+    spec = WorkerSpec(WORKER, variables, into, 60, "executorch and torch", session(STAGE), forks=True)
     Worker(spec).end()
 
 

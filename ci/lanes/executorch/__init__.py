@@ -6,5 +6,8 @@ PROGRAM = "program.pte"
 QUANTIZED = "quantized.pt2"
 """The file of a quantized model in a result's folder."""
 
+REWRITTEN, SAMPLES = "rewritten.pt2", "samples"
+"""The file of a rewritten model in a result's folder, and the folder of samples for it."""
+
 KEPT = "programs"
 """The folder of the reports that `--keep-programs` fills."""

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ci.partition.decisions import module_of, source_of
+from ci.partition.decisions import module_of
 from ci.pipeline.accuracy import Pair, Unusable, compared
 from ci.pipeline.losses import MOST_DB
+from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.user_model import BadFactory
 from provisioning.base.units import decibels
 

@@ -16,10 +16,10 @@ from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.profile import measure
 from ci.lanes.executorch.user_program import plan_of_model, program_of, pytorch_model, require_done
-from ci.operators.suggestions import suggestion_for
 from ci.operators.table import inexact, operators_in, taken_at
 from ci.pipeline.options import OneModel
 from provisioning.base.errors import CheckFailed
+from provisioning.fixes import fix_for
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
 QUANTIZERS = "quantized_decomposed."
@@ -64,7 +64,7 @@ def _facts(result: Result, scheme: str, soc: str) -> dict[str, Any]:
         "cpu": [
             {
                 **row,
-                "suggestion": suggestion_for(row["operator"], row["code"], row["source"])
+                "suggestion": fix_for(row["operator"], row["code"], row["source"])
                 or (taken_at(row["operator"], scheme, soc) if row["reason"].startswith(REFUSES) else ""),
             }
             for row in facts["left"]

@@ -58,6 +58,8 @@ class ExecutorchPlan(AnyPlan[ExecutorchProgram]):
     """Programs that this SDK cannot compile at all."""
     quantize_only: bool = False
     """End with the quantized model."""
+    needs: tuple[Mapping[str, Any], ...] | None = None
+    """End with the float model, with these rewrites where they match."""
     errors_follow: bool = False
     """Whether the command shows each error itself, so that progress need not."""
     worker: tuple[str, ...] = WORKER
@@ -110,7 +112,9 @@ class Lower(Step[ExecutorchProgram]):
 
     def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         common = key(program, self.plan.basis, memo.roots, environ)
-        return {**common, **({"quantize only": True} if self.plan.quantize_only else {})}
+        plan = self.plan
+        only = {"quantize only": True} if plan.quantize_only else {}
+        return {**common, **only, **({"needs": list(plan.needs)} if plan.needs is not None else {})}
 
     def cost(self, program: ExecutorchProgram) -> Job:
         recorded = self.plan.baseline(program).of(program.name)
@@ -120,6 +124,8 @@ class Lower(Step[ExecutorchProgram]):
 
     def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
         plan = self.plan
+        if plan.needs is not None:
+            return ask(**program.order, needs=list(plan.needs))
         return ask(**program.order, keep_going=plan.work.keep_going, quantize_only=plan.quantize_only)
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:

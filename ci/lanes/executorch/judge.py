@@ -12,12 +12,12 @@ from ci.engine.work import Failure, Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import LOG
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.operators.suggestions import suggestion_for
 from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
+from provisioning.fixes import fix_for
 from provisioning.manifest import soc_named
 
 PAGE = 4096
@@ -64,7 +64,7 @@ def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator
             operator["operator"],
             operator["reason"],
             operator["kernel"],
-            suggestion_for(operator["operator"], operator["code"]),
+            fix_for(operator["operator"], operator["code"]),
         )
         causes.setdefault(cause, []).append(operator)
     allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
@@ -76,7 +76,7 @@ def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator
             Severity.ERROR if over else Severity.NOTE,
             program.name,
             f"{_on_cpu(first)} ({allowed}){more}",
-            suggestion_for(first["operator"], first["code"], first["source"])
+            fix_for(first["operator"], first["code"], first["source"])
             or SUITES.repeat(program, "test_lowering"),
         )
     if facts["delegates"] != program.delegates:
@@ -112,7 +112,7 @@ def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Operators on the CPU, each with what to write instead."""
     for row in facts["left"]:
-        yield _on_cpu(row), suggestion_for(row["operator"], row["code"], row["source"])
+        yield _on_cpu(row), fix_for(row["operator"], row["code"], row["source"])
 
 
 def _on_cpu(row: Mapping[str, Any]) -> str:

@@ -49,7 +49,6 @@ from ci.partition.decisions import (
     module_path,
     operator_name,
     partition_of,
-    source_of,
 )
 from ci.partition.failing_operators import SEARCHED_SECONDS, Culprit, Search, Workaround, workaround_of
 from ci.pipeline.models.factory import (
@@ -68,6 +67,7 @@ from ci.pipeline.models.factory import (
     run_copied,
     where_input_changes,
 )
+from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ci.artifacts.simulation import Simulation
 from ci.engine.installed import ready_runner
 from ci.engine.output import Publish
 from ci.engine.work import Result
-from ci.lanes.executorch import PROGRAM, QUANTIZED
+from ci.lanes.executorch import PROGRAM, QUANTIZED, REWRITTEN, SAMPLES
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import RAN, Emulation, findings_of, losses_of, measure, ran
@@ -29,7 +29,6 @@ from ci.lanes.executorch.user_program import (
     require_done,
     samples_folder,
 )
-from ci.operators.suggestions import suggestion_for
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import accuracy_of_one_model, differs_on_chip, nearly_constant
 from ci.pipeline.lane import Mine, Results
@@ -39,11 +38,14 @@ from ci.pipeline.options import Choice
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
+from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of, needs_of
 from ci.pipeline.simulated import SimulatedProfile
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.rendering.text import plural
+from provisioning.build_id import version_in
+from provisioning.fixes import fix_for
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,15 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         cells = cells_of(program.soc, figures, len(facts["left"]), [path])
         found = [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
         found = [*_left(stem, facts), *found]
-        return Product(_files(path, stem, record), words, warnings, wrong, findings=found, cells=cells)
+        return Product(
+            _files(path, stem, record),
+            words,
+            warnings,
+            wrong,
+            findings=found,
+            facts={"accuracy": figures, "ddr": facts["ddr"]},
+            cells=cells,
+        )
 
     def _stem(self, program: ExecutorchProgram) -> str:
         return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
@@ -206,6 +216,21 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         plan = plan_of_model(model, "quantize", [program], quantize_only=True)
         facts = require_done(program, plan, compile_programs(plan)).facts
         return f"{program.name}: {in_words(facts['figures'])} against float, both in PyTorch", facts["losses"]
+
+    def rewritten(self, asked: RewriteChoice) -> Rewritten:
+        program = self.program(self.model.selection.soc)
+        plan = plan_of_model(self.model, "repair", [program])
+        versions = {
+            "executorch": importlib.metadata.version("executorch"),
+            "qnn": version_in(plan.basis.build_id),
+        }
+        needs = needs_of(program.run.precision, "executorch", versions, asked)
+        plan = replace(plan, needs=tuple(map(asdict, needs)))
+        result = require_done(program, plan, compile_programs(plan))
+        assert result.folder is not None
+        model = result.folder / REWRITTEN
+        written = (model, result.folder / SAMPLES) if model.is_file() else (None, None)
+        return Rewritten(changes_of(result.facts), *written)
 
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         from ci.lanes.executorch.audit import audited
@@ -313,7 +338,7 @@ def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:
         times = f"{count} times " if count > 1 else ""
         where = f" at {source} `{code}`" if source else ""
         yield f"  on the CPU: {times}{name}{where}: {reason}"
-        if suggestion := suggestion_for(name, code, source):
+        if suggestion := fix_for(name, code, source):
             yield f"    → {suggestion}"
     if kept := facts.get("kept_on_cpu"):
         yield f"  kept on the CPU: {', '.join(kept['nodes'])}: {kept['because']}"

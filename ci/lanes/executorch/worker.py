@@ -40,6 +40,11 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.executorch.lower import lower
     from ci.lanes.executorch.suite import parse_request
 
+    if "needs" in order:
+        from ci.lanes.executorch.repair import rewritten
+
+        case, run, _, place = parse_request(order)
+        return rewritten(case, run, place, Path(order["into"]), order["needs"])
     into = Path(order["into"])
     with contextlib.ExitStack() as stack:
         if order.get("simulate"):

@@ -13,11 +13,11 @@ from ci.lanes.onnx.orders import precision_of, search_path
 from ci.lanes.onnx.profile import measured
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
-from ci.operators.suggestions import suggestion_for
 from ci.operators.table import inexact_onnx
 from ci.pipeline.options import OneModel
 from ci.pipeline.steps import require_done
 from provisioning.base.errors import CheckFailed
+from provisioning.fixes import fix_for
 
 PRECISIONS = ("fp16", "8a8w", "16a8w")
 
@@ -45,7 +45,7 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     assert folder is not None
     cpu = [
         # ONNX Runtime has a CPU kernel of each: without it there would be no session.
-        {**row, "kernel": True, "suggestion": suggestion_for(row["operator"], row["code"], row["source"])}
+        {**row, "kernel": True, "suggestion": fix_for(row["operator"], row["code"], row["source"])}
         for row in facts["cpu"]
     ]
     row: dict[str, Any] = {name: facts[name] for name in ("delegated", "delegates", "ddr")}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Size: TypeAlias = "int | tuple[int, ...]"
 """Of a named dimension, or all of a named input."""
 
+REWRITTEN = "rewritten.onnx"
+"""A rewritten model's file in a result's folder."""
 LOOPS = ("Loop", "Scan", "SequenceMap")
 DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 """Operators whose output shape is known only after they ran."""

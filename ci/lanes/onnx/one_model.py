@@ -12,11 +12,11 @@ from ci.artifacts.simulation import Simulation
 from ci.engine.memo import Memo
 from ci.engine.work import Result, empty_folder
 from ci.engine.workers.parent import Refused
-from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, plan_of
+from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, cwd, plan_of
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import findings_of
 from ci.lanes.onnx.forecast import forecast_of_chip, forecasted, simulated_on
-from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
+from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
@@ -37,6 +37,7 @@ from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
+from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of
 from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.steps import Ask, require_done, run_step
 from ci.pipeline.suite import NO_SUITE
@@ -172,6 +173,26 @@ class LossesOfOne(OneModelStep):
         return {**ask(do="losses", **common), **{name: facts[name] for name in ("compared", "near")}}
 
 
+@dataclass(frozen=True, kw_only=True)
+class RewriteOne(OneModelStep):
+    """The float model with what is rewritten of it."""
+
+    kind = "onnx-rewrite"
+
+    wanted: RewriteChoice
+
+    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        return {**super().key(program, memo, environ), **self._asked}
+
+    @property
+    def _asked(self) -> dict[str, Metric]:
+        rules = self.wanted.rules
+        return {"rules": None if rules is None else list(rules), "interface": self.wanted.interface}
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        return ask(do="rewrite", **program.order, cwd=cwd(), **self._asked)
+
+
 @dataclass(frozen=True)
 class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
     lane = OnnxLane()
@@ -258,7 +279,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             words,
             warnings,
             wrong,
-            facts={"accuracy": near, "delegates": 1, "on_cpu": []},
+            facts={"accuracy": near, "delegates": 1, "on_cpu": [], "ddr": context["ddr"]},
             cells=cells_of(", ".join(chips), near, 0, files),
         )
 
@@ -311,6 +332,14 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         facts = require_done(run_step(step, [program])[program.name]).facts
         words = f"{program.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
         return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]
+
+    def rewritten(self, asked: RewriteChoice) -> Rewritten:
+        program = program_of(self.model)
+        step = RewriteOne(plan_of_model(self.model, program), wanted=asked)
+        result = require_done(run_step(step, [program])[program.name])
+        assert result.folder is not None
+        model = result.folder / REWRITTEN
+        return Rewritten(changes_of(result.facts), model if model.is_file() else None)
 
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         from ci.lanes.onnx.audit import audited

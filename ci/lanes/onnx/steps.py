@@ -41,6 +41,7 @@ from ci.pipeline.models.arrays import Array, Sample, save, saved
 from ci.pipeline.models.inputs import checked, drawn
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
+from ci.pipeline.rewriting import RewriteChoice
 from ci.pipeline.suite import Input
 from provisioning.base import commands
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -546,6 +547,15 @@ def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"losses": found}
 
 
+def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
+    """The float model with the rewrites that it needs."""
+    from ci.lanes.onnx.repair import rewritten
+
+    asked = RewriteChoice(order["rules"] and tuple(order["rules"]), order["interface"])
+    into, precision = Path(order["into"]), run_of(order).precision
+    return rewritten(case_of(order), Path(order["search_path"]), into, precision, asked)
+
+
 def case_of(order: Mapping[str, Any]) -> OnnxCase:
     inputs = tuple(Input.model_validate_json(json.dumps(text)) for text in order["case"].get("inputs", ()))
     return OnnxCase.model_construct(**{**order["case"], "inputs": inputs})
@@ -566,6 +576,7 @@ ORDERS = {
     "simulate": order_simulate,
     "diverge": order_diverge,
     "losses": order_losses,
+    "rewrite": order_rewrite,
     "run": order_run,
     "run_on_cpu": order_run_on_cpu,
 }

@@ -142,8 +142,14 @@ class OnnxCase(AnyCase):
 def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str) -> str:
     """The command that does `verb` with an .onnx as its case has it; empty for a factory, of which only a
     suite makes an .onnx."""
+    words = words_for_one(case, run, soc, search_path)
+    return session(verb, *words, *more) if words else ""
+
+
+def words_for_one(case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> list[str | Path]:
+    """MODEL and its flags; none of a factory."""
     if not case.model:
-        return ""
+        return []
     words: list[str | Path] = [search_path / case.model, "--precision", run.kind, "--soc", soc]
     if case.samples:
         folder = search_path / case.samples
@@ -151,14 +157,17 @@ def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_pa
     for name, size in case.dimensions.items():
         sizes = (size,) if isinstance(size, int) else size
         words += ["--dimension", f"{name}={','.join(map(str, sizes))}"]
-    words += ["--per-channel"] * run.per_channel
-    return session(verb, *words, *more)
+    return [*words, *["--per-channel"] * run.per_channel]
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxProgram(AnyProgram[OnnxCase, OnnxRun]):
     def file(self, name: str) -> Path:
         return self.search_path / name
+
+    @property
+    def as_model(self) -> list[str]:
+        return [*map(str, words_for_one(self.case, self.run, self.soc, self.search_path))]
 
 
 FORM = LaneForm("onnx", OnnxCase, ("test_onnx",))

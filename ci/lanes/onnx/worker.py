@@ -55,7 +55,7 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
 
     # The user's code, which prepares a model, is at home in its suite; relative paths in options begin where
     # the user is.
-    os.chdir(order["working_folder"] if order["do"] == "prepare" else order["cwd"])
+    os.chdir(order["working_folder"] if order["do"] in ("prepare", "rewrite") else order["cwd"])
     return steps.ORDERS[order["do"]](order)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from provisioning.base.settings import ROOT
 
@@ -41,6 +42,13 @@ def relative_path(path: str) -> str:
     for folder in clones:
         path = path.removeprefix(f"{folder}/")
     return path
+
+
+def source_of(node: Any) -> tuple[str, str]:
+    """`file:line` and the code of the innermost frame outside libraries; ("", "") if there is none."""
+    if not (frame := user_frame(node.meta.get("stack_trace") or "")):
+        return "", ""
+    return f"{relative_path(frame.path)}:{frame.line}", frame.code
 
 
 def _is_model(path: str) -> bool:

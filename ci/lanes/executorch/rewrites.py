@@ -1,0 +1,692 @@
+"""What a rewrite of an exported PyTorch model writes, by its name in manifests/fixes.toml."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from ci.lanes.executorch.rewriting import Exported, NodeMatch
+from ci.pipeline.rewriting import HTP_DIMENSIONS, merged
+
+aten: Any = torch.ops.aten
+Find = Callable[[Exported], Iterator[NodeMatch]]
+When = Callable[[Exported, Node], bool]
+
+REWRITES: dict[str, list[Find]] = {}
+"""By name: what finds the places."""
+
+CONVOLUTIONS = (
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+    aten.conv1d.padding,
+    aten.conv2d.padding,
+    aten.conv3d.padding,
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+)
+CASTS = (aten.to.dtype, aten._to_copy.default)
+NO_WORK = (aten.lift_fresh_copy.default, aten.detach.default, aten.detach_.default, aten.alias.default)
+SMALL = 0.1
+"""Values within it are small for 16 bits."""
+NEAR = 1e-4
+MASKED = -1e4
+
+
+def search(name: str) -> Callable[[Find], Find]:
+    def register(find: Find) -> Find:
+        REWRITES.setdefault(name, []).append(find)
+        return find
+
+    return register
+
+
+def one(
+    name: str, *targets: Any, when: When = lambda *_: True, low: float = float("-inf")
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For a rewrite of single nodes: the function takes the node's arguments."""
+
+    def register(write: Callable[..., Any]) -> Callable[..., Any]:
+        @search(name)
+        def find(model: Exported) -> Iterator[NodeMatch]:
+            for node in model.all_of(*targets):
+                if when(model, node):
+                    yield model.call(node, write, low)
+
+        return write
+
+    return register
+
+
+def _shape(model: Exported, node: Any) -> tuple[int, ...]:
+    return tuple(model.value(node).shape)
+
+
+def _maker(node: Node) -> Any:
+    return node.args[0].target if isinstance(node.args[0], Node) else None
+
+
+def _largest(model: Exported, node: Any) -> float:
+    return max(float(values[node].abs().max()) for values in model.values)
+
+
+def _reads(node: Node) -> set[Any]:
+    return {user.args[1] if len(user.args) > 1 else None for user in node.users}
+
+
+@one(
+    "stride-written",
+    aten.max_pool2d.default,
+    when=lambda _, node: len(node.args) < 3 or not node.args[2],
+)
+def _(x: Tensor, kernel: Any, stride: Any = (), *rest: Any) -> Any:
+    return aten.max_pool2d.default(x, kernel, kernel, *rest)
+
+
+@search("gelu-for-erf")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    for erf in model.all_of(aten.erf.default):
+        scaled = erf.args[0]
+        if not isinstance(scaled, Node) or scaled.target not in (aten.div.Tensor, aten.mul.Tensor):
+            continue
+        x = scaled.args[0]
+        ends = [end for end in _following(erf, 4) if isinstance(x, Node) and model.only_of(end, x)]
+        gelu = functional.gelu(model.value(x)) if ends else None
+        for end in reversed(ends):
+            value = model.value(end)
+            if value.shape == gelu.shape and torch.allclose(value, gelu, rtol=0, atol=NEAR):
+                yield NodeMatch(end, (x,), functional.gelu)
+                break
+
+
+def _following(node: Node, steps: int) -> list[Node]:
+    """The nodes that read its value, in the order of the graph."""
+    found: dict[Node, None] = {}
+    now = [node]
+    for _ in range(steps):
+        now = [user for reader in now for user in reader.users]
+        found |= dict.fromkeys(user for user in now if user.op == "call_function")
+    return list(found)
+
+
+POSITIVE = (aten.exp.default, aten.sigmoid.default, aten.softmax.int)
+
+
+def _is_positive(_: Exported, node: Node) -> bool:
+    maker = node.args[0]
+    if isinstance(maker, Node) and maker.target is aten.add.Tensor and maker.args[1:]:
+        amount, maker = maker.args[1], maker.args[0]
+        if not isinstance(amount, int | float) or amount < 0:
+            return False
+    return isinstance(maker, Node) and maker.target in POSITIVE
+
+
+@one("cumprod-as-sum", aten.cumprod.default, when=_is_positive, low=1e-6)
+def _(x: Tensor, dim: int) -> Tensor:
+    return torch.exp(torch.cumsum(torch.log(x), dim))
+
+
+def _has_equal_bags(model: Exported, node: Node) -> bool:
+    offsets = node.args[2]
+    if not isinstance(offsets, Node) or model.varies(offsets) or _reads(node) != {0}:
+        return False
+    begins, count = model.value(offsets).tolist(), model.value(node.args[1]).numel()
+    last = bool(node.args[7]) if len(node.args) > 7 else False
+    sizes = {
+        end - begin for begin, end in zip(begins, [*begins[1:], *([] if last else [count])], strict=not last)
+    }
+    return len(sizes) == 1 and 0 not in sizes
+
+
+@one(
+    "embedding-and-sum",
+    aten.embedding_bag.default,
+    aten.embedding_bag.padding_idx,
+    when=_has_equal_bags,
+)
+def _(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    weights: Tensor | None = None,
+    include_last: bool = False,
+    *_rest: Any,
+) -> Any:
+    bags = offsets.numel() - int(include_last)
+    rows = functional.embedding(indices.reshape(bags, -1), weight)
+    if weights is not None:
+        rows = rows * weights.reshape(bags, -1, 1)
+    return (rows.sum(1), rows.mean(1), rows.amax(1))[mode], None, None, None
+
+
+def _stands_alone(_: Exported, node: Node) -> bool:
+    """Whether no convolution absorbs the norm."""
+    maker = node.args[0]
+    folded = isinstance(maker, Node) and maker.target in CONVOLUTIONS and len(maker.users) == 1
+    return not folded and node.args[5] is False
+
+
+def _scale_and_shift(w: Any, b: Any, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    scale = (1.0 if w is None else w) * torch.rsqrt(var.double() + eps)
+    return scale.float(), ((0.0 if b is None else b) - mean.double() * scale).float()
+
+
+@one("norm-as-scale-and-shift", aten.batch_norm.default, when=_stands_alone)
+def _(
+    x: Tensor, w: Any, b: Any, mean: Tensor, var: Tensor, training: bool, momentum: float, eps: float, *_: Any
+) -> Tensor:
+    scale, shift = _constants(_scale_and_shift(w, b, mean, var, eps), x)
+    return x * scale + shift
+
+
+def _constants(values: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+    """By channel, as they are broadcast to x."""
+    return [value.reshape(-1, *[1] * (x.dim() - 2)) for value in values]
+
+
+@search("norm-folded")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    """QNN takes a larger epsilon for a smaller one."""
+    for node in model.all_of(aten.batch_norm.default):
+        conv = node.args[0]
+        if _stands_alone(model, node) or not isinstance(conv, Node) or float(str(node.args[7])) < NEAR:
+            continue
+        if "transpose" in str(conv.target):
+            continue
+        yield from _folded(model, node, conv)
+
+
+def _folded(model: Exported, node: Node, conv: Node) -> Iterator[NodeMatch]:
+    def known(place: Any) -> Any:
+        return model.value(place) if isinstance(place, Node) else place
+
+    scale, shift, mean, var = (known(place) for place in node.args[1:5])
+    bias = known(conv.args[2]) if len(conv.args) > 2 else None
+    weight, added = fuse_conv_bn_weights(
+        known(conv.args[1]), bias, mean, var, float(str(node.args[7])), scale, shift
+    )
+    rest = conv.args[3:]
+    target: Any = conv.target
+    yield NodeMatch(node, (_node(conv.args[0]),), lambda x: target(x, weight.data, added.data, *rest))
+
+
+def _node(value: Any) -> Node:
+    assert isinstance(value, Node)
+    return value
+
+
+@search("bias-for-each-call")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    seen = set[Any]()
+    for node in model.all_of(aten.linear.default, *CONVOLUTIONS):
+        bias = node.args[2] if len(node.args) > 2 else None
+        if not isinstance(bias, Node) or bias.op != "get_attr":
+            continue
+        if bias.target in seen:
+            yield model.call(node, _with_own_bias(node.target))
+        seen.add(bias.target)
+
+
+def _with_own_bias(target: Any) -> Callable[..., Tensor]:
+    own: list[Tensor] = []
+
+    def write(x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+        if not own:
+            own.append(bias.clone())
+        result: Tensor = target(x, weight, own[0], *rest)
+        return result
+
+    return write
+
+
+NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
+
+
+def _to_no_multiple(model: Exported, node: Node) -> bool:
+    sizes = zip(_shape(model, node)[2:], _shape(model, node.args[0])[2:], strict=True)
+    return any(new % old for new, old in sizes)
+
+
+@search("nearest-by-index")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(*NEAREST):
+        if _to_no_multiple(model, node):
+            places = _places(model, node)
+            yield model.call(node, lambda x, *_rest, places=places: _taken(x, places))
+
+
+def _places(model: Exported, node: Node) -> list[Tensor]:
+    """By dimension: which places of the input the output has."""
+    shape, target, places = _shape(model, node.args[0]), node.target, []
+    for axis in range(2, len(shape)):
+        numbers = torch.arange(float(shape[axis])).reshape(
+            [-1 if place == axis else 1 for place in range(len(shape))]
+        )
+        every = target(numbers.expand(1, 1, *shape[2:]).contiguous(), *node.args[1:])  # type: ignore[operator]
+        places.append(every.movedim(axis, 0).reshape(every.shape[axis], -1)[:, 0].long())
+    return places
+
+
+def _taken(x: Tensor, places: Sequence[Tensor]) -> Tensor:
+    for axis, of_axis in enumerate(places, 2):
+        x = torch.index_select(x, axis, of_axis)
+    return x
+
+
+def _pools_by_four(model: Exported, node: Node) -> bool:
+    inner, outer = (_shape(model, place)[-2:] for place in (node.args[0], node))
+    if any(old != 4 * new for old, new in zip(inner, outer, strict=True)):
+        return False
+    return node.target is not aten.avg_pool2d.default or node.args[1] in (4, [4, 4], (4, 4))
+
+
+@one("pool-by-two-twice", aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, when=_pools_by_four)
+def _(x: Tensor, *_: Any) -> Tensor:
+    return functional.avg_pool2d(functional.avg_pool2d(x, 2, 2), 2, 2)
+
+
+@one(
+    "pool-with-kernel",
+    aten.adaptive_max_pool3d.default,
+    when=lambda model, node: (
+        _reads(node) == {0}
+        and all(
+            old % new == 0
+            for old, new in zip(_shape(model, node.args[0])[-3:], list(node.args[1]), strict=True)  # type: ignore[arg-type]
+        )
+    ),
+)
+def _(x: Tensor, sizes: Sequence[int]) -> Any:
+    kernel = [old // new for old, new in zip(x.shape[-3:], sizes, strict=True)]
+    return functional.max_pool3d(x, kernel, kernel), None
+
+
+@one(
+    "prelu-by-relus",
+    aten.prelu.default,
+    when=lambda model, node: model.value(node.args[1]).numel() > 1 and _maker(node) not in CONVOLUTIONS,
+)
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    (by_channel,) = _constants([weight], x)
+    return torch.relu(x) - by_channel * torch.relu(-x)
+
+
+def _pads_two_ends(_: Exported, node: Node) -> bool:
+    pads: Any = node.args[1]
+    ends = [(before, after) for before, after in zip(pads[::2], pads[1::2], strict=True) if before or after]
+    convolved = node.users and all(user.target in CONVOLUTIONS for user in node.users)
+    return len(ends) > 1 and not any(before for before, _after in ends) and not convolved
+
+
+@one("pad-by-dimension", aten.pad.default, aten.constant_pad_nd.default, when=_pads_two_ends)
+def _(x: Tensor, pads: Sequence[int], *rest: Any, **more: Any) -> Tensor:
+    for place in range(0, len(pads), 2):
+        if pads[place] or pads[place + 1]:
+            x = aten.pad.default(x, [0] * place + [*pads[place : place + 2]], *rest, **more)
+    return x
+
+
+@one(
+    "transposed-convolution-by-group",
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+    when=lambda _, node: len(node.args) > 6 and int(str(node.args[6])) > 1,
+)
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    more: Any,
+    groups: int,
+    dilation: Any = 1,
+) -> Tensor:
+    call: Any = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[
+        x.dim() - 3
+    ]
+    parts = zip(
+        x.chunk(groups, 1),
+        weight.chunk(groups),
+        bias.chunk(groups) if bias is not None else [None] * groups,
+        strict=True,
+    )
+    return torch.cat(
+        [
+            call(
+                part,
+                of_weight.clone(),
+                None if added is None else added.clone(),
+                stride,
+                padding,
+                more,
+                1,
+                dilation,
+            )
+            for part, of_weight, added in parts
+        ],
+        1,
+    )
+
+
+@one(
+    "truncated-before-cast",
+    aten.to.dtype,
+    when=lambda model, node: (
+        node.args[1] in (torch.int64, torch.int32)
+        and model.value(node.args[0]).is_floating_point()
+        and _maker(node) is not aten.trunc.default
+    ),
+)
+def _(x: Tensor, kind: torch.dtype, *_: Any) -> Tensor:
+    return torch.trunc(x).to(kind)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.relu(x) + torch.log1p(torch.exp(-torch.clamp(x.abs(), max=20)))
+
+
+@one("softplus-by-absolute", aten.softplus.default, when=lambda _, node: len(node.args) == 1)
+def _(x: Tensor) -> Tensor:
+    return _softplus(x)
+
+
+@one("softplus-by-absolute", aten.mish.default)
+def _(x: Tensor) -> Tensor:
+    return x * torch.tanh(_softplus(x))
+
+
+@one("exp-of-clamped", aten.exp.default, when=lambda _, node: _maker(node) is not aten.clamp.default)
+def _(x: Tensor) -> Tensor:
+    return torch.exp(x.clamp(min=-80))
+
+
+@one("group-norm-for-instance-norm", aten.instance_norm.default)
+def _(
+    x: Tensor, w: Any, b: Any, mean: Any, var: Any, of_input: bool, momentum: float, eps: float, *_: Any
+) -> Tensor:
+    if of_input:
+        return functional.group_norm(x, x.shape[1], w, b, eps)
+    scale, shift = _constants(_scale_and_shift(w, b, mean, var, eps), x)
+    return x * scale + shift
+
+
+@one(
+    "cumsum-along-the-last",
+    aten.cumsum.default,
+    when=lambda model, node: int(str(node.args[1])) not in (-1, len(_shape(model, node)) - 1),
+)
+def _(x: Tensor, dim: int, **more: Any) -> Tensor:
+    return torch.cumsum(x.transpose(dim, -1), -1, **more).transpose(dim, -1)
+
+
+@one("bias-added-alone", aten.linear.default, when=lambda _, node: len(node.args) > 2 and bool(node.args[2]))
+def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.linear(x, weight) + bias
+
+
+@one("ceil-by-floor", aten.ceil.default)
+def _(x: Tensor) -> Tensor:
+    return -torch.floor(-x)
+
+
+@one(
+    "floor-of-quotient",
+    aten.floor_divide.default,
+    when=lambda model, node: model.value(node).is_floating_point(),
+)
+def _(x: Tensor, y: Any) -> Tensor:
+    return torch.floor(x / y)
+
+
+@one("small-values-apart", aten.softmax.int, when=lambda model, node: _largest(model, node.args[0]) < SMALL)
+def _(x: Tensor, dim: int, *_: Any) -> Tensor:
+    return torch.softmax(x + 1, dim)
+
+
+@one(
+    "small-values-apart",
+    aten.elu.default,
+    when=lambda model, node: node.args[1:] in ((), (1.0,)) and _largest(model, node.args[0]) < SMALL,
+)
+def _(x: Tensor, *_: Any) -> Tensor:
+    return torch.relu(x) + torch.exp(x.clamp(max=0)) - 1
+
+
+@one("power-as-exp", aten.pow.Scalar, when=lambda _, node: float(str(node.args[0])) > 0)
+def _(base: float, x: Tensor) -> Tensor:
+    return torch.exp(x * math.log(base))
+
+
+@one("scatter-of-a-tensor", aten.scatter.value)
+def _(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    return torch.scatter(x, dim, index, torch.full(index.shape, value, dtype=x.dtype))
+
+
+@one(
+    "second-input-alone",
+    aten.matmul.default,
+    when=lambda model, node: (
+        isinstance(node.args[1], Node)
+        and model.varies(node.args[1])
+        and (len(node.args[1].users) > 1 or node.args[0] is node.args[1])
+    ),
+)
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return torch.matmul(x, y * 1.0)
+
+
+def _is_depthwise(model: Exported, node: Node) -> bool:
+    weight, rest = _shape(model, node.args[1]), [*node.args[3:]]
+    plain = all(
+        value in default
+        for value, default in zip(rest, ((1, [1, 1]), (0, [0, 0]), (1, [1, 1])), strict=False)
+    )
+    return plain and len(rest) > 3 and rest[3] == weight[0] and weight[1:] == (1, 1, 1)
+
+
+@one("depthwise-as-product", aten.conv2d.default, when=_is_depthwise)
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+    product = x * weight.detach().clone().reshape(-1, 1, 1)
+    return product if bias is None else product + bias.detach().clone().reshape(-1, 1, 1)
+
+
+def _is_of_two(model: Exported, node: Node) -> bool:
+    values: Any = model.value(node)
+    return _reads(node) == {0} and values[0].dim() > 0 and values[0].shape[0] == 2
+
+
+@one("amax-for-max", aten.max.dim, when=_is_of_two)
+def _(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    return torch.amax(x, dim, keepdim), None
+
+
+@one("amax-for-max", aten.min.dim, when=_is_of_two)
+def _(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    return torch.amin(x, dim, keepdim), None
+
+
+@one(
+    "matmul-for-einsum",
+    aten.einsum.default,
+    when=lambda _, node: str(node.args[0]).replace(" ", "") == "ij,kj->ik",
+)
+def _(_equation: str, operands: Sequence[Tensor], *_: Any) -> Tensor:
+    x, y = operands
+    return torch.matmul(x, y.transpose(0, 1))
+
+
+def _is_by_condition(model: Exported, node: Node) -> bool:
+    indices: Any = node.args[1]
+    if len(indices) != 1 or indices[0] is None or (len(node.args) > 3 and node.args[3]):
+        return False
+    mask, value = model.value(indices[0]), model.value(node.args[2])
+    return mask.dtype == torch.bool and mask.shape == model.value(node.args[0]).shape and value.numel() == 1
+
+
+@one("where-for-assignment", aten.index_put.default, aten.index_put_.default, when=_is_by_condition)
+def _(x: Tensor, indices: Sequence[Tensor], value: Tensor, *_: Any) -> Tensor:
+    return torch.where(indices[0], value, x)
+
+
+def _is_causal(_: Exported, node: Node) -> bool:
+    return bool(node.kwargs.get("is_causal") or (len(node.args) > 5 and node.args[5]))
+
+
+@one("mask-as-constant", aten.scaled_dot_product_attention.default, when=_is_causal)
+def _(
+    q: Tensor, k: Tensor, v: Tensor, *_: Any, scale: Any = None, enable_gqa: bool = False, **_more: Any
+) -> Tensor:
+    mask = torch.full((q.shape[-2], k.shape[-2]), MASKED).triu(1)
+    result: Tensor = aten.scaled_dot_product_attention.default(
+        q, k, v, mask, scale=scale, enable_gqa=enable_gqa
+    )
+    return result
+
+
+@search("constants-folded")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    """What no input changes, where something reads it that an input changes."""
+    for node in list(model.module.graph.nodes):
+        if node.op != "call_function" or not isinstance(model.value(node), Tensor) or model.varies(node):
+            continue
+        works = node.target not in NO_WORK or not all(
+            operand.op == "get_attr" for operand in node.all_input_nodes
+        )
+        if works and any(model.varies(user) for user in node.users):
+            yield NodeMatch(node, (), partial(torch.clone, model.value(node).detach()))
+
+
+@search("recurrent-cell-by-cell")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(aten.lstm.input, aten.gru.input):
+        state: Any = node.args[1]
+        first = state if isinstance(state, list | tuple) else [state]
+        empty = not any(model.varies(tensor) or model.value(tensor).any() for tensor in first)
+        yield model.call(node, _recurrent(node.target is aten.lstm.input, empty, _reads(node)))
+
+
+def _recurrent(is_lstm: bool, empty: bool, reads: set[Any]) -> Callable[..., Any]:
+    def write(
+        x: Tensor,
+        state: Any,
+        weights: Sequence[Tensor],
+        biased: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        two_ways: bool,
+        batch_first: bool,
+    ) -> Any:
+        x, ways, count = (x.transpose(0, 1) if batch_first else x), 1 + two_ways, 4 if biased else 2
+        states = list(state) if is_lstm else [state]
+        lasts: list[list[Tensor]] = [[] for _ in states]
+        for layer in range(layers):
+            outputs = []
+            for way in range(ways):
+                place = layer * ways + way
+                begin = None if empty else [tensor[place] for tensor in states]
+                steps = x.unbind(0)[:: -1 if way else 1]
+                given, last = _steps(is_lstm, steps, begin, weights[place * count : (place + 1) * count])
+                outputs.append(torch.stack(given[:: -1 if way else 1]))
+                for kept, tensor in zip(lasts, last, strict=True):
+                    kept.append(tensor)
+            x = torch.cat(outputs, -1) if two_ways else outputs[0]
+        results = [x.transpose(0, 1) if batch_first else x, *(torch.stack(kept) for kept in lasts)]
+        return tuple(result if number in reads else None for number, result in enumerate(results))
+
+    return write
+
+
+def _steps(
+    is_lstm: bool, steps: Sequence[Tensor], begin: Sequence[Tensor] | None, weights: Sequence[Tensor]
+) -> tuple[list[Tensor], Sequence[Tensor]]:
+    """The outputs and the last state of one layer in one direction. The first step of an empty state reads
+    none: a program may not hand out its zeros."""
+    of_input, of_state, *biases = weights
+    state, outputs = begin, []
+    for x in steps:
+        inner = functional.linear(x, of_input, biases[0].clone() if biases else None)
+        if state is None:
+            hidden = biases[1].clone() if biases else torch.zeros(of_state.shape[0])
+        else:
+            hidden = functional.linear(state[0], of_state, biases[1].clone() if biases else None)
+        state = _lstm(inner + hidden, state) if is_lstm else _gru(inner, hidden, state)
+        outputs.append(state[0])
+    assert state is not None
+    return outputs, state
+
+
+def _lstm(gates: Tensor, state: Sequence[Tensor] | None) -> list[Tensor]:
+    enter, forget, new, leave = gates.chunk(4, -1)
+    cell = torch.sigmoid(enter) * torch.tanh(new)
+    cell = cell if state is None else torch.sigmoid(forget) * state[1] + cell
+    return [torch.sigmoid(leave) * torch.tanh(cell), cell]
+
+
+def _gru(inner: Tensor, hidden: Tensor, state: Sequence[Tensor] | None) -> list[Tensor]:
+    (reset, update, new), (of_reset, of_update, of_new) = inner.chunk(3, -1), hidden.chunk(3, -1)
+    kept = torch.sigmoid(update + of_update)
+    made = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
+    return [made - kept * made if state is None else made - kept * made + kept * state[0]]
+
+
+RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+COPIES = (aten.contiguous.default, aten.clone.default)
+
+
+@search("fewer-dimensions")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(*RESHAPES):
+        permuted = node.args[0]
+        while isinstance(permuted, Node) and permuted.target in COPIES:
+            permuted = permuted.args[0]
+        if not isinstance(permuted, Node) or permuted.target is not aten.permute.default:
+            continue
+        first, order = (
+            permuted.args[0],
+            [int(str(axis)) % len(_shape(model, permuted)) for axis in permuted.args[1]],
+        )  # type: ignore[union-attr]
+        if not isinstance(first, Node) or len(order) <= HTP_DIMENSIONS or first.target not in RESHAPES:
+            continue
+        sizes, fewer = merged(_shape(model, first), order)
+        yield NodeMatch(node, (_node(first.args[0]),), _permuted(sizes, fewer, _shape(model, node)))
+
+
+def _permuted(sizes: Sequence[int], order: Sequence[int], shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.reshape(sizes).permute(order).reshape(shape)
+
+
+WEIGHTS = "weights-made-constant"
+"""The rewrite of weights that are computed in each run, which an export cannot show."""
+INPUTS = {
+    "input-in-int32": (torch.uint8, torch.int32),
+    "input-in-int64": (torch.int32, torch.int64),
+}
+"""By rewrite: the type of an input that is only cast, and the one that it gets."""
+
+
+def retyped(model: Exported, name: str) -> Iterator[Node]:
+    """The inputs whose type is to change."""
+    old, _ = INPUTS[name]
+    for node in model.module.graph.find_nodes(op="placeholder"):
+        value = model.value(node)
+        if (
+            isinstance(value, Tensor)
+            and value.dtype == old
+            and all(user.target in CASTS for user in node.users)
+        ):
+            yield node

@@ -1,0 +1,259 @@
+"""Rewrites of an exported model: a node gives way to what is traced, once that is proved to be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ci.pipeline.models.arrays import Array
+from ci.pipeline.models.factory import copied
+from ci.pipeline.rewriting import Batch, Need, prove
+
+ASSERTION: Any = torch.ops.aten._assert_tensor_metadata.default
+KEPT_META = ("stack_trace", "nn_module_stack")
+WRITTEN = "written_"
+"""How the constants of rewrites are called."""
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class NodeMatch:
+    """A node whose value `write` computes from those of `operands`. A node of several values gets a tuple,
+    with None for those that nothing reads."""
+
+    node: Node
+    operands: tuple[Node, ...]
+    write: Callable[..., Any]
+    low: float = float("-inf")
+    """The least value of an operand for which both are meant."""
+
+
+class Exported:
+    """An exported model that is being rewritten, with the values of its nodes for each sample."""
+
+    def __init__(self, model: Any, samples: Sequence[Tensors]) -> None:
+        self.samples = [copied(sample) for sample in samples]
+        self.module: GraphModule = _plain(
+            torch.export.export(model, copied(samples[0]), strict=True).module()
+        )
+        self.values: list[dict[Node, Any]] = []
+        self.stands_for: dict[Node, Node] = {}
+        """What was put in the place of a node."""
+        self.settle()
+
+    def settle(self) -> None:
+        """After rewrites: what nothing reads goes, and all is computed again."""
+        _settle(self.module)
+        self.stands_for, self.values = {}, []
+        for sample in self.samples:
+            recorder = _Recorder(self.module)
+            recorder.run(*copied(sample))
+            self.values.append(recorder.values)
+
+    def value(self, node: Any) -> Any:
+        return self.values[0][node]
+
+    def varies(self, node: Node) -> bool:
+        """Whether it depends on an input."""
+        return not self._constant(node, ())
+
+    def only_of(self, node: Node, operand: Node) -> bool:
+        """Whether it depends on no other."""
+        return self._constant(node, (operand,))
+
+    def _constant(self, node: Node, besides: Sequence[Node]) -> bool:
+        todo, seen = [node], {*besides}
+        while todo:
+            maker = todo.pop()
+            if maker in seen:
+                continue
+            if maker.op == "placeholder":
+                return False
+            seen.add(maker)
+            todo += maker.all_input_nodes
+        return True
+
+    def all_of(self, *targets: Any) -> Iterator[Node]:
+        yield from [node for node in self.module.graph.nodes if node.target in targets]
+
+    def call(self, node: Node, write: Callable[..., Any], low: float = float("-inf")) -> NodeMatch:
+        """A match of one node; `write` takes its arguments, constants by their values."""
+        operands = tuple(operand for operand in node.all_input_nodes if self.varies(operand))
+        constants = {
+            operand: _attribute(self.module, operand.target)
+            if operand.op == "get_attr"
+            else self.value(operand)
+            for operand in node.all_input_nodes
+            if operand not in operands
+        }
+        args, kwargs = node.args, dict(node.kwargs)
+
+        def written(*tensors: Tensor) -> Any:
+            values = {**constants, **dict(zip(operands, tensors, strict=True))}
+            return write(*_with(args, values), **_with(kwargs, values))
+
+        return NodeMatch(node, operands, written, low)
+
+    def proved(self, match: NodeMatch, need: Need) -> GraphModule:
+        """What is to stand for the node. Raises NotTheSame."""
+        samples = [[values[operand] for operand in match.operands] for values in self.values]
+        traced = make_fx(match.write, pre_dispatch=True)(*(tensor.clone() for tensor in samples[0]))
+        _fold(traced)
+        prove(
+            _on_arrays(self._part(match)),
+            _on_arrays(traced),
+            [[tensor.numpy() for tensor in sample] for sample in samples],
+            need.values,
+            need.bound,
+            match.low,
+        )
+        return traced
+
+    def _now(self, node: Node) -> Node:
+        while node in self.stands_for:
+            node = self.stands_for[node]
+        return node
+
+    def _part(self, match: NodeMatch) -> GraphModule:
+        """The node as a function of the operands."""
+        graph, copies = Graph(), dict[Node, Node]()
+        for operand in match.operands:
+            copies[self._now(operand)] = graph.placeholder(operand.name)
+
+        def put(node: Node) -> Node:
+            if node not in copies:
+                for operand in node.all_input_nodes:
+                    put(operand)
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+            return copies[node]
+
+        end, read = put(match.node), _read(match.node)
+        graph.output(
+            end if read is None else tuple(graph.call_function(getitem, (end, place)) for place in read)
+        )
+        return GraphModule(self.module, graph)
+
+    def put(self, match: NodeMatch, traced: GraphModule) -> None:
+        """Replace the node."""
+        graph, node = self.module.graph, match.node
+        given = traced.graph.find_nodes(op="placeholder")
+        copies = dict(zip(given, map(self._now, match.operands), strict=True))
+        result: Any = None
+        with graph.inserting_before(node):
+            for inner in traced.graph.nodes:
+                if inner.op == "output":
+                    (result,) = inner.args
+                elif inner.op != "placeholder":
+                    copies[inner] = (
+                        graph.get_attr(self._kept(_attribute(traced, inner.target)))
+                        if inner.op == "get_attr"
+                        else graph.node_copy(inner, copies.__getitem__)
+                    )
+                    copies[inner].meta = {name: node.meta[name] for name in KEPT_META if name in node.meta}
+        if _read(node) is None:
+            self.stands_for[node] = copies[result]
+            node.replace_all_uses_with(copies[result])
+        else:
+            for user in list(node.users):
+                self.stands_for[user] = copies[result[user.args[1]]]
+                user.replace_all_uses_with(self.stands_for[user])
+                graph.erase_node(user)
+        graph.erase_node(node)
+
+    def _kept(self, tensor: Tensor) -> str:
+        """The name of a constant: the model's own where it is one."""
+        for name, known in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if known is tensor:
+                return name
+        number = sum(name.startswith(WRITTEN) for name, _ in self.module.named_buffers())
+        self.module.register_buffer(f"{WRITTEN}{number}", tensor.detach().clone())
+        return f"{WRITTEN}{number}"
+
+
+def _with(arguments: Any, values: Mapping[Node, Any]) -> Any:
+    """The arguments with values for their nodes."""
+    if isinstance(arguments, Node):
+        return values[arguments]
+    if isinstance(arguments, Mapping):
+        return {name: _with(value, values) for name, value in arguments.items()}
+    if isinstance(arguments, list | tuple):
+        return [_with(value, values) for value in arguments]
+    return arguments
+
+
+def _fold(traced: GraphModule) -> None:
+    """Compute what depends on no operand, once."""
+    values: dict[Node, Any] = {}
+    for node in list(traced.graph.nodes):
+        if node.op == "get_attr":
+            values[node] = _attribute(traced, node.target)
+        elif node.op == "call_function" and values.keys() >= {*node.all_input_nodes}:
+            values[node] = node.target(*_with(node.args, values), **_with(node.kwargs, values))
+            if isinstance(values[node], Tensor):
+                name = f"folded_{len(values)}"
+                traced.register_buffer(name, values[node])
+                with traced.graph.inserting_before(node):
+                    constant = traced.graph.get_attr(name)
+                node.replace_all_uses_with(constant)
+                values[constant] = values[node]
+    _settle(traced)
+
+
+def _attribute(module: GraphModule, name: Any) -> Any:
+    value: Any = module
+    for part in str(name).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _read(node: Node) -> list[int] | None:
+    """Which of several values are read; None of a node of one value."""
+    if not node.users or any(user.target is not getitem for user in node.users):
+        return None
+    return sorted({int(str(user.args[1])) for user in node.users})
+
+
+class _Recorder(Interpreter):
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        # What changes it in place later does not change what is remembered.
+        self.values[n] = value.detach().clone() if isinstance(value, Tensor) else value
+        return value
+
+
+def _on_arrays(function: Callable[..., Any]) -> Batch:
+    def computed(arrays: Sequence[Array]) -> list[Array]:
+        leaves = torch.utils._pytree.tree_leaves(
+            function(*(torch.from_numpy(array.copy()) for array in arrays))
+        )
+        return [tensor.numpy() for tensor in leaves if tensor is not None]
+
+    return lambda inputs: [computed(arrays) for arrays in inputs]
+
+
+def _plain(module: Any) -> GraphModule:
+    """Without what only checks the inputs' sizes and types, which a rewrite may change."""
+    for node in reversed(module.graph.nodes):
+        if not node.users and (node.op == "call_module" or node.target is ASSERTION):
+            module.graph.erase_node(node)
+    module.requires_grad_(False)
+    _settle(module)
+    return module
+
+
+def _settle(module: GraphModule) -> None:
+    module.graph.eliminate_dead_code()
+    module.graph.lint()
+    module.recompile()

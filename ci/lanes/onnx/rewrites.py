@@ -1,0 +1,298 @@
+"""What a rewrite of an ONNX model writes, by its name in manifests/fixes.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ci.lanes.onnx.rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of
+from ci.pipeline.models.arrays import Array
+from ci.pipeline.rewriting import HTP_DIMENSIONS, merged
+
+Find = Callable[[Rewriting], Iterator[OnnxMatch]]
+
+REWRITES: dict[str, Find] = {}
+"""By name: what finds the places."""
+
+FOLDED = "constants-folded"
+"""ONNX Runtime's own, which is for a whole model."""
+
+NEAR = 1e-4
+MASKED = -1e4
+
+
+def search(name: str) -> Callable[[Find], Find]:
+    def register(find: Find) -> Find:
+        REWRITES[name] = find
+        return find
+
+    return register
+
+
+@search("division-by-root")
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
+    for node in model.all_of("Mul"):
+        for place, name in enumerate(node.input):
+            maker = model.maker(name)
+            if maker is not None and maker.op_type == "Reciprocal":
+                by, of = maker.input[0], node.input[1 - place]
+                operands = tuple(name for name in dict.fromkeys((of, by)) if model.constant(name) is None)
+                yield OnnxMatch(node, operands, lambda write, by=by, of=of: [write("Div", of, by)])
+                break
+
+
+@search("norm-as-scale-and-shift")
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
+    """Also behind a convolution: no quantizer folds it there."""
+    for node in model.all_of("BatchNormalization"):
+        values = [model.constant(name) for name in node.input[1:]]
+        if any(value is None for value in values):
+            continue
+        scale, shift, mean, variance = (np.asarray(value, "f8") for value in values)
+        factor = scale / np.sqrt(variance + attributes_of(node).get("epsilon", 1e-5))
+        offset = shift - mean * factor
+        conv = model.maker(node.input[0])
+        weights = [model.constant(name) for name in conv.input[1:]] if conv is not None else []
+        if (
+            conv is not None
+            and conv.op_type == "Conv"
+            and len(model.users(node.input[0])) == 1
+            and all(weight is not None for weight in weights)
+        ):
+            yield OnnxMatch(node, (conv.input[0],), _into(conv, weights, factor, offset))
+        else:
+            sizes = [1, -1, *[1] * (len(model.shapes[node.input[0]]) - 2)]
+            yield OnnxMatch(
+                node,
+                (node.input[0],),
+                _normed(node.input[0], factor.reshape(sizes), offset.reshape(sizes)),
+            )
+
+
+def _into(
+    conv: onnx.NodeProto, weights: Sequence[Any], factor: Array, offset: Array
+) -> Callable[[Writer], list[str]]:
+    weight = weights[0] * factor.reshape(-1, *[1] * (weights[0].ndim - 1))
+    bias = offset + (weights[1] * factor if len(weights) > 1 else 0)
+
+    def write(put: Writer) -> list[str]:
+        given = conv.input[0], put.constant(weight), put.constant(bias)
+        return [put("Conv", *given, **attributes_of(conv))]
+
+    return write
+
+
+def _normed(x: str, factor: Array, offset: Array) -> Callable[[Writer], list[str]]:
+    return lambda put: [put("Add", put("Mul", x, put.constant(factor)), put.constant(offset))]
+
+
+@search("gelu-for-erf")
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
+    for erf in model.all_of("Erf"):
+        scaled = model.maker(erf.input[0])
+        x = next((name for name in scaled.input if model.constant(name) is None), "") if scaled else ""
+        if not x or scaled is None or scaled.op_type not in ("Div", "Mul"):
+            continue
+        ends = [end for end in _following(model, erf, 4) if _only_of(model, end, x)]
+        names = [end.output[0] for end in ends]
+        values = model.values([x, *names])[0] if ends else {}
+        for end in reversed(ends):
+            if _is_gelu(values[x], values[end.output[0]]):
+                yield OnnxMatch(end, (x,), lambda put, x=x: [put("Gelu", x, domain=MICROSOFT)])
+                break
+
+
+def _is_gelu(x: Any, found: Any) -> bool:
+    from math import erf
+
+    wanted = x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+    return bool(found.shape == wanted.shape and np.allclose(wanted, found, rtol=0, atol=NEAR))
+
+
+def _following(model: Rewriting, node: onnx.NodeProto, steps: int) -> list[onnx.NodeProto]:
+    found: dict[str, onnx.NodeProto] = {}
+    now = [node]
+    for _ in range(steps):
+        now = [user for reader in now for user in model.users(reader.output[0])]
+        found |= {user.output[0]: user for user in now}
+    return list(found.values())
+
+
+def _only_of(model: Rewriting, node: onnx.NodeProto, operand: str) -> bool:
+    todo, seen = [*node.input], {operand}
+    while todo:
+        name = todo.pop()
+        if name in seen or model.constant(name) is not None:
+            continue
+        seen.add(name)
+        maker = model.maker(name)
+        if maker is None:
+            return False
+        todo += maker.input
+    return True
+
+
+@search("attention-in-parts")
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
+    """Of four dimensions, without a cache and with a key head for each head of the queries."""
+    for node in model.all_of("Attention"):
+        attributes = attributes_of(node)
+        shapes = [model.shapes.get(name, ()) for name in node.input[:3]]
+        plain = len(node.input) <= 4 and len(node.output) == 1 and not attributes.get("softcap")
+        if plain and len(shapes[0]) == 4 and shapes[0][1] == shapes[1][1] and all(map(all, shapes)):
+            operands = tuple(
+                name for name in dict.fromkeys(node.input) if name and model.constant(name) is None
+            )
+            if len(node.input) < 4 or model.graph.types.get(node.input[3]) != onnx.TensorProto.BOOL:
+                yield OnnxMatch(node, operands, _attended(node, shapes, attributes))
+
+
+def _attended(
+    node: onnx.NodeProto, shapes: Sequence[tuple[int, ...]], attributes: Any
+) -> Callable[[Writer], list[str]]:
+    q, k, v, mask = [*node.input, ""][:4]
+    scale = attributes.get("scale", shapes[0][-1] ** -0.5)
+
+    def write(put: Writer) -> list[str]:
+        turned = put("Transpose", k, perm=[0, 1, 3, 2])
+        scores = put("MatMul", put("Mul", q, put.constant(scale)), turned)
+        if attributes.get("is_causal"):
+            later = np.triu(np.full((shapes[0][2], shapes[1][2]), MASKED), 1)
+            scores = put("Add", scores, put.constant(later))
+        scores = put("Add", scores, mask) if mask else scores
+        return [put("MatMul", put("Softmax", scores, axis=-1), v)]
+
+    return write
+
+
+@search("depthwise-as-product")
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
+    for node in model.all_of("Conv"):
+        attributes, weight = attributes_of(node), model.constant(node.input[1])
+        if weight is None or weight.ndim != 4 or weight.shape[1:] != (1, 1, 1):
+            continue
+        moved = set(attributes.get("strides", [1])) != {1} or any(attributes.get("pads", [0]))
+        if attributes.get("group", 1) != weight.shape[0] or moved:
+            continue
+        added = model.constant(node.input[2]) if len(node.input) > 2 else None
+
+        def write(
+            put: Writer, x: str = node.input[0], weight: Array = weight, added: Any = added
+        ) -> list[str]:
+            product = put("Mul", x, put.constant(weight.reshape(1, -1, 1, 1)))
+            return [
+                product if added is None else put("Add", product, put.constant(added.reshape(1, -1, 1, 1)))
+            ]
+
+        yield OnnxMatch(node, (node.input[0],), write)
+
+
+@search("fewer-dimensions")
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
+    for node in model.all_of("Reshape"):
+        permuted = model.maker(node.input[0])
+        first = model.maker(permuted.input[0]) if permuted is not None else None
+        if permuted is None or first is None or (permuted.op_type, first.op_type) != ("Transpose", "Reshape"):
+            continue
+        shape, order = model.shapes[first.output[0]], list(attributes_of(permuted)["perm"])
+        if len(order) <= HTP_DIMENSIONS or not all(shape):
+            continue
+        yield OnnxMatch(
+            node,
+            (first.input[0],),
+            _permuted(first.input[0], *merged(shape, order), model.shapes[node.output[0]]),
+        )
+
+
+def _permuted(
+    x: str, sizes: list[int], order: list[int], shape: Sequence[int]
+) -> Callable[[Writer], list[str]]:
+    def write(put: Writer) -> list[str]:
+        reshaped = put("Reshape", x, put.constant(sizes, np.int64))
+        return [put("Reshape", put("Transpose", reshaped, perm=order), put.constant(shape, np.int64))]
+
+    return write
+
+
+@search("recurrent-cell-by-cell")
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
+    for node in model.all_of("GRU", "LSTM"):
+        attributes = attributes_of(node)
+        names = [*node.input, *[""] * 8][:8]
+        weights = [model.constant(name) if name else None for name in names[1:4]]
+        usual = not {"activations", "clip", "input_forget", "layout"}.intersection(attributes)
+        reset_after = node.op_type == "LSTM" or attributes.get("linear_before_reset")
+        if (
+            usual
+            and reset_after
+            and weights[0] is not None
+            and weights[1] is not None
+            and not (names[4] or names[7])
+        ):
+            operands = tuple(
+                name for name in (names[0], *names[5:7]) if name and model.constant(name) is None
+            )
+            yield OnnxMatch(
+                node, operands, _recurrent(node, names, weights, attributes, model.shapes[names[0]])
+            )
+
+
+def _recurrent(
+    node: onnx.NodeProto, names: Sequence[str], weights: Sequence[Any], attributes: Any, shape: Sequence[int]
+) -> Callable[[Writer], list[str]]:
+    is_lstm, (steps, batch, _) = node.op_type == "LSTM", shape
+    gates, size = (4 if is_lstm else 3), attributes["hidden_size"]
+    direction = attributes.get("direction", b"forward").decode()
+
+    def write(put: Writer) -> list[str]:
+        def at(name: str, place: int) -> str:
+            return put("Gather", name, put.constant(place, np.int64), axis=0)
+
+        def part(value: str, number: int) -> str:
+            ends = [put.constant([end], np.int64) for end in (number * size, (number + 1) * size, 1)]
+            return put("Slice", value, *ends)
+
+        def added(inner: str, hidden: str, number: int) -> str:
+            return put("Add", part(inner, number), part(hidden, number))
+
+        def cell(inner: str, hidden: str, states: list[str]) -> list[str]:
+            if is_lstm:
+                enter, leave, forget = (put("Sigmoid", added(inner, hidden, number)) for number in range(3))
+                kept = put("Mul", forget, states[1])
+                state = put("Add", kept, put("Mul", enter, put("Tanh", added(inner, hidden, 3))))
+                return [put("Mul", leave, put("Tanh", state)), state]
+            update, reset = (put("Sigmoid", added(inner, hidden, number)) for number in range(2))
+            new = put("Tanh", put("Add", part(inner, 2), put("Mul", reset, part(hidden, 2))))
+            return [put("Add", new, put("Mul", update, put("Sub", states[0], new)))]
+
+        outputs: list[list[str]] = [[] for _ in range(steps)]
+        lasts: list[list[str]] = [[] for _ in range(1 + is_lstm)]
+        for way in range(len(weights[0])):
+            turned = direction == "reverse" or way == 1
+            of_input, of_state = (put.constant(weight[way].T) for weight in weights[:2])
+            bias = np.zeros(2 * gates * size) if weights[2] is None else weights[2][way]
+            biases = [put.constant(half) for half in np.split(bias, 2)]
+            states = [
+                at(name, way) if name else put.constant(np.zeros((batch, size)))
+                for name in names[5 : 6 + is_lstm]
+            ]
+            for step in reversed(range(steps)) if turned else range(steps):
+                inner = put("Add", put("MatMul", at(names[0], step), of_input), biases[0])
+                hidden = put("Add", put("MatMul", states[0], of_state), biases[1])
+                states = cell(inner, hidden, states)
+                outputs[step].append(states[0])
+            for kept, state in zip(lasts, states, strict=True):
+                kept.append(state)
+        first = put.constant([0], np.int64)
+
+        def stacked(tensors: Sequence[str]) -> str:
+            parts = [put("Unsqueeze", tensor, first) for tensor in tensors]
+            return put("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+
+        results = [stacked([stacked(of_step) for of_step in outputs]), *map(stacked, lasts)]
+        return results[: len(node.output)]
+
+    return write

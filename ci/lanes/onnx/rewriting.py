@@ -1,0 +1,216 @@
+"""Rewrites of an ONNX graph: nodes that stand for others, once they are proved to give the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.cuts import Graph
+from ci.pipeline.models.arrays import Array, Sample
+from ci.pipeline.rewriting import Need, prove
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclass
+class Writer:
+    """Nodes that are written in the place of another."""
+
+    prefix: str
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    weights: list[onnx.TensorProto] = field(default_factory=list)
+
+    def __call__(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """The name of its output."""
+        name = f"{self.prefix}_{operator}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [name], name, domain=domain, **attributes))
+        return name
+
+    def constant(self, value: Any, kind: Any = np.float32) -> str:
+        name = f"{self.prefix}_value_{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.asarray(value, kind), name))
+        return name
+
+
+@dataclass(frozen=True)
+class OnnxMatch:
+    """A node whose outputs `write` computes of `operands`, by its first outputs."""
+
+    node: onnx.NodeProto
+    operands: tuple[str, ...]
+    write: Callable[[Writer], Sequence[str]]
+    low: float = float("-inf")
+
+
+class Rewriting:
+    """A model that is being rewritten, with samples."""
+
+    def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> None:
+        self.model, self.samples, self.into = model, samples, into
+        self.settle()
+
+    def settle(self) -> None:
+        """After rewrites: what nothing reads goes."""
+        graph = self.model.graph
+        for node in _unread(graph):
+            graph.node.remove(node)
+        read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+        for weight in [tensor for tensor in graph.initializer if tensor.name not in read]:
+            graph.initializer.remove(weight)
+        self.graph = Graph(self.model)
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        inferred = onnx.shape_inference.infer_shapes(self.model)
+        values = [*inferred.graph.value_info, *graph.output, *graph.input]
+        self.shapes = {
+            value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim) for value in values
+        }
+
+    def all_of(self, *operators: str) -> Iterator[onnx.NodeProto]:
+        yield from [node for node in self.model.graph.node if node.op_type in operators and not node.domain]
+
+    def constant(self, name: str) -> Array | None:
+        """The value of a weight, or of a Constant."""
+        if name in self.constants:
+            return np.asarray(numpy_helper.to_array(self.constants[name]))
+        maker = self.graph.maker.get(name)
+        if maker is None or maker.op_type != "Constant":
+            return None
+        value = helper.get_attribute_value(maker.attribute[0])
+        return np.asarray(numpy_helper.to_array(value) if isinstance(value, TensorProto) else value)
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        return self.graph.maker.get(name)
+
+    def users(self, name: str) -> list[onnx.NodeProto]:
+        return self.graph.users.get(name, [])
+
+    def values(self, names: Sequence[str]) -> list[Sample]:
+        """Of tensors, by name, for each sample."""
+        whole = onnx.ModelProto()
+        whole.CopyFrom(self.model)
+        known = {value.name for value in whole.graph.output}
+        given = {value.name for value in whole.graph.input}
+        whole.graph.output.extend(
+            helper.make_empty_tensor_value_info(name)
+            for name in dict.fromkeys(names)
+            if name not in known | given
+        )
+        outputs = self.computed(whole, self.samples)
+        return [{**sample, **found} for sample, found in zip(self.samples, outputs, strict=True)]
+
+    def computed(self, model: onnx.ModelProto, samples: Sequence[Sample]) -> list[Sample]:
+        path = self.into / "part.onnx"
+        try:
+            onnx.save(model, str(path))
+            return provider.on_cpu(path, samples)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def proved(self, match: OnnxMatch, need: Need, values: Sequence[Sample]) -> Writer:
+        """What is to stand for the node. Raises NotTheSame."""
+        written = Writer(match.node.name or match.node.output[0])
+        results = match.write(written)
+        names = match.node.output[: len(results)]
+        for node in written.nodes:
+            node.metadata_props.extend(match.node.metadata_props)
+            for place, name in enumerate(node.output):
+                node.output[place] = dict(zip(results, names, strict=True)).get(name, name)
+            for place, name in enumerate(node.input):
+                node.input[place] = dict(zip(results, names, strict=True)).get(name, name)
+        old = self._part(match.operands, names, self._between(match.operands, match.node), [])
+        new = self._part(match.operands, names, written.nodes, written.weights)
+        prove(
+            lambda inputs: self._on_arrays(old, match.operands, names, inputs),
+            lambda inputs: self._on_arrays(new, match.operands, names, inputs),
+            [[np.asarray(sample[name]) for name in match.operands] for sample in values],
+            need.values,
+            need.bound,
+            match.low,
+        )
+        return written
+
+    def _on_arrays(
+        self,
+        part: onnx.GraphProto,
+        operands: Sequence[str],
+        names: Sequence[str],
+        inputs: Sequence[Sequence[Array]],
+    ) -> list[list[Array]]:
+        graph = onnx.GraphProto()
+        graph.CopyFrom(part)
+        graph.input.extend(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in zip(operands, inputs[0], strict=True)
+        )
+        model = helper.make_model(
+            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
+        )
+        allow(model, MICROSOFT)
+        samples = [dict(zip(operands, arrays, strict=True)) for arrays in inputs]
+        return [[sample[name] for name in names] for sample in self.computed(model, samples)]
+
+    def _part(
+        self,
+        operands: Sequence[str],
+        names: Sequence[str],
+        nodes: Sequence[onnx.NodeProto],
+        more: Sequence[onnx.TensorProto],
+    ) -> onnx.GraphProto:
+        read = {name for node in nodes for name in node.input}.difference(operands)
+        weights = [tensor for name, tensor in self.constants.items() if name in read]
+        outputs = [helper.make_empty_tensor_value_info(name) for name in names]
+        return helper.make_graph(nodes, "part", [], outputs, [*weights, *more])
+
+    def _between(self, operands: Sequence[str], node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """The nodes that compute it of the operands, in the order of the graph."""
+        needed, todo = {node.output[0]}, [*node.input]
+        while todo:
+            name = todo.pop()
+            maker = self.maker(name)
+            if name not in operands and maker is not None and maker.output[0] not in needed:
+                needed.add(maker.output[0])
+                todo += maker.input
+        return [maker for maker in self.model.graph.node if maker.output[0] in needed]
+
+    def put(self, match: OnnxMatch, written: Writer) -> None:
+        """Replace the node."""
+        graph = self.model.graph
+        place = list(graph.node).index(match.node)
+        nodes = [*graph.node[:place], *written.nodes, *graph.node[place + 1 :]]
+        graph.ClearField("node")
+        graph.node.extend(nodes)
+        graph.initializer.extend(written.weights)
+        for node in written.nodes:
+            if node.domain:
+                allow(self.model, node.domain)
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def allow(model: onnx.ModelProto, domain: str) -> None:
+    if domain not in {opset.domain for opset in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+
+
+def _unread(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    read = {value.name for value in graph.output}
+    unread = []
+    for node in reversed(graph.node):
+        if read.isdisjoint(node.output):
+            unread.append(node)
+        else:
+            read.update(node.input)
+            for attribute in node.attribute:
+                for branch in [attribute.g] if attribute.HasField("g") else []:
+                    read.update(name for inner in branch.node for name in inner.input)
+                    read.update(value.name for value in branch.output)
+    return unread

@@ -1,0 +1,71 @@
+"""`repair`: a model rewritten where known faults meet it, each rewrite proved, compiled, run and compared."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
+from ci.pipeline.flags import add_work
+from ci.pipeline.options import OneModel
+from provisioning.base.command_line import repeatable
+from provisioning.base.errors import UnknownName, UsageError
+
+if TYPE_CHECKING:
+    from ci.pipeline.rewriting import RewriteChoice
+
+EXAMPLES = """\
+  qnn-ci repair net.py:make --soc SM8650 --precision 16a8w -o out/
+  qnn-ci repair model.pt2 --precision 8a8w --only bias-used-twice -o out/
+  qnn-ci repair model.onnx --precision 16a8w --calibrate samples/ -o out/
+  qnn-ci repair net.py:make --precision 8a8w --may-change-interface -o out/
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_option(add_model(parser))
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="where the rewritten model goes"
+    )
+    parser.add_argument("--precision", help=PRECISION_HELP)
+    repeatable(parser, "--only", "RULE", "what to repair, by the names in manifests/fixes.toml [all]")
+    parser.add_argument(
+        "--may-change-interface", action="store_true", help="also what changes the types of the inputs"
+    )
+    add_work(parser.add_argument_group("how"), "a step")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.rewriting import RewriteChoice
+    from provisioning.fixes import load_fixes
+
+    model = one_model_of(args)
+    require_one_chip(model.selection)
+    known = {fix.rule: fix for fix in load_fixes()}
+    for rule in args.only:
+        if rule not in known:
+            raise UnknownName(f"{rule} is nothing that is repaired", rule, list(known))
+        if why := known[rule].none:
+            raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
+    return repaired(model, args.output, RewriteChoice(tuple(args.only) or None, args.may_change_interface))
+
+
+def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
+    from ci.pipeline.model_report import reported
+    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.options import Compiling
+    from ci.pipeline.repair import repair_model
+
+    taken = lane_model(model, Compiling(output))
+    return reported("repair", model, model.named, lambda report: repair_model(taken, asked, report))
+
+
+def only_one(precisions: Sequence[str]) -> str | None:
+    """`audit` takes several precisions, and a rewrite is for one."""
+    if len(precisions) > 1:
+        raise UsageError(
+            "a model is repaired for one precision", fix="one --precision, and repeat the command"
+        )
+    return next(iter(precisions), None)

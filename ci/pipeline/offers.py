@@ -1,0 +1,75 @@
+"""The commands that repair, tune, explain, reduce or silence a finding: manifests/offers.toml."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Literal, TextIO
+
+from pydantic import Field
+
+from provisioning.base.commands import session
+from provisioning.base.documents import Model, load
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import MANIFESTS
+
+Words = Mapping[str, Sequence[str]]
+"""By name in braces: what it stands for."""
+
+
+class Offer(Model):
+    does: Literal["repairs", "tunes", "explains", "reduces", "silences"]
+    rules: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+class Offers(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    offer: tuple[Offer, ...]
+
+
+@cache
+def load_offers() -> tuple[Offer, ...]:
+    return load(MANIFESTS / "offers.toml", Offers).offer
+
+
+def offers_of(rules: Iterable[str], words: Words, besides: str = "") -> dict[str, str]:
+    """By what it does, one command; none of the verb `besides`, which was just done."""
+    rules, found = list(rules), dict[str, str]()
+    for offer in load_offers():
+        meant = any(fnmatchcase(rule, pattern) for rule in rules for pattern in offer.rules)
+        filled = list(_filled(offer.command, words))
+        if meant and all(filled) and offer.does not in found and offer.command[0] != besides:
+            verb, *rest = (word for of_word in filled for word in of_word)
+            found[offer.does] = session(verb, *rest)
+    return found
+
+
+def wrong_rules(findings: Iterable[Finding]) -> list[str]:
+    return [finding.rule for finding in findings if finding.severity is Severity.ERROR]
+
+
+def words_of(model: Sequence[str]) -> Words:
+    """What offers say of MODEL and its flags; `float_model` is without a precision, which `tune` finds."""
+    words = list(model)
+    if "--precision" in words:
+        place = words.index("--precision")
+        del words[place : place + 2]
+    return {"model": model, "float_model": words}
+
+
+def _filled(command: Sequence[str], words: Words) -> Iterator[Sequence[str]]:
+    for word in command:
+        yield words.get(word[1:-1], ()) if word.startswith("{") else [word]
+
+
+def show(offers: Mapping[str, str], stream: TextIO | None = None) -> None:
+    """As a numbered list, to a person: not in CI, and not where it is read by a program."""
+    stream = stream or sys.stderr
+    if offers and stream.isatty() and not os.environ.get("CI"):
+        stream.write("what to type next\n")
+        for number, (does, command) in enumerate(offers.items(), 1):
+            stream.write(f"  {number}. {does:<9} {command}\n")

@@ -1,0 +1,245 @@
+"""Rewrites of a graph, in both lanes: which a model needs, and the proof that one computes the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ci.pipeline.models.arrays import Array
+from provisioning.fixes import Fix, load_fixes
+from provisioning.known_faults import Fault, Lane, load_faults
+
+LARGER = 10
+WHOLE_BOUND = 1e-3
+"""Of the whole model: what follows a rewrite may enlarge its rounding."""
+HTP_DIMENSIONS = 5
+"""Of what HTP permutes."""
+FLOOR = 1e-3
+"""A smaller part of the sample's values is held to that part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A rewrite that a precision and these builds call for."""
+
+    rewrite: str
+    rules: tuple[str, ...]
+    words: str
+    values: tuple[float, ...] = ()
+    bound: float = 1e-5
+    withheld: str = ""
+    """Why it is not made where it could be."""
+
+    @classmethod
+    def of(cls, rewrite: str, fixes: Sequence[Fix], withheld: str = "") -> Need:
+        return cls(
+            rewrite,
+            tuple(fix.rule for fix in fixes),
+            fixes[0].words,
+            tuple(value for fix in fixes for value in fix.values),
+            max(fix.bound for fix in fixes),
+            withheld,
+        )
+
+    @classmethod
+    def read(cls, need: Mapping[str, Any]) -> Need:
+        """From what `asdict` made, and a request carried."""
+        return cls(**{**need, "rules": tuple(need["rules"]), "values": tuple(need["values"])})
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenPlace:
+    """One place of the model that was rewritten, or why it was not."""
+
+    rewrite: str
+    rules: tuple[str, ...]
+    words: str
+    node: str
+    source: str = ""
+    code: str = ""
+    refused: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.source} `{self.code}`" if self.source else self.node
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteChoice:
+    """Which rewrites the user wants."""
+
+    rules: tuple[str, ...] | None = None
+    """None: all."""
+    interface: bool = False
+    """Whether the model's inputs may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What a lane's step gave."""
+
+    changes: Sequence[RewrittenPlace]
+    model: Path | None
+    """None: nothing was changed."""
+    samples: Path | None = None
+    """A folder of the samples that the model itself draws, in the order of its seeds."""
+
+    @property
+    def made(self) -> list[RewrittenPlace]:
+        return [change for change in self.changes if not change.refused]
+
+
+def changes_of(facts: Mapping[str, Any]) -> list[RewrittenPlace]:
+    """From a reply, to which `asdict` made them."""
+    return [RewrittenPlace(**{**change, "rules": tuple(change["rules"])}) for change in facts["changes"]]
+
+
+class NotTheSame(Exception):
+    """A rewrite that gives something else on the CPU."""
+
+
+def needs_of(
+    precision: str,
+    lane: Lane,
+    versions: Mapping[str, str],
+    asked: RewriteChoice = RewriteChoice(),
+) -> list[Need]:
+    """The rewrites that this precision calls for; those that this build does not need, or the user does not
+    allow, are withheld. `versions` are of products, by their names in the table of faults."""
+    faults = {fault.id: fault for fault in load_faults()}
+    due: dict[str, list[Fix]] = {}
+    for fix in load_fixes():
+        fault = faults.get(fix.rule)
+        if (
+            fix.rewrite
+            and (asked.rules is None or fix.rule in asked.rules)
+            and (fault.lane if fault else fix.lane) in ("any", lane)
+            and (fault is None or fault.product in versions)
+            and (not fix.precisions or any(fnmatchcase(precision, pattern) for pattern in fix.precisions))
+        ):
+            due.setdefault(fix.rewrite, []).append(fix)
+    needs = []
+    for rewrite, fixes in due.items():
+        here = [fix for fix in fixes if _is_here(faults.get(fix.rule), versions)]
+        allowed = [fix for fix in here if asked.interface or not fix.changes_interface]
+        if allowed:
+            needs.append(Need.of(rewrite, allowed))
+        elif here:
+            needs.append(Need.of(rewrite, here, "it changes the model's inputs: --may-change-interface"))
+        else:
+            words = "; ".join(
+                f"{fault.id} is of {fault.product} {fault.versions}, and this is {versions[fault.product]}"
+                for fault in (faults[fix.rule] for fix in fixes)
+            )
+            needs.append(Need.of(rewrite, fixes, f"this build does not need it: {words}"))
+    return needs
+
+
+def _is_here(fault: Fault | None, versions: Mapping[str, str]) -> bool:
+    return fault is None or fault.concerns(fault.product, versions[fault.product])
+
+
+def tried(samples: Sequence[Sequence[Array]], values: Sequence[float], low: float) -> Iterator[list[Array]]:
+    """Inputs to prove by: those of the samples, then zeros, the ends of the range, larger ones, the fault's
+    values, and drawn ones. Whole numbers stay within their range. `low` is the least allowed value."""
+    import numpy as np
+
+    yield from (list(sample) for sample in samples)
+    generator = np.random.default_rng(1)
+    makers: list[tuple[Callable[..., Any], Callable[[Array], Any]]] = [
+        (lambda shape, *_: np.full(shape, 0.0), np.zeros_like),
+        (lambda shape, least, _: np.full(shape, least), lambda array: np.full_like(array, array.min())),
+        (lambda shape, _, most: np.full(shape, most), lambda array: np.full_like(array, array.max())),
+        (lambda shape, low, high: generator.uniform(low, high, shape), generator.permutation),
+        (lambda shape, *ends: LARGER * generator.uniform(*ends, shape), lambda array: array),
+        *([(lambda shape, *_: np.resize(np.asarray(values), shape), lambda array: array)] if values else []),
+    ]
+    for of_floats, of_others in makers:
+        made = []
+        for every in zip(*samples, strict=True):
+            array = every[0]
+            if array.dtype.kind == "f":
+                finite = np.concatenate([drawn[np.isfinite(drawn)] for drawn in every])
+                ends = (float(finite.min()), float(finite.max())) if finite.size else (-1.0, 1.0)
+                made.append(np.maximum(of_floats(array.shape, *ends), low).astype(array.dtype))
+            else:
+                made.append(np.asarray(of_others(array)).astype(array.dtype).reshape(array.shape))
+        yield made
+
+
+def require_same(wanted: Sequence[Array], found: Sequence[Array], bound: float, scale: float) -> None:
+    """`scale` is the size of the sample's values: smaller ones are held to a part of it."""
+    import numpy as np
+
+    if len(wanted) != len(found):
+        raise NotTheSame(f"{len(found)} outputs, where the model has {len(wanted)}")
+    for old, new in zip(wanted, found, strict=True):
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise NotTheSame(
+                f"{new.dtype}{list(new.shape)}, where the model has {old.dtype}{list(old.shape)}"
+            )
+        before, after = old.astype("f8"), new.astype("f8")
+        finite = np.isfinite(before)
+        if not np.array_equal(before[~finite], after[~finite], equal_nan=True):
+            raise NotTheSame("other values are infinite or no number")
+        largest = max(float(abs(before[finite]).max(initial=0)), FLOOR * scale)
+        apart = float(abs(before[finite] - after[finite]).max(initial=0))
+        if not apart <= bound * largest:
+            raise NotTheSame(f"it differs by {apart:.3g} where the largest value is {largest:.3g}")
+
+
+Batch = Callable[[Sequence[Sequence[Array]]], Sequence[Sequence[Array]]]
+"""The outputs for several inputs."""
+
+
+def prove(
+    old: Batch,
+    new: Batch,
+    samples: Sequence[Sequence[Array]],
+    values: Sequence[float],
+    bound: float,
+    low: float = float("-inf"),
+) -> None:
+    """Compute both for all inputs that are tried. Raises NotTheSame."""
+    inputs = list(tried(samples, values, low))
+    wanted = old(inputs)
+    own = [array[array == array] for outputs in wanted[: len(samples)] for array in outputs]
+    scale = max(float(abs(array).max(initial=0)) for array in own)
+    for before, after in zip(wanted, new(inputs), strict=True):
+        require_same(before, after, bound, scale)
+
+
+def judged(
+    changes: Sequence[RewrittenPlace], wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]
+) -> list[RewrittenPlace]:
+    """The changes, refused if the whole model with them gives something else for its samples."""
+    try:
+        for before, after in zip(wanted, found, strict=True):
+            scale = max(float(abs(array.astype("f8")).max(initial=0)) for array in before)
+            require_same(before, after, WHOLE_BOUND, scale)
+    except NotTheSame as error:
+        words = f"in the whole model {error}"
+        return [change if change.refused else replace(change, refused=words) for change in changes]
+    return list(changes)
+
+
+def merged(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Sizes and order of the same permutation, where dimensions of one are left out, and such that stay
+    neighbours are one."""
+    order = [axis for axis in order if shape[axis] > 1]
+    groups: list[list[int]] = []
+    kept = sorted(order)
+    for axis in order:
+        place = kept.index(axis)
+        if groups and place and groups[-1][-1] == kept[place - 1]:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    by_begin = sorted(groups)
+    return [math.prod(shape[axis] for axis in group) for group in by_begin], [
+        by_begin.index(group) for group in groups
+    ]

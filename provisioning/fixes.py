@@ -1,0 +1,95 @@
+"""What repairs a finding: manifests/fixes.toml, in words and by the name of a rewrite of the graph."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from provisioning.base.answer import Edit
+from provisioning.base.documents import Model, Regex, load
+from provisioning.base.settings import MANIFESTS
+
+MANIFEST = MANIFESTS / "fixes.toml"
+
+
+class Fix(Model):
+    rule: str
+    """Of a known fault, its id."""
+    words: str
+    operators: tuple[str, ...] = ()
+    """Those that it is for where they stay on the CPU, as both lanes name them."""
+    where: Literal["cpu", "builder"] = "cpu"
+    """Whether they stay on the CPU, or end the backend's builder."""
+    lane: Literal["executorch", "onnx", "any"] = "any"
+    """Of a fix that is of no known fault."""
+    code: Regex = ""
+    """What the model's source line must match."""
+    find: Regex = ""
+    """What of the source line to replace, and by what; both mean the same."""
+    write: str = ""
+    proof: str = ""
+    """The case of the shipped suite that has nothing left on the CPU with it."""
+    rewrite: str = ""
+    """The name of what rewrites a graph so."""
+    none: str = ""
+    """Why nothing does."""
+    precisions: tuple[str, ...] = ()
+    """Those that need it, with `*`; without, all."""
+    values: tuple[float, ...] = ()
+    """At which the fault is seen: the proof tries them."""
+    bound: float = 1e-5
+    """The largest difference that the proof allows, as a share of the largest value."""
+    changes_interface: bool = False
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Fix:
+        if bool(self.rewrite) == bool(self.none):
+            raise ValueError("either rewrite or none")
+        return self
+
+
+class Fixes(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    fix: Annotated[tuple[Fix, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _have_rules_of_their_own(self) -> Fixes:
+        rules = [fix.rule for fix in self.fix]
+        if twice := sorted({rule for rule in rules if rules.count(rule) > 1}):
+            raise ValueError(f"rules used once (twice: {', '.join(twice)})")
+        return self
+
+
+@cache
+def load_fixes() -> tuple[Fix, ...]:
+    return load(MANIFEST, Fixes).fix
+
+
+@cache
+def words_of(rule: str) -> str:
+    """What repairs a known fault."""
+    return next(fix.words for fix in load_fixes() if fix.rule == rule)
+
+
+def fix_for(operator: str, code: str, source: str = "", where: Literal["cpu", "builder"] = "cpu") -> str:
+    """What to write instead of an operator; with `source`, FILE:LINE of the code, also the line as it should
+    be."""
+    for fix in load_fixes():
+        if operator in fix.operators and fix.where == where and re.search(fix.code, code):
+            return _written(fix, code, source)
+    return ""
+
+
+def words_at(rule: str, code: str, source: str) -> str:
+    """What to write at a line of the model."""
+    return next((_written(fix, code, source) for fix in load_fixes() if fix.rule == rule), "")
+
+
+def _written(fix: Fix, code: str, source: str) -> str:
+    file, _, line = source.rpartition(":")
+    if file and fix.find and (old := re.search(fix.find, code)):
+        return f"{Edit(file, int(line), old[0], old.expand(fix.write))}: {fix.words}"
+    return fix.words

@@ -1,0 +1,149 @@
+"""Every rewrite of a graph: it matches, gives the same on the CPU, and is refused where it is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ci.lanes.executorch import repair, rewrites
+from ci.lanes.onnx import repair as onnx_repair
+from ci.lanes.onnx import rewrites as onnx_rewrites
+from ci.lanes.onnx.rewriting import OnnxMatch, Writer
+from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, needs_of
+from provisioning.fixes import load_fixes
+from provisioning.known_faults import load_faults
+from tests.support.repaired_graphs import TEXTS, model_of, sample_of
+from tests.support.repaired_nets import NETS, counted, weight_normed
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MADE = [(name, number) for name, makers in NETS.items() for number in range(len(makers))]
+
+
+def need(name: str) -> Need:
+    return Need.of(name, [fix for fix in load_fixes() if fix.rewrite == name])
+
+
+def _larger(value: Any) -> Any:
+    return value * 1.01 if value.is_floating_point() else value + 1
+
+
+def _turned(value: Any) -> Any:
+    return value.flip(max(axis for axis, size in enumerate(value.shape) if size > 1))
+
+
+def _broken(write: Callable[..., Any], spoil: Callable[[Any], Any]) -> Callable[..., Any]:
+    def written(*tensors: Any) -> Any:
+        result = write(*tensors)
+        return (spoil(result[0]), *result[1:]) if isinstance(result, tuple) else spoil(result)
+
+    return written
+
+
+@pytest.mark.parametrize(("name", "number"), MADE)
+def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str, number: int) -> None:
+    torch.manual_seed(0)
+    model, sample = NETS[name][number]()
+    with torch.no_grad():
+        repaired = repair.RepairedModule(model.eval(), [sample, sample])
+        matches = [match for find in rewrites.REWRITES[name] for match in find(repaired.model)]
+        assert matches
+        for match in matches:
+            for spoil in (_larger, _turned):
+                with pytest.raises(NotTheSame):
+                    repaired.model.proved(replace(match, write=_broken(match.write, spoil)), need(name))
+        repaired.apply([need(name)])
+        assert [change.refused for change in repaired.changes] == [""] * len(matches)
+        assert repaired.changes[0].source.startswith("tests/support/repaired_nets.py:")
+        assert not [match for find in rewrites.REWRITES[name] for match in find(repaired.model)]
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name != onnx_rewrites.FOLDED])
+def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refused(
+    name: str, tmp_path: Path
+) -> None:
+    model = model_of(name)
+    sample = sample_of(model)
+    repaired = onnx_repair.RepairedOnnx(model, [sample, sample], tmp_path)
+    repaired.apply([])
+    matches = list(onnx_rewrites.REWRITES[name](repaired.model))
+
+    def larger(put: Writer, result: str) -> str:
+        return put("Mul", result, put.constant(1.01))
+
+    def turned(put: Writer, result: str) -> str:
+        ends = [put.constant([end], np.int64) for end in (-1, -(2**31), -1, -1)]
+        return put("Slice", result, *ends)
+
+    for match, spoil in product(matches, (larger, turned)):
+
+        def broken(
+            put: Writer, match: OnnxMatch = match, spoil: Callable[[Writer, str], str] = spoil
+        ) -> list[str]:
+            first, *rest = match.write(put)
+            return [spoil(put, first), *rest]
+
+        values = repaired.model.values(match.operands)
+        with pytest.raises(NotTheSame):
+            repaired.model.proved(replace(match, write=broken), need(name), values)
+    repaired.apply([need(name)])
+    assert matches and [change.refused for change in repaired.changes] == [""] * len(matches)
+    assert not list(onnx_rewrites.REWRITES[name](repaired.model))
+
+
+def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> None:
+    model = model_of(onnx_rewrites.FOLDED)
+    sample = sample_of(model)
+    repaired = onnx_repair.RepairedOnnx(model, [sample], tmp_path)
+    repaired.apply([need(onnx_rewrites.FOLDED)])
+    assert [change.refused for change in repaired.changes] == [""]
+    assert [node.op_type for node in repaired.model.model.graph.node] == ["Relu", "Neg"]
+
+
+def test_a_weight_that_is_computed_in_each_run_becomes_a_constant() -> None:
+    with torch.no_grad():
+        model, sample = weight_normed()
+        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired.apply([need(rewrites.WEIGHTS)])
+    assert "remove_parametrizations" in repaired.changes[0].words and repaired.rewritten
+    assert "weight_norm" not in repaired.model.module.code
+
+
+@pytest.mark.parametrize(("interface", "kind"), [(False, torch.int32), (True, torch.int64)])
+def test_the_type_of_an_input_changes_only_where_that_is_allowed(interface: bool, kind: torch.dtype) -> None:
+    versions = {"executorch": "1.5.1", "qnn": "2.49.40"}
+    needs = needs_of("8a8w", "executorch", versions, RewriteChoice(("int32-input-quantized",), interface))
+    with torch.no_grad():
+        model, sample = counted()
+        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired.apply(needs)
+        assert repaired.fed(sample)[0].dtype == kind and repaired.rewritten is interface
+        assert repaired.exported().example_inputs[0][0].dtype == kind
+
+
+def test_a_build_without_the_fault_needs_no_rewrite_and_is_told_so() -> None:
+    asked = RewriteChoice(("bias-used-twice",))
+    for version, withheld in (("1.5.1", False), ("9.0", True)):
+        (found,) = needs_of("8a8w", "executorch", {"executorch": version, "qnn": "2.49.40"}, asked)
+        assert bool(found.withheld) is withheld
+    assert not needs_of("fp16", "executorch", {"executorch": "1.5.1", "qnn": "2.49.40"}, asked)
+    with torch.no_grad():
+        model, sample = NETS["bias-for-each-call"][0]()
+        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired.apply([replace(need("bias-for-each-call"), withheld="not needed")])
+    assert not repaired.rewritten and [change.refused for change in repaired.changes] == ["not needed"]
+
+
+def test_each_row_of_the_table_names_a_rewrite_that_is_there_and_each_fault_has_a_row() -> None:
+    there = {*rewrites.REWRITES, *rewrites.INPUTS, rewrites.WEIGHTS, *onnx_rewrites.REWRITES}
+    named = {fix.rewrite for fix in load_fixes() if fix.rewrite}
+    assert named == there | {onnx_rewrites.FOLDED}
+    assert {fault.id for fault in load_faults()} <= {fix.rule for fix in load_fixes()}
+    assert {*NETS, *rewrites.INPUTS, rewrites.WEIGHTS, *TEXTS} == named

@@ -1,0 +1,142 @@
+"""A small net for each rewrite of PyTorch models: what it is made of, and an input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Net(nn.Module):
+    def __init__(self, compute: Callable[..., Any], *parts: nn.Module) -> None:
+        super().__init__()
+        self.compute, self.parts = compute, nn.ModuleList(parts)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.compute(*self.parts, *inputs)
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def _of(*shape: int, parts: tuple[nn.Module, ...] = ()) -> Callable[..., Any]:
+    return lambda compute: (Net(compute, *parts), (_random(*shape),))
+
+
+def _norm(channels: int = 4, **more: Any) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels, **more)
+    with torch.no_grad():
+        for number, tensor in enumerate((norm.weight, norm.bias, norm.running_mean, norm.running_var)):
+            assert tensor is not None
+            tensor.copy_(_random(channels).abs() / (number + 1) + 0.1)
+    return norm
+
+
+def _lstm(kind: type[nn.RNNBase], **more: Any) -> nn.RNNBase:
+    return kind(3, 5, batch_first=True, **more)
+
+
+def _bag(mode: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    ids = torch.tensor([[1, 2, 3], [4, 5, 9]])
+    return Net(lambda bag, rows: bag(rows), nn.EmbeddingBag(10, 4, mode=mode)), (ids,)
+
+
+IMAGE, ROW = (1, 4, 8, 8), (2, 6)
+
+NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
+    "stride-written": [lambda: _of(*IMAGE)(lambda x: functional.max_pool2d(x, 2))],
+    "gelu-for-erf": [
+        lambda: _of(*ROW)(lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))),
+        lambda: _of(*ROW)(lambda x: 0.5 * x * (1 + torch.erf(x * 0.70710678))),
+    ],
+    "cumprod-as-sum": [lambda: _of(*ROW)(lambda x: torch.cumprod(torch.sigmoid(x) + 0.1, 1))],
+    "embedding-and-sum": [lambda: _bag("sum"), lambda: _bag("mean"), lambda: _bag("max")],
+    "norm-as-scale-and-shift": [lambda: _of(*IMAGE, parts=(_norm(),))(lambda norm, x: norm(torch.relu(x)))],
+    "norm-folded": [
+        lambda: _of(*IMAGE, parts=(nn.Conv2d(4, 4, 3), _norm(eps=1e-3)))(lambda conv, norm, x: norm(conv(x)))
+    ],
+    "bias-for-each-call": [
+        lambda: _of(*ROW, parts=(nn.Linear(6, 6),))(lambda layer, x: layer(layer(x).relu()))
+    ],
+    "nearest-by-index": [
+        lambda: _of(*IMAGE)(lambda x: functional.interpolate(x, size=(13, 4), mode="nearest"))
+    ],
+    "pool-by-two-twice": [
+        lambda: _of(*IMAGE)(lambda x: functional.avg_pool2d(x, 4)),
+        lambda: _of(*IMAGE)(lambda x: functional.adaptive_avg_pool2d(x, 2)),
+    ],
+    "pool-with-kernel": [lambda: _of(1, 2, 8, 8, 8)(lambda x: functional.adaptive_max_pool3d(x, 4))],
+    "prelu-by-relus": [lambda: _of(*IMAGE, parts=(nn.PReLU(4),))(lambda prelu, x: prelu(x))],
+    "pad-by-dimension": [lambda: _of(*IMAGE)(lambda x: functional.pad(x, (0, 1, 0, 2)))],
+    "transposed-convolution-by-group": [
+        lambda: _of(*IMAGE, parts=(nn.ConvTranspose2d(4, 6, 3, 2, groups=2),))(lambda conv, x: conv(x))
+    ],
+    "truncated-before-cast": [lambda: _of(*ROW)(lambda x: (x * 3).to(torch.int64) + 1)],
+    "softplus-by-absolute": [
+        lambda: _of(*ROW)(functional.softplus),
+        lambda: _of(*ROW)(functional.mish),
+    ],
+    "exp-of-clamped": [lambda: _of(*ROW)(torch.exp)],
+    "group-norm-for-instance-norm": [
+        lambda: _of(*IMAGE, parts=(nn.InstanceNorm2d(4, affine=True),))(lambda norm, x: norm(x)),
+    ],
+    "cumsum-along-the-last": [lambda: _of(2, 3, 5)(lambda x: torch.cumsum(x, 1))],
+    "bias-added-alone": [lambda: _of(*ROW, parts=(nn.Linear(6, 5),))(lambda layer, x: layer(x))],
+    "ceil-by-floor": [lambda: _of(*ROW)(lambda x: torch.ceil(x * 2))],
+    "floor-of-quotient": [lambda: _of(*ROW)(lambda x: torch.floor_divide(x, x.abs() + 0.5))],
+    "small-values-apart": [
+        lambda: _of(*ROW)(lambda x: torch.softmax(x * 0.01, -1)),
+        lambda: _of(*ROW)(lambda x: functional.elu(x * 0.01)),
+    ],
+    "power-as-exp": [lambda: _of(*ROW)(lambda x: 2**x)],
+    "scatter-of-a-tensor": [
+        lambda: _of(*ROW)(lambda x: torch.scatter(x, 1, torch.tensor([[1, 2], [0, 3]]), 0.5))
+    ],
+    "second-input-alone": [lambda: _of(2, 5, 5)(lambda x: torch.relu(x) @ x)],
+    "depthwise-as-product": [
+        lambda: _of(*IMAGE, parts=(nn.Conv2d(4, 4, 1, groups=4),))(lambda conv, x: conv(x))
+    ],
+    "amax-for-max": [
+        lambda: _of(2, 3, 7)(lambda x: torch.max(x, -1)[0]),
+        lambda: _of(2, 3, 7)(lambda x: torch.min(x, 1, keepdim=True)[0]),
+    ],
+    "matmul-for-einsum": [lambda: _of(3, 7)(lambda x: torch.einsum("ij,kj->ik", x, x * 2 + 1))],
+    "where-for-assignment": [lambda: _of(*ROW)(_assigned)],
+    "mask-as-constant": [
+        lambda: _of(1, 2, 5, 4)(
+            lambda x: functional.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True)
+        )
+    ],
+    "constants-folded": [lambda: _of(*ROW)(lambda x: x + torch.log(torch.arange(6) + 1.0))],
+    "recurrent-cell-by-cell": [
+        lambda: _of(1, 4, 3, parts=(_lstm(nn.LSTM, bidirectional=True),))(lambda rnn, x: rnn(x)[0]),
+        lambda: _of(1, 4, 3, parts=(_lstm(nn.GRU, num_layers=2),))(lambda rnn, x: rnn(x)[0]),
+    ],
+    "fewer-dimensions": [
+        lambda: _of(1, 8, 8, 3)(
+            lambda x: x.view(1, 2, 4, 2, 4, 3).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 3)
+        ),
+    ],
+}
+"""By rewrite: each makes a net that it matches, and its input."""
+
+
+def _assigned(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[x < 0.3] = 0.25
+    return x
+
+
+def weight_normed() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Net(lambda layer, x: layer(x), nn.utils.parametrizations.weight_norm(nn.Linear(6, 5))), (
+        _random(*ROW),
+    )
+
+
+def counted() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Net(lambda x: x.float() * 0.5), (torch.arange(6, dtype=torch.int32).reshape(2, 3),)

@@ -1,0 +1,60 @@
+"""What a red finding offers to type next."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import pytest
+
+from ci.pipeline.offers import load_offers, offers_of, show, words_of
+from provisioning.base.rules import rules
+
+MODEL = ["net.py:make", "--soc", "SM8650", "--precision", "16a8w", "--calibrate", "samples"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_wrong_result_is_repaired_tuned_explained_and_reduced_by_one_command_each() -> None:
+    found = offers_of(["compile-accuracy"], words_of(MODEL))
+    assert list(found) == ["repairs", "tunes", "explains", "reduces"]
+    assert " repair" in found["repairs"] and "--precision 16a8w" in found["repairs"]
+    assert "--precision" not in found["tunes"] and "--calibrate samples" in found["tunes"]
+    assert "--when wrong" in found["reduces"]
+    assert "--when dies" in offers_of(["model-dies"], words_of(MODEL))["reduces"]
+
+
+def test_what_was_just_done_and_what_cannot_be_typed_are_not_offered() -> None:
+    assert "repairs" not in offers_of(["compile-accuracy"], words_of(MODEL), besides="repair")
+    suite = {"stage": ["test_emulator"], "program": ["-k", "net/8a8w/SM8650"]}
+    found = offers_of(["emulator-accuracy"], {**words_of([]), **suite})
+    assert list(found) == ["explains", "reduces", "silences"]
+    assert "-k net/8a8w/SM8650 --accept" in found["silences"]
+    assert not offers_of(["lowering-machine"], words_of(MODEL))
+
+
+@pytest.mark.parametrize(("variables", "listed"), [({}, True), ({"CI": "true"}, False)])
+def test_a_person_gets_a_numbered_list_and_ci_none(
+    variables: Mapping[str, str], listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setitem(os.environ, name, value)
+    stream = Terminal()
+    show({"repairs": "one", "reduces": "two"}, stream)
+    assert ("1. repairs" in stream.getvalue() and "2. reduces" in stream.getvalue()) is listed
+    piped = io.StringIO()
+    show({"repairs": "one"}, piped)
+    assert not piped.getvalue()
+
+
+def test_each_rule_of_the_table_is_one_that_a_finding_can_have() -> None:
+    known = [*rules(), "model-dies", "model-accuracy"]
+    for offer in load_offers():
+        for pattern in offer.rules:
+            assert any(fnmatchcase(rule, pattern) or fnmatchcase(pattern, rule) for rule in known)
