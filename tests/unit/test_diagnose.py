@@ -254,6 +254,8 @@ def test_what_another_pattern_says_at_the_same_place_is_none() -> None:
         ("createDevice: errorCode: 14001", "QNN_DEVICE_ERROR_INVALID_CONFIG"),
         ("QnnContext_createFromBinary rc = 0x138D", "QNN_CONTEXT_ERROR_CREATE_FROM_BINARY"),
         ("error_code=500; error_message=x. error_component=System Configuration", "runtime that was asked"),
+        ("error_code=908; error_message=x. error_component=Dsp Runtime", "connection to the DSP"),
+        ("SNPE failed, error code: 312", "format is of another version"),
         ("fastrpc_apps_user.c:1: Error 0x80000406: remote_handle64_open failed", "FastRPC: unable to load"),
         ("WinError 1114: a routine failed", "a DLL could not be initialized"),
         ("HRESULT 0x8007007E", "a DLL, or one that it needs"),
