@@ -19,9 +19,9 @@ The operators of ONNX's opset {opset}, compiled by ONNX Runtime's QNN provider f
 one case: a node test of the package onnx ([which one][tests]). Other ranges and shapes are not tried, as they
 are above. Axes, shapes and weights are constants of the model. It runs with the test's own data, and with
 others drawn between its smallest and largest value. The figure is the least signal-to-noise ratio of the
-outputs, against the quantized model on the CPU; in fp16 against the float model. `to float` stands where
-quantizing itself leaves less than {least:g} dB: HTP computes what the quantized model says, which is not what
-the float model says. Integers and booleans are equal, `exact`, or WRONG.
+outputs, against the quantized model on the CPU; in fp16 against the float model. LOST
+stands where quantizing itself leaves less than {least:g} dB: HTP computes what the quantized model says, which is
+not what the float model says. Integers and booleans are equal, `exact`, or WRONG.
 
 Here an operator that only passes values on, such as MaxPool, is quantized although it stands alone; in your
 model it is quantized if what makes its input is. Some of them HTP runs in fp16 all the same, such as Flatten
@@ -68,11 +68,12 @@ def cell_of(recorded: Recorded) -> Cell:
         result = "part" if recorded.taken else "cpu"
     elif computed_otherwise(figures):
         result = "wrong"
-    lost = result != "wrong" and to_float is not None and to_float < LEAST_DB
+    elif prefix and to_float is not None and to_float < LEAST_DB:
+        result = "lost"
     return Cell(
         result=result,
         sqnr_db=_shown(figure),
-        float_db=_shown(to_float) if lost else None,
+        float_db=_shown(to_float) if result == "lost" else None,
         equal_to_float=figures.get("agreement", 1.0) if result != "wrong" else 1.0,
         cpu=recorded.refused,
     )

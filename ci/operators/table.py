@@ -29,9 +29,9 @@ TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
 PLAIN = "plain"
 """Our own case of usual values and shape."""
 
-Result = Literal["crash", "dies", "wrong", "bad_test", "no_kernel", "cpu", "part", "float", "whole"]
+Result = Literal["crash", "dies", "wrong", "lost", "bad_test", "no_kernel", "cpu", "part", "float", "whole"]
 
-FAILING = ("wrong", "dies", "crash")
+FAILING = ("lost", "wrong", "dies", "crash")
 NOT_COMPILED = ("dies", "crash")
 
 MEANINGS: Mapping[str, tuple[str, str]] = {
@@ -44,7 +44,16 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
         "on the CPU, where ExecuTorch has no kernel of it: it does not run",
     ),
     "bad_test": ("no test", "ExecuTorch's test does not test it"),
-    "wrong": ("WRONG", f"lowers and runs, and its outputs are wrong or below {LEAST_DB:g} dB"),
+    "lost": (
+        "LOST",
+        f"HTP computes what the quantized model says, and that is itself below {LEAST_DB:g} dB of the float "
+        "model: the first figure is HTP against the quantized model, the second the quantized one to float",
+    ),
+    "wrong": (
+        "WRONG",
+        f"lowers and runs, and HTP is below {LEAST_DB:g} dB of the quantized model, or its outputs have another"
+        " shape than the float model's",
+    ),
     "dies": ("DIES", "it is taken, and quantizing, lowering or running it fails"),
     "crash": ("CRASHES", "the process that lowers or runs it ends by a signal"),
 }
@@ -56,24 +65,32 @@ class CaseResult(Model):
 
     result: Result
     sqnr_db: float | None = None
+    float_db: float | None = None
+    """If LOST: the quantized model on the CPU against the float model."""
 
     def __str__(self) -> str:
-        """`WRONG -6 dB`, or `DIES`."""
-        return MEANINGS[self.result][0] + in_db(self.sqnr_db)
+        """`WRONG -6 dB`, `LOST exact, 14 dB to float`, or `DIES`."""
+        return MEANINGS[self.result][0] + self.figures
+
+    @property
+    def figures(self) -> str:
+        return _figures(self.result, self.sqnr_db, self.float_db)
 
 
 class Cell(Model):
     """One operator in one scheme on one chip."""
 
     result: Result
-    """Of most of ExecuTorch's tests and of our plain case."""
+    """Of most of ExecuTorch's tests and of our plain case; of several results that are as frequent, the worst."""
+    deciding: tuple[int, int] | None = None
+    """How many of those have that result, and how many there are, if not all have it."""
     sqnr_db: float | None = None
     """The least of all cases with that result, compared with the quantized model on the CPU."""
     worst: str = ""
     """The case with that figure: its inputs, or ExecuTorch's test. Empty if all are exact."""
     float_db: float | None = None
     """The least compared with the float model, of Qualcomm's newer tests, which compare with no other: it has
-    in it what quantizing itself loses. Of ONNX's operators if it is below LEAST_DB."""
+    in it what quantizing itself loses. If LOST, the least of the quantized model against the float model."""
     equal_to_float: float = 1.0
     """Of ONNX's operators: the share of integers that are those of the float model."""
     loses_db: float | None = None
@@ -101,9 +118,9 @@ class Cell(Model):
 
     def __str__(self) -> str:
         """`whole 58 dB`, `whole 43 dB (1 DIES)`, or `part 38 dB: unsqueeze_copy`."""
-        figure = in_db(self.sqnr_db)
-        if self.float_db is not None:
-            figure += f",{in_db(self.float_db)} to float"
+        figure = _figures(self.result, self.sqnr_db, self.float_db)
+        if self.result in FAILING and self.deciding:
+            figure += " in {} of {}".format(*self.deciding)
         if self.equal_to_float < 1:
             figure += f", {self.equal_to_float:.0%} equal to float"
         if self.loses_db is not None:
@@ -113,7 +130,7 @@ class Cell(Model):
         names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
         beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
         counts = Counter[str](self.others.values())
-        words = [f"{counts[meaning]} {word}" for meaning, (word, _) in MEANINGS.items() if meaning in counts]
+        words = [f"{counts[name]} {word}" for name, (word, _) in MEANINGS.items() if name in counts]
         others = f" ({', '.join(words)})" if words else ""
         return f"{MEANINGS[self.result][0]}{figure}{others}{beside}"
 
@@ -242,6 +259,12 @@ def shipped() -> OperatorTable:
     return read()
 
 
+def _figures(result: Result, sqnr_db: float | None, float_db: float | None) -> str:
+    """Each with what it is compared with; said where nothing could be compared."""
+    to_float = "" if float_db is None else f",{in_db(float_db)} to float"
+    return in_db(sqnr_db) + to_float or (", no figure" if result == "wrong" else "")
+
+
 def in_db(figure: float | None) -> str:
     """With a space before it."""
     return "" if figure is None else " exact" if figure >= EXACT else f" {round(figure)} dB"
@@ -312,32 +335,39 @@ def operators_in(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, set[int]]:
     return operators
 
 
+SAID: Mapping[tuple[str, ...], str] = {
+    ("wrong",): "loses accuracy on the emulator of",
+    ("lost",): f"is below {LEAST_DB:g} dB of float once it is quantized, as seen for",
+    NOT_COMPILED: "",
+}
+"""What is said of cases with these results; of the last, what they do."""
+
+
 def inexact(
     operators: Iterable[str] | Mapping[str, Collection[int]], scheme: str, soc: str = DEFAULT_SOC
 ) -> Iterator[Inexact]:
-    """Those of these operators that lose accuracy, then those that do not compile, with the scheme to use
-    instead. Where all is well with a chip's own cases, those of SM8650 count: it has more. A mapping gives
+    """Those of these operators that lose accuracy, then those that quantizing loses, then those that do not
+    compile, with the scheme to use instead. Where all is well with a chip's own cases, those of SM8650 count: it has more. A mapping gives
     the ranks of their tensors: shapes of other ranks do not count."""
     ranks = operators if isinstance(operators, Mapping) else {}
     rows = {
         name: (operator, chips) for operator in sorted(set(operators)) for name, chips in [_row(operator)]
     }
-    for compiles in (True, False):
+    for results, verb in SAID.items():
         for name, (operator, chips) in rows.items():
             own, usual = _cell(chips, soc, scheme), _cell(chips, DEFAULT_SOC, scheme)
             place, cell, few = soc, own, ""
             if own is None or (set(FAILING).isdisjoint(own.results) and _says_more(usual, own)):
                 few = f"{soc} was not measured" if own is None else f"{soc} was measured with fewer cases"
                 place, cell = DEFAULT_SOC, _without_plain(usual) if own else usual
-            results = ("wrong",) if compiles else NOT_COMPILED
             words = cell and _where(cell, results, ranks.get(operator, ()))
             if cell is None or not words:
                 continue
-            verb = "loses accuracy on the emulator of" if compiles else f"{_failure(cell)} for"
             better = next((name for name in _better(scheme) if _is_good(chips, {soc, place}, name)), "")
             instead = f": keep it at {better}" if better else ""
             measured_on = _place(place, shipped().measured, few)
-            message = f"{name} at {scheme} {verb} {measured_on} {words}{instead}"
+            message = f"{name} at {scheme} {verb or f'{_failure(cell)} for'} {measured_on} {words}{instead}"
+            compiles = results != NOT_COMPILED
             yield Inexact(operator, message, _command(name, scheme, soc, cell, results), compiles)
 
 
@@ -351,7 +381,9 @@ def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SO
         if cell is None or cell.result not in FAILING:
             continue
         compiles = cell.result not in NOT_COMPILED
-        verb = f"is wrong ({in_db(cell.sqnr_db).strip() or 'not finite'})" if compiles else _failure(cell)
+        verb = f"is wrong ({in_db(cell.sqnr_db).strip() or 'no figure'})" if compiles else _failure(cell)
+        if cell.result == "lost":
+            verb = f"is {in_db(cell.float_db).strip()} from float once it is quantized, as seen"
         order = ("16a8w", "8a8w", "fp16") if precision == "fp16" else ("8a8w", "16a8w", "fp16")
         better = next((name for name in order if name in cells and cells[name].good), "")
         instead = f": keep it at {better}" if better else ""
@@ -383,17 +415,20 @@ def _without_plain(cell: Cell | None) -> Cell | None:
     return cell and cell.model_copy(update={"bad": bad})
 
 
+IN_ALL = "in all its usual cases"
+
+
 def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = ()) -> str:
     """The inputs and tests that gave one of these results; empty if none did."""
     cases = [
-        f"{case}{f' ({figure.strip()})' if (figure := in_db(found.sqnr_db)) else ''}"
+        f"{case}{f' ({figure})' if (figure := found.figures.strip(', ')) else ''}"
         for case, found in sorted(cell.bad.items())
         if found.result in results and not _is_of_another_rank(case, ranks)
     ]
     tests = sorted(name for name, other in cell.others.items() if other in results and name != PLAIN)
     parts = [f"with inputs {', '.join(cases)}"] if cases else []
     if cell.result in results:
-        parts.append("in most of its tests")
+        parts.append("in {} of its {} usual cases".format(*cell.deciding) if cell.deciding else IN_ALL)
     elif tests:
         parts.append(f"in ExecuTorch's tests {', '.join(tests)}")
     return " and ".join(parts)

@@ -331,6 +331,7 @@ def rows(table: OperatorTable) -> list[dict[str, object]]:
             "float_db": cell.float_db,
             "loses_db": cell.loses_db,
             "cases": cell.models,
+            "deciding": "{} of {}".format(*cell.deciding) if cell.deciding else "",
             "worst": cell.worst,
             "on_cpu": " ".join(cell.cpu),
             "in_fp16": " ".join(cell.in_float),

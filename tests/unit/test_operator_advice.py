@@ -67,6 +67,18 @@ def test_lost_accuracy_and_a_failure_to_compile_are_two_messages(given: Any) -> 
     assert (accuracy.compiles, compiling.compiles) == (True, False)
 
 
+def test_what_quantizing_loses_is_a_message_of_its_own(given: Any) -> None:
+    lost = {"shape 7": {"result": "lost", "sqnr_db": 200, "float_db": 3.1}}
+    given("stack", SM8650={"8a8w": {**WHOLE, "bad": {**LOW, **lost}}, "fp16": WHOLE})
+    accuracy, quantizing = inexact(["aten.stack.default"], "8a8w")
+    assert "shape 7" not in accuracy.message
+    assert quantizing.message == (
+        "stack at 8a8w is below 20 dB of float once it is quantized, as seen for SM8650 "
+        "with inputs shape 7 (exact, 3 dB to float): keep it at fp16"
+    )
+    assert quantizing.compiles
+
+
 @pytest.mark.parametrize(
     ("scheme", "good", "better"),
     [
@@ -106,8 +118,8 @@ def test_no_scheme_that_goes_wrong_itself_is_one_to_keep(given: Any, cell: dict[
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        ({"result": "wrong"}, "loses accuracy on the emulator of SM8650 in most of its tests"),
-        ({"result": "dies"}, "does not compile for SM8650 in most of its tests"),
+        ({"result": "wrong"}, "loses accuracy on the emulator of SM8650 in all its usual cases"),
+        ({"result": "dies"}, "does not compile for SM8650 in all its usual cases"),
         (
             {**WHOLE, "others": {"ceil_mode": "wrong"}},
             "loses accuracy on the emulator of SM8650 in ExecuTorch's tests ceil_mode",
@@ -141,7 +153,7 @@ def test_another_chip_is_named_and_is_in_the_command(given: Any) -> None:
         SM8650=ours, SM8750={"16a4w": {"result": "wrong"}, "8a8w": WHOLE}, SM8350={"16a4w": few, "8a8w": few}
     )
     found = only("log", "16a4w", "SM8750")
-    assert "on the emulator of SM8750 in most of its tests: keep it at 8a8w" in found.message
+    assert "on the emulator of SM8750 in all its usual cases: keep it at 8a8w" in found.message
     assert found.command == "nox -s test_upstream -- operators --flow 16a4w -k test_log. --soc SM8750"
     # Its plain case is good, and SM8650 has more cases.
     found = only("log", "16a4w", "SM8350")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import tempfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from ci.lanes.upstream.process import RunTest
 from ci.lanes.upstream.process import verdict_of as verdict_of_result
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import verdict_of
-from ci.operators.table import EXACT, by_name
+from ci.operators.table import EXACT, Cell, by_name
 from ci.pipeline.steps import Ask
 from provisioning.base.stage_run import StageRun
 
@@ -312,6 +314,58 @@ def test_a_cell_says_how_much_htp_loses_and_what_is_not_quantized() -> None:
         "float 67 dB",
     ]
     assert row["8a8w"].good and not row["16a8w"].good
+
+
+RECORDED = {
+    # Rows of manifests/upstream, as they stand there.
+    "test_values[qnn_16a8w-index_copy-7]": ["whole", 142.9, [3.1, 3.1]],
+    "test_values[qnn_16a8w-index_copy-1x2x3x7x5]": ["part", 62.8, "aten::index_put", [97.3, 62.8]],
+    "test_values[qnn_16a8w-index_copy-plain]": ["whole", 100.4, [18.9, 18.9]],
+    "test_adaptive_maxpool3d.test_adaptive_maxpool3d_batch_sizes[qnn_16a4w]": ["whole", 107.5, [None, None]],
+    "test_stack.test_stack_different_shapes[qnn_16a8w]": ["wrong", 15.7, [200.0, 16.4]],
+    "test_conv2d.test_conv2d_basic[qnn_8a8w]": ["whole", 42.0],
+}
+"""By test: the result of its one part, HTP against the quantized model in dB, HTP and that model against float."""
+
+
+def recorded_cells() -> dict[tuple[str, str], Cell]:
+    rows: dict[str, list[object]] = {f"{test} parts": [part] for test, part in RECORDED.items()}
+    rows |= {f"{test} cost": [1, 1] for test in RECORDED}
+    (path := Path(tempfile.mkdtemp()) / "record.json").write_text(json.dumps({"schema": 3, "accepted": rows}))
+    cells = table_of({"values": {"SM8650": load_record("values", "wheels", "SM8650", path)}}, {}).cells
+    return {(name, scheme): cell for name, chips in cells.items() for scheme, cell in chips["SM8650"].items()}
+
+
+def test_noise_that_the_quantized_model_has_itself_is_lost_and_no_green_cell() -> None:
+    cell = recorded_cells()["index_copy", "16a8w"]
+    assert (str(cell), cell.good) == ("LOST 100 dB, 3 dB to float", False)
+    assert cell.worst == "shape 7"
+    # Its other cases have a figure of their own.
+    assert cell.elsewhere == {"shape 1x2x3x7x5": "part"}
+    assert {name: str(case) for name, case in cell.bad.items()} == {
+        "plain [-1.0, 1.0]": "LOST 100 dB, 19 dB to float",
+        "shape 7": "LOST 143 dB, 3 dB to float",
+    }
+
+
+def test_another_shape_than_the_float_models_is_wrong_and_has_no_figure() -> None:
+    cell = recorded_cells()["adaptive_maxpool3d", "16a4w"]
+    assert (str(cell), cell.good) == ("WRONG, no figure", False)
+
+
+def test_htp_that_differs_from_the_quantized_model_is_wrong_whatever_the_float_model_says() -> None:
+    assert str(recorded_cells()["stack", "16a8w"]) == "WRONG 16 dB"
+    assert str(recorded_cells()["conv2d", "8a8w"]) == "whole 42 dB"
+
+
+def test_a_bad_result_of_some_of_the_cases_says_of_how_many() -> None:
+    wrong, whole = RecordedPart("wrong", -6), RecordedPart("whole", 70)
+    tests = {
+        "test_log.test_log_dtype[qnn_16a8w]": RecordedTest(1, 1, (wrong, wrong, whole)),
+        **values("log", {"16a8w-plain": whole}),
+    }
+    cell = table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["log"]["SM8650"]["16a8w"]
+    assert str(cell) == "WRONG -6 dB in 2 of 4 (2 whole)"
 
 
 def test_what_upstream_skips_hides_no_measurement() -> None:

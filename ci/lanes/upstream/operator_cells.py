@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.lanes.upstream.adapters import ORDER
 from ci.lanes.upstream.ledger import DIRECTORY, SuiteRecord, load_record
 from ci.lanes.upstream.value_cases import SAME_WITHOUT_WEIGHTS, cases
 from ci.lanes.upstream.verdict import RecordedPart
@@ -57,6 +56,17 @@ class OperatorCase:
     @property
     def result(self) -> Result:
         return _result(self.part)
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """None if HTP and the quantized model agree on outputs that are not to be compared with the float
+        model's."""
+        return None if self.result == "wrong" and _is_unlike_float(self.part) else self.part.sqnr_db
+
+    @property
+    def lost_db(self) -> float | None:
+        """Of the quantized model against the float model, if it is LOST."""
+        return self.part.quantized_db if self.result == "lost" else None
 
     @property
     def usual(self) -> bool:
@@ -203,18 +213,20 @@ def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     judged = [row for row in rows if row.result != "bad_test" or row.float_db is not None] or rows
     usual = [row for row in judged if row.usual] or judged
     counts = Counter(row.result for row in usual)
-    result = max(counts, key=lambda name: (counts[name], -ORDER.index(name)))
+    result = max(counts, key=lambda name: (counts[name], -WORST_FIRST.index(name)))
     alike = [row for row in judged if row.result == result]
-    least = min(
-        ((row.part.sqnr_db, row) for row in alike if row.part.sqnr_db is not None),
-        key=lambda pair: pair[0],
-        default=None,
-    )
+    exactness = [
+        (figure, row)
+        for row in alike
+        if (figure := row.sqnr_db if row.lost_db is None else row.lost_db) is not None
+    ]
+    least = min(exactness, key=lambda pair: pair[0], default=None)
+    to_float = [row.float_db if row.lost_db is None else row.lost_db for row in alike]
     others: dict[str, Result] = {}
     for row in usual:
         if row.usual and row.result != result:
             name = row.case or row.own
-            others[name] = min(row.result, others.get(name, row.result), key=ORDER.index)
+            others[name] = min(row.result, others.get(name, row.result), key=WORST_FIRST.index)
     own = [(inputs.get(row.own, row.own), row) for row in judged if row.own]
     losses = [
         min(row.part.quantized_db, MOST_DB) - row.part.float_db
@@ -225,9 +237,10 @@ def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     in_float = {name for row in usual if row.result == result for name in row.part.in_float or ()}
     return Cell(
         result=result,
-        sqnr_db=least and least[0],
+        deciding=(counts[result], len(usual)) if len(counts) > 1 else None,
+        sqnr_db=min((row.sqnr_db for row in alike if row.sqnr_db is not None), default=None),
         worst=inputs.get(least[1].own, least[1].case) if least and least[0] < EXACT else "",
-        float_db=min((row.float_db for row in alike if row.float_db is not None), default=None),
+        float_db=min((figure for figure in to_float if figure is not None), default=None),
         loses_db=round(loses, 1) if result in QUANTIZED and loses >= LOSES_DB else None,
         in_float=tuple(sorted(map(_short, in_float))) if result in QUANTIZED else (),
         tried_in=next((row.tried_in for row in judged if row.tried_in), None),
@@ -240,15 +253,19 @@ def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
             if not row.usual and row.result != result and row.result not in (*FAILING, "bad_test")
         },
         bad={
-            name: CaseResult(result=row.result, sqnr_db=row.part.sqnr_db)
+            name: CaseResult(result=row.result, sqnr_db=row.sqnr_db, float_db=row.lost_db)
             for name, row in own
-            if _fails(row.part)
+            if _fails(row)
         },
         newer=tuple(sorted({row.case for row in judged if row.suite == NEWER})),
     )
 
 
 QUANTIZED = ("whole", "part")
+
+RAN = (*QUANTIZED, "float")
+
+WORST_FIRST: tuple[Result, ...] = tuple(reversed(list(MEANINGS)))  # type: ignore[arg-type]
 
 MOST_DB = 100.0
 """Rounding to 16 bits leaves no more; what is nearer to the float model has lost nothing."""
@@ -259,9 +276,10 @@ def _short(name: str) -> str:
     return name.removeprefix("aten.").removesuffix(".default")
 
 
-def _fails(part: RecordedPart) -> bool:
+def _fails(row: OperatorCase) -> bool:
     """Of our own cases. Where values are large, ExecuTorch's tolerances refuse good outputs too."""
-    return _result(part) in FAILING and (part.sqnr_db is None or part.sqnr_db < LEAST_DB)
+    good = row.sqnr_db is not None and row.sqnr_db >= LEAST_DB
+    return row.result in FAILING and (row.result != "wrong" or not good)
 
 
 def _result(part: RecordedPart) -> Result:
@@ -272,7 +290,18 @@ def _result(part: RecordedPart) -> Result:
     low = part.sqnr_db is not None and part.sqnr_db < LEAST_DB
     if low and part.result not in ("crash", "dies", "bad_test"):
         return "wrong"
+    if part.in_float is not None and part.result in RAN:
+        if _is_unlike_float(part):
+            return "wrong"
+        if part.quantized_db is not None and -EXACT < part.quantized_db < LEAST_DB:
+            return "lost"
     return part.result  # type: ignore[return-value]
+
+
+def _is_unlike_float(part: RecordedPart) -> bool:
+    """Whether outputs have another shape than the float model's, or are not finite where these are: compared
+    with these, neither HTP's nor the quantized model's have a figure."""
+    return part.in_float is not None and part.float_db is None and part.quantized_db is None
 
 
 def committed() -> OperatorTable:

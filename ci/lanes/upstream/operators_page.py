@@ -43,16 +43,19 @@ $ qnn-ci test_upstream operators values -k 'test_log. or *-log-*' --flow 16a8w
 $ qnn-ci test_upstream operators values --sample 1/25 --table   # put what it measures into this page
 ```
 
-A cell has what most of ExecuTorch's tests and our own plain case gave, and the least signal-to-noise
-ratio of all cases with that result. In parentheses is how many tests gave another result. A verdict depends
+A cell has what most of ExecuTorch's tests and our own plain case gave (of results that are as frequent, the
+worst), and the least signal-to-noise ratio of all cases with that result. A bad result that not all of them
+gave says in how many: `in 5 of 10`. In parentheses is how many tests gave another result. `no figure`: there is
+none where outputs have another shape than the float model's or NaN where it has none, and where booleans or
+integers differ. A verdict depends
 on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml) has ranges and
 shapes that are tried beside. Two tables below have the cases that go wrong, and those that run elsewhere than
 the cell says. reports/operators.html has the same with filters, and the worst case of each cell.
 
 Qualcomm's newer tests (`{NEWER}`) count where the other suites measure nothing. They compare with the float
 model, not with the quantized one: `to float` marks such a figure, which has in it what quantizing loses.
-Below {LEAST_DB:g} dB its outputs are wrong, or quantizing loses so much: WRONG is one that fails there, and
-one that passes there tests nothing.
+Below {LEAST_DB:g} dB its outputs are wrong, or quantizing loses so much, and these tests do not tell the two
+apart: WRONG is one that fails there, and one that passes there tests nothing.
 
 `loses`: how much farther from the float model HTP is than the same quantized model on the CPU, where that
 is {LOSES_DB:g} dB or more: 16 bits gain less there than they should. `in fp16`: these operators are not
