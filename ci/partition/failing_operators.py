@@ -414,7 +414,7 @@ def constant_results(graph: Any) -> list[str]:
             varying.add(node)
     last: dict[str, None] = {}
     for node in varying:
-        todo = [each for each in node.all_input_nodes if each not in varying]
+        todo = [operand for operand in node.all_input_nodes if operand not in varying]
         while todo:
             constant = todo.pop()
             if is_quantizer(constant) or operator_name(constant) in PASS_THROUGH:

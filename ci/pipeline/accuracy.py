@@ -57,9 +57,9 @@ class Among(NamedTuple):
 
         values = self.values.reshape(len(self.values), -1)
         inside = (found >= 0) & (found < len(values))
-        rows = [each.reshape(-1, values.shape[1]) for each in (wanted, numpy.where(inside, found, 0))]
-        one, other = (numpy.take_along_axis(values, each.astype(numpy.int64), 0) for each in rows)
-        near = (abs(one - other) <= self.noise).ravel()
+        rows = [places.reshape(-1, values.shape[1]) for places in (wanted, numpy.where(inside, found, 0))]
+        best, chosen = (numpy.take_along_axis(values, places.astype(numpy.int64), 0) for places in rows)
+        near = (abs(best - chosen) <= self.noise).ravel()
         return numpy.equal(wanted, found).ravel() | (near & inside.ravel())
 
 
@@ -315,7 +315,7 @@ def in_files(outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[st
                 # As the values are, with as many rows as were chosen.
                 dim, sizes = row["choice"]["dim"], [*row["choice"]["shape"]]
                 sizes[dim] = -1
-                wanted, found = (moved_first(each.reshape(sizes), dim) for each in (wanted, found))
+                wanted, found = (moved_first(array.reshape(sizes), dim) for array in (wanted, found))
             yield Pair(path.name, wanted, found, index, among)
 
 

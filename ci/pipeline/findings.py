@@ -12,7 +12,6 @@ from ci.engine.closed import not_passed as names_not_passed
 from ci.engine.work import Result
 from ci.pipeline.accuracy import (
     CLEARLY_DB,
-    LEAST_DB,
     REQUIRED,
     Missed,
     against_nearest,
@@ -21,6 +20,7 @@ from ci.pipeline.accuracy import (
     in_words,
     missed,
 )
+from ci.pipeline.slices import LEAST_DB
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.findings import Finding, Metric, Severity

@@ -204,7 +204,7 @@ def test_work_is_compared_with_earlier_work_of_the_same_model_alone(tmp_path: Pa
 
     program = make_program(tmp_path)
     of_another = replace(program, case=program.case.model_copy(update={"factory": "others:net"}))
-    alone, other = (replace(each, suite=tmp_path / NO_SUITE) for each in (program, of_another))
+    alone, other = (replace(case, suite=tmp_path / NO_SUITE) for case in (program, of_another))
     assert subject(alone) != subject(other)
     # A suite's case is the same case, whatever model it has now.
     assert subject(program) == subject(of_another)

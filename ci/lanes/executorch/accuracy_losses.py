@@ -102,7 +102,7 @@ def beyond_half(model: Any, samples: Sequence[tuple[Tensor, ...]]) -> list[dict[
     for sample in samples:
         outputs = outputs_of(graph, copied(sample))
         for node in graph.graph.nodes:
-            operands = [outputs.get(each.name) for each in node.all_input_nodes]
+            operands = [outputs.get(operand.name) for operand in node.all_input_nodes]
             if (
                 node.op != "call_function"
                 or not operands

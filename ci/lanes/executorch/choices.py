@@ -17,8 +17,9 @@ from torch.fx import Node
 
 from ci.lanes.executorch.accuracy_losses import outputs_of
 from ci.partition.decisions import is_quantizer, source_of
-from ci.pipeline.accuracy import LEAST_DB, decibels
 from ci.pipeline.models.factory import copied
+from ci.pipeline.slices import LEAST_DB
+from provisioning.base.units import decibels
 
 CHOOSERS = {
     "aten.argmax.default": 1,
@@ -90,7 +91,7 @@ def add_choices(
         return []
     graph = torch.export.export(model, copied(samples[0]), strict=True).module()
     found = []
-    of_quantized = {each.output: each for each in choosers_of(module.graph)} if reference else {}
+    of_quantized = {chooser.output: chooser for chooser in choosers_of(module.graph)} if reference else {}
     for chooser in choosers_of(graph.graph):
         floats = _chosen_among(graph, chooser, samples)
         quantized = _chosen_among(module, of_quantized.get(chooser.output), samples)
@@ -118,10 +119,10 @@ def _chosen_among(graph: Any, chooser: Chooser | None, samples: Sequence[tuple[T
     if chooser is None:
         return []
     outputs = [outputs_of(graph, copied(sample)).get(chooser.values.name) for sample in samples]
-    tensors = [each.float().contiguous() for each in outputs if each is not None]
+    tensors = [values.float().contiguous() for values in outputs if values is not None]
     if len(tensors) < len(samples):
         return []
-    return [each.flatten() for each in tensors] if chooser.dim is None else tensors
+    return [values.flatten() for values in tensors] if chooser.dim is None else tensors
 
 
 def _noise(floats: Sequence[Tensor], quantized: Sequence[Tensor]) -> float:

@@ -56,7 +56,7 @@ def fix_inside(node: Any) -> str:
     around = [node]
     for other in around:
         if not other.meta.get("nn_module_stack"):
-            around += [each for each in (*other.all_input_nodes, *other.users) if each not in around]
+            around += [near for near in (*other.all_input_nodes, *other.users) if near not in around]
     return ONE_SAMPLE if any(is_inside(other, ATTENTION) for other in around) else ""
 
 
