@@ -23,6 +23,15 @@ class Fault(Model):
     id: str
     operators: tuple[str, ...] = ()
     """Those of the operator table that it concerns, by their rows' names."""
+    schemes: tuple[str, ...] = ()
+    """Without them, it is met in all."""
+    arches: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """Of an operand or the output, without which it is not met."""
+    shared: bool = False
+    """Whether it needs a module that is called twice."""
+    met: bool = True
+    """False of what the lanes refuse beforehand, or what their settings avoid."""
     title: str
     product: Product
     versions: str

@@ -99,6 +99,10 @@ class Task(Protocol):
     def name(self) -> str: ...
 
     @property
+    def subject(self) -> str:
+        """By which the memory knows earlier work of the same program."""
+
+    @property
     def memo(self) -> Memo:
         """Tasks of one repository share a memo, because its roots name the files."""
 
@@ -212,7 +216,7 @@ def _remembered(
     results: dict[str, Result] = {}
     todo: list[tuple[Task, str]] = []
     for task in tasks:
-        answer = task.memo.find(task.name, task.key)
+        answer = task.memo.find(task.subject, task.key)
         if not isinstance(answer, CachedResult):
             todo.append((task, answer.why))
             continue
@@ -317,7 +321,15 @@ def _run(
         if done.evidence:
             shutil.rmtree(done.evidence, ignore_errors=True)
         entry = task.memo.remember(
-            task.name, task.key, done.facts, done.touched, done.folder, common_of(worker), own, threads, run
+            task.subject,
+            task.key,
+            done.facts,
+            done.touched,
+            done.folder,
+            common_of(worker),
+            own,
+            threads,
+            run,
         )
         if entry.not_remembered and entry.not_remembered not in noted:
             noted.add(entry.not_remembered)

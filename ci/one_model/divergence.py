@@ -7,11 +7,13 @@ is searched. So each operator is the last one of a program of its own.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from provisioning.base import answer
+from provisioning.base.command_line import repeatable
 
 EXAMPLES = """\
   qnn-ci divergence net.py:make --precision 16a8w --soc SM8650
@@ -30,26 +32,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DB",
         help="a lower SQNR against the quantized model is a difference [the suite's threshold, else 30]",
     )
+    repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
     add_choice(parser, "manifests/suites/models.toml")
     add_work(parser, "the search", 1200, cached=False)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.pipeline.divergence import as_text
+    from ci.pipeline.divergence import as_text, fix_of
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.one_model import lane_model
+    from ci.pipeline.options import Compiling
+    from provisioning.base.findings import Finding, Severity
 
     model = one_model_of(args)
     require_one_chip(model.selection)
     choice, least = choice_of(args), args.least
+    taken = lane_model(model, Compiling(keep_on_cpu=tuple(args.keep_on_cpu)))
+
+    def command(verb: str, *more: str, precision: str | None = model.precision) -> str:
+        named = replace(taken, model=replace(model, precision=precision))
+        return named.command(verb, model.selection.soc, *more) if model.typed else ""
 
     def work(report: ModelReport) -> int:
-        name, result = lane_model(model).searched(choice, least)
+        name, result = taken.searched(choice, least)
+        fix = fix_of(result, command)
         answer.add(program=name, **result)
         lines = list(as_text(result))
-        print("\n".join(lines))
+        print("\n".join([*lines, f"next: {fix}"]))
         if differs := result["sqnr_db"] < result["least"]:
-            report.fail("; ".join(lines[:2]), rule="model-accuracy")
+            message = "; ".join(lines[:2])
+            answer.add_findings([Finding("divergence-operator", Severity.ERROR, name, message, fix)])
+            report.fail(message, fix, rule="model-accuracy")
         return int(differs)
 
     return reported("divergence", model, [*choice.words, *model.named], work)

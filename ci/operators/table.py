@@ -300,6 +300,11 @@ def measured(operator: str, scheme: str) -> str:
     return f"{name} at {scheme} on {DEFAULT_SOC}: {cell}" if cell else ""
 
 
+def name_in_table(operator: str) -> str:
+    """The name of its row; empty if it has none, or several."""
+    return _row(operator)[0]
+
+
 def _row(operator: str) -> tuple[str, Rows]:
     """The row of the operator's own name, else the only one that has this name among its names."""
     key, cells = key_of(operator), shipped().cells
@@ -317,12 +322,22 @@ def _cell(chips: Rows, soc: str, scheme: str) -> Cell | None:
     return by_name(chips.get(soc, {})).get(scheme)
 
 
-def taken_at(operator: str, scheme: str, soc: str) -> str:
-    """The precision at which a chip takes an operator whole that it refuses at this one; empty if none is
-    known."""
+def taken_at(operator: str, scheme: str, soc: str, refused: Collection[str] = ()) -> str:
+    """The precision at which a chip takes an operator whole that it refuses at this one, and at none of
+    `refused`; empty if none is known."""
     name, chips = _row(operator)
-    good = [name for name in _better(scheme) if (cell := _cell(chips, soc, name)) and cell.good]
+    good = [
+        other
+        for other in _better(scheme)
+        if other not in refused and (cell := _cell(chips, soc, other)) and cell.good
+    ]
     return f"--precision {good[0]}, at which {soc} takes {name} whole; or another chip" if good else ""
+
+
+def better_than(operator: str, scheme: str, soc: str) -> str:
+    """The scheme at which the chip is measured to compute the operator rightly; empty if none is known."""
+    _, chips = _row(operator)
+    return next((other for other in _better(scheme) if _is_good(chips, {soc}, other)), "")
 
 
 def operators_in(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, set[int]]:

@@ -188,7 +188,8 @@ CASTS = ("_to_copy", "to", "type_as", "_to_dim_order_copy")
 
 def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
     """Operator, line and module of every node in a delegate, by QNN's name of the node; the ranks of its
-    tensors, and whether lowering added it: a cast where `source`, if it is a graph, has none."""
+    tensors, whether lowering added it: a cast where `source`, if it is a graph, has none, and whether its
+    module was called before."""
     nodes = {}
     graph = getattr(source, "graph", None)
     casts = graph is None or any(_is_cast(node) for node in graph.nodes)
@@ -207,8 +208,14 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
                         if isinstance(value := operand.meta.get("val"), torch.Tensor)
                     ),
                     **({"added": True} if not casts and _is_cast(node) else {}),
+                    **({"again": True} if _is_of_another_call(node) else {}),
                 }
     return nodes
+
+
+def _is_of_another_call(node: Any) -> bool:
+    """torch numbers the calls of a module from the second on."""
+    return "@" in next(reversed([*(node.meta.get("nn_module_stack") or {"": ""})]))
 
 
 def _is_cast(node: Any) -> bool:

@@ -22,9 +22,16 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
 from ci.engine.workers.child import new_text, size_of, text_since
-from ci.partition.decisions import PartitionerSpy, is_glue, is_quantizer, module_of, operator_name
+from ci.partition.decisions import (
+    PASS_THROUGH,
+    PartitionerSpy,
+    is_glue,
+    is_quantizer,
+    module_of,
+    operator_name,
+)
 from ci.partition.parts import Partition, smallest_failing
-from ci.pipeline.models.model_lines import source_of
+from ci.pipeline.models.model_lines import fix_inside, is_inside, source_of
 from provisioning.base.diagnosis import with_names_of_data_types
 from provisioning.fixes import fix_for
 
@@ -220,7 +227,7 @@ class Search:
         nodes = [node, *partition.constants_of(node)]
         if node not in partition.live:
             return self._handed_out(nodes, "QNN cannot hand out a constant")
-        suspect = _suspect(nodes, f"{reason}, with {_operands(node)}")
+        suspect = _suspect(nodes, f"{reason}, with {_operands(node)}", fix_inside(node))
         return replace(suspect, more_bits=_more_bits(node))
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Culprit:
@@ -231,10 +238,10 @@ class Search:
             if decision and not decision.supported and user not in {node.name for node in nodes}:
                 reason += f"; {decision.operator} needs it, and stays on the CPU: {decision.reason}"
                 break
-        fix, more_bits = "make the constant in __init__ with register_buffer, or an input", ""
+        fix, more_bits = CONSTANT, ""
         if is_quantizer(nodes[0]):
             fix, more_bits = "", _more_bits(nodes[0])
-        elif any(_is_recurrent(node) for node in nodes):
+        elif any(is_inside(node, "torch.nn.modules.rnn") for node in nodes):
             fix = RECURRENT
         culprit = replace(_suspect(nodes, reason, fix), more_bits=more_bits)
         if ASSIGNMENT.search(culprit.line):
@@ -390,16 +397,33 @@ def _more_bits(node: Node) -> str:
     return f'{{ name = "{module}", precision = "{bits[0]}a8w" }}'
 
 
+CONSTANT = "make the constant in __init__ with register_buffer, or an input"
+
+
+def constant_results(graph: Any) -> list[str]:
+    """What a graph computes of its constants alone and then uses together with its inputs: the last operator
+    of each such computation, with its line."""
+    varying: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" or not varying.isdisjoint(node.all_input_nodes):
+            varying.add(node)
+    last: dict[str, None] = {}
+    for node in varying:
+        todo = [operand for operand in node.all_input_nodes if operand not in varying]
+        while todo:
+            constant = todo.pop()
+            if is_quantizer(constant) or operator_name(constant) in PASS_THROUGH:
+                todo += constant.all_input_nodes
+            elif constant.op == "call_function":
+                source, code = source_of(constant)
+                last[f"{constant.target}" + (f" at {source} `{code}`" if source else "")] = None
+    return sorted(last)
+
+
 RECURRENT = (
     "export the model as an .onnx, of which ONNX Runtime takes recurrent layers whole; or give the layer its"
     " first state as an input: self.rnn(x, h0)"
 )
-
-
-def _is_recurrent(node: Node) -> bool:
-    """Whether it is inside torch's GRU, LSTM or RNN."""
-    kinds = [str(kind) for _, kind in (node.meta.get("nn_module_stack") or {}).values()]
-    return any("torch.nn.modules.rnn" in kind for kind in kinds)
 
 
 def _dequantizes(node: Node) -> bool:

@@ -22,6 +22,8 @@ FIGURES = {
     "slice_sqnr_db": "SQNR in dB of the worst slice of an output",
     "variation_sqnr_db": "SQNR in dB of what depends on the input",
     "agreement": "share of integers equal to the float model's",
+    "choice_agreement": "share of integers equal to the float model's, or of indices whose values are equal"
+    " within the noise",
     "top1": "top-1 agreement with the float model",
     "max_abs": "largest absolute error",
     "max_rel": "largest error relative to the largest value",
@@ -29,15 +31,36 @@ FIGURES = {
     "reference_sqnr_db": "SQNR in dB against the quantized model on the CPU",
     "reference_agreement": "share of integers equal to those of the quantized model on the CPU",
 }
-AGAINST_REFERENCE = ("cosine", "sqnr_db", "agreement")
+AGAINST_REFERENCE = ("cosine", "sqnr_db", "agreement", "choice_agreement")
 """The figures that are also measured against the quantized model."""
 
-REQUIRED = {"sqnr_db": 10.0, "agreement": 1.0, "slice_sqnr_db": LEAST_DB}
+REQUIRED = {"sqnr_db": 10.0, "agreement": 1.0, "choice_agreement": 1.0, "slice_sqnr_db": LEAST_DB}
 """What a program must reach unless its own thresholds say otherwise. Below 10 dB, outputs have little in
-common with the model's. A slice need not be nearer than the program's worst output (`floors`)."""
+common with the model's. A slice need not be nearer than the program's worst output, and indices may differ
+where they choose between equal values (`floors`)."""
 LESS_IS_BETTER = ("max_abs", "max_rel")
 DIGITS = 6
 """How many are written of a figure, and shown at least."""
+
+
+class Among(NamedTuple):
+    """What the indices of an output chose among."""
+
+    values: Any
+    """The expected ones, the dimension that is chosen along first."""
+    noise: float
+    """How far two of them may be from each other and be equal."""
+
+    def ties(self, wanted: Any, found: Any) -> Any:
+        """Where both indices choose equal values, as a flat array; also where they are the same."""
+        import numpy
+
+        values = self.values.reshape(len(self.values), -1)
+        inside = (found >= 0) & (found < len(values))
+        rows = [places.reshape(-1, values.shape[1]) for places in (wanted, numpy.where(inside, found, 0))]
+        best, chosen = (numpy.take_along_axis(values, places.astype(numpy.int64), 0) for places in rows)
+        near = (abs(best - chosen) <= self.noise).ravel()
+        return numpy.equal(wanted, found).ravel() | (near & inside.ravel())
 
 
 class Pair(NamedTuple):
@@ -49,6 +72,8 @@ class Pair(NamedTuple):
     found: Any
     output: str | int | None = None
     """The same for this output of every inference; None if it is not compared across inferences."""
+    choice: Among | None = None
+    """Of an output of indices; they have the dimension that is chosen along first, too."""
 
 
 class Unusable(Exception):
@@ -155,7 +180,8 @@ def _worst(
     import numpy
 
     rows: list[dict[str, float]] = []
-    integers: dict[object, list[Any]] = {}
+    integers: dict[object, list[tuple[Any, Any]]] = {}
+    chosen = False
     spreads: dict[object, _Spreads] = {}
     for number, pair in enumerate(pairs):
         wanted, found = numpy.asarray(pair.expected), numpy.asarray(pair.found)
@@ -165,7 +191,10 @@ def _worst(
             continue
         output = (number, None) if pair.output is None else (pair.output, wanted.shape)
         if wanted.dtype.kind in "biu":
-            integers.setdefault(output, []).append(numpy.equal(wanted, found).ravel())
+            equal = numpy.equal(wanted, found).ravel()
+            alike = pair.choice.ties(wanted, found) if pair.choice else equal
+            chosen = chosen or pair.choice is not None
+            integers.setdefault(output, []).append((equal, alike))
             continue
         wanted, found = wanted.astype(numpy.float64), found.astype(numpy.float64)
         top1 = _top1(wanted, found)
@@ -175,7 +204,11 @@ def _worst(
         if floats is not None:
             floats.setdefault(output, []).append((wanted, found))
     rows += [spread.figures() for spread in spreads.values()]
-    rows += [{"agreement": float(numpy.concatenate(equal).mean())} for equal in integers.values()]
+    for pairs_of_output in integers.values():
+        equal, alike = (numpy.concatenate(arrays) for arrays in zip(*pairs_of_output, strict=True))
+        rows.append({"agreement": float(equal.mean())})
+        if chosen:
+            rows.append({"choice_agreement": float(alike.mean())})
     if not rows:
         raise Unusable("missing", "expected at least one output with values to compare, found none")
     names = dict.fromkeys(name for row in rows for name in row)
@@ -276,7 +309,24 @@ def in_files(outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[st
     for number, tensors in enumerate(expected):
         for index, row in enumerate(tensors):
             path = outputs / f"output_{number}_{index}.raw"
-            yield Pair(path.name, _load(folder / row["file"], row), _load(path, row), index)
+            wanted, found = _load(folder / row["file"], row), _load(path, row)
+            among = _among(folder, row["choice"]) if "choice" in row else None
+            if among is not None:
+                # As the values are, with as many rows as were chosen.
+                dim, sizes = row["choice"]["dim"], [*row["choice"]["shape"]]
+                sizes[dim] = -1
+                wanted, found = (moved_first(array.reshape(sizes), dim) for array in (wanted, found))
+            yield Pair(path.name, wanted, found, index, among)
+
+
+def moved_first(values: Any, dim: int) -> Any:
+    import numpy
+
+    return numpy.moveaxis(values, dim, 0)
+
+
+def _among(folder: Path, choice: Mapping[str, Any]) -> Among:
+    return Among(moved_first(_load(folder / choice["file"], choice), choice["dim"]), choice["noise"])
 
 
 def _load(path: Path, row: Mapping[str, Any]) -> Any:
@@ -295,6 +345,8 @@ def _load(path: Path, row: Mapping[str, Any]) -> Any:
 def floors(figures: Mapping[str, float]) -> dict[str, float]:
     """What is required of these figures of a program that has no thresholds."""
     required = {name: bound for name, bound in REQUIRED.items() if name in figures}
+    if "choice_agreement" in required:
+        del required["agreement"]
     if "slice_sqnr_db" in required:
         required["slice_sqnr_db"] = min(required["slice_sqnr_db"], figures.get("sqnr_db", math.inf))
     return required
@@ -330,7 +382,8 @@ def against_nearest(figures: Mapping[str, float]) -> str:
 def computed_otherwise(figures: Mapping[str, float]) -> bool:
     """Whether the chip computes something else than the model that the program was made from."""
     prefix = against_nearest(figures)
-    least = {"sqnr_db": LEAST_DB, "agreement": 1.0}
+    share = "choice_agreement" if f"{prefix}choice_agreement" in figures else "agreement"
+    least = {"sqnr_db": LEAST_DB, share: 1.0}
     return any(figures.get(f"{prefix}{name}", bound) < bound for name, bound in least.items())
 
 
@@ -344,4 +397,6 @@ def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
     if (share := figures.get(f"{prefix}agreement")) is not None:
         # Rounded down: 100 % is all of them.
         parts.append(f"{at_worst('agreement', share) * 100:.6g} % of integers equal")
+        if (alike := figures.get(f"{prefix}choice_agreement", share)) > share:
+            parts.append(f"{at_worst('agreement', alike) * 100:.6g} % but for ties")
     return ", ".join(parts)

@@ -122,6 +122,27 @@ def worst_drop(
     return nodes[best], [(node, sqnr(node)) for node in known(operands_of(nodes[best]))]
 
 
+def fix_of(result: Mapping[str, Any], command: Callable[..., str]) -> str:
+    """What to type or write next. `command` makes a command about the same model, of a verb and flags, also
+    at another `precision`; it gives none for a suite's program."""
+    first, again = result["first"], command("compile", "-o", "out")
+    if result["sqnr_db"] >= result["least"]:
+        where = command("quantize", "--where") if result["reference"] != "the float model" else ""
+        return (
+            f"{where} names the operators where quantizing loses" if where else "nothing: both are the same"
+        )
+    if first is None:
+        return "let the model return the floats before its whole numbers, and choose on the CPU"
+    then = f"; then {again}" if again else ""
+    if fixes := [known["command"] for known in first.get("known", ()) if known.get("fault")]:
+        return f"{fixes[0]}{then}"
+    if better := first.get("better", ""):
+        other = command("compile", "-o", "out", precision=better)
+        return f"{other or f'precision {better}'}, at which {first['operator']} is right on this chip"
+    line = f" at {first['source']}" if first["source"] else ""
+    return f"write {first['operator']}{line} with other operators{then}"
+
+
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     whose, least = result["reference"], result["least"]
     yield f"the whole program: {in_words(result)} against {whose}"

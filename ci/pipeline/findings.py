@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ci.engine.closed import not_passed as names_not_passed
@@ -151,33 +151,75 @@ def not_in_fp16(soc: str) -> str:
     return f"expected floats of 16 bits, and QNN computes all of it in float32: {soc} has no fp16"
 
 
-def accuracy_message(
-    misses: Sequence[Missed], figures: Mapping[str, float], losses: str = "", slices: Sequence[str] = ()
-) -> str:
-    """The missed thresholds, and whether quantization or the chip causes them.
+@dataclass(frozen=True)
+class Causes:
+    """What was measured of a program, or is known of its operators, that may explain a miss."""
 
-    `losses` names the operators where quantization loses most, `slices` what is lost of the outputs."""
+    losses: str = ""
+    """The operators where quantizing loses most."""
+    slices: Sequence[str] = ()
+    """What is lost of the outputs."""
+    beyond: str = ""
+    """The operators whose values leave fp16."""
+    beyond_fix: str = ""
+    chosen: str = ""
+    """The operators whose indices are outputs."""
+    known: Sequence[tuple[str, str]] = ()
+    """Faults of the build that its operators can have, each with its fix."""
+
+    def of_chip(self, misses: Sequence[Missed], figures: Mapping[str, float]) -> Sequence[tuple[str, str]]:
+        """The known faults that may explain these misses: the quantized model on the CPU has none of them."""
+        if self.beyond or not (chip_differs(misses, figures) or not against_nearest(figures)):
+            return ()
+        return self.known
+
+
+def accuracy_message(
+    misses: Sequence[Missed],
+    figures: Mapping[str, float],
+    causes: Causes = Causes(),
+) -> str:
+    """The missed thresholds, and whether quantization or the chip causes them."""
     message = "; ".join(map(str, misses))
     if any(miss.figure == SLICE for miss in misses):
-        message = "; ".join([message, *slices])
+        message = "; ".join([message, *causes.slices])
     if all(miss.figure == SLICE for miss in misses):
         # An operator's output as a whole says nothing of it.
         return message
+    losses = causes.losses
     if chip_differs(misses, figures):
         losses = "the program computes something else than the quantized model that it was made from"
-    return f"{message}; {losses}" if losses else message
+    known = [words for words, _ in causes.of_chip(misses, figures)]
+    return "; ".join(filter(None, [message, losses, causes.beyond, *known]))
 
 
 SLICE = "slice_sqnr_db"
 
 
 def accuracy_fix(
-    misses: Sequence[Missed], figures: Mapping[str, float], divergence: str, where: str, otherwise: str = ""
+    misses: Sequence[Missed],
+    figures: Mapping[str, float],
+    divergence: str,
+    where: str,
+    otherwise: str = "",
+    causes: Causes = Causes(),
 ) -> str:
     """What to do about misses: `divergence` and `where` are the commands that name operators, where the chip
     computes something else, and where quantizing loses it; empty if there is no such command."""
     if all(miss.figure == SLICE for miss in misses):
         return "let the model return what is lost as an output of its own, or give activations 16 bits"
+    if causes.beyond:
+        return causes.beyond_fix
+    if causes.chosen and all(miss.figure.endswith("agreement") for miss in misses):
+        return f"take {causes.chosen} out of the model: let it return the values, and choose on the CPU"
+    command = _naming(misses, figures, divergence, where, otherwise)
+    fixes = [fix for _, fix in causes.of_chip(misses, figures)]
+    return "; or ".join([*fixes, *filter(None, [command])])
+
+
+def _naming(
+    misses: Sequence[Missed], figures: Mapping[str, float], divergence: str, where: str, otherwise: str
+) -> str:
     if chip_differs(misses, figures) or not against_nearest(figures):
         return f"{divergence} names the operator that differs" if divergence else otherwise
     return f"{where} names the operators where quantizing loses" if where else otherwise
@@ -186,28 +228,31 @@ def accuracy_fix(
 def accuracy_of_one_model(
     subject: str,
     figures: Mapping[str, float],
-    slices: Sequence[str],
     divergence: str,
     where: str,
-    losses: str = "",
+    causes: Causes,
 ) -> list[Finding]:
     """As a suite's program without thresholds of its own is judged."""
     if not (misses := missed(Thresholds(), figures)):
         return []
-    message = accuracy_message(misses, figures, losses, slices)
-    fix = accuracy_fix(misses, figures, divergence, where)
+    message = accuracy_message(misses, figures, causes)
+    fix = accuracy_fix(misses, figures, divergence, where, causes=causes)
     return [Finding("compile-accuracy", Severity.ERROR, subject, message, fix)]
 
 
-def differs_on_chip(figures: Mapping[str, float], divergence: str) -> str:
-    """What is wrong with outputs that no floor refuses, and that the quantized model does not give; else
-    empty."""
+def differs_on_chip(
+    figures: Mapping[str, float],
+    divergence: str,
+    known: Sequence[tuple[str, str]] = (),
+) -> str:
+    """What is wrong with outputs that no floor refuses, and that the quantized model does not give, with the
+    faults that are known of its operators; else empty."""
     reference = figures.get("reference_sqnr_db", math.inf)
     if reference >= LEAST_DB or not divergence or missed(Thresholds(), figures):
         return ""
-    return (
-        f"{reference:.1f} dB against the quantized model: HTP computes something else; {divergence} names it"
-    )
+    told = "".join(f"; {words}: {fix}" for words, fix in known)
+    wrong = f"{reference:.1f} dB against the quantized model: HTP computes something else"
+    return f"{wrong}; {divergence} names it{told}"
 
 
 MEAN_DB = 10.0
@@ -241,4 +286,8 @@ def chip_differs(misses: Sequence[Missed], figures: Mapping[str, float]) -> bool
     follows = reference > figures.get("sqnr_db", math.inf) + CLEARLY_DB
     if True in against:
         return not (False in against and follows)
-    return not follows and any(miss.figure == "sqnr_db" and reference < miss.bound for miss in misses)
+    return not follows and any(
+        figures.get(f"reference_{miss.figure}", math.inf) < miss.bound
+        for miss in misses
+        if miss.figure in ("sqnr_db", "agreement", "choice_agreement")
+    )

@@ -202,8 +202,11 @@ def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, 
     return taken.of(model, how)
 
 
-def compile_model(taken: LaneModel[P, L], suite: Path | None, report: ModelReport) -> int:
-    """Write a program for each chip; with `suite`, write the model to that suite too."""
+def compile_model(
+    taken: LaneModel[P, L], suite: Path | None, report: ModelReport, said: set[str] | None = None
+) -> int:
+    """Write a program for each chip; with `suite`, write the model to that suite too. What is in `said` was
+    said of this model before."""
     if suite:
         require_place(suite, measured=taken.measured)
     # What cannot be compiled is refused before a folder is made.
@@ -219,7 +222,7 @@ def compile_model(taken: LaneModel[P, L], suite: Path | None, report: ModelRepor
         plan = exported.plan(programs)
         results = exported.do(plan)
         products = [exported.product(plan, program, mine_of(program, results)) for program in plan.programs]
-        _write(products, output, new, publish, origin, report)
+        _write(products, output, new, publish, origin, report, set() if said is None else said)
         if extension:
             more = exported.for_suite(plan, results)
             figures = [exported.lane.figures(program, mine_of(program, results)) for program in plan.programs]
@@ -250,12 +253,13 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
         assert taken.programs
     rows: list[Mapping[str, str]] = []
     errors: list[str] = []
+    said: set[str] = set()
     code = 0
     for precision, taken in zip(precisions, every, strict=True):
         asked = taken.model
 
         def work(report: ModelReport, taken: LaneModel[Any, Any] = taken, named: str = precision) -> int:
-            done = compile_model(taken, suite, report)
+            done = compile_model(taken, suite, report, said)
             rows.extend({"precision": named, **cells} for cells in report.cells)
             return done
 
@@ -286,7 +290,7 @@ def quantize_model(taken: LaneModel[P, L], report: ModelReport) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
         products = taken.exported(new, publish).quantized()
-        _write(products, output, new, publish, taken.origin, report)
+        _write(products, output, new, publish, taken.origin, report, set())
     return _shown(products, report)
 
 
@@ -311,6 +315,7 @@ def _write(
     publish: Publish,
     origin: str,
     report: ModelReport,
+    said: set[str],
 ) -> None:
     """Put the files of all into the output at once, and say what they are. Their records name the model's
     origin, and no other model's record is overwritten."""
@@ -330,7 +335,9 @@ def _write(
         report.cells += [product.cells] if product.cells else []
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
-        sys.stderr.writelines(f"warning: {warning}\n" for warning in product.warnings)
+        new = [warning for warning in product.warnings if warning not in said]
+        sys.stderr.writelines(f"warning: {warning}\n" for warning in new)
+        said.update(new)
         for path in written:
             if path.name in product.files:
                 sys.stdout.write(f"{path.stat().st_size:>12,}  {output / path.name}\n")

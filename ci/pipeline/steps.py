@@ -169,10 +169,16 @@ class StepTask(Generic[N]):
     memo: Memo
     key: Mapping[str, Metric]
     scratch: Path
+    whose: str = ""
+    """The suite or the model: others may have programs of the same name."""
 
     @property
     def name(self) -> str:
         return self.program.name
+
+    @property
+    def subject(self) -> str:
+        return f"{self.name} {self.whose}".rstrip()
 
     @property
     def group(self) -> str:
@@ -328,5 +334,6 @@ def tasks_of(step: Step[P], own: OwnPackages, programs: Sequence[P], scratch: Pa
     for program in programs:
         memo = memos[program.quarantine is not None][program.suite]
         key = {**step.key(program, memo, environ), **own.key()}
-        tasks.append(StepTask(step, program, memo, key, scratch))
+        whose = memo.roots.name(str(program.suite)) + program.model_without_suite
+        tasks.append(StepTask(step, program, memo, key, scratch, whose))
     return tasks

@@ -57,6 +57,9 @@ class Thresholds(Model):
     """At least 10, if it is not named."""
     agreement: Share | None = None
     """The share of equal elements in an output of integers or booleans; 1, if it is not named."""
+    choice_agreement: Share | None = None
+    """The same, with indices that choose equal values, as of argmax: these are held to 1 in place of the
+    other."""
     max_abs: NotNegative | None = None
     max_rel: NotNegative | None = None
     """As a part of the largest absolute expected value."""
@@ -236,6 +239,12 @@ class AnyProgram(Generic[C, R]):
             "run": self.run.model_dump(mode="json", exclude=set(self.run.judged_later)),
             "soc": self.soc,
         }
+
+    @property
+    def model_without_suite(self) -> str:
+        """Which model it is, where no suite has it; else empty."""
+        alone = self.suite.name == NO_SUITE
+        return self.case.model_dump_json(include={"factory", "model"}) if alone else ""
 
     @property
     def working_folder(self) -> Path:

@@ -33,6 +33,9 @@ socs = ["SM8650"]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copyfile(ROOT / "tests/support/faulty_models.py", tmp_path / "faulty_models.py")
+    page = (ROOT / "docs/lowering.md").read_text(encoding="utf-8")
+    code = next(block for block in page.split("```python\n") if "class Attention" in block)
+    (tmp_path / "of_the_page.py").write_text(code.partition("```")[0])
     return tmp_path
 
 
@@ -101,6 +104,12 @@ BROKEN = (
     ("biased", "biased", "", "8a8w", "register_buffer"),
     ("named", "named", "", "fp16", "torch.export.save"),
     ("lacking", "lacking", "", "fp16", "--python"),
+    ("anchored", "anchored", "", "8a8w", "keep it with register_buffer: aten.sigmoid.default at "),
+    ("summed", "summed", "", "8a8w", "transpose so that it is the last dimension"),
+    ("loud", "loud", "", "fp16", "x * 0.01"),
+    ("mixed", "mixed", "", "fp16", "w[i : i + 1]"),
+    ("attentive", "attentive", "", "fp16", "the Attention of docs/lowering.md"),
+    ("attends", "attentive", "", "8a8w", "the Attention of docs/lowering.md"),
 )
 FIXED = (
     ("normed", "normed", "removed = true", "fp16"),
@@ -109,6 +118,13 @@ FIXED = (
     ("volume", "volume", "", "16a8w"),
     ("recurrent", "recurrent", "state = true", "8a8w"),
     ("biased", "biased", "kept = true", "8a8w"),
+    ("anchored", "anchored", "kept = true", "8a8w"),
+    ("summed", "summed", "last = true", "8a8w"),
+    ("loud", "loud", "smaller = true", "fp16"),
+    ("mixed", "mixed", "sliced = true", "fp16"),
+    ("attentive", "attentive", "replaced = true", "fp16"),
+    # Where only ties differ, there is nothing to fix.
+    ("chooses", "chooses", "", "8a8w"),
 )
 
 

@@ -146,9 +146,117 @@ def dwarfed() -> Any:
     return Dwarfed().eval(), _drawn(8, 16)
 
 
+class Anchored(nn.Module):
+    """A grid of places that is computed in each run, of constants alone."""
+
+    def __init__(self, *, kept: bool) -> None:
+        super().__init__()
+        self.body, self.kept = nn.Conv2d(3, 2, 3, 2, 1), kept
+        self.register_buffer("places", self._grid(8), persistent=False)
+
+    @staticmethod
+    def _grid(size: int) -> Tensor:
+        across, down = torch.meshgrid(torch.arange(size).float(), torch.arange(size).float(), indexing="xy")
+        return torch.sigmoid(torch.stack([across, down])[None] / 16)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.body(x)
+        return y + (self.places if self.kept else self._grid(y.shape[-1]))
+
+
+def anchored(kept: bool = False) -> Any:
+    return Anchored(kept=kept).eval(), _drawn(1, 3, 16, 16)
+
+
+class Summed(nn.Module):
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), last
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.sigmoid(self.first(x))
+        return y.transpose(1, 2).cumsum(-1).transpose(1, 2) if self.last else y.cumsum(1)
+
+
+def summed(last: bool = False) -> Any:
+    return Summed(last=last).eval(), _drawn(1, 12, 16)
+
+
+class Loud(nn.Module):
+    """A norm of values whose squares fp16 does not have."""
+
+    def __init__(self, *, smaller: bool) -> None:
+        super().__init__()
+        self.first, self.factor = nn.Linear(16, 16), 0.01 if smaller else 1.0
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.first(x) * 300.0 * self.factor
+        return y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-6)
+
+
+def loud(smaller: bool = False) -> Any:
+    return Loud(smaller=smaller).eval(), _several((8, 16), scale=4.0)
+
+
+class Mixed(nn.Module):
+    """The weighted mean of its layers."""
+
+    def __init__(self, *, sliced: bool) -> None:
+        super().__init__()
+        self.layers, self.sliced = nn.ModuleList(nn.Linear(16, 16) for _ in range(3)), sliced
+        self.weights = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Any:
+        weights = torch.softmax(self.weights, 0)
+        parts = []
+        for place, layer in enumerate(self.layers):
+            x = torch.relu(layer(x))
+            parts.append(x * (weights[place : place + 1] if self.sliced else weights[place]))
+        return parts[0] + parts[1] + parts[2]
+
+
+def mixed(sliced: bool = False) -> Any:
+    return Mixed(sliced=sliced).eval(), _drawn(4, 16)
+
+
+class Attentive(nn.Module):
+    """Torch's own attention, of one sample."""
+
+    def __init__(self, *, replaced: bool) -> None:
+        super().__init__()
+        attention: Any = nn.MultiheadAttention(32, 2, batch_first=True)
+        # The page's, which the test puts beside this file.
+        self.attention = (
+            importlib.import_module("of_the_page").Attention(attention) if replaced else attention
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.attention(x, y, y, need_weights=False)[0]
+
+
+def attentive(replaced: bool = False) -> Any:
+    return Attentive(replaced=replaced).eval(), _several((1, 10, 32), (1, 16, 32))
+
+
+class Chooses(nn.Module):
+    """Classes of places: at 8 bits some have two that are as good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2))
+        self.last = nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.body(x)).argmax(1)
+
+
+def chooses() -> Any:
+    return Chooses().eval(), _drawn(1, 3, 32, 32)
+
+
 def _drawn(*size: int) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
     return _several(size)
 
 
-def _several(*sizes: tuple[int, ...]) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
-    return lambda generator: tuple(torch.randn(*size, generator=generator) for size in sizes)
+def _several(*sizes: tuple[int, ...], scale: float = 1.0) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
+    return lambda generator: tuple(scale * torch.randn(*size, generator=generator) for size in sizes)

@@ -13,8 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ci.pipeline.accuracy import Pair, Unusable, compare, in_files, in_words, least_sqnr_db, missed
+from ci.pipeline.accuracy import (
+    Among,
+    Pair,
+    Unusable,
+    compare,
+    in_files,
+    in_words,
+    least_sqnr_db,
+    missed,
+)
 from ci.pipeline.findings import (
+    Causes,
     accuracy_fix,
     accuracy_message,
     accuracy_of_one_model,
@@ -268,7 +278,7 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
     figures = {"sqnr_db": sqnr_db, "reference_sqnr_db": reference_sqnr_db}
     misses = missed(Thresholds(sqnr_db=bound), figures)
     assert chip_differs(misses, figures) == chip
-    assert ("quantizing loses" in accuracy_message(misses, figures, "quantizing loses most")) != chip
+    assert ("quantizing loses" in accuracy_message(misses, figures, Causes("quantizing loses most"))) != chip
 
 
 @pytest.mark.parametrize(
@@ -284,8 +294,53 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
 def test_of_one_model_outputs_hardly_like_the_models_are_an_error(
     figures: dict[str, float], warned: bool
 ) -> None:
-    found = accuracy_of_one_model("net", figures, [], "divergence", "where")
+    found = accuracy_of_one_model("net", figures, "divergence", "where", Causes())
     assert [row.severity for row in found] == [Severity.ERROR] * warned
+
+
+AMONG = Among(numpy.array([[0.5, 0.1, 0.9], [0.49, 0.8, 0.1], [0.0, 0.0, 0.0]]), 0.02)
+"""Three values for each of three places: the first place has two that are as good."""
+
+
+@pytest.mark.parametrize(
+    ("found", "agreement", "choice"),
+    [([0, 1, 0], 1.0, 1.0), ([1, 1, 0], 2 / 3, 1.0), ([1, 1, 1], 1 / 3, 2 / 3), ([9, 1, -1], 1 / 3, 1 / 3)],
+)
+def test_indices_of_equal_values_agree_and_no_others(
+    found: list[int], agreement: float, choice: float
+) -> None:
+    pair = Pair("y", numpy.array([[0, 1, 0]]), numpy.array([found]), 0, AMONG)
+    figures = compare([pair])
+    assert figures == {"agreement": pytest.approx(agreement), "choice_agreement": pytest.approx(choice)}
+    assert bool(missed(Thresholds(), figures)) == (choice < 1)
+
+
+def test_where_indices_differ_by_more_than_ties_the_fix_takes_their_operator_out_of_the_model() -> None:
+    figures = {"agreement": 0.5, "choice_agreement": 0.9, "reference_choice_agreement": 1.0}
+    causes = Causes("quantizing loses most in aten.relu", chosen="aten.argmax.default at net.py:8")
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes)
+    assert "aten.argmax.default at net.py:8" in found.fix and "CPU" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"sqnr_db": 3.0, "reference_sqnr_db": 3.1}, True),
+        ({"sqnr_db": 3.0}, True),
+        # The quantized model on the CPU has no fault of the chip's.
+        ({"sqnr_db": 3.0, "reference_sqnr_db": 90.0}, False),
+    ],
+)
+def test_a_known_fault_is_said_where_the_chip_may_have_it(figures: dict[str, float], said: bool) -> None:
+    causes = Causes(known=[("cumsum is wrong", "transpose")])
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes)
+    assert ("cumsum is wrong" in found.message) == ("transpose" in found.fix) == said
+
+
+def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_them() -> None:
+    causes = Causes(beyond="mul has 1e6", beyond_fix="x * 0.01", known=[("cumsum is wrong", "transpose")])
+    (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "divergence", "where", causes)
+    assert "mul has 1e6" in found.message and "cumsum" not in found.message and found.fix == "x * 0.01"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 import pytest
 
 from ci.pipeline.accuracy import Pair
-from ci.pipeline.divergence import Cuts, as_text, worst_drop
+from ci.pipeline.divergence import Cuts, as_text, fix_of, worst_drop
 
 OPERANDS = {"conv": [], "resize": ["conv"], "linear": ["conv"], "mean": ["resize"]}
 """A model with the outputs resize, mean and linear."""
@@ -85,3 +87,32 @@ def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
     assert result["first"] == {**described, "node": "linear", "sqnr_db": 0.0, "operands": {"conv": None}}
     text = "\n".join(as_text({**result, "reference": "the float model"}))
     assert "conv not measured" in text and "no kernel" in text
+
+
+FIRST = {"operator": "aten.cumsum.default", "source": "net.py:7", "known": [], "better": ""}
+FAULT = {"message": "it is wrong", "command": "transpose it", "fault": "cumsum-8-bit"}
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "first", "fix"),
+    [
+        (60.0, None, "quantize 8a8w --where"),
+        (3.0, None, "choose on the CPU"),
+        (3.0, {**FIRST, "known": [{"message": "", "command": "shows it"}, FAULT]}, "transpose it"),
+        (3.0, {**FIRST, "better": "16a8w"}, "compile 16a8w -o out"),
+        (3.0, FIRST, "net.py:7"),
+    ],
+)
+def test_every_end_of_the_search_names_what_to_do_next(
+    sqnr_db: float, first: dict[str, Any] | None, fix: str
+) -> None:
+    def command(verb: str, *more: str, precision: str = "8a8w") -> str:
+        return " ".join([verb, precision, *more])
+
+    result = {
+        "sqnr_db": sqnr_db,
+        "least": 30.0,
+        "first": first,
+        "reference": "the quantized model on the CPU",
+    }
+    assert fix in fix_of(result, command)

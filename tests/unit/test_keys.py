@@ -27,11 +27,12 @@ from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan
 from ci.lanes.onnx.steps import case_of, run_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import programs_of as onnx_programs
+from ci.pipeline.models.own_packages import NO_PACKAGES
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.quarantine import Quarantine
 from ci.pipeline.stage import AnyPlan
-from ci.pipeline.steps import Step, StepTask
-from ci.pipeline.suite import AnyProgram, Input, Thresholds
+from ci.pipeline.steps import Step, StepTask, tasks_of
+from ci.pipeline.suite import NO_SUITE, AnyProgram, Input, Thresholds
 from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS, make_program
 from tests.support.onnx_suites import write_suite
@@ -194,6 +195,20 @@ def _key_and_order(lane: Lane, program: AnyProgram[Any, Any], folder: Path) -> t
     with pytest.raises(Heard) as heard:
         task.work(cast(Worker, Listener()), {})
     return key_of(task.key), heard.value.args[0]
+
+
+def test_work_is_compared_with_earlier_work_of_the_same_model_alone(tmp_path: Path) -> None:
+    def subject(program: AnyProgram[Any, Any]) -> str:
+        step = _lower(program, tmp_path)
+        return tasks_of(step, NO_PACKAGES, [program], tmp_path)[0].subject
+
+    program = make_program(tmp_path)
+    of_another = replace(program, case=program.case.model_copy(update={"factory": "others:net"}))
+    alone, other = (replace(case, suite=tmp_path / NO_SUITE) for case in (program, of_another))
+    assert subject(alone) != subject(other)
+    # A suite's case is the same case, whatever model it has now.
+    assert subject(program) == subject(of_another)
+    assert subject(program) != subject(replace(program, suite=tmp_path / "others.toml"))
 
 
 CHANGES = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ci.inspect import verb
-from provisioning.known_faults import faults_of, faults_of_build
+from ci.operators.faults import faults_in
+from provisioning.known_faults import Product, faults_of, faults_of_build
 from tests.support.programs import context
 from tests.support.typed import run_here
 
@@ -44,3 +46,32 @@ def test_inspect_names_the_faults_of_the_build_that_compiled(
     for flags in (["--json"], []):
         run_here(verb, binary, *flags)
         assert ("llama-decode-u16u8" in capsys.readouterr().out) is named
+
+
+VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "more", "scheme", "soc", "named"),
+    [
+        ("aten.cumsum.default", {}, "8a8w", "SM8650", {"cumsum-8-bit"}),
+        ("aten.cumsum.default", {}, "16a8w", "SM8650", set()),
+        ("aten.softmax.int", {}, "fp16", "SM8650", set()),
+        ("aten.softmax.int", {}, "fp16", "SM8850", {"minus-infinity-on-v81"}),
+        ("aten.full.default", {"ranks": [5]}, "fp16", "SM8650", {"constant-of-five-dimensions"}),
+        ("aten.full.default", {"ranks": [4]}, "fp16", "SM8650", set()),
+        ("aten.linear.default", {"again": True}, "8a8w", "SM8650", {"bias-used-twice"}),
+        ("aten.linear.default", {}, "8a8w", "SM8650", set()),
+        # A cast that lowering added.
+        ("aten._to_copy.default", {"added": True}, "8a8w", "SM8650", set()),
+        # No program of ours has a float64.
+        ("aten.mean.dim", {}, "fp16", "SM8650", set()),
+    ],
+)
+def test_an_operator_has_the_faults_of_its_scheme_and_chip(
+    operator: str, more: dict[str, Any], scheme: str, soc: str, named: set[str]
+) -> None:
+    nodes = {"node": {"operator": operator, "line": "net.py:7", **more}}
+    found = faults_in(nodes, scheme, soc, VERSIONS)
+    assert {met.fault.id for met in found} == named and all("net.py:7" in str(met) for met in found)
+    assert not faults_in(nodes, scheme, soc, {"executorch": "9"})

@@ -255,16 +255,13 @@ def test_audit_names_them_with_the_command(
     assert json.loads(json.dumps(rows))["16a8w"]["inexact"][0]["operator"] == "aten.log.default"
 
 
-def test_a_program_that_misses_its_accuracy_names_them(given: Any) -> None:
+def test_a_program_that_misses_its_accuracy_blames_no_operator_for_inputs_of_the_table(given: Any) -> None:
     program = next(case for case in programs_of(SHIPPED) if case.thresholds and case.run.precision == "8a8w")
     given(SM8650={"8a8w": {**WHOLE, "bad": {**LOW, **RANK_6}}, "16a8w": WHOLE})
     compiled = {"nodes": {"log": {"operator": "aten.log.default"}}}
     facts = {"rule": "", "message": "", "figures": {"cosine": 0.0, "sqnr_db": -9.0}, "slices": []}
     (found,) = findings_of(program, Result(facts), compiled)
-    assert "log at 8a8w loses accuracy on the emulator of SM8650 with inputs across" in found.message
-    assert "nox -s test_upstream -- values --flow 8a8w -k '*-log-*'" in found.message
-    # It compiled.
-    assert "does not compile" not in found.message
+    assert "log" not in found.message
 
 
 ONNX = {

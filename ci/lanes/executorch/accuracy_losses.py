@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ci.partition.decisions import module_of
 from ci.pipeline.accuracy import Pair, Unusable, compared
 from ci.pipeline.losses import MOST_DB
+from ci.pipeline.models.factory import copied
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.user_model import BadFactory
 from provisioning.base.units import decibels
@@ -65,6 +67,65 @@ def outputs_of(graph: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
     return interpreter.outputs
 
 
+HALF_MOST = 65504.0
+"""The largest finite value of fp16."""
+MASKS = ("aten.masked_fill", "aten.where")
+"""Their numbers of any size are meant to be infinite."""
+
+
+class _Largest(TorchDispatchMode):
+    """Whether a value leaves fp16."""
+
+    beyond = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.beyond = self.beyond or any(map(_beyond, torch.utils._pytree.tree_leaves(result)))
+        return result
+
+
+def _beyond(value: object) -> bool:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+        return False
+    return bool(((value.abs() > HALF_MOST) & value.isfinite()).any())
+
+
+def beyond_half(model: Any, samples: Sequence[tuple[Tensor, ...]]) -> list[dict[str, object]]:
+    """The operators of a float model whose outputs leave fp16, while their inputs do not, each with its line
+    and its largest value."""
+    with torch.no_grad(), _Largest() as largest:
+        for sample in samples:
+            model(*copied(sample))
+    if not largest.beyond:
+        return []
+    graph: Any = torch.export.export(model, copied(samples[0]), strict=True).module()
+    found: dict[str, dict[str, object]] = {}
+    for sample in samples:
+        outputs = outputs_of(graph, copied(sample))
+        for node in graph.graph.nodes:
+            operands = [outputs.get(operand.name) for operand in node.all_input_nodes]
+            if (
+                node.op != "call_function"
+                or not operands
+                or str(node.target).startswith(MASKS)
+                or not _beyond(outputs.get(node.name))
+                or any(map(_beyond, operands))
+            ):
+                continue
+            value = outputs[node.name]
+            most = float(value[value.isfinite()].abs().max())
+            source, code = source_of(node)
+            earlier = found.get(node.name, {"largest": 0.0})
+            found[node.name] = {
+                "operator": str(node.target),
+                "module": module_of(node),
+                "source": source,
+                "code": code,
+                "largest": max(most, float(str(earlier["largest"]))),
+            }
+    return [*found.values()]
+
+
 def normed(graph: Any) -> dict[str, str]:
     """The convolutions by name, with the batch norm that quantization folds into each."""
     return {
@@ -106,7 +167,8 @@ def worst_losses(
 
 
 def _noise(decibels: float) -> float:
-    return float(10 ** (-decibels / 10))
+    """Relative to the signal; where nothing of that is left, it is as bad as can be."""
+    return float(10 ** (-max(decibels, 0.0) / 10))
 
 
 def _decibels(wanted: Tensor, value: Tensor) -> float:

@@ -43,7 +43,7 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
             rows[scheme] = {"error": error.message, "fix": error.fix}
             continue
         rows[scheme] = {
-            **_facts(result, scheme, selection.soc),
+            **_facts(result),
             # What is known not to compile does, as it was compiled here.
             "inexact": [
                 row._asdict()
@@ -53,10 +53,25 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
         }
         if runner:
             rows[scheme]["measured"] = _measured(runner, result, plan.environment, model.work.timeout)
+    _suggest_precisions(rows, selection.soc)
     return rows
 
 
-def _facts(result: Result, scheme: str, soc: str) -> dict[str, Any]:
+def _suggest_precisions(rows: Mapping[str, Mapping[str, Any]], soc: str) -> None:
+    """The table's word for what is refused, except on precisions at which this audit saw it refused, too."""
+    for scheme, row in rows.items():
+        for left in row.get("cpu", ()):
+            if not left["suggestion"] and left["reason"].startswith(REFUSES):
+                operator = left["operator"]
+                refused = [name for name, other in rows.items() if _refuses(other, operator)]
+                left["suggestion"] = taken_at(operator, scheme, soc, refused)
+
+
+def _refuses(row: Mapping[str, Any], operator: str) -> bool:
+    return "error" in row or any(left["operator"] == operator for left in row["cpu"])
+
+
+def _facts(result: Result) -> dict[str, Any]:
     facts = result.facts
     kept = facts["kept_on_cpu"]
     return {
@@ -64,8 +79,7 @@ def _facts(result: Result, scheme: str, soc: str) -> dict[str, Any]:
         "cpu": [
             {
                 **row,
-                "suggestion": fix_for(row["operator"], row["code"], row["source"])
-                or (taken_at(row["operator"], scheme, soc) if row["reason"].startswith(REFUSES) else ""),
+                "suggestion": fix_for(row["operator"], row["code"], row["source"]),
             }
             for row in facts["left"]
         ],

@@ -10,24 +10,29 @@ from typing import Any
 
 from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner
+from ci.lanes.executorch.compile import key_context_of
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.lanes.executorch.user_program import program_of
-from ci.operators.table import inexact
+from ci.operators.faults import faults_in, versions_of
+from ci.operators.table import better_than, inexact
 from ci.pipeline.divergence import LEAST_DB
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
+from provisioning.components import QNN_SDK
 
 CHILD = "ci.lanes.executorch.cut_programs"
 
 
-def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
-    """The program's name, and what the search gave."""
+def searched(
+    model: OneModel, choice: Choice, least: float | None, kept: tuple[str, ...] = ()
+) -> tuple[str, dict[str, Any]]:
+    """The program's name, and what the search gave; nodes that are `kept` are on the CPU."""
     selection = model.selection
-    program = program_of(model) if model.typed else chosen_program(choice, selection)
+    program = program_of(model, cpu_nodes=kept) if model.typed else chosen_program(choice, selection)
     thresholds = program.thresholds
     least = least or (thresholds.reference_sqnr_db if thresholds else None) or LEAST_DB
     runner = ready_runner(os.environ, selection.reports)
@@ -45,8 +50,16 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
             raise without_result(done, program.name, fix)
         result = json.loads(answer.read_text(encoding="utf-8"))
         if first := result["first"]:
-            known = inexact([first["operator"]], program.run.precision, program.soc)
-            first["known"] = [row._asdict() for row in known if row.compiles]
+            scheme, soc = program.run.precision, program.soc
+            build_id = key_context_of(environment.root(QNN_SDK).path, selection.store).build_id
+            node = {"operator": first["operator"], "line": first["source"]}
+            met = faults_in({first["node"]: node}, scheme, soc, versions_of(build_id))
+            first["known"] = [
+                {"message": str(fault), "command": fault.fault.fix, "fault": fault.fault.id} for fault in met
+            ]
+            measured = inexact([first["operator"]], scheme, soc)
+            first["known"] += [row._asdict() for row in measured if row.compiles]
+            first["better"] = better_than(first["operator"], scheme, soc)
         return program.name, result
 
 

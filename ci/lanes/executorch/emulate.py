@@ -23,15 +23,15 @@ from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, mi
 from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.operators.table import inexact, operators_in
+from ci.operators.faults import faults_in, versions_of
 from ci.pipeline.accuracy import in_words, missed, rounded
 from ci.pipeline.findings import (
+    Causes,
     accepting,
     accuracy_fix,
     accuracy_message,
     constant_outputs,
     known_faults,
-    notes,
     placeholder,
     shown_thresholds,
 )
@@ -47,6 +47,8 @@ RAN = "emulator"
 """The step whose figures are a program's."""
 RELOADED = "reload"
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
+MOST_NAMED = 3
+HALF_MOST = 65504
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,8 @@ class Emulation(Lowering):
         elif lowered.failure:
             yield failure_finding(program, lowered.failure, self.stage)
         else:
-            yield from findings_of(program, mine[RAN], lowered.facts)
+            yield from findings_of(program, mine[RAN], lowered.facts, plan.basis.build_id)
             yield from kept_on_cpu(program, lowered.facts)
-            yield from notes(program, lowered.facts, again)
             if (figures := self.figures(program, mine)) is not None:
                 every = SUITES.repeat(program, self.stage, every_chip=True)
                 yield from placeholder(program, figures, f"{every} --accept")
@@ -262,8 +263,11 @@ def measure(plan: ExecutorchPlan, runner: Path, compiled: Mapping[str, Result]) 
     return results
 
 
-def findings_of(program: ExecutorchProgram, result: Result, compiled: Mapping[str, Any]) -> list[Finding]:
-    """What is wrong with the run of a program with these compile facts."""
+def findings_of(
+    program: ExecutorchProgram, result: Result, compiled: Mapping[str, Any], build_id: str = ""
+) -> list[Finding]:
+    """What is wrong with the run of a program with these compile facts; with the id of QNN's build, also what
+    is known of it."""
     again = SUITES.repeat(program, "test_emulator")
     where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""
 
@@ -283,29 +287,55 @@ def findings_of(program: ExecutorchProgram, result: Result, compiled: Mapping[st
     if facts["rule"] == "run" and (missing := list(missing_kernels(compiled))):
         return [wrong("run", f"{message} ({facts['message']})", fix or again) for message, fix in missing]
     if facts["rule"]:
-        return [wrong(facts["rule"], facts["message"])]
+        beyond = beyond_in_words(compiled.get("beyond", ()))
+        fix = f"{BEYOND_FIX}; then {again}" if beyond else again
+        return [wrong(facts["rule"], "; ".join(filter(None, [facts["message"], beyond])), fix)]
     figures: Mapping[str, float] = facts["figures"]
     misses = missed(program.thresholds, figures)
     if not misses:
         return []
     commands = (SUITES.repeat(program, "divergence"), f"{SUITES.repeat(program, 'quantize')} --where")
     every = SUITES.repeat(program, "test_emulator", every_chip=True)
-    fixes = [f"{accuracy_fix(misses, figures, *commands)}; then {again}", accepting(program, misses, every)]
-    message = accuracy_message(misses, figures, losses_of(program, compiled), facts["slices"])
+    causes = causes_of(program, compiled, facts["slices"], build_id)
+    fix = accuracy_fix(misses, figures, *commands, causes=causes)
+    fixes = [f"{fix}; then {again}", accepting(program, misses, every)]
+    message = accuracy_message(misses, figures, causes)
     return [wrong("accuracy", message, "; ".join(filter(None, fixes)))]
 
 
-def losses_of(program: ExecutorchProgram, compiled: Mapping[str, Any]) -> str:
-    """Where quantizing loses most, and which operators are known to lose accuracy."""
+def causes_of(
+    program: ExecutorchProgram, compiled: Mapping[str, Any], slices: Sequence[str], build_id: str = ""
+) -> Causes:
+    """By the facts of its compile; faults of a build of QNN only with its id."""
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
-    lost = [f"quantizing loses most in {lost_at(losses[0])}"] if losses else []
-    operators = operators_in(compiled.get("nodes", {}))
-    known = [
-        f"{row.message} ({row.command})"
-        for row in inexact(operators, program.run.precision, program.soc)
-        if row.compiles
-    ]
-    return "; ".join([*lost, *known])
+    beyond: Sequence[Mapping[str, Any]] = compiled.get("beyond", ())
+    chosen: Sequence[Mapping[str, Any]] = compiled.get("choices", ())
+    nodes, scheme = compiled.get("nodes", {}), program.run.precision
+    met = faults_in(nodes, scheme, program.soc, versions_of(build_id))
+    return Causes(
+        losses=f"quantizing loses most in {lost_at(losses[0])}" if losses else "",
+        slices=slices,
+        beyond=beyond_in_words(beyond),
+        beyond_fix=BEYOND_FIX,
+        chosen=" and ".join(dict.fromkeys(map(_place, chosen))),
+        known=[(str(fault), fault.fault.fix) for fault in met],
+    )
+
+
+BEYOND_FIX = (
+    "make the values smaller before that line, as by x * 0.01 (a norm gives the same of x and of x * 0.01),"
+    " or --precision 16a8w, whose steps have any range"
+)
+
+
+def beyond_in_words(beyond: Sequence[Mapping[str, Any]]) -> str:
+    """Which operators of a float model leave fp16; empty if none does."""
+    words = [f"{_place(row)} has values up to {row['largest']:.3g}" for row in beyond[:MOST_NAMED]]
+    return f"in fp16 nothing is above {HALF_MOST:g}, and {', '.join(words)}" if words else ""
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return str(row["operator"]) + (f" at {row['source']} `{row['code']}`" if row["source"] else "")
 
 
 def lost_at(loss: Mapping[str, Any]) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.artifacts.compiler_log import NATIVE_ERROR
+from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.engine.work import Failure, Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import LOG
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.operators.faults import faults_in, versions_of
+from ci.operators.table import taken_at
 from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
 from provisioning.base.diagnosis import explain
@@ -21,6 +24,8 @@ from provisioning.fixes import fix_for
 from provisioning.manifest import soc_named
 
 PAGE = 4096
+OPERATOR = re.compile(r"\baten\.\w+\.\w+")
+REFUSED = re.compile(rf"({OPERATOR.pattern}) needs it, and stays on the CPU")
 
 FIXES = {
     "factory": "correct the factory: docs/suites.md says what it must return",
@@ -48,7 +53,20 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
             message = f"{message.rstrip('.')}: {errors[0].strip()}"
         if known := explain(text):
             message, fix = f"{message.rstrip('.')}. {known[0]}", known[0].fix
+    if DIES_OF in message:
+        message, fix = _with_what_is_known(program, message, fix)
     return message, fix
+
+
+def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> tuple[str, str]:
+    """A message that names operators, with their known faults, and a precision at which the chip has them."""
+    scheme, soc = program.run.precision, program.soc
+    operators = dict.fromkeys(OPERATOR.findall(message))
+    met = faults_in({name: {"operator": name, "line": ""} for name in operators}, scheme, soc, versions_of())
+    better = [taken_at(name, scheme, soc) for name in dict.fromkeys(REFUSED.findall(message))]
+    own = [*better, fix] if fix.startswith("--keep-going") else [fix, *better]
+    fixes = [*(fault.fault.fix for fault in met), *own]
+    return "; ".join([message, *map(str, met)]), "; or ".join(dict.fromkeys(filter(None, fixes)))
 
 
 def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:

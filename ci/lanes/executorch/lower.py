@@ -37,7 +37,14 @@ from ci.artifacts.compiler_log import DIES_OF, total, traffic
 from ci.engine.trouble import of_error
 from ci.engine.workers.child import doing, new_text, size_of, text_since
 from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
-from ci.lanes.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
+from ci.lanes.executorch.accuracy_losses import (
+    beyond_half,
+    figures_in_torch,
+    normed,
+    outputs_of,
+    worst_losses,
+)
+from ci.lanes.executorch.choices import add_choices
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.partition.decisions import (
     DELEGATE,
@@ -50,7 +57,15 @@ from ci.partition.decisions import (
     operator_name,
     partition_of,
 )
-from ci.partition.failing_operators import SEARCHED_SECONDS, Culprit, Search, Workaround, workaround_of
+from ci.partition.failing_operators import (
+    CONSTANT,
+    SEARCHED_SECONDS,
+    Culprit,
+    Search,
+    Workaround,
+    constant_results,
+    workaround_of,
+)
 from ci.pipeline.models.factory import (
     CALIBRATION_SEED,
     ModelWithInputs,
@@ -203,13 +218,17 @@ def lower(
 
     with _step("compile"), watch.installed():
         edge, workaround = _with_workaround(
-            search, lambda: lowered_with(on_cpu[0]), again, lambda: _refuse_model(loaded.model, samples[0])
+            search,
+            lambda: lowered_with(on_cpu[0]),
+            again,
+            lambda: _refuse_model(loaded.model, samples[0]),
+            lambda: _constants_of(module, samples[0]),
         )
         lowered = edge.exported_program()
         parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered, module)
         cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         if workaround and not keep_going:
-            raise _dies_of(workaround, parts, cpu_operators)
+            raise _dies_of(workaround, parts, cpu_operators, lambda: _constants_of(module, samples[0]))
         try:
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
         except RuntimeError as error:
@@ -222,7 +241,13 @@ def lower(
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
     graphs = traffic(text_since(log, begin))
+    rows = {"expected": _save(into, "float", expected), "reference": list[Any]()}
+    if run.quantizes:
+        rows["reference"] = _save(into, "quantized", reference)
     return {
+        **rows,
+        "choices": add_choices(loaded.model, module, samples, rows["expected"], rows["reference"], into),
+        "beyond": beyond_half(loaded.model, samples) if run.precision.startswith("fp16") else [],
         "kept_on_cpu": _kept(workaround) if workaround else None,
         "left": [asdict(operator) for operator in cpu_operators],
         "partition": parts,
@@ -234,8 +259,6 @@ def lower(
         "ddr": total(graphs),
         "graphs": len(graphs),
         "inputs": _save(into, "input", samples),
-        "expected": _save(into, "float", expected),
-        "reference": _save(into, "quantized", reference) if run.quantizes else [],
         "loads": _loads(into / PROGRAM),
     }
 
@@ -531,6 +554,7 @@ def _with_workaround(
     lower: Callable[[], Any],
     lower_again: Callable[[frozenset[str]], Any],
     refuse_model: Callable[[], None],
+    constants: Callable[[], list[str]],
 ) -> tuple[Any, Workaround | None]:
     """The lowered program, with the nodes that had to stay on the CPU for it."""
     begun = time.process_time()
@@ -553,12 +577,22 @@ def _with_workaround(
         if not (workaround := workaround_of(search, error, lower_again, brief=brief)):
             raise
         if workaround.lowered is None:
-            raise _failed(workaround, workaround.tried) from error
+            raise _failed(workaround, workaround.tried, constants) from error
         return workaround.lowered, workaround
 
 
+def _constants_of(module: Any, sample: tuple[Tensor, ...]) -> list[str]:
+    """What a model computes of constants alone."""
+    if not hasattr(module, "graph"):
+        module = torch.export.export(module, copied(sample), strict=True).module()
+    return constant_results(module.graph)
+
+
 def _dies_of(
-    workaround: Workaround, parts: Sequence[Mapping[str, object]], cpu_operators: Sequence[CpuOperator]
+    workaround: Workaround,
+    parts: Sequence[Mapping[str, object]],
+    cpu_operators: Sequence[CpuOperator],
+    constants: Callable[[], list[str]],
 ) -> Failed:
     delegates = sum(part["where"] != "cpu" for part in parts)
     count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
@@ -566,12 +600,20 @@ def _dies_of(
     if delegates:
         cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
     lacking = sorted({operator.operator for operator in cpu_operators if not operator.kernel})
-    return _failed(workaround, f"tried, the rest lowers{cost}", lacking)
+    return _failed(workaround, f"tried, the rest lowers{cost}", constants, lacking)
 
 
-def _failed(workaround: Workaround, tried: str, lacking: Sequence[str] = ()) -> Failed:
+def _failed(
+    workaround: Workaround, tried: str, constants: Callable[[], list[str]], lacking: Sequence[str] = ()
+) -> Failed:
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
     fixes = list(dict.fromkeys(culprit.fix for culprit in workaround.culprits if culprit.fix))
+    if CONSTANT in fixes and (last := constants()):
+        # Half of such a computation as a buffer leaves the other half, which dies as well.
+        value = "this value" if len(last) == 1 else "each of these values"
+        fixes[fixes.index(CONSTANT)] = (
+            f"compute {value} once, in __init__, and keep it with register_buffer: {', '.join(last)}"
+        )
     if rows := list(dict.fromkeys(culprit.more_bits for culprit in workaround.culprits if culprit.more_bits)):
         # Without all of them it still dies.
         eight = rows[0].split('"')[-2]

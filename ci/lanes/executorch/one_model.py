@@ -19,7 +19,7 @@ from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM, QUANTIZED, REWRITTEN, SAMPLES
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
-from ci.lanes.executorch.emulate import RAN, Emulation, findings_of, losses_of, measure, ran
+from ci.lanes.executorch.emulate import BEYOND_FIX, RAN, Emulation, causes_of, findings_of, measure, ran
 from ci.lanes.executorch.judge import artifact, costs_of, delegation, left_on_cpu, missing_kernels
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
@@ -89,8 +89,10 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             measured = measure(plan, ready_runner(os.environ, plan.selection.reports), runnable)
         for program in plan.programs:
             if (run := measured.get(program.name)) and not ran(run):
-                (finding,) = findings_of(program, run, compiled[program.name].facts)
-                raise CheckFailed(finding.message, fix="--verify none writes the program without running it")
+                facts = compiled[program.name].facts
+                (finding,) = findings_of(program, run, facts)
+                fix = "--verify none writes the program without running it"
+                raise CheckFailed(finding.message, fix=BEYOND_FIX if facts["beyond"] else fix)
         return {COMPILED: compiled, RAN: measured}
 
     def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:
@@ -124,16 +126,18 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             *(f"  {line}" for line in slices),
             *_on_cpu(facts),
         ]
-        divergence = self.command("divergence", program.soc)
-        suspect = (nearly_constant(figures), differs_on_chip(figures, divergence))
+        kept = [*self.how.keep_on_cpu, *(facts.get("kept_on_cpu") or {}).get("nodes", ())]
+        flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
+        divergence = self.command("divergence", program.soc, *flags)
+        causes = causes_of(program, facts, slices, plan.basis.build_id)
+        suspect = (nearly_constant(figures), differs_on_chip(figures, divergence, causes.known))
         warnings = [*_notes(facts), *filter(None, suspect)]
         wrong = accuracy_of_one_model(
             stem,
             figures,
-            slices,
             divergence,
             self.command("quantize", program.soc, "--where"),
-            losses_of(program, facts),
+            causes,
         )
         cells = cells_of(program.soc, figures, len(facts["left"]), [path])
         found = [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
@@ -199,7 +203,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             words = f"{program.soc} {program.run.kind}: {in_words(figures)} against float, both in PyTorch"
             warnings = [*_notes(facts), *filter(None, [nearly_constant(figures)])]
             where = self.command("quantize", program.soc, "--where")
-            wrong = accuracy_of_one_model(stem, figures, slices, where, where, losses_of(program, facts))
+            wrong = accuracy_of_one_model(stem, figures, where, where, causes_of(program, facts, slices))
             lines = [words, *(f"  {line}" for line in slices)]
             products.append(Product(_files(path, stem, record), lines, warnings, wrong))
         return products
@@ -260,7 +264,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.executorch.divergence import searched
 
-        return searched(self.model, choice, least)
+        return searched(self.model, choice, least, self.how.keep_on_cpu)
 
 
 def _require_compiled(

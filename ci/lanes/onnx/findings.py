@@ -15,6 +15,7 @@ from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.costs import cost_rule
 from ci.pipeline.findings import (
+    Causes,
     accepting,
     accuracy_fix,
     accuracy_message,
@@ -79,7 +80,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         commands = (_command(program, "divergence"), _command(program, "quantize", "--where"))
         otherwise = "raise the precision or calibrate with more samples"
         fixes = [accuracy_fix(misses, near, *commands, otherwise), accepting(program, misses, every)]
-        message = accuracy_message(misses, near, slices=context["slices"])
+        message = accuracy_message(misses, near, Causes(slices=context["slices"]))
         yield error("onnx-accuracy", message, "; ".join(filter(None, fixes)))
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"

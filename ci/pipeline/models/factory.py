@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ci.engine.repository import repository_of
 from ci.pipeline.models.imports import search_first
-from ci.pipeline.models.model_lines import clones, relative_path, user_frame
+from ci.pipeline.models.model_lines import clones, fix_inside, relative_path, user_frame
 from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begin
 from provisioning.base.settings import ROOT
 
@@ -87,6 +87,17 @@ NOT_COMPILABLE = (
         "an index leaves its table once the operators that compute it are quantized",
         'compute the indices once, in __init__, and keep them: self.register_buffer("bucket", bucket,'
         " persistent=False)",
+    ),
+    (
+        r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument",
+        "a pass of ExecuTorch's QNN backend takes one number of a constant, such as w[i] of a vector of"
+        " weights, for the whole vector",
+        "keep the dimension, and write w[i : i + 1] in place of w[i]",
+    ),
+    (
+        "Expecting input to have dtype torch.float32, but got dtype: torch.int",
+        "an operator of whole numbers is quantized as if they were floats, such as argmax of token ids",
+        "compute it outside the program, and make its result an input",
     ),
     (
         "min nan should be less than max nan",
@@ -497,12 +508,16 @@ def explained(error: BaseException) -> tuple[str, str]:
     text = "\n".join(str(error).strip() for error in errors)
     places = [f" ({relative_path(file)}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
+    if not place and (frame := user_frame(text)):
+        # A model of a library, as transformers has them.
+        place = f" ({relative_path(frame.path)}:{frame.line} `{frame.code}`)"
     if known := not_compilable(text):
         return known[0] + place, known[1]
     if not places and (at := _node_at(errors[-1])):
+        words, fix = at
         return (
-            f"the compiler fails at {at}: {type(errors[-1]).__name__}: {errors[-1]}",
-            "write that line with other operators of torch",
+            f"the compiler fails at {words}: {type(errors[-1]).__name__}: {errors[-1]}",
+            fix or "write that line with other operators of torch",
         )
     if PASS.match(text):
         # The list of the passes before it says nothing, and the error itself does.
@@ -513,14 +528,16 @@ def explained(error: BaseException) -> tuple[str, str]:
     return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
 
 
-def _node_at(error: BaseException) -> str:
-    """The operator, and the model's line, that a pass of the compiler had at hand when it failed."""
+def _node_at(error: BaseException) -> tuple[str, str] | None:
+    """The operator, and the model's line, that a pass of the compiler had at hand when it failed; and what to
+    write in place of its module, if that is known."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for node in frame.f_locals.values():
             if isinstance(node, torch.fx.Node) and (line := user_frame(node.meta.get("stack_trace") or "")):
                 operator = getattr(node.target, "__name__", node.target)
-                return f"{operator} ({relative_path(line.path)}:{line.line} `{line.code}`)"
-    return ""
+                words = f"{operator} ({relative_path(line.path)}:{line.line} `{line.code}`)"
+                return words, fix_inside(node)
+    return None
 
 
 def not_compilable(text: str) -> tuple[str, str] | None:

@@ -37,6 +37,29 @@ def user_frame(trace: str) -> Frame | None:
     return Frame(INSTALLED.sub("", path), int(line), code.strip())
 
 
+ATTENTION = "torch.nn.modules.activation.MultiheadAttention"
+ONE_SAMPLE = (
+    "torch.nn.MultiheadAttention does not compile with a batch of one: put the Attention of docs/lowering.md"
+    " in its place, which takes its weights, or give it a batch of two, torch.cat([x, x]), and take [:1]"
+)
+
+
+def is_inside(node: Any, kind: str) -> bool:
+    """Whether a node of a graph is inside a module of torch of this kind."""
+    stack = (node.meta.get("nn_module_stack") or {}).values()
+    return any(kind in str(of_module) for _, of_module in stack)
+
+
+def fix_inside(node: Any) -> str:
+    """What to write in place of torch's module around a node at which a compiler fails, if that is known."""
+    # What quantization inserts has no module of its own.
+    around = [node]
+    for other in around:
+        if not other.meta.get("nn_module_stack"):
+            around += [near for near in (*other.all_input_nodes, *other.users) if near not in around]
+    return ONE_SAMPLE if any(is_inside(other, ATTENTION) for other in around) else ""
+
+
 def relative_path(path: str) -> str:
     """A file of the model, relative to the clone that it is in."""
     for folder in clones:

@@ -1,0 +1,137 @@
+"""Outputs that are indices of an operator such as argmax, and the values that it chose among.
+
+Where two values are equal within the noise, either index is right: the chip takes another one than PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ci.lanes.executorch.accuracy_losses import outputs_of
+from ci.partition.decisions import is_quantizer
+from ci.pipeline.models.factory import copied
+from ci.pipeline.models.model_lines import source_of
+from ci.pipeline.slices import LEAST_DB
+from provisioning.base.units import decibels
+
+CHOOSERS = {
+    "aten.argmax.default": 1,
+    "aten.argmin.default": 1,
+    "aten.max.dim": 1,
+    "aten.min.dim": 1,
+    "aten.sort.default": 1,
+    "aten.sort.stable": 1,
+    "aten.topk.default": 2,
+}
+"""By operator: the place of its argument `dim`."""
+LAST = ("aten.sort.default", "aten.sort.stable", "aten.topk.default")
+"""Of those the last dimension is the usual one; the others choose among all values."""
+SAME_VALUES = ("view", "reshape", "squeeze", "unsqueeze", "to", "_to_copy", "clone", "alias", "contiguous")
+"""Operators that change neither the values of indices nor their order."""
+
+HALF_NOISE = 2.0**-8
+"""How far values of fp16 are from float's, as a part of the largest: in a deep model more than a rounding."""
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """The operator that gives an output's indices."""
+
+    output: int
+    node: Node
+    values: Node
+    dim: int | None
+
+    @property
+    def where(self) -> dict[str, str]:
+        source, code = source_of(self.node)
+        return {"operator": str(self.node.target), "source": source, "code": code}
+
+
+def choosers_of(graph: Any) -> Iterator[Chooser]:
+    (output,) = graph.find_nodes(op="output")
+    for number, given in enumerate(torch.utils._pytree.tree_leaves(output.args[0])):
+        node = given
+        while isinstance(node, Node) and _keeps_values(node):
+            node = node.all_input_nodes[0]
+        if not isinstance(node, Node) or (place := CHOOSERS.get(str(node.target))) is None:
+            continue
+        usual = -1 if str(node.target) in LAST else None
+        dim = node.args[place] if len(node.args) > place else node.kwargs.get("dim", usual)
+        yield Chooser(number, node, node.all_input_nodes[0], dim if isinstance(dim, int) else None)
+
+
+def _keeps_values(node: Node) -> bool:
+    if node.target is getitem:
+        return bool(node.args[1] == 1)
+    return not is_quantizer(node) and str(node.target).removeprefix("aten.").partition(".")[0] in SAME_VALUES
+
+
+Rows = Sequence[Sequence[dict[str, Any]]]
+
+
+def add_choices(
+    model: Any,
+    module: Any,
+    samples: Sequence[tuple[Tensor, ...]],
+    expected: Rows,
+    reference: Rows,
+    into: Path,
+) -> list[dict[str, str]]:
+    """Tell the rows of `expected` and, if `module` is the quantized model, of `reference` what their indices
+    chose among, by inference and output. Returns where that is done."""
+    if all(row["dtype"] not in ("int64", "int32") for row in expected[0]):
+        return []
+    graph = torch.export.export(model, copied(samples[0]), strict=True).module()
+    found = []
+    of_quantized = {chooser.output: chooser for chooser in choosers_of(module.graph)} if reference else {}
+    for chooser in choosers_of(graph.graph):
+        floats = _chosen_among(graph, chooser, samples)
+        quantized = _chosen_among(module, of_quantized.get(chooser.output), samples)
+        if not floats or bool(quantized) != bool(reference):
+            continue
+        found.append(chooser.where)
+        noise = _noise(floats, quantized)
+        for rows, values, kind in ((expected, floats, "float"), (reference, quantized, "quantized")):
+            for number, tensor in enumerate(values):
+                path = into / f"{kind}_{number}_{chooser.output}.chosen"
+                dim = 0 if chooser.dim is None else chooser.dim % tensor.dim()
+                tensor.numpy().tofile(path)
+                rows[number][chooser.output]["choice"] = {
+                    "file": path.name,
+                    "dtype": "float32",
+                    "shape": list(tensor.shape),
+                    "dim": dim,
+                    "noise": noise,
+                }
+    return found
+
+
+def _chosen_among(graph: Any, chooser: Chooser | None, samples: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
+    """By inference; empty if they are no floats."""
+    if chooser is None:
+        return []
+    outputs = [outputs_of(graph, copied(sample)).get(chooser.values.name) for sample in samples]
+    tensors = [values.float().contiguous() for values in outputs if values is not None]
+    if len(tensors) < len(samples):
+        return []
+    return [values.flatten() for values in tensors] if chooser.dim is None else tensors
+
+
+def _noise(floats: Sequence[Tensor], quantized: Sequence[Tensor]) -> float:
+    """How far two values may be apart and be equal: each may be off by as much as quantizing is at most.
+    Values that are lost have no ties."""
+    wanted = torch.stack([*floats])
+    if not quantized:
+        return float(wanted.abs().max()) * HALF_NOISE
+    error = torch.stack([*quantized]) - wanted
+    near = decibels(float((wanted**2).sum()), float((error**2).sum())) >= LEAST_DB
+    return 2 * float(error.abs().max()) if near else 0.0

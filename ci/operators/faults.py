@@ -1,0 +1,63 @@
+"""What is known to go wrong with the operators of a program, by manifests/known_faults.toml."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ci.operators.names import key_of
+from ci.operators.table import name_in_table
+from provisioning.build_id import version_in
+from provisioning.known_faults import Fault, Product, load_faults
+from provisioning.manifest import soc_named
+
+
+class Met(NamedTuple):
+    """A fault, and an operator of the program that may have it."""
+
+    fault: Fault
+    line: str
+
+    def __str__(self) -> str:
+        at = f" at {self.line}" if self.line else ""
+        return f"known of {self.fault.operators[0]}{at}: {self.fault.title} ({self.fault.id})"
+
+
+def versions_of(build_id: str = "") -> dict[Product, str]:
+    """Of what is installed here, and of a build of QNN; an empty id is of none."""
+    versions: dict[Product, str] = {"executorch": importlib.metadata.version("executorch")}
+    return {**versions, **({"qnn": version_in(build_id)} if build_id else {})}
+
+
+def faults_in(
+    nodes: Mapping[str, Mapping[str, Any]], scheme: str, soc: str, versions: Mapping[Product, str]
+) -> list[Met]:
+    """Those of the emulator that programs of ExecuTorch can have, with these nodes (`delegated_nodes`)."""
+    arch = soc_named(soc).arch
+    found = []
+    for fault in load_faults():
+        if (
+            fault.met
+            and fault.where == "emulator"
+            and fault.lane in ("executorch", "any")
+            and any(fault.concerns(product, version) for product, version in versions.items())
+            and (not fault.schemes or scheme in fault.schemes)
+            and (not fault.arches or arch in fault.arches)
+        ):
+            line = next((str(node["line"]) for node in _concerned(fault, nodes)), None)
+            found += [] if line is None else [Met(fault, line)]
+    return found
+
+
+def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    wanted = {key_of(name) for name in fault.operators}
+    for node in nodes.values():
+        names = {key_of(node["operator"]), key_of(name_in_table(node["operator"]))}
+        if (
+            not names.isdisjoint(wanted)
+            and not node.get("added")
+            and (not fault.shared or node.get("again"))
+            and (not fault.ranks or not {*fault.ranks}.isdisjoint(node.get("ranks", ())))
+        ):
+            yield node
