@@ -66,7 +66,7 @@ from ci.lanes.llm.prompts import (
     load_tokenizer,
     prefix_lengths,
     prefixes_of,
-    read_text,
+    read_corpus,
     share_of_runs,
     to_the_end,
     tokens_for,
@@ -199,7 +199,7 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
         )
     if not options.text.is_file():
         raise UsageError(f"--text {options.text}: there is no such file", fix="name a text file")
-    text = read_text(options.text)
+    text = read_corpus(options.text)
     tokenizer = load_tokenizer(config.parent)
     if tokenizer.to_str() != load_tokenizer(folder).to_str():
         raise CheckFailed(

@@ -32,7 +32,7 @@ from ci.lanes.llm.measure import (
     whole_text,
     windows,
 )
-from ci.lanes.llm.prompts import CHAT_PLACE, CHAT_SHARE, load_tokenizer, read_text
+from ci.lanes.llm.prompts import CHAT_PLACE, CHAT_SHARE, load_tokenizer, read_corpus
 from ci.lanes.llm.quality import absolute
 from ci.lanes.llm.reference import (
     Text,
@@ -262,7 +262,7 @@ def _by_itself(
         float(window_of(each[first - 1 : -1], each[first - 1 : -1], row[first:]).theirs.sum())
         for row, each in plain
     )
-    return absolute(load_tokenizer(compiled.folder), judged, nats, read_text(Path(order["text"])))
+    return absolute(load_tokenizer(compiled.folder), judged, nats, read_corpus(Path(order["text"])))
 
 
 def _kept(

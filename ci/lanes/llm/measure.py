@@ -30,7 +30,7 @@ from ci.lanes.llm.prompts import (
     CONTINUED,
     chat_row,
     load_tokenizer,
-    read_text,
+    read_corpus,
     tokens_of,
 )
 from ci.lanes.llm.reference import Text, ends_of, greedy_text, logits_of, text_of
@@ -69,7 +69,7 @@ def windows(
     `or_else` is what a shorter text needs."""
     most = most or calibration_windows(context)
     tokenizer = load_tokenizer(folder)
-    tokens = tokens_of(tokenizer, read_text(text))
+    tokens = tokens_of(tokenizer, read_corpus(text))
     length = context - len(shape.beginning)
     starts = range(0, len(tokens) - length + 1, length)[:most]
     rows = [[*shape.beginning, *tokens[at : at + length]] for at in starts]
