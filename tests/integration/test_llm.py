@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -428,7 +428,7 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     # Prefill reads two blocks, and all verdicts are given on some tokens.
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "README.md").read_text())
-    reading = {"model": str(model), "compiled": str(out), "text": str(text), "cpu": False}
+    reading = {"model": str(model), "compiled": str(out), "text": str(text), "cpu": False, "tie": 0.0}
     log = tmp_path / "figures.log"
     with asking(setup_of("generate", tmp_path, 3600), log) as ask:
         facts = ask(do="figures", kind="prefill", windows=1, length=65, **reading)
@@ -470,8 +470,8 @@ INT, UINT16 = 3, 27
 """ExecuTorch's numbers of types."""
 
 
-def in_shards(model: Path) -> None:
-    """The weights in two files with an index, as large checkpoints come."""
+def in_shards(model: Path, others: Mapping[str, Any] | None = None) -> None:
+    """The weights in two files with an index, as large checkpoints come; `others` is what it also has."""
     from safetensors.torch import load_file, save_file
 
     weights = load_file(model / "model.safetensors")
@@ -480,7 +480,7 @@ def in_shards(model: Path) -> None:
     index = {name: f"model-{1 + (number % 2)}.safetensors" for number, name in enumerate(names)}
     for file in set(index.values()):
         save_file({name: weights[name] for name in names if index[name] == file}, model / file)
-    whole = {"metadata": {}, "weight_map": index}
+    whole = {**({"metadata": {}} if others is None else others), "weight_map": index}
     (model / "model.safetensors.index.json").write_text(json.dumps(whole))
 
 
@@ -584,6 +584,39 @@ def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_pat
     assert np.abs(logits_of(reference, TOKENS) - expected).max() < 1e-3
     assert np.abs(our_logits(tmp_path, TOKENS) - expected).max() < 1e-3
     assert set(ends_of(reference)) == set(read_architecture(tmp_path).eos) == {1, 7, 9}
+
+
+def test_an_index_without_metadata_is_read_by_the_reference_too(tmp_path: Path) -> None:
+    from ci.lanes.llm.reference import load_reference, logits_of
+
+    model = write_checkpoint(tmp_path)
+    expected = logits_of(load_reference(model), TOKENS)
+    in_shards(model, {})
+    assert np.abs(our_logits(model, TOKENS) - expected).max() < 1e-3
+    assert np.array_equal(logits_of(load_reference(model), TOKENS), expected)
+
+
+def test_a_choice_between_words_that_rounding_alone_exchanges_is_no_loss(tmp_path: Path) -> None:
+    """Random weights find two of many words equally good at every tenth place."""
+    from ci.lanes.llm.judge import figures_of, tie_of, window_of
+    from ci.lanes.llm.noise import rounded_model, scheme_of
+    from ci.lanes.llm.reference import load_reference, logits_of
+
+    model = write_checkpoint(tmp_path, vocab_size=4096)
+    rows = np.random.default_rng(9).integers(0, 4096, (2, 128)).tolist()
+    right = rounded_model(load_reference(model), rows, rows[0], scheme_of("genie", "u16u8", 8))
+    tie = tie_of(right.exact, right.rounded)
+    other = load_reference(model)
+    other.model.layers[0].self_attn.scaling *= 1.5
+    wrong = [logits_of(other, row) for row in rows]
+
+    def first_choice(found: Sequence[Any], tie: float = 0.0) -> float:
+        readings = zip(found, right.exact, rows, strict=True)
+        every = figures_of([window_of(some[:-1], each[:-1], row[1:], tie) for some, each, row in readings])
+        return every["first_choice"].value
+
+    assert first_choice(right.rounded) < 0.97 < 0.99 < first_choice(right.rounded, tie)
+    assert first_choice(wrong, tie) < 0.9
 
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [

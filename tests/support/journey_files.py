@@ -163,7 +163,9 @@ FILES: dict[str, Callable[[Path], object]] = {
     "checkpoint": _checkpoint(),
     "checkpoint of two layers": _checkpoint(num_hidden_layers=2),
     "checkpoint of Mistral": _checkpoint(model_type="mistral", rope_scaling=None, sliding_window=None),
-    "checkpoint of SmolLM 3": _checkpoint(model_type="smollm3", rope_scaling=None, num_hidden_layers=4),
+    "checkpoint of SmolLM 3": _checkpoint(
+        model_type="smollm3", rope_scaling=None, num_hidden_layers=2, no_rope_layers=[1, 0]
+    ),
     "adapter": _adapter,
     "text": lambda path: path.write_text((ROOT / "LICENSE").read_text()[:1400] * 2, encoding="utf-8"),
     "other text": lambda path: path.write_text((ROOT / "README.md").read_text()[:1100], encoding="utf-8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import math
 import os
@@ -52,6 +53,7 @@ from ci.lanes.llm.prompts import (
     load_tokenizer,
     prefix_lengths,
     prefixes_of,
+    read_corpus,
     require_tokenizer,
     share_of_runs,
     special_places,
@@ -820,6 +822,7 @@ class TestCheck:
             "pace": {"ready": 1.0, "pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
             "noise": {
                 "noise": dict.fromkeys(("windows", "prefill_genie", "decode_genie"), bounds),
+                "tie": 0.01,
                 "parts": kept,
                 "absolute": ABSOLUTE | {"bits_per_byte": bits},
             },
@@ -920,6 +923,31 @@ class TestCheck:
         assert f"{latin} is not UTF-8 text at byte 3" in capsys.readouterr().err
         with pytest.raises(UsageError, match=r"latin\.txt is not UTF-8"):
             windows(tmp_path / "out", read_architecture(tmp_path / "model"), latin, 128)
+
+    def test_data_sets_are_read_in_the_forms_that_they_are_published_in(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        question, choices = 'What is 2 + 2, "roughly"?', ["3", "4", "5, or so", "none\nof these"]
+        files = {name: tmp_path / name for name in ("mmlu.csv", "mmlu.jsonl", "wiki.jsonl")}
+        with files["mmlu.csv"].open("w", newline="") as stream:
+            csv.writer(stream).writerows([[question, *choices, "B"]] * 300)
+        row = json.dumps({"question": question, "choices": choices, "answer": 1})
+        files["mmlu.jsonl"].write_text(f"{row}\n" * 300)
+        files["wiki.jsonl"].write_text(f"{json.dumps({'text': ' = Rope = ' + chr(10)})}\n" * 300)
+        texts = {name: read_corpus(file) for name, file in files.items()}
+        assert texts["mmlu.csv"] == texts["mmlu.jsonl"]
+        for piece in (question, "A. 3\nB. 4\n", "D. none\nof these\nAnswer: B\n"):
+            assert texts["mmlu.csv"].count(piece) == 300
+        assert texts["wiki.jsonl"] == " = Rope = \n" * 300
+        assert self.check(tmp_path, monkeypatch, "--on", "cpu", "--text", str(files["mmlu.csv"])) == 0
+        for name, line in (("mmlu.csv", "one,two,3,4,5,E\n"), ("mmlu.jsonl", '{"answer": 1}\n{')):
+            with files[name].open("a") as stream:
+                stream.write(line)
+            capsys.readouterr()
+            assert self.check(tmp_path, monkeypatch, "--text", str(files[name])) == 2
+            error = capsys.readouterr().err
+            # A csv's rows may have several lines.
+            assert f"{files[name]}:{601 if name == 'mmlu.csv' else 301}" in error and ".txt" in error
 
     def test_a_template_without_the_tokenizers_configuration_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

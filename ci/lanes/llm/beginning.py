@@ -22,11 +22,14 @@ def tokenizer_decides(folder: Path) -> bool:
 
 
 def transformers_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     try:
+        # Each imports much that the other does without.
         if not (folder / "tokenizer_config.json").is_file():
+            from transformers import PreTrainedTokenizerFast
+
             return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     # Files of the user's: anything can come out of them.
     except Exception as error:

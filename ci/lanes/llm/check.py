@@ -66,7 +66,7 @@ from ci.lanes.llm.prompts import (
     load_tokenizer,
     prefix_lengths,
     prefixes_of,
-    read_text,
+    read_corpus,
     share_of_runs,
     to_the_end,
     tokens_for,
@@ -199,7 +199,7 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
         )
     if not options.text.is_file():
         raise UsageError(f"--text {options.text}: there is no such file", fix="name a text file")
-    text = read_text(options.text)
+    text = read_corpus(options.text)
     tokenizer = load_tokenizer(config.parent)
     if tokenizer.to_str() != load_tokenizer(folder).to_str():
         raise CheckFailed(
@@ -281,6 +281,7 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
         bounds = Bounds(limits)
         if options.on != "parts":
             bounds = _by_noise(ask, order, texts, limits, given, found)
+            order["tie"] = bounds.tie
             _figures(ask, order, places, bounds, found, by_genie=by_genie)
         if by_genie:
             found.add(_choices(ask, order, config, texts[:-1], bounds.limits))
@@ -337,6 +338,8 @@ class Bounds:
     """By reader, those by what rounding alone costs on the tokens that it reads."""
     parts: Sequence[float] = ()
     """Of each, what rounding alone leaves of its outputs, in dB."""
+    tie: float = 0.0
+    """Float's logits are as good as equal if they are no further apart."""
 
     def of(self, reader: str) -> Mapping[str, float]:
         return self.narrow.get(reader) or self.narrow.get(OF_WINDOWS) or self.limits
@@ -354,11 +357,11 @@ def _by_noise(
     less: a wider limit would hide a mistake. `given` are the user's own."""
     reply = ask(**{**order, "do": "noise", "texts": _as_json(texts)})
     narrow: dict[str, dict[str, float]] = {}
+    halves = order["precision"] == "fp16"
     for reader, facts in reply["noise"].items():
         figures = figures_from(facts)
         whose = f", {READER_NAMES[reader]}" if reader in READER_NAMES else ""
         sys.stdout.write(f"rounding alone{whose}: {_in_words(figures)}\n")
-        halves = order["precision"] == "fp16"
         narrow[reader] = {
             name: _narrowed(name, limits[name], figure, halves=halves) for name, figure in figures.items()
         } | dict(given)
@@ -366,7 +369,9 @@ def _by_noise(
     absolute = found.row["absolute"] = reply["absolute"]
     sys.stdout.write(f"{quality.in_words(absolute)}\n")
     found.add(quality.warnings(absolute), "llm-perplexity", Severity.WARNING, quality.FIX)
-    return Bounds(narrow[OF_WINDOWS], narrow, reply["parts"])
+    tie = found.row["tie"] = reply["tie"] * math.sqrt(HALVES if halves else CHIP)
+    sys.stdout.write(f"a choice by which float loses at most {tie:.2g} logits is as good as its own\n")
+    return Bounds(narrow[OF_WINDOWS], narrow, reply["parts"], tie)
 
 
 def _narrowed(name: str, limit: float, noise: Figure, *, halves: bool) -> float:

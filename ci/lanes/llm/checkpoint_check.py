@@ -21,7 +21,7 @@ from ci.lanes.llm.arrays import Array, Sample
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate, through
 from ci.lanes.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
-from ci.lanes.llm.judge import OF_WINDOWS, figures_of, window_of
+from ci.lanes.llm.judge import OF_WINDOWS, figures_of, tie_of, window_of
 from ci.lanes.llm.measure import (
     TokenReader,
     choices,
@@ -32,7 +32,7 @@ from ci.lanes.llm.measure import (
     whole_text,
     windows,
 )
-from ci.lanes.llm.prompts import CHAT_PLACE, CHAT_SHARE, load_tokenizer, read_text
+from ci.lanes.llm.prompts import CHAT_PLACE, CHAT_SHARE, load_tokenizer, read_corpus
 from ci.lanes.llm.quality import absolute
 from ci.lanes.llm.reference import (
     Text,
@@ -177,7 +177,7 @@ def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     compiled = Compiled.of(order)
     rows = _rows(compiled, order)
     exact = _exact(compiled, rows)
-    return figures_on(rows, exact, compiled.readers(order["kind"], cpu=order["cpu"]))
+    return figures_on(rows, exact, compiled.readers(order["kind"], cpu=order["cpu"]), order["tie"])
 
 
 def _exact(compiled: Compiled, rows: Sequence[Sequence[int]]) -> list[Array]:
@@ -220,7 +220,8 @@ def order_answers(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of the checkpoint where all is right and only rounded, on the same tokens: of windows, and of
-    the texts that Genie is made to say; and in dB what each part of the layers keeps of a row."""
+    the texts that Genie is made to say; how near two logits must be to change places; and in dB what each
+    part of the layers keeps of a row."""
     from ci.lanes.llm.noise import rounded_model, scheme_of
 
     compiled, texts = Compiled.of(order), [ForcedText(**text) for text in order["texts"]]
@@ -241,6 +242,7 @@ def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
     exact, rounded = model.kept, model.kept_from([first for first, _ in layers])
     return {
         "noise": noise,
+        "tie": tie_of(model.exact[:count], model.rounded[:count]),
         "parts": [_kept(shape, part, exact, rounded) for part in layers],
         "absolute": _by_itself(compiled, order, rows, model.exact),
     }
@@ -260,7 +262,7 @@ def _by_itself(
         float(window_of(logits[first - 1 : -1], logits[first - 1 : -1], row[first:]).theirs.sum())
         for row, logits in plain
     )
-    return absolute(load_tokenizer(compiled.folder), judged, nats, read_text(Path(order["text"])))
+    return absolute(load_tokenizer(compiled.folder), judged, nats, read_corpus(Path(order["text"])))
 
 
 def _kept(
@@ -301,7 +303,7 @@ def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:
     compiled, prefixes = Compiled.of(order), [text["prompt"] for text in order["texts"]]
     generated = generate(Path(order["config"]), prefixes, timeout=order["timeout"])
     reference = load_reference(compiled.folder, compiled.shape.adapter)
-    return choices(compiled.shape, reference, prefixes, generated)
+    return choices(compiled.shape, reference, prefixes, generated, order["tie"])
 
 
 def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,7 +313,8 @@ def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     logits = forced_logits(Path(order["config"]), texts, shape.vocab_size, timeout=order["timeout"])
     if not logits:
         return {}
-    return genie_figures(shape, load_reference(compiled.folder, shape.adapter), texts, logits)
+    reference = load_reference(compiled.folder, shape.adapter)
+    return genie_figures(shape, reference, texts, logits, order["tie"])
 
 
 def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:

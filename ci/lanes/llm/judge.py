@@ -137,17 +137,29 @@ class Window:
     """How much float loses by our first choice, in logits."""
 
 
-def window_of(logits: Array, reference: Array, following: Sequence[int]) -> Window:
+def window_of(logits: Array, reference: Array, following: Sequence[int], tie: float = 0.0) -> Window:
+    """Choices by which float loses at most `tie` are the same."""
     ours, theirs = (_log_softmax(rows.astype(np.float64)) for rows in (logits, reference))
     places, first = np.arange(len(following)), logits.argmax(-1)
     best = reference.argmax(-1)
+    regret = (reference[places, best] - reference[places, first]).astype(np.float64)
     return Window(
-        same=(first == best).astype(np.float64),
+        same=(regret <= tie).astype(np.float64),
         ours=-ours[places, following],
         theirs=-theirs[places, following],
         divergence=(np.exp(theirs) * (theirs - ours)).sum(-1),
-        regret=(reference[places, best] - reference[places, first]).astype(np.float64),
+        regret=regret,
     )
+
+
+def tie_of(exact: Sequence[Array], rounded: Sequence[Array]) -> float:
+    """By how much rounding alone moves float's two best logits apart or together, at 99 of 100 places."""
+    moved = []
+    for rows, others in zip(exact, rounded, strict=True):
+        places, two = np.arange(len(rows))[:, None], np.argpartition(rows, -2, -1)[:, -2:]
+        change = (others - rows)[places, two]
+        moved.append(np.abs(change[:, 0] - change[:, 1]))
+    return float(np.quantile(np.concatenate(moved), 0.99))
 
 
 def _log_softmax(rows: Array) -> Array:

@@ -30,7 +30,7 @@ from ci.lanes.llm.prompts import (
     CONTINUED,
     chat_row,
     load_tokenizer,
-    read_text,
+    read_corpus,
     tokens_of,
 )
 from ci.lanes.llm.reference import Text, ends_of, greedy_text, logits_of, text_of
@@ -69,7 +69,7 @@ def windows(
     `or_else` is what a shorter text needs."""
     most = most or calibration_windows(context)
     tokenizer = load_tokenizer(folder)
-    tokens = tokens_of(tokenizer, read_text(text))
+    tokens = tokens_of(tokenizer, read_corpus(text))
     length = context - len(shape.beginning)
     starts = range(0, len(tokens) - length + 1, length)[:most]
     rows = [[*shape.beginning, *tokens[at : at + length]] for at in starts]
@@ -240,7 +240,10 @@ def figures(place: ProgramFolders, reference: Any, readers: Mapping[str, TokenRe
 
 
 def figures_on(
-    rows: Sequence[Sequence[int]], exact: Iterable[Array], readers: Mapping[str, TokenReader]
+    rows: Sequence[Sequence[int]],
+    exact: Iterable[Array],
+    readers: Mapping[str, TokenReader],
+    tie: float = 0.0,
 ) -> dict[str, Any]:
     """Figures on held-out text: of each reader, and of those on HTP compared with the same on the CPU.
     `exact` are float's logits of each row."""
@@ -248,10 +251,11 @@ def figures_on(
     for row, expected in zip(rows, exact, strict=True):
         read = {name: _read(reader, row) for name, reader in readers.items()}
         for name, logits in read.items():
-            windows.setdefault(name, []).append(window_of(logits, expected[: len(logits)], row[1:]))
+            windows.setdefault(name, []).append(window_of(logits, expected[: len(logits)], row[1:], tie))
             on_cpu = name.replace("_htp", "_cpu")
             if on_cpu != name and on_cpu in read:
-                windows.setdefault(f"{name}_cpu", []).append(window_of(logits, read[on_cpu], row[1:]))
+                beside = window_of(logits, read[on_cpu], row[1:], tie)
+                windows.setdefault(f"{name}_cpu", []).append(beside)
     return {
         "tokens": sum(len(row) - 1 for row in rows),
         "windows": len(rows),
@@ -261,11 +265,15 @@ def figures_on(
 
 
 def genie_figures(
-    shape: Architecture, reference: Any, texts: Sequence[ForcedText], logits: Sequence[Array]
+    shape: Architecture,
+    reference: Any,
+    texts: Sequence[ForcedText],
+    logits: Sequence[Array],
+    tie: float = 0.0,
 ) -> dict[str, Any]:
     """Figures of Genie's own logits: of prefill's at the end of each prompt, and of decode's after it."""
     expected = [choosing(shape, text, logits_of(reference, whole_text(shape, text))) for text in texts]
-    return figures_beside(texts, expected, logits)
+    return figures_beside(texts, expected, logits, tie)
 
 
 def whole_text(shape: Architecture, text: ForcedText) -> list[int]:
@@ -280,13 +288,13 @@ def choosing(shape: Architecture, text: ForcedText, rows: Array) -> Array:
 
 
 def figures_beside(
-    texts: Sequence[ForcedText], expected: Sequence[Array], logits: Sequence[Array]
+    texts: Sequence[ForcedText], expected: Sequence[Array], logits: Sequence[Array], tie: float = 0.0
 ) -> dict[str, Any]:
     windows: dict[str, list[Window]] = {f"{kind}_genie": [] for kind in KINDS}
     for text, theirs, rows in zip(texts, expected, logits, strict=True):
         for name, part in zip(windows, (slice(0, 1), slice(1, None)), strict=True):
             if len(following := text.tokens[part]):
-                windows[name].append(window_of(rows[part], theirs[part], following))
+                windows[name].append(window_of(rows[part], theirs[part], following, tie))
     return {name: _as_json(window) for name, window in windows.items()}
 
 
@@ -300,7 +308,11 @@ def _as_json(windows: Sequence[Window]) -> dict[str, Any]:
 
 
 def choices(
-    shape: Architecture, reference: Any, prefixes: Sequence[Sequence[int]], generated: Sequence[GeneratedText]
+    shape: Architecture,
+    reference: Any,
+    prefixes: Sequence[Sequence[int]],
+    generated: Sequence[GeneratedText],
+    tie: float = 0.0,
 ) -> dict[str, dict[str, float]]:
     """What float loses by Genie's tokens after each prefix: by the first, which is prefill's choice, and by
     the second, which is decode's after the first."""
@@ -313,15 +325,15 @@ def choices(
         rows = logits_of(reference, [*before, *said])[len(before) - 1 :]
         for kind, row, tokens in zip(KINDS, rows, chosen, strict=False):
             regrets[kind].append(float(row.max() - max(row[token] for token in tokens)))
-    return {kind: _loss(regret) for kind, regret in regrets.items()}
+    return {kind: _loss(regret, tie) for kind, regret in regrets.items()}
 
 
-def _loss(regrets: Sequence[float]) -> dict[str, float]:
+def _loss(regrets: Sequence[float], tie: float) -> dict[str, float]:
     count = len(regrets)
     return {
         "tokens": count,
-        "first_choice": sum(regret == 0 for regret in regrets) / max(1, count),
-        "near_ties": sum(0 < regret < NEAR_TIE for regret in regrets),
+        "first_choice": sum(regret <= tie for regret in regrets) / max(1, count),
+        "near_ties": sum(tie < regret < NEAR_TIE for regret in regrets),
         "regret": sum(regrets) / max(1, count),
         "worst_regret": max(regrets, default=0.0),
     }

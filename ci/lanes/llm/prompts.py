@@ -3,9 +3,12 @@ begins a text; and what two texts have in common."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +156,65 @@ def read_text(path: Path) -> str:
         ) from None
     require_no_nul(text, str(path))
     return text
+
+
+def read_corpus(path: Path) -> str:
+    """The words of a file to judge or to quantize by: a text, or a form that data sets are published in."""
+    text = read_text(path)
+    rows = ROWS.get(path.suffix)
+    if rows is None:
+        return text
+    words = []
+    for number, row in rows(text):
+        if (each := _words_of(row)) is None:
+            raise UsageError(
+                f"{path}:{number}: expected {EXPECTED}",
+                fix="if it is a text, give it a name that ends in .txt",
+            )
+        words.append(each)
+    return "".join(words)
+
+
+def _csv_rows(text: str) -> Iterator[tuple[int, Any]]:
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        yield from ((reader.line_num, row) for row in reader)
+    except csv.Error:
+        yield reader.line_num, None
+
+
+def _json_rows(text: str) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError:
+                yield number, None
+
+
+ROWS = {".csv": _csv_rows, ".jsonl": _json_rows}
+"""By the ending of a file's name: its rows with the numbers of their lines."""
+LETTERS = "ABCD"
+EXPECTED = (
+    "a question, four answers and the letter of the right one, as MMLU has them, or in JSON `text`, or"
+    " `question`, `choices` and `answer`"
+)
+
+
+def _words_of(row: Any) -> str | None:
+    """Of a row of wikitext, or of MMLU as it is asked; None for any other."""
+    if isinstance(row, dict):
+        if isinstance(text := row.get("text"), str):
+            return text if text.endswith("\n") else f"{text}\n"
+        choices, answer = row.get("choices"), row.get("answer")
+        if not (isinstance(choices, list) and type(answer) is int and 0 <= answer < len(LETTERS)):
+            return None
+        row = [row.get("question"), *choices, LETTERS[answer]]
+    if not isinstance(row, list) or len(row) != len(LETTERS) + 2 or row[-1] not in [*LETTERS]:
+        return None
+    question, *choices, letter = map(str, row)
+    answers = (f"{name}. {choice}" for name, choice in zip(LETTERS, choices, strict=True))
+    return "\n".join((question, *answers, f"Answer: {letter}\n\n"))
 
 
 def require_no_nul(text: str, what: str) -> None:

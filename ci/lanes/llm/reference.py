@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ci.lanes.llm.adapters import changes
-from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.architecture import INDEX, Architecture, read_object
 from ci.lanes.llm.arrays import Array
 from provisioning.base.errors import CheckFailed
 
@@ -38,13 +41,30 @@ def load_reference(folder: Path, adapter: Path | None = None) -> Any:
     # The token by which a family pads, unless the checkpoint says, may lie beyond a small vocabulary.
     if (config.pad_token_id or 0) >= config.vocab_size:
         config.pad_token_id = None
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, local_files_only=True
-    ).eval()
+    with _with_metadata(folder) as whole:
+        model = AutoModelForCausalLM.from_pretrained(
+            whole, config=config, dtype=torch.float32, local_files_only=True
+        ).eval()
     weights = dict(model.named_parameters())
     for name, change in changes(adapter, weights):
         weights[name].data += change
     return model
+
+
+@contextlib.contextmanager
+def _with_metadata(folder: Path) -> Iterator[Path]:
+    """The checkpoint, or links to it where its index has no metadata: transformers reads none without."""
+    index = folder / INDEX
+    found = read_object(index, CheckFailed) if index.is_file() else {"metadata": {}}
+    if isinstance(found.get("metadata"), dict):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
+        for file in folder.iterdir():
+            if file != index:
+                Path(scratch, file.name).symlink_to(file.absolute())
+        Path(scratch, INDEX).write_text(json.dumps({**found, "metadata": {}}), encoding="utf-8")
+        yield Path(scratch)
 
 
 def ends_of(model: Any) -> tuple[int, ...]:
