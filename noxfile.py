@@ -85,7 +85,7 @@ def run(session: nox.Session, environment: str, *command: str) -> None:
 def _pass_on(number: int, _frame: FrameType | None) -> NoReturn:
     """Without this, nox ends at once and leaves its children running."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
-    for child in _read(children).split():
+    for child in (children.read_text(encoding="utf-8") if children.is_file() else "").split():
         os.kill(int(child), number)
     raise KeyboardInterrupt
 
@@ -110,7 +110,3 @@ def interpreter(session: nox.Session, environment: str) -> str:
         return PythonEnvironments(session.cache_dir.parent, session.log).interpreter(environment)
     except ToolkitError as error:
         session.error(f"{error.message}: {error.fix}" if error.fix else error.message)
-
-
-def _read(file: Path) -> str:
-    return file.read_text(encoding="utf-8") if file.is_file() else ""

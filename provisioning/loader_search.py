@@ -50,9 +50,9 @@ class Missing:
     """Files of that name and of another class or machine."""
 
 
-def default_directories(root: Path = Path("/")) -> tuple[Path, ...]:
+def default_directories() -> tuple[Path, ...]:
     names = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib")
-    return tuple(root / name for name in names if (root / name).is_dir())
+    return tuple(path for name in names if (path := Path("/", name)).is_dir())
 
 
 def read_cache(path: Path = Path("/etc/ld.so.cache")) -> dict[str, tuple[Path, ...]]:

@@ -101,12 +101,12 @@ class Recipe(Model):
 
 
 @cache
-def load_recipe(target: str, folder: Path = RECIPES) -> Recipe:
+def load_recipe(target: str) -> Recipe:
     """The recipe of a target, with what it takes from its base."""
-    path = folder / f"{target}.toml"
+    path = RECIPES / f"{target}.toml"
     recipe = load(path, Recipe)
     if recipe.base is not None:
-        base = load(folder / f"{recipe.base}.toml", Recipe)
+        base = load(RECIPES / f"{recipe.base}.toml", Recipe)
         recipe = recipe.model_copy(
             update={
                 "options": {**base.options, **recipe.options},

@@ -163,8 +163,7 @@ class SourcePlan:
         }
 
 
-def default_jobs(environ_cpus: int | None = None, memory: int | None = None) -> int:
+def default_jobs() -> int:
     """One job for each processor, as far as memory allows."""
-    cpus = environ_cpus or len(os.sched_getaffinity(0))
-    available = memory if memory is not None else available_memory()
+    cpus, available = len(os.sched_getaffinity(0)), available_memory()
     return max(1, min(cpus, available // MEMORY_PER_JOB if available else cpus))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ci.inspect.message_table import Printer, compared, table
 from ci.upgrades.compat.stage import provision
@@ -23,12 +22,8 @@ def changes() -> tuple[str, str, dict[str, list[str]]]:
     rows = []
     for build in (newer, older):
         root = provision(build, pinned, Store(store))
-        rows.append(table(_printer(build.build_id, root), store))
+        rows.append(table(Printer("QNN", build.build_id, root, root.name), store))
     return older.qnn, newer.qnn, compared(*rows)
-
-
-def _printer(build_id: str, root: Path) -> Printer:
-    return Printer("QNN", build_id, root, root.name)
 
 
 def markdown(older: str, newer: str, found: Mapping[str, Sequence[str]]) -> str:

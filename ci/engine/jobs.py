@@ -235,16 +235,15 @@ def shard_named(jobs: Sequence[Job], text: str) -> list[Job]:
 class Estimate:
     """Estimates the time left from expected lengths and from how finished jobs compared with theirs."""
 
-    def __init__(self, jobs: Iterable[Job], slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, jobs: Iterable[Job], slots: int) -> None:
         self._waiting = {job.name: job.seconds for job in jobs}
         self._running: dict[str, tuple[float, float]] = {}
         self._slots = max(1, slots)
-        self._clock = clock
         # Starts at 1 with the weight of ten expected seconds, so that the first short jobs do not distort it.
         self._expected = self._taken = 10.0
 
     def started(self, job: Job) -> None:
-        self._running[job.name] = (self._waiting.pop(job.name, job.seconds), self._clock())
+        self._running[job.name] = (self._waiting.pop(job.name, job.seconds), time.monotonic())
 
     def ended(self, job: Job, seconds: float) -> None:
         expected, _ = self._running.pop(job.name, (job.seconds, 0.0))
@@ -257,7 +256,7 @@ class Estimate:
         return self._taken / self._expected
 
     def seconds_left(self) -> float:
-        now = self._clock()
+        now = time.monotonic()
         rest = [max(0.0, length * self.pace - (now - began)) for length, began in self._running.values()]
         waiting = [length * self.pace for length in self._waiting.values()]
         return max([(sum(rest) + sum(waiting)) / self._slots, *rest, *waiting])
@@ -283,10 +282,10 @@ def core_shares(slots: int, threads: int) -> Iterator[set[int]]:
     return (set(cores[first : first + threads]) for first in range(0, len(cores), threads))
 
 
-def memory_budget(part: float = 0.8) -> int | None:
-    """The bytes that jobs may use together: a part of the memory that is free now; None if unknown."""
+def memory_budget() -> int | None:
+    """The bytes that jobs may use together: most of the memory that is free now; None if unknown."""
     free = available_memory()
-    return None if free is None else int(free * part)
+    return None if free is None else int(free * 0.8)
 
 
 def available_memory(

@@ -663,11 +663,12 @@ def _set_of(inputs: Sequence[Sequence[str]]) -> tuple[str, str]:
 
 
 @cache
-def processor_kind(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def processor_kind() -> str:
     """Of this machine: its name, and a digest of what libraries choose their code by."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        lines = text.partition("\n\n")[0].splitlines()
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     known = {name: fields[name] for name in OF_PROCESSOR if name in fields}
     return f"{fields.get('model name', platform.machine())} {key_of(known)[:8]}"

@@ -197,9 +197,9 @@ def _stamp(path: str) -> Stamp | None:
         return None
 
 
-def changed_too_recently(stamp: Stamp, now: float | None = None) -> bool:
+def changed_too_recently(stamp: Stamp) -> bool:
     """Whether the stamp is too recent to be trusted; true of a stamp in the future as well."""
-    return max(stamp[1], stamp[2]) / 1e9 > (time.time() if now is None else now) - YOUNG_SECONDS
+    return max(stamp[1], stamp[2]) / 1e9 > time.time() - YOUNG_SECONDS
 
 
 def source_of(path: str) -> str:

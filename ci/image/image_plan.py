@@ -186,16 +186,16 @@ def plan_of(name: str) -> ImagePlan:
     return plan
 
 
-def load_packages(path: Path = PACKAGES) -> PackageLock:
+def load_packages() -> PackageLock:
     """The lines `NAME VERSION SHA256` of the lock of Debian packages."""
     packages, snapshot = [], ""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(PACKAGES.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("#"):
             snapshot = snapshot or "".join(re.findall(r"^# snapshot: (\d{8}T\d{6}Z)$", line))
             continue
         words = line.split()
         if len(words) != 3 or len(words[2]) != 64:
-            raise ManifestError(path, f"line {number}", expected="NAME VERSION SHA256", found=repr(line))
+            raise ManifestError(PACKAGES, f"line {number}", expected="NAME VERSION SHA256", found=repr(line))
         packages.append(DebianPackage(*words))
     return PackageLock(tuple(packages), snapshot)
 

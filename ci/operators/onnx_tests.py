@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -48,5 +47,5 @@ class NodeTests(Model):
         return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
-def node_tests(path: Path = CHOSEN) -> NodeTests:
-    return parse(json.loads(path.read_text(encoding="utf-8")), NodeTests, path)
+def node_tests() -> NodeTests:
+    return parse(json.loads(CHOSEN.read_text(encoding="utf-8")), NodeTests, CHOSEN)

@@ -6,11 +6,10 @@ a thread that never called `start` (a worker of a pool) advances the piece that 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
@@ -59,9 +58,8 @@ class _Piece:
 class Lines(Progress):
     """Plain lines: for logs, pipes and terminals that cannot move the cursor."""
 
-    def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, out: TextIO | None = None) -> None:
         self._out = out if out is not None else sys.stderr
-        self._clock = clock
         self._pieces: dict[int, _Piece] = {}
         self._lock = threading.RLock()
 
@@ -70,7 +68,7 @@ class Lines(Progress):
             before = self._pieces.pop(threading.get_ident(), None)
             if before is not None:
                 self._close(before)
-            now = self._clock()
+            now = time.monotonic()
             self._pieces[threading.get_ident()] = _Piece(
                 name, total, done, done, began=now, spoke=now + QUIET_FOR - EVERY
             )
@@ -82,7 +80,7 @@ class Lines(Progress):
                 piece = next(reversed(self._pieces.values()))
             if piece is not None:
                 piece.done += count
-                self._show(piece, self._clock())
+                self._show(piece, time.monotonic())
 
     def note(self, text: str) -> None:
         with self._lock:
@@ -93,7 +91,7 @@ class Lines(Progress):
             piece = self._pieces.pop(threading.get_ident(), None)
             if piece is not None:
                 self._close(piece)
-                self._say(_ended(piece, self._clock()))
+                self._say(_ended(piece, time.monotonic()))
 
     def _show(self, piece: _Piece, now: float) -> None:
         if now - piece.spoke >= EVERY:
@@ -111,10 +109,8 @@ class Lines(Progress):
 class Bars(Lines):
     """One bar for each piece of work, with rate and time left."""
 
-    def __init__(
-        self, display: Display, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(out, clock)
+    def __init__(self, display: Display) -> None:
+        super().__init__()
         self._display = display
 
     def _show(self, piece: _Piece, now: float) -> None:
@@ -166,11 +162,10 @@ def at_work(what: str, say: Callable[[str], None] | None = None, every: float = 
             display.remove(bar)
 
 
-def for_stream(out: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> Progress:
-    """Bars where they can be drawn, else plain lines; on stderr by default, so that stdout is data."""
-    stream = out if out is not None else sys.stderr
-    display = display_for(stream, environ)
-    return Bars(display, stream) if display else Lines(stream)
+def for_stream() -> Progress:
+    """Bars where they can be drawn, else plain lines; on stderr, so that stdout is data."""
+    display = display_for(sys.stderr)
+    return Bars(display) if display else Lines()
 
 
 def _under_way(piece: _Piece, now: float) -> str:

@@ -68,14 +68,14 @@ def user_path(text: str | Path, name: str, base: str = "") -> Path:
         ) from None
 
 
-def outputs_path(environ: Mapping[str, str] = os.environ) -> Path:
+def outputs_path() -> Path:
     """The folder of build/ and dist/."""
     if CLONE:
         return ROOT
     import hashlib
 
     # As platformdirs has it, which is slow to import and not installed where nox is.
-    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     # Two versions that are installed side by side have their own.
     digest = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
     return user_path(cache, "XDG_CACHE_HOME") / "qnn-ci" / "installed" / digest

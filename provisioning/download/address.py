@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from urllib.parse import urlsplit, urlunsplit
 
 from provisioning.base.errors import UsageError
@@ -15,9 +14,9 @@ the path of the base: with `https://mirror.example/sdk`, `https://vendor.example
 `https://mirror.example/sdk/a/b.zip`, and from nowhere else."""
 
 
-def mirrored(url: str, environ: Mapping[str, str] = os.environ) -> str:
+def mirrored(url: str) -> str:
     """The address to ask instead of `url`, when QNN_CI_MIRROR says so."""
-    base = environ.get(MIRROR_VARIABLE, "").strip()
+    base = os.environ.get(MIRROR_VARIABLE, "").strip()
     if not base:
         return url
     parts = urlsplit(base)

@@ -85,7 +85,7 @@ def test_samples_of_several_sizes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "varies.py").write_text(VARIES)
     loaded = make("varies:drawn", {}, tmp_path)
     loaded.sample(0)
-    with pytest.raises(BadFactory, match="fixed sizes"):
+    with pytest.raises(BadFactory):
         for number in range(1, 5):
             loaded.sample(number)
 

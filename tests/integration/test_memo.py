@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import os
 import shutil
@@ -349,13 +348,11 @@ def test_what_changes_while_it_is_read_is_not_remembered(place: Place) -> None:
     assert "w.bin changed while it was read" in place.do()[1]
 
 
-def test_a_store_without_room_costs_the_memory_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+def test_a_store_that_takes_nothing_costs_the_memory_alone(place: Place) -> None:
     place.write("net.py", "def work(): return 1")
-    monkeypatch.setattr("ci.engine.memo.replace_text", write)
-    assert place.do() == (1, "never done; not remembered: No space left on device")
+    (place.store / "cache" / "memo").mkdir(parents=True)
+    (place.store / "cache" / "memo" / "test").touch()
+    assert place.do() == (1, "never done; not remembered: Not a directory")
 
 
 UDP = "import socket\nudp = socket.socket(type=socket.SOCK_DGRAM)\ndef work(): return udp."
@@ -476,7 +473,7 @@ def test_a_crash_or_a_timeout_costs_the_order_and_leaves_the_worker(place: Place
     place.write("net.py", "def work(): return 1")
     with pytest.raises(WorkerDied, match="SIGSEGV"):
         place.do("crash")
-    with pytest.raises(WorkerDied, match="no result after 1 s"):
+    with pytest.raises(WorkerDied, match="1 s"):
         place.worker.ask({"module": "hang", "path": place.path, "into": ""}, timeout=1)
     assert place.do() == (1, "never done")
 

@@ -133,7 +133,7 @@ class TestNotFinite:
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_an_output_that_is_not_finite_cannot_be_compared(self, value: float) -> None:
-        with pytest.raises(Unusable, match="y: 1 of 12 values are NaN or infinite") as caught:
+        with pytest.raises(Unusable) as caught:
             figures(VALUES, self.broken(value))
         assert caught.value.rule == "not-finite"
 
@@ -144,8 +144,9 @@ class TestNotFinite:
         with pytest.raises(Unusable, match="second") as caught:
             compare(pairs)
         assert caught.value.rule == "reference-not-finite"
-        with pytest.raises(Unusable, match="should be NaN or infinite, and are not"):
+        with pytest.raises(Unusable, match="second") as caught:
             compare(pairs, non_finite=True)
+        assert caught.value.rule == "not-finite"
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_where_they_are_expected_the_rest_is_compared(self, value: float) -> None:
@@ -166,10 +167,10 @@ class TestFiles:
         return list(in_files(folder, folder, [[row]]))
 
     def test_an_output_that_was_not_written_or_is_cut_off_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(Unusable, match=r"output_0_0\.raw was not written"):
+        with pytest.raises(Unusable, match=r"output_0_0\.raw"):
             self._pairs(tmp_path, [3, 4])
         VALUES[:2].tofile(tmp_path / "output_0_0.raw")
-        with pytest.raises(Unusable, match="expected 12 values, found 8"):
+        with pytest.raises(Unusable, match=r"12.*8"):
             self._pairs(tmp_path, [3, 4])
 
     def test_the_files_of_an_output_are_compared_across_inferences(self, tmp_path: Path) -> None:
@@ -186,8 +187,9 @@ class TestFiles:
             compare([])
 
     def test_another_shape_is_another_output(self) -> None:
-        with pytest.raises(Unusable, match="expected the shape"):
+        with pytest.raises(Unusable) as caught:
             figures(VALUES, VALUES.reshape(4, 3))
+        assert caught.value.rule == "shape"
 
     @pytest.mark.parametrize("kind", ["float32", "int64"])
     @pytest.mark.parametrize("order", [1, -1])
@@ -197,7 +199,7 @@ class TestFiles:
             figures(empty, empty)
         others = [Pair("y", VALUES, VALUES * 1.1), Pair("empty", empty, empty)][::order]
         assert compare(others) == figures(VALUES, VALUES * 1.1)
-        with pytest.raises(Unusable, match="expected the shape"):
+        with pytest.raises(Unusable, match="empty"):
             compare([Pair("y", VALUES, VALUES), Pair("empty", empty, VALUES)])
 
 

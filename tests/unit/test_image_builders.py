@@ -122,6 +122,6 @@ def test_a_buildah_that_fails_leaves_no_image_and_says_why(
 
 
 def test_the_users_own_images_are_never_removed(workbench: Callable[..., Workbench], tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="own images"):
+    with pytest.raises(AssertionError):
         Buildah(workbench().program).discard(order(tmp_path), NONE)
     assert not (tmp_path / "calls").exists()

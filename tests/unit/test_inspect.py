@@ -54,8 +54,8 @@ class TestDamage:
         with pytest.raises(CheckFailed, match=re.escape(str(path))):
             read(path)
 
-    def test_a_file_cut_short_says_so(self) -> None:
-        with pytest.raises(Malformed, match="cut short"):
+    def test_a_file_cut_short_is_refused(self) -> None:
+        with pytest.raises(Malformed):
             parse(WHOLE[:-10])
 
     @pytest.mark.parametrize(

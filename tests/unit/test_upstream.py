@@ -43,7 +43,7 @@ def test_expressions_choose_by_parts_of_names(expressions: list[str], chosen: se
 
 @pytest.mark.parametrize("expression", ["", "abs and", "(abs", "abs conv"])
 def test_other_expressions_are_usage_errors(expression: str) -> None:
-    with pytest.raises(UsageError, match="is not an expression"):
+    with pytest.raises(UsageError, match="expression"):
         matcher([expression])
 
 
@@ -96,7 +96,7 @@ def test_two_entries_for_one_test_and_chip_are_refused(
     path = tmp_path / "wheels.toml"
     rows = tuple(KNOWN.model_copy(update={"socs": soc}) for soc in socs)
     path.write_text(Ledger("delegate", "wheels", rows).as_toml(), encoding="utf-8")
-    with pytest.raises(ManifestError, match="twice"):
+    with pytest.raises(ManifestError, match=KNOWN.test):
         load_ledger("delegate", "wheels", path)
 
 

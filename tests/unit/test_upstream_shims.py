@@ -56,7 +56,7 @@ def _inherit(base: typing.Any) -> type:
 @pytest.mark.parametrize("use", [name for name in vars(Uses) if not name.startswith("_")])
 def test_every_real_use_raises_and_is_remembered(use: str) -> None:
     action: Callable[[object], object] = getattr(Uses, use)
-    with pytest.raises(shims.NotAvailableHere, match=f"{ABSENT} is not installed"):
+    with pytest.raises(shims.NotAvailableHere, match=ABSENT):
         action(absent())
     assert shims.touched()[0].startswith(f"{ABSENT}.thing")
 

@@ -177,7 +177,7 @@ def _take(tree: Tree, folder: str, texts: set[str], names: set[str]) -> None:
     """The CMake files of a folder, and the names of its other files. CMake does not decide about Python
     files."""
     for path in tree.under(folder):
-        if _is_cmake(path):
+        if path.endswith((".cmake", "/CMakeLists.txt")) or path == "CMakeLists.txt":
             texts.add(path)
         elif not is_python(path):
             names.add(path)
@@ -196,10 +196,6 @@ def _take_named(tree: Tree, texts: set[str]) -> None:
                     if path in tree.files and path not in texts:
                         texts.add(path)
                         pending.append(path)
-
-
-def _is_cmake(path: str) -> bool:
-    return path.endswith((".cmake", "/CMakeLists.txt")) or path == "CMakeLists.txt"
 
 
 _LOOKING = frozenset({"add_subdirectory", "configure_file", "elseif", "file", "if", "include", "while"})

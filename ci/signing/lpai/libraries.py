@@ -113,7 +113,7 @@ def to_sign(
         pattern = needed.path.format(lpai=chip.lpai, arch=chip.arch)
         matches = list(root.path.glob(pattern)) if root else []
         if matches:
-            files.append(max(matches, key=lambda path: version_key(_digits(path))))
+            files.append(max(matches, key=lambda path: version_key(".".join(re.findall(r"\d+", str(path))))))
         else:
             lacking.append((needed, str(root.path / pattern) if root else f"no {needed.component}"))
     if lacking:
@@ -269,10 +269,6 @@ def _older(version: str, limit: str) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
-
-
-def _digits(path: Path) -> str:
-    return ".".join(re.findall(r"\d+", str(path)))
 
 
 def _profile_that_signs() -> str:
