@@ -31,7 +31,8 @@ NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "
 
 
 ONE_MODEL = (
-    "save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "forecast", "divergence", "run",
+    "save-calls", "to-dlc", "compile", "quantize", "audit", "profile", "forecast", "divergence", "tune",
+    "run",
 )  # fmt: skip
 """They take a model of any lane, and run in that lane's environment."""
 

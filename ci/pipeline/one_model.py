@@ -28,6 +28,7 @@ from ci.pipeline.ran import Ran, require_program
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
+from ci.pipeline.tuning import Goal, Tuned
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import quoted, session
@@ -115,6 +116,7 @@ class LaneModel(ABC, Generic[P, L]):
         words: list[str | Path] = [model.typed, "--soc", soc]
         for flag, values in (
             ("--precision", [model.precision] if model.precision else []),
+            ("--precision-file", [model.precision_file] if model.precision_file else []),
             ("--calibrate", [model.calibrate] if model.calibrate else []),
             ("--variable", model.variables),
             ("--dimension", model.dimensions),
@@ -171,6 +173,14 @@ class LaneModel(ABC, Generic[P, L]):
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         """The program's name, and what the search for its operator that differs gave."""
+        raise self.not_taken(self.model)
+
+    def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
+        """Which operators need the second precision, so that the goal is met."""
+        raise self.not_taken(self.model)
+
+    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
+        """The content of a precision file for a script that quantizes by itself."""
         raise self.not_taken(self.model)
 
     @staticmethod

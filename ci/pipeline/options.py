@@ -85,6 +85,8 @@ class OneModel:
     lane: str
     work: WorkOptions
     precision: str | None = None
+    precision_file: Path | None = None
+    """In place of a precision: that of `tune`."""
     calibrate: str | None = None
     python: Path | None = None
     """Exports a PyTorch model."""
@@ -99,7 +101,8 @@ class OneModel:
     @property
     def named(self) -> tuple[str, ...]:
         """What else than model and chips tells one piece of work from another."""
-        return tuple(filter(None, (self.precision, self.backend, *self.selection.socs)))
+        file = self.precision_file and self.precision_file.name
+        return tuple(filter(None, (self.precision, file, self.backend, *self.selection.socs)))
 
 
 @dataclass(frozen=True, slots=True)

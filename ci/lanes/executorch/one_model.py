@@ -38,6 +38,7 @@ from ci.pipeline.options import Choice
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
+from ci.pipeline.tuning import Goal, Tuned
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
@@ -137,7 +138,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         return Product(_files(path, stem, record), words, warnings, wrong, findings=found, cells=cells)
 
     def _stem(self, program: ExecutorchProgram) -> str:
-        return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
+        return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.name}"
 
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:
         program, facts = (
@@ -224,6 +225,16 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         from ci.lanes.executorch.divergence import searched
 
         return searched(self.model, choice, least)
+
+    def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
+        from ci.lanes.executorch.tune import tuned
+
+        return tuned(self.model, precisions, goal)
+
+    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
+        from ci.lanes.executorch.tune import in_python
+
+        return in_python(precision, nodes, comment)
 
 
 def _require_compiled(

@@ -38,6 +38,7 @@ from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
 from ci.pipeline.steps import Ask, require_done, run_step
 from ci.pipeline.suite import NO_SUITE
+from ci.pipeline.tuning import Goal, Tuned
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
@@ -277,7 +278,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         kind = program.run.kind
         if not precision_named(kind).quantized:
             raise UsageError(f"{kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
-        stem = f"{Path(program.case.model).stem}-{kind}"
+        stem = f"{Path(program.case.model).stem}-{program.run.name}"
         step = QuantizeOne(plan_of_model(self.model, program), stem=stem)
         result = require_done(run_step(step, [program])[program.name])
         assert result.folder is not None
@@ -309,6 +310,16 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         facts = require_done(run_step(step, [program])[program.name]).facts
         words = f"{program.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
         return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]
+
+    def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
+        from ci.lanes.onnx.tune import tuned
+
+        return tuned(self.model, precisions, goal)
+
+    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
+        from ci.lanes.onnx.tune import in_python
+
+        return in_python(precision, nodes, comment)
 
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         from ci.lanes.onnx.audit import audited
