@@ -183,6 +183,6 @@ def test_a_choice_of_all_is_the_exact_precision_itself() -> None:
 def test_the_page_shows_the_frontier() -> None:
     found = tuned(Chip(units()), Goal({"sqnr_db": 30.0}))
     row: Metric = {"model": "net.py:make", **document(found)}
-    stage = StageRun("tune", "wheels", "", metrics={"frontiers": {"net.py:make <b>": row}})
+    stage = StageRun("tune", "wheels", "", "qnn-ci tune", metrics={"frontiers": {"net.py:make <b>": row}})
     page = html([stage.finish()])
     assert page.count("<circle") == len(found.points) and "net.py:make &lt;b&gt;" in page
