@@ -14,7 +14,7 @@ import onnx
 from onnx import helper
 
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.cuts import Graph, every_output
+from ci.lanes.onnx.cuts import QUANTIZERS, Graph, every_output
 from ci.lanes.onnx.events import SourcePlace
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.precision import precision_named
@@ -74,7 +74,7 @@ def scored(
     values = {**every_output(graph, into / "exposed.onnx", sample), **sample}
     groups = groups_of(graph)
     made = [name for nodes in groups for node in nodes for name in node.output if name in values]
-    errors = [_own_errors(path, values, made, into / "own.onnx") for path in quantized]
+    errors = [_own_errors(path, values, into / "own.onnx") for path in quantized]
     disturbed = into / "disturbed.onnx"
     onnx.save(_with_errors(graph, {name: values[name] for name in made}), str(disturbed))
     nothing = {f"{ERROR}{name}": numpy.zeros_like(values[name]) for name in made}
@@ -103,41 +103,39 @@ def scored(
     return units
 
 
-def _own_errors(path: Path, values: Mapping[str, Array], made: Sequence[str], into: Path) -> Sample:
+def _own_errors(path: Path, values: Mapping[str, Array], into: Path) -> Sample:
     """What quantizing changes at each operator that is given the float model's values."""
     model = onnx.load(str(path))
     graph, known = model.graph, {value.name for value in model.graph.input}
-    behind: dict[str, str] = {}
-    """By what quantizes and dequantizes a tensor, the tensor."""
-    measured: list[tuple[str, str]] = []
-    """What is compared with which of the float model's tensors."""
+    made, behind = {name for name in values if name not in known}, dict[str, str]()
     for node in graph.node:
         maker = node.input[0].removesuffix(QUANTIZED) if node.input else ""
-        if node.op_type == "QuantizeLinear" and maker in values:
+        if node.op_type == "QuantizeLinear" and maker in made:
             behind[node.output[0]] = maker
         elif node.op_type == "DequantizeLinear" and node.input[0] in behind:
             behind[node.output[0]] = behind[node.input[0]]
-            measured.append((node.output[0], behind[node.input[0]]))
-    computed = (name for node in graph.node for name in node.output if name not in behind)
-    measured += [(name, name.removesuffix(QUANTIZED)) for name in computed]
-    measured = [(tensor, name) for tensor, name in measured if name in made]
+    # The rounding of a tensor is its maker's error. What is not quantized has none, but that of weights.
+    rounded = {name: tensor for tensor, name in behind.items()}
+    plain = {name: name for node in graph.node for name in node.output if name in made}
+    measured = {**plain, **rounded}
+    operators = [node for node in graph.node if node.op_type not in QUANTIZERS]
     used = set[str]()
-    for node in graph.node:
-        for index, name in enumerate(node.input):
-            if (plain := name.removesuffix(QUANTIZED)) in values and name not in known and name not in behind:
-                node.input[index] = f"{FLOAT}{plain}"
-                used.add(plain)
+    for node in operators:
+        for index, tensor in enumerate(node.input):
+            if (name := behind.get(tensor, tensor)) in made:
+                node.input[index] = f"{FLOAT}{name}"
+                used.add(name)
     del graph.output[:]
-    graph.output.extend(_float(tensor) for tensor, _ in measured)
+    graph.output.extend(_float(tensor) for tensor in measured.values())
     graph.input.extend(_float(f"{FLOAT}{name}", values[name].shape) for name in used)
     onnx.save(model, str(into))
     fed = {name: values[name] for name in known} | {f"{FLOAT}{name}": values[name] for name in used}
     (found,) = provider.on_cpu(into, [fed])
-    errors: Sample = {}
-    for tensor, name in measured:
-        if found[tensor].shape == values[name].shape:
-            errors[name] = errors.get(name, 0) + (found[tensor] - values[name])
-    return errors
+    return {
+        name: found[tensor] - values[name]
+        for name, tensor in measured.items()
+        if found[tensor].shape == values[name].shape
+    }
 
 
 def _with_errors(graph: Graph, values: Mapping[str, Array]) -> onnx.ModelProto:
