@@ -83,10 +83,6 @@ class Goal:
             point.costs.get(name, math.inf) <= most for name, most in self.budget.items()
         )
 
-    def cost(self, point: Point) -> tuple[float, ...]:
-        names = dict.fromkeys([*self.budget, "ddr", "bytes"])
-        return (*(point.costs.get(name, math.inf) for name in names), len(point.units))
-
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
@@ -145,7 +141,7 @@ class TuneSearch:
             self.steps.append(f"{self.exact} does not hold it, so no mixture of both is looked for")
         else:
             self._boundary(self.goal.met, self._predicted(cheap, exact))
-            self._demote(min(filter(self.goal.met, self.points.values()), key=self.goal.cost))
+            self._demote(min(filter(self.goal.met, self.points.values()), key=self._cost))
 
     def _first(self, count: int) -> frozenset[int]:
         return frozenset(self.order[:count])
@@ -164,6 +160,14 @@ class TuneSearch:
         if len(units) in (0, len(self.units)):
             return f"all at {self.exact if units else self.cheap}"
         return f"{len(units)} of {len(self.units)} at {self.exact}"
+
+    def _cost(self, point: Point) -> tuple[float, ...]:
+        """What is budgeted, then DDR traffic in three digits, as a few conversions more say nothing; then how
+        much is computed exactly, which takes a chip longer, and the size."""
+        budgeted = (point.costs.get(name, math.inf) for name in self.goal.budget)
+        traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
+        exact = sum(self.units[index].size for index in point.units)
+        return (*budgeted, float(f"{traffic:.3g}"), exact, size)
 
     def _figure(self, point: Point) -> str:
         return "no program" if point.failed else _number(self.goal.figure, self.goal.accuracy(point))
@@ -201,7 +205,7 @@ class TuneSearch:
             if not new:
                 return
             found = self._measured(new, "without what the floor may not need")
-            better = min([chosen, *filter(self.goal.met, found)], key=self.goal.cost)
+            better = min([chosen, *filter(self.goal.met, found)], key=self._cost)
             if better is chosen:
                 return
             chosen = better
@@ -231,10 +235,10 @@ class TuneSearch:
         programs = [point for point in points if not point.failed]
         fine = [point for point in programs if self.goal.met(point) and self.goal.affords(point)]
         if fine:
-            smallest = min(fine, key=self.goal.cost)
+            smallest = min(fine, key=self._cost)
             most = max(
                 fine,
-                key=lambda point: (self.goal.accuracy(point), *(-cost for cost in self.goal.cost(point))),
+                key=lambda point: (self.goal.accuracy(point), *(-cost for cost in self._cost(point))),
             )
             chosen = smallest if self.goal.floors else most
             return Tuned(self.units, points, self.names, chosen, chosen, self.steps)
@@ -248,11 +252,11 @@ class TuneSearch:
         holding = [point for point in programs if self.goal.met(point)]
         budget = _costs(self.goal.budget)
         if not within:
-            least = min(holding or programs, key=self.goal.cost)
+            least = min(holding or programs, key=self._cost)
             taken = f"{_costs(least.costs)} ({self.words(least.units)})"
             return f"no program is within {budget}: the least is {taken}"
         if holding:
-            least = min(holding, key=self.goal.cost)
+            least = min(holding, key=self._cost)
             return (
                 f"no program holds the floor within {budget}: the floor takes {_costs(least.costs)}"
                 f" ({self.words(least.units)}), and the budget gives {self._figure(best)}"
