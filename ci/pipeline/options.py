@@ -101,7 +101,7 @@ class OneModel:
     @property
     def named(self) -> tuple[str, ...]:
         """What else than model and chips tells one piece of work from another."""
-        file = self.precision_file and self.precision_file.name
+        file = self.precision_file.name if self.precision_file else None
         return tuple(filter(None, (self.precision, file, self.backend, *self.selection.socs)))
 
 

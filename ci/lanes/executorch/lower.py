@@ -163,7 +163,7 @@ def lower(
     _require_scheme(loaded.model, run)
     backend = run.backend or case.backend
     module: Any = loaded.model
-    patterns: list[Patterns] = []
+    patterns: Sequence[Patterns] = []
     reference = expected
     losses: list[dict[str, object]] = []
     on_lpai: dict[str, Any] = {}
@@ -387,7 +387,7 @@ def prepared_model(
     with _step("export"):
         exported: Any = torch.export.export(loaded.model, copied(sample), strict=True).module()
         floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
-    mixed = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
+    mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
     unquantized = Patterns("unquantized_nodes", [*run.unquantized_nodes, *mixed.pop(FLOAT, ())])
     patterns = [unquantized, *mixed.values()]
     quantizer.discard_nodes = unquantized

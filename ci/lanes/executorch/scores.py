@@ -17,7 +17,7 @@ from ci.pipeline.models.factory import copied
 DEQUANTIZE = "dequantize"
 
 
-def units_of(floats: Any, quantized: Sequence[Any], sample: Sequence[Tensor]) -> list[dict[str, Any]]:
+def units_of(floats: Any, quantized: Sequence[Any], sample: tuple[Tensor, ...]) -> list[dict[str, Any]]:
     """`floats` has the names of the quantized models' nodes, and observers, which pass values on."""
     with torch.no_grad():
         values = outputs_of(floats, copied(sample))
@@ -100,7 +100,7 @@ class _OwnErrors(Interpreter):
         return value
 
 
-def _own_errors(model: Any, values: Mapping[str, Tensor], sample: Sequence[Tensor]) -> dict[str, Tensor]:
+def _own_errors(model: Any, values: Mapping[str, Tensor], sample: tuple[Tensor, ...]) -> dict[str, Tensor]:
     interpreter = _OwnErrors(model, values)
     interpreter.run(*copied(sample))
     return interpreter.errors
@@ -118,7 +118,7 @@ class _WithErrors(Interpreter):
         return value + self.errors[n.name] if n.name in self.errors else value
 
 
-def _outputs(model: Any, errors: Mapping[str, Tensor], sample: Sequence[Tensor]) -> list[Tensor]:
+def _outputs(model: Any, errors: Mapping[str, Tensor], sample: tuple[Tensor, ...]) -> list[Tensor]:
     outputs = _WithErrors(model, errors).run(*copied(sample))
     leaves = torch.utils._pytree.tree_leaves(outputs)
     return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor)]

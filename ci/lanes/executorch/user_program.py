@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -66,8 +67,13 @@ def program_of(
     )
     soc_named(soc)
     suite = suite or named.search_path / NO_SUITE
-    asked = {"precision": scheme, "backend": model.backend, "socs": (soc,), "cpu_nodes": cpu_nodes}
-    asked["nodes"] = file.nodes if file else {}
+    asked: dict[str, Any] = {
+        "precision": scheme,
+        "backend": model.backend,
+        "socs": (soc,),
+        "cpu_nodes": cpu_nodes,
+    }
+    asked |= {"nodes": file.nodes} if file else {}
     try:
         run = ExecutorchRun.model_validate(asked)
         place = os.path.relpath(samples, suite.parent) if samples else ""
