@@ -99,6 +99,11 @@ VERBS = {
         "say at which operator the HTP emulator first differs from the quantized model",
         "executorch",
     ),
+    "tune": Verb(
+        "ci.one_model.tune",
+        "find which operators of a model need the more exact of two precisions to hold a floor",
+        "executorch",
+    ),
     "mcp": Verb(
         "ci.agents.verb",
         "be a server of the Model Context Protocol: compile, audit, diagnose and others as tools of agents",

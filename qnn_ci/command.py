@@ -40,6 +40,7 @@ ONE_MODEL = (
     "forecast",
     "divergence",
     "repair",
+    "tune",
     "run",
 )
 """They take a model of any lane, and run in that lane's environment."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, create_model
 
 from ci.accept.convert import FORMS
+from ci.pipeline.suite import MixedRun
 from ci.pipeline.suite_file import CaseName, LaneForm, SuiteHead
 from provisioning.base.documents import Model
 
@@ -29,8 +30,11 @@ def _lines() -> Iterator[str]:
 
 
 def _run(form: LaneForm) -> type[BaseModel]:
-    lane: Any = Literal[form.lane]
-    return create_model(form.run.__name__, __base__=form.run, lane=(lane, ...))
+    fields: dict[str, Any] = {"lane": (Literal[form.lane], ...)}
+    if issubclass(form.run, MixedRun):
+        # In its place there may be precision_file.
+        fields["precision"] = (form.run.model_fields["precision"].rebuild_annotation(), "")
+    return create_model(form.run.__name__, __base__=form.run, **fields)
 
 
 def _case() -> type[BaseModel]:

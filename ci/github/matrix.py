@@ -232,7 +232,8 @@ def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str
     for program in programs:
         assert isinstance(program, ExecutorchProgram)
         suites.add(program.suite)
-        files = {program.search_path / name for name in (*program.case.files, program.case.factory)}
+        named = (*program.case.files, program.case.factory, program.run.precision_file)
+        files = {program.search_path / name for name in named if name}
         for dotted in (program.case.factory, *program.run.annotations):
             files |= needed(dotted.partition(":")[0], program.search_path)
         for path in files:

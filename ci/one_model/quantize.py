@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import argparse
 
-from ci.pipeline.compile_flags import add_model, add_output, one_model_of, require_one_chip
+from ci.pipeline.compile_flags import (
+    add_model,
+    add_output,
+    add_precision_file,
+    one_model_of,
+    require_one_chip,
+)
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from provisioning.base.errors import UsageError
@@ -23,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_model(parser, f"{MODEL_HELP}; with --where also none: a suite's program", optional=True)
     add_output(parser, "where the quantized model and its record go", required=False)
     parser.add_argument("--precision", help="8a8w, 16a8w, 16a4w …")
+    add_precision_file(parser)
     parser.add_argument(
         "--where",
         action="store_true",
@@ -39,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.options import Compiling
 
     model = one_model_of(args)
-    if model.typed and not model.precision:
+    if model.typed and not (model.precision or model.precision_file):
         raise UsageError(f"to which precision is {model.typed} quantized?", fix="--precision 8a8w")
     if args.where:
         require_one_chip(model.selection)

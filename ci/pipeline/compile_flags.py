@@ -70,7 +70,7 @@ def add_model(
     parser: argparse.ArgumentParser, help: str = MODEL_HELP, *, optional: bool = False
 ) -> argparse._ArgumentGroup:
     """What all commands for one model have alike; returns the group of ONNX models' flags."""
-    parser.set_defaults(precision=None, python=None, backend=None, option=[])
+    parser.set_defaults(precision=None, precision_file=None, python=None, backend=None, option=[])
     parser.add_argument("model", metavar="MODEL", help=help, nargs="?" if optional else None)
     parser.add_argument(
         "--calibrate",
@@ -92,8 +92,14 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
     """MODEL. Refuses flags that its kind of model ignores: the user would believe that they worked."""
     lane = lane_of(args.model, Parser.user_folder())
     given = {name for name, value in vars(args).items() if value}
-    if lane == CHECKPOINT and "suite" in given:
-        raise UsageError("--suite does nothing for a checkpoint", fix="leave --suite out")
+    for name, flag in {"suite": "--suite", "precision_file": "--precision-file"}.items():
+        if lane == CHECKPOINT and name in given:
+            raise UsageError(f"{flag} does nothing for a checkpoint", fix=f"leave {flag} out")
+    if "precision_file" in given and {"precision", "precisions", "suite"} & given:
+        raise UsageError(
+            "--precision-file has the precision; a suite names it itself",
+            fix='leave --precision and --suite out; in a run of the suite: precision_file = "FILE"',
+        )
     for other, of_lane in LANES.items():
         for name in of_lane.flags:
             if name in given and other != lane:
@@ -105,6 +111,7 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         lane=lane,
         work=work_of(args),
         precision=args.precision,
+        precision_file=args.precision_file,
         calibrate=args.calibrate,
         python=args.python,
         backend=args.backend,
@@ -157,6 +164,12 @@ def add_output(
     return pytorch
 
 
+def add_precision_file(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--precision-file", type=Path, metavar="FILE", help="in place of --precision: what `tune` has written"
+    )
+
+
 def add_option(group: argparse._ActionsContainer) -> None:
     repeatable(group, "--option", "NAME=VALUE", OPTION_HELP)
 
@@ -195,6 +208,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         metavar="SCHEME",
         help=f"{PRECISION_HELP}; may be repeated: a table",
     )
+    add_precision_file(parser)
     parser.add_argument(
         "--verify", choices=("emulator", "none"), default="emulator", help="run it and compare [%(default)s]"
     )

@@ -31,6 +31,7 @@ from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
+from ci.pipeline.tuning import Goal, Tuned
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import quoted, session
@@ -177,6 +178,14 @@ class LaneModel(ABC, Generic[P, L]):
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         """The program's name, and what the search for its operator that differs gave."""
+        raise self.not_taken(self.model)
+
+    def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
+        """Which operators need the second precision, so that the goal is met."""
+        raise self.not_taken(self.model)
+
+    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
+        """The content of a precision file for a script that quantizes by itself."""
         raise self.not_taken(self.model)
 
     @staticmethod

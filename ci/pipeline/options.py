@@ -85,6 +85,8 @@ class OneModel:
     lane: str
     work: WorkOptions
     precision: str | None = None
+    precision_file: Path | None = None
+    """In place of a precision: that of `tune`."""
     calibrate: str | None = None
     python: Path | None = None
     """Exports a PyTorch model."""
@@ -101,6 +103,7 @@ class OneModel:
         words = [self.typed, "--soc", soc]
         for flag, values in (
             ("--precision", [self.precision] if self.precision else []),
+            ("--precision-file", [str(self.precision_file)] if self.precision_file else []),
             ("--calibrate", [self.calibrate] if self.calibrate else []),
             ("--variable", self.variables),
             ("--dimension", self.dimensions),
@@ -111,7 +114,8 @@ class OneModel:
     @property
     def named(self) -> tuple[str, ...]:
         """What else than model and chips tells one piece of work from another."""
-        return tuple(filter(None, (self.precision, self.backend, *self.selection.socs)))
+        file = self.precision_file.name if self.precision_file else None
+        return tuple(filter(None, (self.precision, file, self.backend, *self.selection.socs)))
 
 
 @dataclass(frozen=True, slots=True)

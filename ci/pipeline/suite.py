@@ -176,6 +176,21 @@ class AnyCase(Model):
         return self
 
 
+class MixedRun(AnyRun):
+    """A run of a lane that can give operators another precision than the model's."""
+
+    judged_later: ClassVar[frozenset[str]] = AnyRun.judged_later | {"precision_file"}
+
+    precision_file: str = ""
+    """In place of precision and nodes: a file of `qnn-ci tune` that has them, relative to the suite."""
+    nodes: dict[str, tuple[str, ...]] = Field(default={})
+    """By precision, the operators that have it; `*` in a name matches anything."""
+
+    @property
+    def name(self) -> str:
+        return self.label or (f"{self.kind}-mixed" if self.nodes else self.kind)
+
+
 C = TypeVar("C", bound=AnyCase)
 R = TypeVar("R", bound=AnyRun)
 

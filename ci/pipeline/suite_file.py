@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, StringConstraints, create_model
 
 from ci.pipeline.earlier_suite import converted, is_earlier
+from ci.pipeline.precision_file import with_file
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, Place, load, parse, read
 from provisioning.base.errors import ManifestError, UsageError
@@ -185,7 +186,8 @@ def _parsed(document: dict[str, Any], path: Path, forms: Sequence[LaneForm], *, 
                 if key != "run" and (key in own[lane] or key not in elsewhere)
             }
             mine = raw.setdefault(lane, {}).setdefault(name, {**fields, "run": []})
-            mine["run"].append({key: value for key, value in run.items() if key != "lane"})
+            own_run = {key: value for key, value in run.items() if key != "lane"}
+            mine["run"].append(with_file(own_run, path.parent, lane))
             places.setdefault((lane, name), []).append(number)
     given = {form.lane: form for form in forms if form.lane in raw}
     cases = {

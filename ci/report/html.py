@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ci.report.comparison import comparison_of
+from ci.report.frontiers import frontiers_of
 from ci.report.lanes import onnx_of
 from ci.report.models import models_of
 from ci.report.profiles import NOTE, profiles_of
@@ -83,6 +84,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         onnx=onnx_of(reports),
         profiled=profiles_of(reports),
         profile_note=NOTE,
+        frontiers=frontiers_of(reports),
         comparison=comparison_of(reports),
         findings=sorted(findings, key=lambda pair: ranks[pair[1].severity]),
         ranks=ranks,

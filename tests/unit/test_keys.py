@@ -64,6 +64,8 @@ EXECUTORCH_RUN = RUN | {
     "calibration": 5,
     "modules": (ModuleScheme(precision="16a8w", name="layer"),),
     "annotations": ("net:annotate",),
+    "precision_file": "net.precision.toml",
+    "nodes": {"16a8w": ("conv",)},
     "block_sizes": {"conv": (1, 16)},
     "unquantized_nodes": ("conv",),
     "unquantized_operators": ("aten.add",),
@@ -89,6 +91,8 @@ EXECUTORCH_CASE = {
 }
 ONNX_RUN = RUN | {
     "precision": "u16u16",
+    "precision_file": "net.precision.toml",
+    "nodes": {"u16u8": ("conv",)},
     "per_channel": True,
     "calibration": 5,
     "options": {"vtcm_mb": 4},
@@ -124,7 +128,7 @@ LLM_CASE = {"quarantine": SWAYS, "non_finite": True, "perplexity": 5.0}
 JUDGED = {
     "quarantine",
     *("label", "tags", "thresholds", "socs", "limits", "htp_against_cpu", "perplexity"),
-    *("cpu_budget", "delegates", "emulator_fault", "files", "budget"),
+    *("cpu_budget", "delegates", "emulator_fault", "files", "budget", "precision_file"),
 }
 """Fields whose change does no work again."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
 from operator import getitem
@@ -45,6 +46,7 @@ from ci.lanes.executorch.accuracy_losses import (
     worst_losses,
 )
 from ci.lanes.executorch.choices import add_choices
+from ci.lanes.executorch.scores import units_of
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.partition.decisions import (
     DELEGATE,
@@ -95,6 +97,8 @@ OBSERVERS = {
 }
 """Schemes without these use the quantizer's default, a moving average; 16-bit floats need no observer."""
 
+FLOAT = "fp16"
+"""The precision of nodes that are not quantized."""
 TRAIN_RATE = 1e-4
 NAMED = 3
 """How many of the operators at which quantizing loses accuracy are remembered of a program."""
@@ -153,11 +157,13 @@ def lower(
     *,
     keep_going: bool = False,
     quantize_only: bool = False,
+    score: str = "",
 ) -> dict[str, Any]:
     """Write the program, inputs and expected outputs into the folder; returns the facts about them.
 
     With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
-    With `quantize_only`, write the quantized model instead of the program."""
+    With `quantize_only`, write the quantized model instead of the program. With `score`, a precision, write
+    nothing, and say what each operator loses at the run's precision and at that one."""
     doing("load")
     loaded = make(
         case.factory, case.arguments, search_path, inputs_named(case.samples, case.inputs, search_path)
@@ -172,10 +178,12 @@ def lower(
     _require_scheme(loaded.model, run)
     backend = run.backend or case.backend
     module: Any = loaded.model
-    patterns: list[Patterns] = []
+    patterns: Sequence[Patterns] = []
     reference = expected
     losses: list[dict[str, object]] = []
     on_lpai: dict[str, Any] = {}
+    if score:
+        return {"units": scored(loaded, samples[0], batches, run, score, backend, soc, search_path)}
     if run.quantizes:
         module, patterns, losses = quantized_model(
             loaded, samples[0], batches, run, backend, soc, search_path
@@ -277,6 +285,31 @@ def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp", **more: bo
     return generate_qnn_executorch_compiler_spec(soc_model=QcomChipset[soc], backend_options=options, **more)
 
 
+def scored(
+    loaded: ModelWithInputs,
+    sample: tuple[Tensor, ...],
+    batches: Sequence[tuple[Tensor, ...]],
+    run: ExecutorchRun,
+    exact: str,
+    *where: Any,
+) -> list[dict[str, Any]]:
+    """The groups of operators that change their precision together, with what each adds to the outputs' noise
+    at the run's precision and at the exact one. Scored by a batch of the calibration: the samples judge."""
+
+    def both(precision: str) -> tuple[Any, Any]:
+        prepared = prepared_model(
+            loaded, sample, batches, run.model_copy(update={"precision": precision}), *where
+        ).module
+        with _step("quantize"):
+            return copy.deepcopy(prepared), convert_pt2e(prepared)
+
+    floats, cheap = both(run.precision)
+    with _step("quantize"):
+        # What is not quantized adds nothing that quantizing would take away.
+        models = [cheap, *([] if exact == FLOAT else [both(exact)[1]])]
+        return units_of(floats, models, batches[0])
+
+
 def _require_scheme(model: Any, run: ExecutorchRun) -> None:
     """A quantized model is taken as it is, and only that."""
     quantized = is_quantized(model)
@@ -329,6 +362,17 @@ def _save_quantized(module: Any, sample: tuple[Tensor, ...], into: Path) -> None
         torch.export.save(torch.export.export(module, copied(sample)), into / QUANTIZED)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model whose ranges were observed, before it is quantized by them."""
+
+    module: Any
+    floats: Mapping[str, Tensor]
+    """The outputs of the float model's nodes for the sample."""
+    folded: Mapping[str, str]
+    patterns: Sequence[Patterns]
+
+
 def quantized_model(
     loaded: ModelWithInputs,
     sample: tuple[Tensor, ...],
@@ -337,7 +381,23 @@ def quantized_model(
     backend: str,
     soc: str,
     search_path: Path,
-) -> tuple[Any, list[Patterns], list[dict[str, object]]]:
+) -> tuple[Any, Sequence[Patterns], list[dict[str, object]]]:
+    prepared = prepared_model(loaded, sample, batches, run, backend, soc, search_path)
+    with _step("quantize"):
+        quantized = convert_pt2e(prepared.module)
+        losses = worst_losses(prepared.floats, prepared.folded, quantized, copied(sample))
+        return quantized, prepared.patterns, losses
+
+
+def prepared_model(
+    loaded: ModelWithInputs,
+    sample: tuple[Tensor, ...],
+    batches: Sequence[tuple[Tensor, ...]],
+    run: ExecutorchRun,
+    backend: str,
+    soc: str,
+    search_path: Path,
+) -> Prepared:
     kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
     quantizer = QnnQuantizer(kinds[backend], QcomChipset[soc])
     quantizer.set_default_quant_config(
@@ -345,13 +405,15 @@ def quantized_model(
         is_qat=run.qat,
         is_conv_per_channel=run.per_channel,
         is_linear_per_channel=run.per_channel,
-        act_observer=None if run.qat else OBSERVERS.get((run.precision, run.observer)),
+        act_observer=_observer(run, run.precision),
     )
     with _step("export"):
         exported: Any = torch.export.export(loaded.model, copied(sample), strict=True).module()
         floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
-    patterns = [Patterns("unquantized_nodes", run.unquantized_nodes)]
-    quantizer.discard_nodes = patterns[0]
+    mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
+    unquantized = Patterns("unquantized_nodes", [*run.unquantized_nodes, *mixed.pop(FLOAT, ())])
+    patterns = [unquantized, *mixed.values()]
+    quantizer.discard_nodes = unquantized
     if run.unquantized_operators:
         quantizer.add_discard_ops([_operator(name) for name in run.unquantized_operators])
     if run.block_sizes:
@@ -360,7 +422,10 @@ def quantized_model(
         patterns.append(sizes.names)
         quantizer.set_block_size_map(sizes)
     quantizer.set_submodule_qconfig_list(
-        [_module_scheme(module, run.qat, patterns) for module in run.modules]
+        [
+            *(_nodes_scheme(scheme, names, run) for scheme, names in mixed.items()),
+            *(_module_scheme(module, run.qat, patterns) for module in run.modules),
+        ]
     )
     quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
     with _step("quantize"):
@@ -370,8 +435,22 @@ def quantized_model(
             prepared = prepare_pt2e(exported, quantizer)
             for batch in batches:
                 prepared(*copied(batch))
-        quantized = convert_pt2e(prepared)
-        return quantized, patterns, worst_losses(floats, folded, quantized, copied(sample))
+    return Prepared(prepared, floats, folded, patterns)
+
+
+def _observer(run: ExecutorchRun, scheme: str) -> Any:
+    return None if run.qat else OBSERVERS.get((scheme, run.observer))
+
+
+def _nodes_scheme(scheme: str, names: Patterns, run: ExecutorchRun) -> tuple[Any, Any]:
+    config = ModuleQConfig(
+        _dtype(scheme),
+        is_qat=run.qat,
+        is_conv_per_channel=run.per_channel,
+        is_linear_per_channel=run.per_channel,
+        act_observer=_observer(run, scheme),
+    )
+    return (lambda node: node.name in names), config
 
 
 def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:

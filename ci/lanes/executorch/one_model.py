@@ -40,6 +40,7 @@ from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of, needs_of
 from ci.pipeline.simulated import SimulatedProfile
+from ci.pipeline.tuning import Goal, Tuned
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
@@ -153,7 +154,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         )
 
     def _stem(self, program: ExecutorchProgram) -> str:
-        return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.kind}"
+        return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.name}"
 
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:
         program, facts = (
@@ -265,6 +266,16 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         from ci.lanes.executorch.divergence import searched
 
         return searched(self.model, choice, least, self.how.keep_on_cpu)
+
+    def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
+        from ci.lanes.executorch.tune import tuned
+
+        return tuned(self.model, precisions, goal)
+
+    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
+        from ci.lanes.executorch.tune import in_python
+
+        return in_python(precision, nodes, comment)
 
 
 def _require_compiled(

@@ -30,6 +30,7 @@ def start() -> Answer:
 def measured(order: dict[str, Any]) -> dict[str, Any]:
     """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
     from ci.pipeline.accuracy import Unusable, compared, in_files
+    from ci.pipeline.models.metric import METRIC, measured_by
 
     folder, compiled = Path(order["into"]), Path(order["compiled"])
     outputs = folder / OUTPUTS
@@ -64,6 +65,9 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
             in_files(outputs, compiled, order["reference"]),
             non_finite=order["non_finite"],
         )
+        if metric := order.get("metric"):
+            pairs = in_files(outputs, compiled, order["expected"])
+            facts["figures"][METRIC] = measured_by(metric, pairs, len(order["inputs"]))
         facts["times"] = _times(folder / METRICS)
     except Unusable as error:
         blame(error, order)

@@ -15,10 +15,10 @@ from ci.pipeline.suite import (
     HELD_QUANTIZED,
     AnyCase,
     AnyProgram,
-    AnyRun,
     Dotted,
     Factory,
     Input,
+    MixedRun,
     Scalar,
     Suites,
 )
@@ -64,10 +64,11 @@ class ModuleScheme(Model):
         return self
 
 
-class ExecutorchRun(AnyRun):
-    judged_later: ClassVar = AnyRun.judged_later | {"emulator_fault", "delegates", "cpu_budget"}
+class ExecutorchRun(MixedRun):
+    judged_later: ClassVar = MixedRun.judged_later | {"emulator_fault", "delegates", "cpu_budget"}
 
     precision: Scheme
+    nodes: dict[Scheme, tuple[str, ...]] = Field(default={})  # type: ignore[assignment]
     backend: Backend | None = None
     """The processor; [the case's]."""
     emulator_fault: str = ""
@@ -115,11 +116,13 @@ class ExecutorchRun(AnyRun):
         if self.qat and self.precision not in QAT_SCHEMES:
             raise ValueError(f"one of {', '.join(QAT_SCHEMES)} with qat")
         quantizing = (
-            self.qat, self.modules, self.annotations, self.block_sizes,
+            self.qat, self.modules, self.nodes, self.annotations, self.block_sizes,
             self.unquantized_nodes, self.unquantized_operators,
         )  # fmt: skip
         if not self.quantizes and any(quantizing):
             raise ValueError(f"no quantization options with {self.precision}")
+        if {"qdq", "16a4w_block"} & {*self.nodes}:
+            raise ValueError("nodes at fp16, or at a precision that quantizes them without block_sizes")
         if (self.precision == "16a4w_block") != bool(self.block_sizes):
             raise ValueError("block_sizes with 16a4w_block, and only with it")
         return self

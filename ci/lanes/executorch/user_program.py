@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,6 +22,7 @@ from ci.pipeline.into_suite import factory_in
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import scheme_named
+from ci.pipeline.precision_file import precision_file_of
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, ToolkitError, UnknownName, UsageError
@@ -58,10 +60,20 @@ def program_of(
     """The program of a model that no suite has, or of one that `suite` will have; `soc` if not for the first
     chip."""
     named, samples, soc = pytorch_model(model), samples_folder(model), soc or model.selection.soc
-    scheme, factory = scheme_of(named, model.precision), factory_in(named, suite) if suite else named.factory
+    file = precision_file_of(model, "executorch")
+    scheme, factory = (
+        scheme_of(named, file.precision if file else model.precision),
+        factory_in(named, suite) if suite else named.factory,
+    )
     soc_named(soc)
     suite = suite or named.search_path / NO_SUITE
-    asked = {"precision": scheme, "backend": model.backend, "socs": (soc,), "cpu_nodes": cpu_nodes}
+    asked: dict[str, Any] = {
+        "precision": scheme,
+        "backend": model.backend,
+        "socs": (soc,),
+        "cpu_nodes": cpu_nodes,
+    }
+    asked |= {"nodes": file.nodes} if file else {}
     try:
         run = ExecutorchRun.model_validate(asked)
         place = os.path.relpath(samples, suite.parent) if samples else ""

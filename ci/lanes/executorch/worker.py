@@ -60,6 +60,7 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
             Path(order["log"]),
             keep_going=order.get("keep_going", False),
             quantize_only=order.get("quantize_only", False),
+            score=order.get("score", ""),
         )
         return {**facts, "us": simulated.simulation().us} if order.get("simulate") else facts
 

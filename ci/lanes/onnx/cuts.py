@@ -60,7 +60,13 @@ class Graph:
 
     def _is_float(self, node: onnx.NodeProto) -> bool:
         end = self.end_of(node)
-        return end != node.output[0] or bool(self.types.get(end) == TensorProto.FLOAT)
+        return end != node.output[0] or self.is_float(end)
+
+    def is_float(self, tensor: str) -> bool:
+        return bool(self.types.get(tensor) == TensorProto.FLOAT)
+
+    def is_output(self, tensor: str) -> bool:
+        return any(value.name == tensor for value in self.model.graph.output)
 
     def ends(self) -> list[onnx.NodeProto]:
         """The operators that compute the model's outputs."""
@@ -153,7 +159,7 @@ def losses(
 ) -> list[dict[str, Any]]:
     """The operators whose outputs are farther from the float model's than their inputs, the worst first."""
     floats, rounded = (Graph(onnx.load(str(path))) for path in (source, quantized))
-    wanted, found = (_every_output(graph, into / "exposed.onnx", sample) for graph in (floats, rounded))
+    wanted, found = (every_output(graph, into / "exposed.onnx", sample) for graph in (floats, rounded))
     reached: dict[str, float] = {}
     every: list[tuple[float, dict[str, Any]]] = []
     for node in floats.operators():
@@ -174,7 +180,7 @@ def losses(
     return [loss for added, loss in every if added > 0]
 
 
-def _every_output(graph: Graph, path: Path, sample: Sample) -> Sample:
+def every_output(graph: Graph, path: Path, sample: Sample) -> Sample:
     """The tensors of a model by name, computed on the CPU. The model is written to `path` for that."""
     whole = onnx.ModelProto()
     whole.CopyFrom(graph.model)

@@ -47,6 +47,7 @@ from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of
 from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.steps import Ask, require_done, run_step
 from ci.pipeline.suite import NO_SUITE
+from ci.pipeline.tuning import Goal, Tuned
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
@@ -306,7 +307,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         kind = program.run.kind
         if not precision_named(kind).quantized:
             raise UsageError(f"{kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
-        stem = f"{Path(program.case.model).stem}-{kind}"
+        stem = f"{Path(program.case.model).stem}-{program.run.name}"
         step = QuantizeOne(plan_of_model(self.model, program), stem=stem)
         result = require_done(run_step(step, [program])[program.name])
         assert result.folder is not None
@@ -346,6 +347,16 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         assert result.folder is not None
         model = result.folder / REWRITTEN
         return Rewritten(changes_of(result.facts), model if model.is_file() else None)
+
+    def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
+        from ci.lanes.onnx.tune import tuned
+
+        return tuned(self.model, precisions, goal)
+
+    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
+        from ci.lanes.onnx.tune import in_python
+
+        return in_python(precision, nodes, comment)
 
     def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         from ci.lanes.onnx.audit import audited

@@ -7,9 +7,10 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -31,6 +32,8 @@ from provisioning.base.diagnosis import codes_in
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
 
+PREPROCESSED = "preprocessed.onnx"
+"""What the quantizer made of a model first, if it changed it: it has the names of `nodes`."""
 TRACE = "qnn_op_trace.json"
 FALLBACK = "session.disable_cpu_ep_fallback"
 LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
@@ -80,6 +83,7 @@ def quantized(
     into: Path,
     *,
     per_channel: bool = False,
+    nodes: Mapping[str, Sequence[str]] = MappingProxyType({}),
     name: str = "model_qdq",
     alone: bool = False,
 ) -> Path:
@@ -93,6 +97,9 @@ def quantized(
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
+    from ci.lanes.onnx.cuts import Graph
+    from ci.lanes.onnx.mixed import overrides_of
+
     class Samples(CalibrationDataReader):  # type: ignore[misc]
         remaining = iter(samples)
 
@@ -100,15 +107,18 @@ def quantized(
             return next(self.remaining, None)
 
     with quiet():
-        prepared, bare = into / "preprocessed.onnx", onnx.load(str(model))
+        prepared, bare = into / PREPROCESSED, onnx.load(str(model))
         metadata = [(prop.key, prop.value) for prop in bare.metadata_props]
         # qnn_preprocess_model ends with a TypeError for a model that has any.
         del bare.metadata_props[:]
         changed = qnn_preprocess_model(bare, str(prepared))
         source = prepared if changed else model
+        types, excluded = overrides_of(Graph(onnx.load(str(source))), nodes) if nodes else ({}, [])
         config = get_qnn_qdq_config(
             str(source),
             Samples(),
+            init_overrides={tensor: [{"quant_type": QuantType[kind]}] for tensor, kind in types.items()},
+            nodes_to_exclude=excluded or None,
             activation_type=QuantType[precision.activations],
             weight_type=QuantType[precision.weights],
             per_channel=per_channel,
@@ -127,7 +137,7 @@ def quantized(
     return written
 
 
-def on_cpu(model: Path, samples: Sequence[Sample], took: list[float] | None = None) -> list[Sample]:
+def on_cpu(model: Path, samples: Iterable[Sample], took: list[float] | None = None) -> list[Sample]:
     """The outputs of the model as written: a quantized one computes in float between roundings."""
     doing("run on CPU")
     options = _options(ERRORS_ONLY)

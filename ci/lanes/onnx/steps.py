@@ -39,6 +39,7 @@ from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
 from ci.pipeline.accuracy import Pair, Unusable, compared, in_words
 from ci.pipeline.models.arrays import Array, Sample, save, saved
 from ci.pipeline.models.inputs import checked, drawn
+from ci.pipeline.models.metric import METRIC, measured_by
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.rewriting import RewriteChoice
@@ -170,10 +171,13 @@ def write_context(
     )
     record.write(record_path(path))
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
+    near = _near(expected, reference, outputs, case.non_finite)
+    if metric := order.get("metric"):
+        near["near"][METRIC] = measured_by(metric, _pairs(expected, outputs), len(expected))
     facts = {
         "record": asdict(record),
         "audit": asdict(audit),
-        **_near(expected, reference, outputs, case.non_finite),
+        **near,
         # Whether QNN computes floats in 16 bits; None if the context does not say.
         "half_floats": context.half_floats,
         "reload_equal": _equal(outputs[:1], again),
@@ -287,6 +291,7 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
         precision,
         into,
         per_channel=run.per_channel,
+        nodes=run.nodes,
         name=name or "model_qdq",
         alone=case_of(order).recorded,
     )
@@ -556,6 +561,19 @@ def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
     return rewritten(case_of(order), Path(order["search_path"]), into, precision, asked)
 
 
+def order_scores(order: Mapping[str, Any]) -> dict[str, Any]:
+    """What each group of operators adds to the noise in the outputs of the quantized models of `folders`."""
+    from ci.lanes.onnx.mixed import scored
+
+    folders = [Path(folder) for folder in order["folders"]]
+    changed = folders[0] / provider.PREPROCESSED
+    source = changed if changed.is_file() else Path(order["source"])
+    sample = saved(Path(order["prepared"]) / CALIBRATION)[0]
+    places = places_of(load_graph(Path(order["source"])))
+    models = [folder / "model_qdq.onnx" for folder in folders]
+    return {"units": scored(source, models, places, sample, Path(order["into"]))}
+
+
 def case_of(order: Mapping[str, Any]) -> OnnxCase:
     inputs = tuple(Input.model_validate_json(json.dumps(text)) for text in order["case"].get("inputs", ()))
     return OnnxCase.model_construct(**{**order["case"], "inputs": inputs})
@@ -577,6 +595,7 @@ ORDERS = {
     "diverge": order_diverge,
     "losses": order_losses,
     "rewrite": order_rewrite,
+    "scores": order_scores,
     "run": order_run,
     "run_on_cpu": order_run_on_cpu,
 }

@@ -16,9 +16,9 @@ from ci.pipeline.suite import (
     HELD_QUANTIZED,
     AnyCase,
     AnyProgram,
-    AnyRun,
     Dotted,
     Input,
+    MixedRun,
     Scalar,
     Suites,
 )
@@ -37,8 +37,8 @@ NAMES = dict.fromkeys([*(precision.written for precision in PRECISIONS.values())
 """Of precisions, those first that are written."""
 
 
-class OnnxRun(AnyRun):
-    judged_later: ClassVar[frozenset[str]] = AnyRun.judged_later | {"budget"}
+class OnnxRun(MixedRun):
+    judged_later: ClassVar[frozenset[str]] = MixedRun.judged_later | {"budget"}
     precision: Annotated[str, Field(json_schema_extra={"enum": list(NAMES)})]
     """By ONNX Runtime's name, whichever the suite writes."""
     per_channel: bool = False
@@ -89,6 +89,14 @@ class OnnxRun(AnyRun):
             return precision_named(value).name
         except ToolkitError as error:
             raise ValueError(f"a precision ({error.message}; {error.fix})") from None
+
+    @field_validator("nodes")
+    @classmethod
+    def _nodes_are_known(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        named = {cls._is_known(name): names for name, names in value.items()}
+        if "qdq" in named:
+            raise ValueError("nodes at a precision that quantizes them, or at fp16")
+        return named
 
     @model_validator(mode="after")
     def _options_fit(self) -> OnnxRun:

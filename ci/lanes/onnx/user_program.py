@@ -19,6 +19,7 @@ from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.models.user_model import user_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import precision_named
+from ci.pipeline.precision_file import precision_file_of
 from ci.pipeline.steps import Ask, Asker, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.rendering.text import plural
@@ -38,8 +39,9 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
     assert named.file is not None
     dimensions = dimensions_of(model.dimensions)
     require_installed()
+    file = precision_file_of(model, "onnx")
     precision, samples, place = (
-        precision_of(named.file, model.precision),
+        precision_of(named.file, file.precision if file else model.precision),
         model.calibrate or "",
         str(named.file),
     )
@@ -53,6 +55,7 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
         socs=(selection.soc,),
         per_channel=model.per_channel,
         options=dict(options),
+        nodes=file.nodes if file else {},
         **more,
     )
     case = OnnxCase(model=place, dimensions=dimensions, samples=samples, run=(run,))

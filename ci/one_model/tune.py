@@ -1,0 +1,186 @@
+"""`tune`: which operators of a model need the more exact of two precisions, so that a floor is held at the
+least cost."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.pipeline.compile_flags import add_model, one_model_of, require_one_chip
+from ci.pipeline.flags import add_work
+from ci.pipeline.options import OneModel
+from provisioning.base import answer
+from provisioning.base.command_line import Parser, count
+from provisioning.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from ci.pipeline.model_report import ModelReport
+    from ci.pipeline.tuning import Goal
+
+EXAMPLES = """\
+  qnn-ci tune net.py:make --soc SM8650 --floor 35dB
+  qnn-ci tune model.pt2 --calibrate samples/ --top1 0.99 --budget ddr=4MB
+  qnn-ci tune model.onnx --calibrate samples/ --floor 30dB --budget ms=2
+  qnn-ci tune net.py:make --metric score.py:recall --floor 0.9
+  qnn-ci tune net.py:make --precision 8a8w --precision fp16 --floor 50dB
+"""
+
+USUAL = ("8a8w", "16a8w")
+BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    value: float
+    decibels: bool
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    goal = parser.add_argument_group("what must hold")
+    goal.add_argument(
+        "--floor",
+        type=floor,
+        metavar="35dB",
+        help="the least SQNR against float; with --metric its least number",
+    )
+    goal.add_argument(
+        "--top1", type=share, metavar="0.99", help="the least share of rows with float's first choice"
+    )
+    goal.add_argument(
+        "--metric",
+        metavar="FILE.py:FUNCTION",
+        help="called with the program's outputs and float's, a list of arrays for each inference of both: the"
+        " number that it gives counts",
+    )
+    goal.add_argument(
+        "--budget",
+        action="append",
+        default=[],
+        type=budget,
+        metavar="ddr=4MB|bytes=9MB|ms=2",
+        help="the most bytes of DDR traffic, of the program, or milliseconds by forecast; may be repeated",
+    )
+    parser.add_argument(
+        "--precision",
+        action="append",
+        dest="precisions",
+        metavar="SCHEME",
+        help=f"twice: the cheap one, then the exact one [{', '.join(USUAL)}]",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="where the precision file goes [here]",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
+    add_work(how, "a step")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.model_report import reported
+
+    model = one_model_of(args)
+    require_one_chip(model.selection)
+    goal = _goal(args.floor, args.top1, args.metric, dict(args.budget))
+    precisions: list[str] = args.precisions or [*USUAL]
+    if len(precisions) != 2:
+        raise UsageError(
+            f"--precision {' '.join(precisions)}: expected two", fix="--precision 8a8w --precision 16a8w"
+        )
+    pair, output = (precisions[0], precisions[1]), args.output
+    about = [*pair, *(f"{name} {value:g}" for name, value in {**goal.floors, **goal.budget}.items())]
+    return reported(
+        "tune", model, [*about, *model.named], lambda report: _tuned(model, pair, goal, output, report)
+    )
+
+
+def floor(text: str) -> Floor:
+    if not (found := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(dB)?", text)):
+        raise argparse.ArgumentTypeError(f"expected 35dB, or with --metric a number, found {text!r}")
+    return Floor(float(found[1]), bool(found[2]))
+
+
+def share(text: str) -> float:
+    if not re.fullmatch(r"0?\.[0-9]+|[01](\.0+)?", text):
+        raise argparse.ArgumentTypeError(f"expected a share such as 0.99, found {text!r}")
+    return float(text)
+
+
+def budget(text: str) -> tuple[str, float]:
+    if found := re.fullmatch(r"(ddr|bytes)=([0-9]+(?:\.[0-9]+)?)(|B|kB|MB|GB)", text):
+        return found[1], float(found[2]) * BYTES[found[3]]
+    if found := re.fullmatch(r"ms=([0-9]+(?:\.[0-9]+)?)", text):
+        return "ms", float(found[1])
+    raise argparse.ArgumentTypeError(f"expected ddr=4MB, bytes=9MB or ms=2, found {text!r}")
+
+
+def _goal(least: Floor | None, top1: float | None, metric: str | None, most: dict[str, float]) -> Goal:
+    from ci.pipeline.models.metric import METRIC
+    from ci.pipeline.tuning import SQNR, Goal
+
+    floors: dict[str, float] = {}
+    if metric:
+        path = (Parser.user_folder() / metric.rpartition(":")[0]).absolute()
+        if not path.is_file() or path.suffix != ".py":
+            raise UsageError(f"--metric {metric}: there is no file {path}", fix="--metric score.py:function")
+        if least and least.decibels:
+            raise UsageError("--floor in dB is for SQNR, and --metric has its own number", fix="--floor 0.9")
+        metric = f"{path}:{metric.rpartition(':')[2]}"
+    if least:
+        floors[METRIC if metric else SQNR] = least.value
+    elif metric:
+        raise UsageError("--metric without --floor: what is its least number?", fix="--floor 0.9")
+    if top1 is not None:
+        floors["top1"] = top1
+    if not floors and not most:
+        raise UsageError("what must hold?", fix="--floor 35dB, --top1 0.99, or --budget ddr=4MB")
+    return Goal(floors, most, metric or "")
+
+
+def _tuned(
+    model: OneModel, precisions: tuple[str, str], goal: Goal, output: Path, report: ModelReport
+) -> int:
+    from ci.engine.output import writing_into
+    from ci.pipeline.one_model import ELSEWHERE, lane_model
+    from ci.pipeline.precision_file import SUFFIX, written
+    from ci.pipeline.tuning import as_text, document, settings_of
+    from provisioning.base.disk import disk_errors
+
+    taken = lane_model(model)
+    tuned = taken.tuned(precisions, goal)
+    frontier = {"model": model.typed, **document(tuned)}
+    report.more["frontiers"] = frontier
+    answer.add(**frontier)
+    print("\n".join(as_text(tuned)))
+    if tuned.wrong:
+        report.fail(tuned.wrong)
+        print(tuned.wrong)
+        return 1
+    named, folder = Path(model.typed.partition(":")[0]).name, Parser.user_folder() / output
+    stem = re.sub(r"\.(py|pt2|onnx)$", "", named)
+    assert tuned.chosen is not None
+    comment = f"Written by `{report.stage.command}`."
+    precision, nodes = settings_of(tuned.units, tuned.chosen.units, *tuned.names)
+    texts = {
+        SUFFIX: written(taken.lane.suites.lane, precision, nodes, comment),
+        ".precision.py": taken.in_python(precision, nodes, comment),
+    }
+    with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
+        for end, text in texts.items():
+            (scratch / f"{stem}{end}").write_text(text, encoding="utf-8")
+        files = publish([scratch / f"{stem}{end}" for end in texts])
+    report.wrote(files)
+    print("\n".join(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files))
+    chosen = replace(model, precision_file=output / f"{stem}{SUFFIX}")
+    command = lane_model(chosen).command("compile", model.selection.soc, "-o", "out")
+    print(f"compile it: {command}")
+    answer.add(files=[str(path) for path in files], command=command)
+    return 0

@@ -1,0 +1,365 @@
+"""The search of `tune`: which operators need the more exact of two precisions. Operators are ranked by scores
+from the CPU; a few programs, compiled and run, then decide."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ci.pipeline.accuracy import in_words
+from ci.pipeline.losses import where_of
+from provisioning.base.errors import CheckFailed
+from provisioning.base.rendering.text import plural
+from provisioning.base.units import aligned
+
+MOST_PROGRAMS = 12
+KEPT_BACK = 3
+"""Programs that are left for demoting what is not needed."""
+UNKNOWN_SLACK = 0.1
+"""The share of the chosen operators' scores that is tried to go where a figure says nothing of noise."""
+SQNR = "sqnr_db"
+SHOWN = 3
+COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Operators that change their precision together, so that nothing is converted between them."""
+
+    nodes: tuple[str, ...]
+    where: str
+    size: float
+    """Elements of their outputs: what the more exact precision costs."""
+    cheap: float
+    """The noise in the model's outputs, relative to the signal, if these alone are quantized cheaply."""
+    exact: float
+
+    @property
+    def gain(self) -> float:
+        return max(self.cheap - self.exact, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured program in which these units have the more exact precision."""
+
+    units: frozenset[int]
+    figures: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+    failed: str = ""
+    """Why there is no program."""
+
+
+Measure = Callable[[Sequence[frozenset[int]]], Sequence[Point]]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    floors: Mapping[str, float]
+    """By figure, the least."""
+    budget: Mapping[str, float] = field(default_factory=dict)
+    """By cost, the most."""
+    metric: str = ""
+    """FILE:FUNCTION of the user's, whose number is the figure `metric`."""
+
+    @property
+    def figure(self) -> str:
+        """The one that programs are ranked by."""
+        return next(iter(self.floors), SQNR)
+
+    def accuracy(self, point: Point) -> float:
+        return point.figures.get(self.figure, -math.inf)
+
+    def met(self, point: Point) -> bool:
+        return not point.failed and all(
+            point.figures.get(name, -math.inf) >= least for name, least in self.floors.items()
+        )
+
+    def affords(self, point: Point) -> bool:
+        return not point.failed and all(
+            point.costs.get(name, math.inf) <= most for name, most in self.budget.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    units: Sequence[Unit]
+    points: Sequence[Point]
+    """All that were measured, by how many units are exact."""
+    names: tuple[str, str]
+    """Of the cheap and of the exact precision."""
+    chosen: Point | None
+    best: Point
+    """The chosen one, else the most accurate that the budget allows, or of all."""
+    steps: Sequence[str]
+    """How it was found."""
+    wrong: str = ""
+    """Why none is chosen."""
+
+
+class TuneSearch:
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        measure: Measure,
+        goal: Goal,
+        names: tuple[str, str],
+        most: int = MOST_PROGRAMS,
+    ) -> None:
+        """`names` are those of the cheap and of the exact precision."""
+        self.units, self.measure, self.goal, self.most = units, measure, goal, most
+        self.names = self.cheap, self.exact = names
+        self.order = sorted(range(len(units)), key=lambda index: -units[index].gain / units[index].size)
+        self.points: dict[frozenset[int], Point] = {}
+        self.steps: list[str] = []
+
+    def run(self) -> Tuned:
+        every = len(self.units)
+        ends = self._measured([self._first(0), self._first(every)], "both ends")
+        if failed := [point.failed for point in ends if point.failed]:
+            self.steps[-1] += f" ({'; '.join(failed)})"
+        if len(failed) == len(ends):
+            raise CheckFailed(f"neither {self.cheap} nor {self.exact} gives a program: {failed[0]}")
+        if lacking := [name for name in self.goal.floors if not any(name in point.figures for point in ends)]:
+            known = ", ".join(next(point.figures for point in ends if not point.failed))
+            raise CheckFailed(
+                f"the model's outputs have no {lacking[0]}", fix=f"hold it to what they have: {known}"
+            )
+        if self.goal.floors:
+            self._hold_floors(*ends)
+        elif not self.goal.affords(ends[1]):
+            self._boundary(lambda point: not self.goal.affords(point), every // 2)
+        return self._result()
+
+    def _hold_floors(self, cheap: Point, exact: Point) -> None:
+        if self.goal.met(cheap):
+            self.steps.append(f"{self.cheap} alone holds it")
+        elif not self.goal.met(exact):
+            self.steps.append(f"{self.exact} does not hold it, so no mixture of both is looked for")
+        else:
+            self._boundary(self.goal.met, self._predicted(cheap, exact))
+            self._demote(min(filter(self.goal.met, self.points.values()), key=self._cost))
+
+    def _first(self, count: int) -> frozenset[int]:
+        return frozenset(self.order[:count])
+
+    def _measured(self, choices: Sequence[frozenset[int]], why: str) -> list[Point]:
+        new = [choice for choice in dict.fromkeys(choices) if choice not in self.points]
+        for point in self.measure(new) if new else ():
+            self.points[point.units] = point
+        found = [self.points[choice] for choice in choices]
+        if new:
+            told = "; ".join(f"{self.words(point.units)}: {self._figure(point)}" for point in found)
+            self.steps.append(f"{why}: {told}")
+        return found
+
+    def words(self, units: frozenset[int]) -> str:
+        if len(units) in (0, len(self.units)):
+            return f"all at {self.exact if units else self.cheap}"
+        return f"{len(units)} of {len(self.units)} at {self.exact}"
+
+    def _cost(self, point: Point) -> tuple[float, ...]:
+        """What is budgeted, then DDR traffic in three digits, as a few conversions more say nothing; then how
+        much is computed exactly, which takes a chip longer, and the size."""
+        budgeted = (point.costs.get(name, math.inf) for name in self.goal.budget)
+        traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
+        exact = sum(self.units[index].size for index in point.units)
+        return (*budgeted, float(f"{traffic:.3g}"), exact, size)
+
+    def _figure(self, point: Point) -> str:
+        return "no program" if point.failed else _number(self.goal.figure, self.goal.accuracy(point))
+
+    def _boundary(self, beyond: Callable[[Point], bool], first: int) -> None:
+        """Measure until the smallest number of units is known that is beyond, or the programs are used up.
+
+        None is not beyond, all are."""
+        low, high, probe = 0, len(self.units), first
+        why = f"the number that the scores predict, {first}" if first != high // 2 else "the half"
+        while high - low > 1 and len(self.points) < self.most - KEPT_BACK:
+            (point,) = self._measured([self._first(probe)], why)
+            low, high = (low, probe) if beyond(point) else (probe, high)
+            probe, why = (low + high) // 2, f"between {low} and {high}"
+
+    def _predicted(self, cheap: Point, exact: Point) -> int:
+        """How many units hold the floor, if their scores add up to what lies between both ends."""
+        every, total = len(self.units), sum(unit.gain for unit in self.units)
+        if self.goal.figure != SQNR or not total or cheap.failed:
+            return max(every // 2, 1)
+        most, least = noise(self.goal.accuracy(cheap)), noise(self.goal.accuracy(exact))
+        rest = (noise(self.goal.floors[SQNR]) - least) / (most - least) * total
+        count, left = 0, total
+        while left > rest and count < every - 1:
+            left -= self.units[self.order[count]].gain
+            count += 1
+        return max(count, 1)
+
+    def _demote(self, chosen: Point) -> None:
+        while len(self.points) < self.most and (spare := self._spare(chosen)):
+            choices = dict.fromkeys(
+                chosen.units - frozenset(spare[:count]) for count in (len(spare), (len(spare) + 1) // 2)
+            )
+            new = [choice for choice in choices if choice not in self.points][: self.most - len(self.points)]
+            if not new:
+                return
+            found = self._measured(new, "without what the floor may not need")
+            better = min([chosen, *filter(self.goal.met, found)], key=self._cost)
+            if better is chosen:
+                return
+            chosen = better
+
+    def _spare(self, chosen: Point) -> list[int]:
+        """The largest units whose scores fit into what the point has above the floor; else the least useful
+        one."""
+        mine = sorted(chosen.units, key=lambda index: -self.units[index].size)
+        slack, fitting = self._slack(chosen), list[int]()
+        for index in mine:
+            if self.units[index].gain <= slack:
+                slack -= self.units[index].gain
+                fitting.append(index)
+        return fitting or sorted(mine, key=lambda index: self.units[index].gain)[:1]
+
+    def _slack(self, chosen: Point) -> float:
+        total = sum(unit.gain for unit in self.units)
+        cheap, exact = (self.points[self._first(count)] for count in (0, len(self.units)))
+        if self.goal.figure != SQNR or cheap.failed or exact.failed:
+            return UNKNOWN_SLACK * sum(self.units[index].gain for index in chosen.units)
+        span = noise(self.goal.accuracy(cheap)) - noise(self.goal.accuracy(exact))
+        above = noise(self.goal.floors[SQNR]) - noise(self.goal.accuracy(chosen))
+        return total * above / span if span > 0 else 0.0
+
+    def _result(self) -> Tuned:
+        points = sorted(self.points.values(), key=lambda point: len(point.units))
+        programs = [point for point in points if not point.failed]
+        fine = [point for point in programs if self.goal.met(point) and self.goal.affords(point)]
+        if fine:
+            smallest = min(fine, key=self._cost)
+            most = max(
+                fine,
+                key=lambda point: (self.goal.accuracy(point), *(-cost for cost in self._cost(point))),
+            )
+            chosen = smallest if self.goal.floors else most
+            return Tuned(self.units, points, self.names, chosen, chosen, self.steps)
+        within = [point for point in programs if self.goal.affords(point)]
+        best = max(within or programs, key=self.goal.accuracy)
+        return Tuned(
+            self.units, points, self.names, None, best, self.steps, self._wrong(programs, within, best)
+        )
+
+    def _wrong(self, programs: Sequence[Point], within: Sequence[Point], best: Point) -> str:
+        holding = [point for point in programs if self.goal.met(point)]
+        budget = _costs(self.goal.budget)
+        if not within:
+            least = min(holding or programs, key=self._cost)
+            taken = f"{_costs(least.costs)} ({self.words(least.units)})"
+            return f"no program is within {budget}: the least is {taken}"
+        if holding:
+            least = min(holding, key=self._cost)
+            return (
+                f"no program holds the floor within {budget}: the floor takes {_costs(least.costs)}"
+                f" ({self.words(least.units)}), and the budget gives {self._figure(best)}"
+                f" ({self.words(best.units)})"
+            )
+        floors = ", ".join(_number(name, least) for name, least in self.goal.floors.items())
+        return (
+            f"no program reaches {floors}: the best has {self._figure(best)} ({self.words(best.units)});"
+            f" {self._limit()}"
+        )
+
+    def _limit(self) -> str:
+        """What keeps the exact precision below the floor."""
+        exact = self.points[self._first(len(self.units))]
+        if exact.failed:
+            return f"{self.exact} gives no program ({exact.failed})"
+        chip, whole = exact.figures.get("reference_sqnr_db"), exact.figures.get(SQNR, math.inf)
+        if chip is not None and noise(chip) > noise(whole) / 2:
+            ours = f"the chip itself has {chip:.1f} dB against the quantized model"
+            return f"at {self.exact} {ours}: divergence names the operator"
+        worst = sorted(self.units, key=lambda unit: -unit.exact)[:SHOWN]
+        return f"at {self.exact} most is lost in {', '.join(unit.where for unit in worst)}"
+
+
+def unit_of(row: Mapping[str, Any]) -> Unit:
+    """A group of operators as a lane's worker scored it."""
+    nodes = tuple(row["nodes"])
+    named = ", ".join(nodes[:2]) + "…" * (len(nodes) > 2)
+    cheap, exact = (*row["noise"], 0.0)[:2]
+    return Unit(nodes, " ".join(filter(None, [named, where_of(row)])), max(row["size"], 1), cheap, exact)
+
+
+def settings_of(
+    units: Sequence[Unit], choice: frozenset[int], cheap: str, exact: str
+) -> tuple[str, dict[str, tuple[str, ...]]]:
+    """A choice of units as a precision, and the operators that have another one."""
+    if len(choice) == len(units):
+        return exact, {}
+    names = tuple(name for index in sorted(choice) for name in units[index].nodes)
+    return cheap, {exact: names} if names else {}
+
+
+def label_of(units: Sequence[Unit], choice: frozenset[int]) -> str:
+    """Names the run of a choice."""
+    digest = hashlib.sha256(repr(sorted(choice)).encode()).hexdigest()[:8]
+    return f"tune-{len(choice)}-of-{len(units)}-{digest}"
+
+
+def noise(decibels: float) -> float:
+    return float(10 ** (-decibels / 10))
+
+
+def _number(name: str, value: float) -> str:
+    return f"{value:.1f} dB" if name.endswith("_db") else f"{name} {value:.4g}"
+
+
+def _amount(name: str, value: float) -> str:
+    return f"{value:,.4g}" if name == "ms" else f"{value:,.0f}"
+
+
+def _costs(costs: Mapping[str, float]) -> str:
+    return ", ".join(f"{_amount(name, costs[name])} {COSTS[name]}" for name in COSTS if name in costs)
+
+
+def as_text(tuned: Tuned) -> Iterator[str]:
+    """How it was found, the frontier as a table, and the operators that are exact."""
+    cheap, exact = tuned.names
+    costs = [name for name in COSTS if any(name in point.costs for point in tuned.points)]
+    yield from (f"  {step}" for step in tuned.steps)
+    rows = [("", f"at {exact}", f"at {cheap}", "accuracy", *(COSTS[name] for name in costs))]
+    for point in tuned.points:
+        shown = (_amount(name, point.costs[name]) if name in point.costs else "-" for name in costs)
+        count = len(point.units)
+        rows.append(
+            (
+                "→" if point is tuned.chosen else "",
+                str(count),
+                str(len(tuned.units) - count),
+                point.failed or in_words(point.figures),
+                *shown,
+            )
+        )
+    yield from aligned(rows)
+    if tuned.chosen and tuned.chosen.units and len(tuned.chosen.units) < len(tuned.units):
+        yield f"{plural(len(tuned.chosen.units), 'group')} of operators at {exact}, by score:"
+        gains = sorted((tuned.units[index] for index in tuned.chosen.units), key=lambda unit: -unit.gain)
+        yield from (f"  {unit.where}" for unit in gains)
+
+
+def document(tuned: Tuned) -> dict[str, Any]:
+    """The frontier, for a report and an answer."""
+    return {
+        "schemes": list(tuned.names),
+        "frontier": [
+            {
+                "exact": len(point.units),
+                "of": len(tuned.units),
+                "accuracy": dict(point.figures),
+                "costs": dict(point.costs),
+                "failed": point.failed,
+                "chosen": point is tuned.chosen,
+            }
+            for point in tuned.points
+        ],
+        "steps": list(tuned.steps),
+    }

@@ -1,0 +1,142 @@
+"""`tune` with the real quantizers: scores on the CPU, a mixture on the emulator, and its precision file."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.mixed import scored as scored_onnx
+from ci.pipeline.models.arrays import Sample
+from ci.pipeline.precision import precision_named
+from provisioning.base.settings import ROOT
+from tests.support.lowering_suites import environment
+from tests.support.onnx_models import model_of, write
+from tests.support.typed import typed
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+NET = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x))
+        return self.head(x.mean((2, 3)) + x.amax((2, 3)))
+
+
+def make():
+    torch.manual_seed(0)
+    return Net().eval(), (torch.rand(1, 3, 16, 16),)
+"""
+
+
+QUANTIZED = """\
+import json, sys
+from pathlib import Path
+from ci.lanes.executorch import lower
+from ci.lanes.executorch.suite import ExecutorchRun
+from ci.pipeline.models.factory import make
+
+folder = Path(sys.argv[1])
+loaded = make("net:make", {}, folder, None)
+sample = loaded.sample(0)
+run = ExecutorchRun(precision="8a8w", nodes={"16a8w": ("lin*",)}, socs=("SM8650",), calibration=2)
+batches, where = lower.calibration_of(loaded, run), ("htp", "SM8650", folder)
+model, _, _ = lower.quantized_model(loaded, sample, batches, run, *where)
+kinds = {
+    node.name: quantize.args[4]
+    for node in model.graph.nodes
+    for quantize in node.users
+    if node.name in ("conv2d", "linear") and "quantize_per_tensor" in str(quantize.target)
+}
+plain = run.model_copy(update={"nodes": {}})
+units = lower.scored(loaded, sample, batches, plain, "16a8w", *where)
+(folder / "found.json").write_text(json.dumps([kinds, units]))
+"""
+
+
+def nodes_of(units: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    return [unit["nodes"] for unit in units]
+
+
+def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((4, 3, 3, 3)), "head": random.standard_normal((4, 5))}
+    model = write(
+        model_of(
+            [
+                helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+                helper.make_node("Relu", ["c"], ["r"], name="relu"),
+                helper.make_node("ReduceMean", ["r"], ["m"], name="mean", axes=[2, 3], keepdims=0),
+                helper.make_node("MatMul", ["m", "head"], ["y"], name="product"),
+            ],
+            output=(1, 5),
+            weights={name: value.astype("f4") for name, value in weights.items()},
+        ),
+        tmp_path / "net.onnx",
+    )
+    samples: list[Sample] = [{"x": random.standard_normal((1, 3, 8, 8)).astype("f4")} for _ in range(3)]
+    quantized = []
+    for precision in ("u8u8", "u16u8"):
+        (tmp_path / precision).mkdir()
+        quantized.append(provider.quantized(model, samples, precision_named(precision), tmp_path / precision))
+    units = scored_onnx(model, quantized, {}, samples[0], tmp_path)
+    assert nodes_of(units) == [["conv", "relu", "mean"], ["product"]]
+    (right,) = provider.on_cpu(model, samples[:1])
+    for number, path in enumerate(quantized):
+        (found,) = provider.on_cpu(path, samples[:1])
+        whole = ((found["y"] - right["y"]) ** 2).sum() / (right["y"] ** 2).sum()
+        assert sum(unit["noise"][number] for unit in units) == pytest.approx(whole, rel=3)
+
+
+def test_the_quantizer_gives_named_operators_their_precision(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    done = subprocess.run(
+        [sys.executable, "-c", QUANTIZED, tmp_path],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    kinds, units = json.loads((tmp_path / "found.json").read_text())
+    assert kinds == {"conv2d": 2**8 - 1, "linear": 2**16 - 1}
+    assert ["conv2d", "relu"] in nodes_of(units)
+    assert all(0 <= exact <= cheap for cheap, exact in (unit["noise"] for unit in units))
+
+
+def tune(folder: Path, *words: str | Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    answer = folder / "tuned.json"
+    command = ("tune", f"{folder}/net.py:make", "-o", folder, "--json", answer, *words)
+    done = typed(*command, "--reports", folder / "reports", env=environment())
+    return done, json.loads(answer.read_text())
+
+
+@pytest.mark.whole
+def test_a_mixture_holds_a_floor_between_both_ends_and_its_file_gives_it_again(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "score.py").write_text("def count(outputs, floats):\n    return len(outputs) / len(floats)\n")
+    # A metric that all hold: only both ends are compiled, which say where a mixture lies.
+    metric = ("--metric", str(tmp_path / "score.py:count"), "--floor", "1")
+    _, ends = tune(tmp_path, *metric)
+    low, high = (point["accuracy"]["sqnr_db"] for point in ends["frontier"])
+    assert low < high and [point["accuracy"]["metric"] for point in ends["frontier"]] == [1, 1]
+    floor = f"{math.floor((low + high) / 2)}dB"
+    done, found = tune(tmp_path, "--floor", floor)
+    chosen = next(point for point in found["frontier"] if point["chosen"])
+    assert done.returncode == 0 and 0 < chosen["exact"] <= chosen["of"], done.stdout
+    again, same = tune(tmp_path, "--floor", floor)
+    assert same["frontier"] == found["frontier"] and "1 to do" not in again.stderr

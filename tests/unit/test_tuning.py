@@ -1,0 +1,188 @@
+"""`tune` finds a small set of operators that holds a floor, with few programs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from ci.pipeline.tuning import (
+    MOST_PROGRAMS,
+    Goal,
+    Point,
+    Tuned,
+    TuneSearch,
+    Unit,
+    as_text,
+    document,
+    settings_of,
+)
+from ci.report.html import html
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Metric
+from provisioning.base.stage_run import StageRun
+
+NAMES = ("8a8w", "16a8w")
+GAINS = (0.001, 0.03, 0.0002, 0.01, 0.0001, 0.004, 0.0005, 0.00005)
+SIZES = (10, 100, 10, 20, 400, 40, 30, 5)
+
+
+def units(gains: Sequence[float] = GAINS, sizes: Sequence[float] = SIZES) -> list[Unit]:
+    return [
+        Unit((f"op_{index}",), f"op_{index}", size, gain, 0.0)
+        for index, (gain, size) in enumerate(zip(gains, sizes, strict=True))
+    ]
+
+
+@dataclass
+class Chip:
+    """The noise of cheap operators adds to what is left at the exact precision; the exact ones cost bytes."""
+
+    units: Sequence[Unit]
+    left: float = 1e-5
+    wrong_scores: Mapping[int, float] = field(default_factory=dict)
+    fails: Callable[[frozenset[int]], bool] = lambda chosen: False
+    compiled: dict[frozenset[int], Point] = field(default_factory=dict)
+    asked: int = 0
+
+    def point(self, chosen: frozenset[int]) -> Point:
+        if self.fails(chosen):
+            return Point(chosen, failed="the compiler dies")
+        gains = {index: self.wrong_scores.get(index, unit.gain) for index, unit in enumerate(self.units)}
+        noise = self.left + sum(gain for index, gain in gains.items() if index not in chosen)
+        size = sum(unit.size for index, unit in enumerate(self.units) if index in chosen)
+        return Point(chosen, {"sqnr_db": -10 * math.log10(noise)}, {"ddr": 1000 + size, "bytes": 5000.0})
+
+    def __call__(self, choices: Sequence[frozenset[int]]) -> Sequence[Point]:
+        for choice in choices:
+            if choice not in self.compiled:
+                self.asked += 1
+                self.compiled[choice] = self.point(choice)
+        return [self.compiled[choice] for choice in choices]
+
+    def least(self, goal: Goal) -> float:
+        """By trying every set."""
+        every = range(len(self.units))
+        sets = (frozenset(chosen) for count in every for chosen in itertools.combinations(every, count))
+        return min(point.costs["ddr"] for point in map(self.point, sets) if goal.met(point))
+
+
+def tuned(chip: Chip, goal: Goal) -> Tuned:
+    return TuneSearch(chip.units, chip, goal, NAMES).run()
+
+
+@pytest.mark.parametrize("floor", [20.0, 25.0, 30.0, 35.0, 40.0])
+def test_the_chosen_set_holds_the_floor_at_nearly_the_least_cost(floor: float) -> None:
+    chip, goal = Chip(units()), Goal({"sqnr_db": floor})
+    found = tuned(chip, goal)
+    assert found.chosen is not None and goal.met(found.chosen)
+    most = chip.point(frozenset(range(len(GAINS)))).costs["ddr"]
+    assert found.chosen.costs["ddr"] - chip.least(goal) <= 0.05 * most
+
+
+def test_what_is_not_needed_is_taken_back() -> None:
+    """The first has most score for its size, and the second alone is enough."""
+    chip = Chip(units((0.001, 0.05, 0.0002), (0.5, 50, 10)))
+    found = tuned(chip, Goal({"sqnr_db": 27.0}))
+    assert found.chosen is not None and found.chosen.units == {1}
+
+
+def test_both_ends_are_measured_and_few_programs_in_all() -> None:
+    gains = [10 ** (-2 - index / 40) for index in range(200)]
+    chip = Chip(units(gains, [1 + index % 7 for index in range(200)]), left=1e-4)
+    found = tuned(chip, Goal({"sqnr_db": 12.0}))
+    assert {0, 200} <= {len(point.units) for point in found.points}
+    assert chip.asked <= MOST_PROGRAMS and found.chosen is not None
+
+
+def test_the_cheap_precision_is_enough_where_it_holds() -> None:
+    chip = Chip(units())
+    found = tuned(chip, Goal({"sqnr_db": 5.0}))
+    assert found.chosen is not None and not found.chosen.units and chip.asked == 2
+
+
+def test_wrong_scores_cost_programs_and_no_accuracy() -> None:
+    chip = Chip(units(), wrong_scores={7: 0.05, 1: 0.0})
+    goal = Goal({"sqnr_db": 30.0})
+    found = tuned(chip, goal)
+    assert found.chosen is not None and goal.met(found.chosen) and 7 in found.chosen.units
+
+
+def test_an_unreachable_floor_names_the_best_and_what_limits_it() -> None:
+    chip = Chip([replace(unit, exact=unit.size / 1e7) for unit in units()])
+    found = tuned(chip, Goal({"sqnr_db": 70.0}))
+    assert found.chosen is None and len(found.best.units) == len(GAINS) and chip.asked == 2
+    assert "50.0 dB" in found.wrong and "op_4" in found.wrong
+
+
+def test_an_unreachable_floor_is_the_chips_where_it_differs_from_the_quantized_model() -> None:
+    chip = Chip(units())
+
+    def measure(choices: Sequence[frozenset[int]]) -> Sequence[Point]:
+        return [
+            replace(point, figures={**point.figures, "reference_sqnr_db": 20.0}) for point in chip(choices)
+        ]
+
+    found = TuneSearch(chip.units, measure, Goal({"sqnr_db": 70.0}), NAMES).run()
+    assert "divergence" in found.wrong
+
+
+def test_a_budget_below_what_the_floor_takes_is_a_contradiction() -> None:
+    chip, budget = Chip(units()), {"ddr": 1050.0}
+    found = tuned(chip, Goal({"sqnr_db": 35.0}, budget))
+    assert found.chosen is None and found.best.costs["ddr"] <= 1050
+    assert "1,050 DDR bytes" in found.wrong
+
+
+def test_a_budget_alone_gives_the_most_accurate_within_it() -> None:
+    chip = Chip(units())
+    found = tuned(chip, Goal({}, {"ddr": 1200.0}))
+    assert found.chosen is not None and found.chosen.costs["ddr"] <= 1200
+    assert found.chosen.figures["sqnr_db"] > 30
+
+
+def test_no_program_within_a_budget_names_the_least() -> None:
+    found = tuned(Chip(units()), Goal({}, {"bytes": 10.0}))
+    assert found.chosen is None and "5,000 bytes" in found.wrong
+
+
+def test_a_search_that_goes_on_compiles_nothing_again() -> None:
+    chip, goal = Chip(units()), Goal({"sqnr_db": 30.0})
+    first, asked = tuned(chip, goal), chip.asked
+    again = tuned(chip, goal)
+    assert again == first and chip.asked == asked
+
+
+def test_a_mixture_that_does_not_compile_holds_nothing() -> None:
+    chip = Chip(units(), fails=lambda chosen: 0 < len(chosen) < 6)
+    found = tuned(chip, Goal({"sqnr_db": 25.0}))
+    assert found.chosen is not None and len(found.chosen.units) == 6
+    assert any("compiler dies" in line for line in as_text(found))
+
+
+def test_a_model_of_which_nothing_compiles_says_why() -> None:
+    with pytest.raises(CheckFailed, match="the compiler dies"):
+        tuned(Chip(units(), fails=lambda chosen: True), Goal({"sqnr_db": 25.0}))
+
+
+def test_a_figure_that_the_outputs_do_not_have_is_named() -> None:
+    with pytest.raises(CheckFailed, match="top1"):
+        tuned(Chip(units()), Goal({"top1": 0.9}))
+
+
+def test_a_choice_of_all_is_the_exact_precision_itself() -> None:
+    every = units()
+    assert settings_of(every, frozenset(range(8)), *NAMES) == ("16a8w", {})
+    assert settings_of(every, frozenset(), *NAMES) == ("8a8w", {})
+    assert settings_of(every, frozenset([2, 1]), *NAMES) == ("8a8w", {"16a8w": ("op_1", "op_2")})
+
+
+def test_the_page_shows_the_frontier() -> None:
+    found = tuned(Chip(units()), Goal({"sqnr_db": 30.0}))
+    row: Metric = {"model": "net.py:make", **document(found)}
+    stage = StageRun("tune", "wheels", "", "qnn-ci tune", metrics={"frontiers": {"net.py:make <b>": row}})
+    page = html([stage.finish()])
+    assert page.count("<circle") == len(found.points) and "net.py:make &lt;b&gt;" in page
