@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.fx import Interpreter, Node
 
 from ci.lanes.executorch.accuracy_losses import outputs_of
-from ci.partition.decisions import module_of, source_of
+from ci.partition.decisions import module_of
 from ci.pipeline.models.factory import copied
+from ci.pipeline.models.model_lines import source_of
 
 DEQUANTIZE = "dequantize"
 

@@ -237,7 +237,7 @@ def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
             [choosing(shape, text, row) for text, row in zip(texts, logits[count:], strict=True)]
             for logits in (model.exact, model.rounded)
         ]
-        noise |= figures_beside(texts, *both)
+        noise |= figures_beside(texts, both[0], both[1])
     layers = [shape.part(number, compiled.parts) for number in range(compiled.parts)]
     exact, rounded = model.kept, model.kept_from([first for first, _ in layers])
     return {
