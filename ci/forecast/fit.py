@@ -17,6 +17,7 @@ from ci.lanes.onnx.forecast import EstimateOnnx
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.forecast import (
     ACCEPTED,
+    BASIS,
     BY,
     PRECISIONS,
     PROGRAMS,
@@ -208,7 +209,7 @@ def judge(
 ) -> JudgedPhone | None:
     """None where too little was measured."""
     rows = [
-        Row(name, precision, estimate["estimates"][table.chips[0]]["us"], row.milliseconds * 1000)
+        Row(name, precision, estimate["estimates"][table.chips[0]][BASIS], row.milliseconds * 1000)
         for (name, precision), estimate in estimates.items()
         if (row := measured[name, precision].get(phone))
     ]
@@ -276,9 +277,9 @@ def _accept(limits: LaneFit, judged: Sequence[JudgedPhone], table: Forecasts) ->
     for row in judged:
         fit = row.fit
         values[f"{LANE}/{row.phone}"] = {
-            "scale": float(f"{fit.scale:.5g}"),
-            "float_us": round(fit.float_us, 1),
-            "quantized_us": round(fit.quantized_us, 1),
+            "float_scale": float(f"{fit.float_scale:.5g}"),
+            "quantized_scale": float(f"{fit.quantized_scale:.5g}"),
+            "around_us": round(fit.around_us, 1),
             **{f"{precision}.p80": error for precision, error in fit.errors.items()},
             **{f"{precision}.programs": len(row.of(precision)) for precision in fit.errors},
             **{

@@ -28,18 +28,18 @@ class Row:
 
 def fitted(rows: Sequence[Row], errors: dict[str, float] | None = None) -> PhoneFit:
     """Three constants that are not negative: least squares of relative errors, outliers weighed down."""
-    scale = float(np.median([row.estimate for row in rows]))
+    usual = float(np.median([row.estimate for row in rows]))
     measured = np.array([row.measured for row in rows])
-    columns = np.array(
-        [[row.estimate / scale, row.precision == FLOAT, row.precision != FLOAT] for row in rows], dtype=float
-    )
-    relative = columns / measured[:, None]
-    found = np.array([scale * np.median([row.measured / row.estimate for row in rows]), 0, 0])
+    sizes = np.array([row.estimate / usual for row in rows])
+    in_float = np.array([row.precision == FLOAT for row in rows])
+    relative = np.stack([sizes * in_float, sizes * ~in_float, np.ones(len(rows))], axis=1) / measured[:, None]
+    first = usual * np.median([row.measured / row.estimate for row in rows])
+    found = np.array([first, first, 0])
     for _ in range(ROUNDS):
         wrong = relative @ found - 1
         weights = 1 / np.sqrt(1 + (wrong / OUTLIER) ** 2)
         found = _not_negative(relative * weights[:, None], weights)
-    return PhoneFit(float(found[0]) / scale, float(found[1]), float(found[2]), errors or {})
+    return PhoneFit(float(found[0]) / usual, float(found[1]) / usual, float(found[2]), errors or {})
 
 
 def _not_negative(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:

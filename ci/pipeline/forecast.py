@@ -20,6 +20,8 @@ PROGRAMS = "onnx-programs"
 """Of the programs that the constants were fitted by: what a phone measured, and the forecast of constants
 without the program's model."""
 
+BASIS = "least_us"
+"""Of QNN's three estimates the one that phones follow best."""
 FLOAT = "float"
 BY = "by."
 """How names of errors begin that another phone's measurement leaves."""
@@ -32,18 +34,19 @@ UNFAMILIAR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PhoneFit:
-    """Microseconds on a phone: `scale` times the estimate, and what surrounds the network."""
+    """Microseconds on a phone: how much faster it is in float and quantized, and what surrounds a network."""
 
-    scale: float
-    float_us: float
-    quantized_us: float
+    float_scale: float
+    quantized_scale: float
+    around_us: float
     errors: Mapping[str, float]
     """By precision, the 80th percentile of the errors of models that were left out of the fit."""
     by_other: Mapping[str, float] = field(default_factory=dict)
     """The same of forecasts that another phone's measurement corrects, by that phone."""
 
     def us(self, estimate_us: float, precision: str) -> float:
-        return self.scale * estimate_us + (self.float_us if precision == FLOAT else self.quantized_us)
+        scale = self.float_scale if precision == FLOAT else self.quantized_scale
+        return scale * estimate_us + self.around_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,8 @@ def _phone_fit(values: Values) -> PhoneFit:
         name.removeprefix(BY).replace("_", " "): error for name, error in p80.items() if name.startswith(BY)
     }
     errors = {name: error for name, error in p80.items() if not name.startswith(BY)}
-    scale, float_us, quantized_us = (_number(values[name]) for name in ("scale", "float_us", "quantized_us"))
-    return PhoneFit(scale, float_us, quantized_us, errors, by_other)
+    constants = (_number(values[name]) for name in ("float_scale", "quantized_scale", "around_us"))
+    return PhoneFit(*constants, errors=errors, by_other=by_other)
 
 
 def _number(value: object) -> float:
@@ -169,13 +172,15 @@ def forecast(
         )
     if reason := reason_to_withhold(facts, fit, table):
         return Forecasted(withheld=reason)
-    us = facts["estimates"][table.chips[0]]["us"]
+    us = facts["estimates"][table.chips[0]][BASIS]
     forecasts = []
     for name, phone in table.phones.items():
         if (fitted := fit.phones.get(name)) and hub in fitted.errors:
             ms, within = fitted.us(us, hub) / 1000, fitted.errors[hub]
             forecasts.append(Forecast(name, phone.soc, ms, ms * (1 - within), ms * (1 + within), within))
-    basis = f"QNN {version_in(build)}'s estimate for {table.chips[0]} ({us:,} us), by what AI Hub measured"
+    basis = (
+        f"QNN {version_in(build)}'s lower estimate for {table.chips[0]} ({us:,} us), by what AI Hub measured"
+    )
     return Forecasted(tuple(forecasts), basis=f"{basis} ({table.wheel.version})")
 
 

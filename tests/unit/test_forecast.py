@@ -26,8 +26,8 @@ TABLE = Forecasts.model_validate_json(
 FIT = LaneFit(
     BUILD,
     {
-        "Galaxy S24": PhoneFit(0.8, 100, 200, {"float": 0.1, "w8a8": 0.25}, {"Galaxy S25": 0.05}),
-        "Galaxy S25": PhoneFit(0.5, 50, 150, {"float": 0.2, "w8a8": 0.25}, {"Galaxy S24": 0.06}),
+        "Galaxy S24": PhoneFit(0.8, 0.9, 100, {"float": 0.1, "w8a8": 0.25}, {"Galaxy S25": 0.05}),
+        "Galaxy S25": PhoneFit(0.5, 0.6, 50, {"float": 0.2, "w8a8": 0.25}, {"Galaxy S24": 0.06}),
     },
     least_us=100,
     most_us=10_000,
