@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
+from ci.pipeline.compile_flags import (
+    CHECKPOINT,
+    PRECISION_HELP,
+    add_model,
+    add_option,
+    one_model_of,
+    require_one_chip,
+)
 from ci.pipeline.flags import add_work
 from ci.pipeline.options import OneModel
 from provisioning.base.command_line import repeatable
@@ -59,6 +66,8 @@ def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
     from ci.pipeline.repair import repair_model
 
     taken = lane_model(model, Compiling(output))
+    if model.lane == CHECKPOINT:
+        raise taken.not_taken(model)
     return reported("repair", model, model.named, lambda report: repair_model(taken, asked, report))
 
 

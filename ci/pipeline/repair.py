@@ -23,6 +23,8 @@ from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned
 from provisioning.fixes import words_at
 
+FILES = (".py", ".pt2", ".onnx")
+"""What a model is in; else it is named as a module."""
 WORSE_DB = 1.0
 """A rewrite that loses more is not kept."""
 
@@ -182,24 +184,22 @@ def _write(taken: LaneModel[Any, Any], rewritten: Rewritten, report: ModelReport
     """The model, the samples that it draws itself, and what to change in its source."""
     assert rewritten.model is not None
     output, model = taken.how.output, taken.model
-    stem = f"{Path(model.typed.partition(':')[0]).stem}-repaired"
+    name = Path(model.typed.partition(":")[0])
+    stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
+    path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), model.selection.store) as (new, publish):
-        shutil.copyfile(rewritten.model, new / f"{stem}{rewritten.model.suffix}")
+        shutil.copyfile(rewritten.model, new / path.name)
         (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.made)) + "\n", encoding="utf-8")
-        if rewritten.samples and not model.calibrate:
-            shutil.rmtree(output / f"{stem}-samples", ignore_errors=True)
-            shutil.copytree(rewritten.samples, output / f"{stem}-samples")
-        files = publish([path for path in new.iterdir() if path.is_file()])
+        if rewritten.samples and not samples:
+            samples = str(output / f"{stem}-samples")
+            shutil.rmtree(samples, ignore_errors=True)
+            shutil.copytree(rewritten.samples, samples)
+        files = publish([file for file in new.iterdir() if file.is_file()])
     report.wrote(files)
-    path = output / f"{stem}{rewritten.model.suffix}"
-    samples = (
-        str(output / f"{stem}-samples") if rewritten.samples and not model.calibrate else model.calibrate
-    )
-    words = ["--soc", model.selection.soc, *(["--precision", model.precision] if model.precision else [])]
-    words += ["--calibrate", samples] if samples else []
     for file in files:
         print(f"{file.stat().st_size:>12,}  {output / file.name}")
-    print(f"next: {session('compile', str(path), *words, '-o', str(output))}")
+    again = replace(model, typed=str(path), calibrate=samples, dimensions=())
+    print(f"next: {session('compile', *again.words(model.selection.soc), '-o', output)}")
     return files
 
 
