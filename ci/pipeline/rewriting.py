@@ -149,7 +149,7 @@ def tried(samples: Sequence[Sequence[Array]], values: Sequence[float], low: floa
     import numpy as np
 
     yield from (list(sample) for sample in samples)
-    generator = np.random.default_rng(1)
+    generator: Any = np.random.default_rng(1)
     makers: list[tuple[Callable[..., Any], Callable[[Array], Any]]] = [
         (lambda shape, *_: np.full(shape, 0.0), np.zeros_like),
         (lambda shape, least, _: np.full(shape, least), lambda array: np.full_like(array, array.min())),

@@ -248,7 +248,8 @@ def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> i
 
 def _first_offers(rows: Metric) -> Mapping[str, str]:
     """Of the first program that is wrong."""
-    every = (
-        [row["offers"] for row in rows.values() if isinstance(row, dict)] if isinstance(rows, dict) else []
-    )
-    return next((offers for offers in every if offers), {})
+    for row in rows.values() if isinstance(rows, dict) else ():
+        offers = row.get("offers") if isinstance(row, dict) else None
+        if isinstance(offers, dict) and offers:
+            return {does: str(command) for does, command in offers.items()}
+    return {}

@@ -39,7 +39,7 @@ TEXTS = {
 }
 
 
-WEIGHTS = {
+WEIGHTS: dict[str, dict[str, tuple[int, ...]]] = {
     "norm-as-scale-and-shift": {"w": (4, 4, 1, 1)},
     "recurrent-cell-by-cell": {"w": (2, 6, 3), "r": (2, 6, 2), "b": (2, 12)},
 }

@@ -114,7 +114,7 @@ class Lower(Step[ExecutorchProgram]):
         common = key(program, self.plan.basis, memo.roots, environ)
         plan = self.plan
         only = {"quantize only": True} if plan.quantize_only else {}
-        return {**common, **only, **({"needs": list(plan.needs)} if plan.needs is not None else {})}
+        return {**common, **only, **({"needs": [*map(dict, plan.needs)]} if plan.needs is not None else {})}
 
     def cost(self, program: ExecutorchProgram) -> Job:
         recorded = self.plan.baseline(program).of(program.name)

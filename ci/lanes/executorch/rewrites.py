@@ -100,9 +100,8 @@ def _(model: Exported) -> Iterator[NodeMatch]:
             continue
         x = scaled.args[0]
         ends = [end for end in _following(erf, 4) if isinstance(x, Node) and model.only_of(end, x)]
-        gelu = functional.gelu(model.value(x)) if ends else None
         for end in reversed(ends):
-            value = model.value(end)
+            gelu, value = functional.gelu(model.value(x)), model.value(end)
             if value.shape == gelu.shape and torch.allclose(value, gelu, rtol=0, atol=NEAR):
                 yield NodeMatch(end, (x,), functional.gelu)
                 break
@@ -274,7 +273,7 @@ def _places(model: Exported, node: Node) -> list[Tensor]:
         numbers = torch.arange(float(shape[axis])).reshape(
             [-1 if place == axis else 1 for place in range(len(shape))]
         )
-        every = target(numbers.expand(1, 1, *shape[2:]).contiguous(), *node.args[1:])  # type: ignore[operator]
+        every: Any = target(numbers.expand(1, 1, *shape[2:]).contiguous(), *node.args[1:])
         places.append(every.movedim(axis, 0).reshape(every.shape[axis], -1)[:, 0].long())
     return places
 
@@ -304,7 +303,9 @@ def _(x: Tensor, *_: Any) -> Tensor:
         _reads(node) == {0}
         and all(
             old % new == 0
-            for old, new in zip(_shape(model, node.args[0])[-3:], list(node.args[1]), strict=True)  # type: ignore[arg-type]
+            for old, new in zip(
+                _shape(model, node.args[0])[-3:], tuple(model.value(node)[0].shape)[-3:], strict=True
+            )
         )
     ),
 )
@@ -534,7 +535,8 @@ def _is_by_condition(model: Exported, node: Node) -> bool:
     if len(indices) != 1 or indices[0] is None or (len(node.args) > 3 and node.args[3]):
         return False
     mask, value = model.value(indices[0]), model.value(node.args[2])
-    return mask.dtype == torch.bool and mask.shape == model.value(node.args[0]).shape and value.numel() == 1
+    same = mask.shape == model.value(node.args[0]).shape
+    return bool(same and mask.dtype == torch.bool and value.numel() == 1)
 
 
 @one("where-for-assignment", aten.index_put.default, aten.index_put_.default, when=_is_by_condition)
@@ -656,10 +658,8 @@ def _(model: Exported) -> Iterator[NodeMatch]:
             permuted = permuted.args[0]
         if not isinstance(permuted, Node) or permuted.target is not aten.permute.default:
             continue
-        first, order = (
-            permuted.args[0],
-            [int(str(axis)) % len(_shape(model, permuted)) for axis in permuted.args[1]],
-        )  # type: ignore[union-attr]
+        axes: Any = permuted.args[1]
+        first, order = permuted.args[0], [axis % len(axes) for axis in axes]
         if not isinstance(first, Node) or len(order) <= HTP_DIMENSIONS or first.target not in RESHAPES:
             continue
         sizes, fewer = merged(_shape(model, first), order)

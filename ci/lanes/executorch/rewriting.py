@@ -172,7 +172,7 @@ class Exported:
         """The name of a constant: the model's own where it is one."""
         for name, known in (*self.module.named_parameters(), *self.module.named_buffers()):
             if known is tensor:
-                return name
+                return str(name)
         number = sum(name.startswith(WRITTEN) for name, _ in self.module.named_buffers())
         self.module.register_buffer(f"{WRITTEN}{number}", tensor.detach().clone())
         return f"{WRITTEN}{number}"

@@ -32,6 +32,10 @@ def search(name: str) -> Callable[[Find], Find]:
     return register
 
 
+def _of_one(operator: str, *inputs: str, domain: str = "") -> Callable[[Writer], list[str]]:
+    return lambda put: [put(operator, *inputs, domain=domain)]
+
+
 @search("division-by-root")
 def _(model: Rewriting) -> Iterator[OnnxMatch]:
     for node in model.all_of("Mul"):
@@ -40,7 +44,7 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
             if maker is not None and maker.op_type == "Reciprocal":
                 by, of = maker.input[0], node.input[1 - place]
                 operands = tuple(name for name in dict.fromkeys((of, by)) if model.constant(name) is None)
-                yield OnnxMatch(node, operands, lambda write, by=by, of=of: [write("Div", of, by)])
+                yield OnnxMatch(node, operands, _of_one("Div", of, by))
                 break
 
 
@@ -101,7 +105,7 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
         values = model.values([x, *names])[0] if ends else {}
         for end in reversed(ends):
             if _is_gelu(values[x], values[end.output[0]]):
-                yield OnnxMatch(end, (x,), lambda put, x=x: [put("Gelu", x, domain=MICROSOFT)])
+                yield OnnxMatch(end, (x,), _of_one("Gelu", x, domain=MICROSOFT))
                 break
 
 
