@@ -132,7 +132,9 @@ def test_a_bundle_for_another_chip_is_refused_before_it_is_sent(
     assert (finding.severity if finding else None) == severity
 
 
-def test_a_device_a_stage_the_report_page_and_annotations_give_the_answers_of_diagnose(tmp_path: Path) -> None:
+def test_device_stage_page_and_annotations_give_the_answers_of_diagnose(
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "run.log"
     examples = {entry.id: entry.example for entry in diagnosis.knowledge().entries}
     log.write_text(f"{examples['stub-mismatch']}\n{examples['disk-full']}\n", encoding="utf-8")
@@ -158,6 +160,8 @@ def test_a_device_a_stage_the_report_page_and_annotations_give_the_answers_of_di
 
 def test_a_device_whose_log_no_cause_explains_says_who_speaks_and_what_to_collect(tmp_path: Path) -> None:
     run = StageRun("run_device", "wheels", "aarch64-android", "qnn-ci run_device")
-    run_bundle._explain(session.RunResult(1, "[ERROR] QnnDsp <E> it broke somehow\n"), Local(), tmp_path, run, 5)
+    run_bundle._explain(
+        session.RunResult(1, "[ERROR] QnnDsp <E> it broke somehow\n"), Local(), tmp_path, run, 5
+    )
     (note,) = (finding for finding in run.findings if finding.rule == "device-diagnosis")
     assert "told by QNN" in note.message and note.fix.startswith("collect ")
