@@ -132,9 +132,7 @@ def test_a_bundle_for_another_chip_is_refused_before_it_is_sent(
     assert (finding.severity if finding else None) == severity
 
 
-def test_device_stage_page_and_annotations_give_the_answers_of_diagnose(
-    tmp_path: Path,
-) -> None:
+def test_device_stage_page_and_annotations_give_the_answers_of_diagnose(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     examples = {entry.id: entry.example for entry in diagnosis.knowledge().entries}
     log.write_text(f"{examples['stub-mismatch']}\n{examples['disk-full']}\n", encoding="utf-8")
