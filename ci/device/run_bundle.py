@@ -17,7 +17,7 @@ from ci.device.transport import Device
 from ci.engine.dist import RUNNER
 from provisioning.base.commands import quoted
 from provisioning.base.commands import session as session_command
-from provisioning.base.diagnosis import explain
+from provisioning.base.diagnosis import explain, read
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import ROOT, Selection
@@ -219,6 +219,10 @@ def _explain(ran: session.RunResult, device: Device, into: Path, stage: StageRun
     for text, subject in ((ran.out, "run.log"), (system, "system.log")):
         for known in explain(text):
             stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {known.id}", known.cause, known.fix)
+    told = read(ran.out).diagnosis("run.log")
+    if told.heard and not told.explanations:
+        fix = f"collect {told.collect}" if told.collect else ""
+        stage.add("device-diagnosis", Severity.NOTE, told.subject, told.heard, fix)
 
 
 def _signal(code: int) -> str:

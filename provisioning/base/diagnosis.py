@@ -32,9 +32,9 @@ DECORATION = re.compile(
 )
 """What CI systems and terminals put around a line: GitHub's time stamp, colours. It never goes back."""
 
-PIECE = 192 << 10
+PIECE = 48 << 10
 """A log is read in pieces of so many bytes."""
-OVERLAP = 16 << 10
+OVERLAP = 6 << 10
 """So much of a piece, or a little less, is in the next one too, so that what lies across both is found."""
 JSON_LINE = re.compile(rb'^\{".*', re.MULTILINE)
 UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b"\\"}
