@@ -194,9 +194,8 @@ class TuneSearch:
             choices = dict.fromkeys(
                 chosen.units - frozenset(spare[:count]) for count in (len(spare), (len(spare) + 1) // 2)
             )
-            new = [choice for choice in choices if choice not in self.points][
-                : MOST_PROGRAMS - len(self.points)
-            ]
+            new = [choice for choice in choices if choice not in self.points]
+            new = new[: MOST_PROGRAMS - len(self.points)]
             if not new:
                 return
             found = self._measured(new, "without what the floor may not need")
