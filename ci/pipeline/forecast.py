@@ -96,7 +96,8 @@ def _phone_fit(values: Values) -> PhoneFit:
     }
     errors = {name: error for name, error in p80.items() if not name.startswith(BY)}
     constants = (_number(values[name]) for name in ("float_scale", "quantized_scale", "around_us"))
-    return PhoneFit(*constants, errors=errors, by_other=by_other)
+    scale, quantized, around = constants
+    return PhoneFit(scale, quantized, around, errors, by_other)
 
 
 def _number(value: object) -> float:

@@ -101,16 +101,9 @@ class Tuned:
 
 
 class TuneSearch:
-    def __init__(
-        self,
-        units: Sequence[Unit],
-        measure: Measure,
-        goal: Goal,
-        names: tuple[str, str],
-        most: int = MOST_PROGRAMS,
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], measure: Measure, goal: Goal, names: tuple[str, str]) -> None:
         """`names` are those of the cheap and of the exact precision."""
-        self.units, self.measure, self.goal, self.most = units, measure, goal, most
+        self.units, self.measure, self.goal = units, measure, goal
         self.names = self.cheap, self.exact = names
         self.order = sorted(range(len(units)), key=lambda index: -units[index].gain / units[index].size)
         self.points: dict[frozenset[int], Point] = {}
@@ -178,7 +171,7 @@ class TuneSearch:
         None is not beyond, all are."""
         low, high, probe = 0, len(self.units), first
         why = f"the number that the scores predict, {first}" if first != high // 2 else "the half"
-        while high - low > 1 and len(self.points) < self.most - KEPT_BACK:
+        while high - low > 1 and len(self.points) < MOST_PROGRAMS - KEPT_BACK:
             (point,) = self._measured([self._first(probe)], why)
             low, high = (low, probe) if beyond(point) else (probe, high)
             probe, why = (low + high) // 2, f"between {low} and {high}"
@@ -197,11 +190,12 @@ class TuneSearch:
         return max(count, 1)
 
     def _demote(self, chosen: Point) -> None:
-        while len(self.points) < self.most and (spare := self._spare(chosen)):
+        while len(self.points) < MOST_PROGRAMS and (spare := self._spare(chosen)):
             choices = dict.fromkeys(
                 chosen.units - frozenset(spare[:count]) for count in (len(spare), (len(spare) + 1) // 2)
             )
-            new = [choice for choice in choices if choice not in self.points][: self.most - len(self.points)]
+            new = [choice for choice in choices if choice not in self.points]
+            new = new[: MOST_PROGRAMS - len(self.points)]
             if not new:
                 return
             found = self._measured(new, "without what the floor may not need")

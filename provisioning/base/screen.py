@@ -43,11 +43,11 @@ class Display(Protocol):
         """A line for a log, which a terminal does not show."""
 
 
-def display_for(out: TextIO, environ: Mapping[str, str] = os.environ) -> Display | None:
+def display_for(out: TextIO) -> Display | None:
     """Where bars can be drawn; None where lines of text have to do."""
-    if out is sys.stderr and (descriptor := _channel(environ)) is not None:
+    if out is sys.stderr and (descriptor := _channel()) is not None:
         return Events(descriptor, out)
-    drawable = out.isatty() and environ.get("TERM", "dumb") not in ("", "dumb")
+    drawable = out.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
     return Screen(out) if drawable else None
 
 
@@ -57,8 +57,8 @@ def channel_value(descriptor: int) -> str:
     return f"{descriptor}:{status.st_dev}:{status.st_ino}"
 
 
-def _channel(environ: Mapping[str, str]) -> int | None:
-    value = environ.get(CHANNEL, "")
+def _channel() -> int | None:
+    value = os.environ.get(CHANNEL, "")
     try:
         descriptor = int(value.partition(":")[0])
         return descriptor if channel_value(descriptor) == value else None

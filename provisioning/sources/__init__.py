@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.1[:/])\S+$")]
+Place = Callable[[str], str | None]
+"""Where a member of what was fetched is put; None leaves it out."""
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
 
 
@@ -53,13 +55,7 @@ class Source(Model):
         """Fetch and verify it, or reuse the result of an earlier call."""
 
     @abstractmethod
-    def unpack(
-        self,
-        fetched: Path,
-        into: Path,
-        place: Callable[[str], str | None],
-        progress: Progress = SILENT,
-    ) -> list[Entry]:
+    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
         """Put the files that `place` gives a destination below `into`."""
 
     @abstractmethod
@@ -96,13 +92,7 @@ class FileSource(Source):
                 unpinned.replace(pinned)
         return pinned
 
-    def unpack(
-        self,
-        fetched: Path,
-        into: Path,
-        place: Callable[[str], str | None],
-        progress: Progress = SILENT,
-    ) -> list[Entry]:
+    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
         from provisioning.archive import Limits, extract
 
         limits = Limits(case_sensitive=getattr(self, "case_sensitive", False))

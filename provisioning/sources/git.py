@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,7 +17,7 @@ from provisioning.base.errors import EnvironmentLacking, IntegrityError, Toolkit
 from provisioning.base.files import hash_file
 from provisioning.base.progress import SILENT, Progress
 from provisioning.download import Fetched, alone, redact, redact_text
-from provisioning.sources import Https, Source
+from provisioning.sources import Https, Place, Source
 
 if TYPE_CHECKING:
     from provisioning.archive import Entry
@@ -49,13 +49,7 @@ class Git(Source):
         into = self.landing_place(downloads)
         return Fetched(into, checkout(self, into, progress), 0)
 
-    def unpack(
-        self,
-        fetched: Path,
-        into: Path,
-        place: Callable[[str], str | None],
-        progress: Progress = SILENT,
-    ) -> list[Entry]:
+    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
         from provisioning.archive import Entry
 
         entries = []

@@ -612,7 +612,7 @@ def test_a_choice_between_words_that_rounding_alone_exchanges_is_no_loss(tmp_pat
 
     def first_choice(found: Sequence[Any], tie: float = 0.0) -> float:
         readings = zip(found, right.exact, rows, strict=True)
-        every = figures_of([window_of(some[:-1], each[:-1], row[1:], tie) for some, each, row in readings])
+        every = figures_of([window_of(some[:-1], exact[:-1], row[1:], tie) for some, exact, row in readings])
         return every["first_choice"].value
 
     assert first_choice(right.rounded) < 0.97 < 0.99 < first_choice(right.rounded, tie)

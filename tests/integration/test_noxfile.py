@@ -77,18 +77,16 @@ def test_an_interrupted_session_has_time_to_tidy_up(
             process.wait()
 
 
+def printed(folder: Path, session: str, *words: str) -> str:
+    """By a session of nox that is started in a folder with the environments."""
+    nox = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", session, "--", *words]
+    environ = {**os.environ, "QNN_CI_ENVIRONMENTS": str(folder)}
+    return subprocess.run(nox, cwd=folder, env=environ, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_relative_path_counts_from_where_nox_was_started(tmp_path: Path) -> None:
     locked_environment(tmp_path, "tools")
-    nox = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py")]
-    done = subprocess.run(
-        [*nox, "-s", "store", "--", "list", "--store", "mine"],
-        cwd=tmp_path,
-        env={**os.environ, "QNN_CI_ENVIRONMENTS": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == f"no trees in {tmp_path / 'mine'}\n"
+    assert printed(tmp_path, "store", "list", "--store", "mine") == f"no trees in {tmp_path / 'mine'}\n"
 
 
 def test_the_users_folder_says_which_environment_a_model_needs(tmp_path: Path) -> None:
@@ -96,16 +94,7 @@ def test_the_users_folder_says_which_environment_a_model_needs(tmp_path: Path) -
     (tmp_path / "Llama" / "config.json").write_text("{}")
     for name in ("llm", "executorch"):
         locked_environment(tmp_path, name, f"echo {name}")
-    nox = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py")]
-    done = subprocess.run(
-        [*nox, "-s", "compile", "--", "Llama/", "-o", "out"],
-        cwd=tmp_path,
-        env={**os.environ, "QNN_CI_ENVIRONMENTS": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "llm\n"
+    assert printed(tmp_path, "compile", "Llama/", "-o", "out") == "llm\n"
 
 
 class TestTorch:

@@ -58,7 +58,7 @@ loaded = make("net:make", {}, folder, None)
 sample = loaded.sample(0)
 run = ExecutorchRun(precision="8a8w", nodes={"16a8w": ("lin*",)}, socs=("SM8650",), calibration=2)
 batches, where = lower.calibration_of(loaded, run), ("htp", "SM8650", folder)
-model, _, _ = lower.quantized_model(loaded, sample, batches, run, *where)
+model, *_ = lower.prepared_model(loaded, sample, batches, run, *where).quantized()
 kinds = {
     node.name: quantize.args[4]
     for node in model.graph.nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 
@@ -78,11 +79,9 @@ def reports() -> list[Report]:
     lowered: dict[str, Metric] = {GOOD: _lowered(GOOD, "pass", 0), BAD: _lowered(BAD, "fail", 1)}
     ran: dict[str, Metric] = {GOOD: _ran(GOOD), BAD: _ran(BAD)}
     return [
-        _report("test_lowering", Outcome.FAIL, lowered, (ERF,)),
-        _report("test_emulator", Outcome.PASS, ran, ()),
-        replace(
-            _report("profile", Outcome.PASS, {}, ()), metrics={"profiles": {"net.py:make 8a8w": PROFILE}}
-        ),
+        _of_programs("test_lowering", lowered, ERF),
+        _of_programs("test_emulator", ran),
+        report_of("profile", metrics={"profiles": {"net.py:make 8a8w": PROFILE}}),
     ]
 
 
@@ -143,7 +142,7 @@ def speaker() -> Report:
         "behaviour": [{"prompt": "How late is it?", "said": asked}],
     }
     lost = Finding("llm-behaviour", Severity.ERROR, SPEAKER, "a call is lost", "raise the precision")
-    return _report("test_llm", Outcome.FAIL, {SPEAKER: row_of_model}, (lost,))
+    return _of_programs("test_llm", {SPEAKER: row_of_model}, lost)
 
 
 ONNX: dict[str, Metric] = {
@@ -201,13 +200,11 @@ def with_text_everywhere(text: str) -> list[Report]:
         return value
 
     lowering, emulator, profile = reports()
-    commands = replace(_report("audit", Outcome.PASS, {}, ()), metrics=COMMANDS)
-    onnx = _report("test_onnx", Outcome.PASS, ONNX, ())
-    compare = replace(_report("compare", Outcome.PASS, {}, ()), metrics=COMPARISON)
-    other = replace(
-        _report("other" + text, Outcome.FAIL, {}, (replace(ERF, subject="elsewhere"),)),
-        metrics={"figure" + text: "1" + text},
-    )
+    commands = report_of("audit", metrics=COMMANDS)
+    onnx = _of_programs("test_onnx", ONNX)
+    compare = report_of("compare", metrics=COMPARISON)
+    found, figure = replace(ERF, subject="elsewhere"), {"figure" + text: "1" + text}
+    other = report_of("other" + text, found, outcome=Outcome.FAIL, metrics=figure)
 
     def named(word: str) -> str:
         return word + text
@@ -232,18 +229,13 @@ def with_text_everywhere(text: str) -> list[Report]:
     ]
 
 
-def _report(
-    stage: str, outcome: Outcome, programs: dict[str, Metric], findings: tuple[Finding, ...]
-) -> Report:
-    return Report(
-        stage=stage,
-        profile="wheels",
-        target="x86_64-linux",
-        outcome=outcome,
-        started="2026-11-20T08:00:00+00:00",
-        seconds=12.5,
-        findings=findings,
-        artifacts=(),
-        metrics={"selected": len(programs), "programs": programs},
-        command=f"nox -s {stage}",
-    )
+def report_of(stage: str, /, *findings: Finding, outcome: Outcome = Outcome.PASS, **changed: Any) -> Report:
+    begun, command = "2026-11-20T08:00:00+00:00", f"nox -s {stage}"
+    report = Report(stage, "wheels", "x86_64-linux", outcome, begun, 1.25, findings, (), {}, command)
+    return replace(report, **changed)
+
+
+def _of_programs(stage: str, programs: dict[str, Metric], *findings: Finding) -> Report:
+    outcome = Outcome.FAIL if findings else Outcome.PASS
+    metrics = {"selected": len(programs), "programs": programs}
+    return report_of(stage, *findings, outcome=outcome, seconds=12.5, metrics=metrics)

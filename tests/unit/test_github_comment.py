@@ -18,9 +18,10 @@ from ci.github import changes, comment
 from ci.pipeline.history import add_history
 from ci.report.changes import MOST_BYTES, Changes, changes_of, sparkline
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
-from provisioning.base.findings import Outcome, Report
+from provisioning.base.findings import Report
 from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.comment_api import FORK, NAME, OWNER, TOKEN, GitHub, event, github
+from tests.support.program_reports import report_of
 from tests.support.repositories import IDENTITY, repository
 
 SHA, NEWER = "3c4d5e6f" * 5, "deadbeef" * 5
@@ -75,9 +76,7 @@ def row(history: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def report(stage: str, **programs: Any) -> Report:
-    return Report(
-        stage, "wheels", "", Outcome.PASS, "", 1.0, (), (), {"programs": programs}, f"nox -s {stage}"
-    )
+    return report_of(stage, metrics={"programs": programs})
 
 
 # What is found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import re
@@ -23,6 +24,7 @@ from provisioning.base.rendering.junit_xml import junit
 from provisioning.base.rendering.terminal import console
 from provisioning.base.rendering.text import DID_NOT_RUN, place_of, worst
 from provisioning.base.rendering.workflow_commands import command
+from tests.support.program_reports import report_of
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -33,22 +35,7 @@ TEXT = st.one_of(
 )
 FINDINGS = st.builds(Finding, TEXT, st.sampled_from(Severity), TEXT, TEXT, TEXT)
 
-
-def _report(*findings: Finding, outcome: Outcome = Outcome.FAIL, **changed: object) -> Report:
-    report = Report(
-        stage="validate",
-        profile="wheels",
-        target="x86_64-linux",
-        outcome=outcome,
-        started="2026-11-20T08:00:00+00:00",
-        seconds=1.25,
-        findings=findings,
-        artifacts=(),
-        metrics={},
-        command="nox -s validate",
-    )
-    return replace(report, **changed)  # type: ignore[arg-type]
-
+_report = functools.partial(report_of, "validate", outcome=Outcome.FAIL)
 
 REPORTS = st.builds(
     lambda stage, findings, outcome, command: _report(

@@ -28,24 +28,13 @@ from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import headline, verdict
 from provisioning.base.settings import Selection
 from tests.support.pages import read_page, structure_of, text_of
-from tests.support.program_reports import with_text_everywhere
+from tests.support.program_reports import report_of, with_text_everywhere
 from tests.support.typed import run_here
 
 
 def _report(stage: str, *findings: Finding, outcome: Outcome = Outcome.PASS) -> Report:
-    return Report(
-        stage=stage,
-        profile="wheels",
-        target="x86_64-linux",
-        outcome=outcome,
-        started="2026-11-20T08:00:00+00:00",
-        seconds=1.25,
-        findings=findings,
-        artifacts=(Artifact("pte", f"build/{stage}.pte", "ab" * 32, 4_234_123),),
-        metrics={"files": 1234},
-        command=f"nox -s {stage}",
-        run="one",
-    )
+    made = (Artifact("pte", f"build/{stage}.pte", "ab" * 32, 4_234_123),)
+    return report_of(stage, *findings, outcome=outcome, artifacts=made, metrics={"files": 1234}, run="one")
 
 
 BAD = Finding("elf.arch", Severity.ERROR, "lib/a.so", "holds v79", "provision it again")

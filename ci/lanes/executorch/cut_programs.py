@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ci.engine.runner_call import runner_command, write_inputs
-from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, quantized_model
+from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
 from ci.partition.decisions import is_quantizer, module_of
 from ci.partition.failing_operators import restore_builtins
@@ -106,7 +106,8 @@ def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     loaded.model.requires_grad_(False)
     if run.quantizes:
         batches = calibration_of(loaded, run)
-        module, _, _ = quantized_model(loaded, samples[0], batches, run, case.backend, soc, place)
+        given = (loaded, samples[0], batches, run, case.backend, soc, place)
+        module, *_ = prepared_model(*given).quantized()
     else:
         module = torch.export.export(loaded.model, copied(samples[0]), strict=True).module()
     spec = compiler_spec(soc, run)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
-from ci.lanes.executorch.lower import calibration_of, compiler_spec, quantized_model
+from ci.lanes.executorch.lower import calibration_of, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
 from ci.pipeline.models.factory import copied, make
 
@@ -29,7 +29,7 @@ def _child(kind: str, order: str) -> None:
     sample, module = loaded.sample(0), loaded.model
     if run.quantizes:
         batches = calibration_of(loaded, run)
-        module, _, _ = quantized_model(loaded, sample, batches, run, case.backend, soc, place)
+        module, *_ = prepared_model(loaded, sample, batches, run, case.backend, soc, place).quantized()
     spec = compiler_spec(soc, run, saver=kind == "calls", online_prepare=ONLINE[kind])
     os.chdir(into)
     to_edge_transform_and_lower_to_qnn(module, copied(sample), spec)

@@ -185,9 +185,8 @@ def lower(
     if score:
         return {"units": scored(loaded, samples[0], batches, run, score, backend, soc, search_path)}
     if run.quantizes:
-        module, patterns, losses = quantized_model(
-            loaded, samples[0], batches, run, backend, soc, search_path
-        )
+        given = (loaded, samples[0], batches, run, backend, soc, search_path)
+        module, patterns, losses = prepared_model(*given).quantized()
         with _step("quantize"):
             doing("run on CPU")
             reference = [run_copied(module, sample) for sample in samples]
@@ -371,22 +370,14 @@ class Prepared:
     """The outputs of the float model's nodes for the sample."""
     folded: Mapping[str, str]
     patterns: Sequence[Patterns]
+    sample: tuple[Tensor, ...]
 
-
-def quantized_model(
-    loaded: ModelWithInputs,
-    sample: tuple[Tensor, ...],
-    batches: Sequence[tuple[Tensor, ...]],
-    run: ExecutorchRun,
-    backend: str,
-    soc: str,
-    search_path: Path,
-) -> tuple[Any, Sequence[Patterns], list[dict[str, object]]]:
-    prepared = prepared_model(loaded, sample, batches, run, backend, soc, search_path)
-    with _step("quantize"):
-        quantized = convert_pt2e(prepared.module)
-        losses = worst_losses(prepared.floats, prepared.folded, quantized, copied(sample))
-        return quantized, prepared.patterns, losses
+    def quantized(self) -> tuple[Any, Sequence[Patterns], list[dict[str, object]]]:
+        """The model, what chose its operators, and where it loses most."""
+        with _step("quantize"):
+            module = convert_pt2e(self.module)
+            losses = worst_losses(self.floats, self.folded, module, copied(self.sample))
+            return module, self.patterns, losses
 
 
 def prepared_model(
@@ -435,7 +426,7 @@ def prepared_model(
             prepared = prepare_pt2e(exported, quantizer)
             for batch in batches:
                 prepared(*copied(batch))
-    return Prepared(prepared, floats, folded, patterns)
+    return Prepared(prepared, floats, folded, patterns, sample)
 
 
 def _observer(run: ExecutorchRun, scheme: str) -> Any:

@@ -6,24 +6,23 @@ process."""
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.arrays import Array, Sample
+from ci.lanes.llm.compiled import Compiled, CompiledReader
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate, through
-from ci.lanes.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
+from ci.lanes.llm.graphs import blocks, outputs_of
 from ci.lanes.llm.judge import OF_WINDOWS, figures_of, tie_of, window_of
 from ci.lanes.llm.measure import (
-    TokenReader,
     choices,
     choosing,
     figures_beside,
@@ -45,82 +44,22 @@ from ci.lanes.llm.reference import (
 )
 from ci.pipeline.accuracy import Pair, Unusable, compare
 from provisioning.base.units import EXACT_DB
-from provisioning.manifest import Soc, soc_named
+from provisioning.manifest import soc_named
 
 TINY = 1e-30
 
 
-class CompiledReader(TokenReader, Protocol):
-    count: int
-    context: int
+def compiled_of(order: Mapping[str, Any]) -> Compiled:
+    out, folder = Path(order["compiled"]), Path(order["model"])
+    record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    kind = Compiled
+    if through(record) == "executorch":
+        # It never imports what Genie's workers do, which load another QNN.
+        from ci.lanes.llm import program_steps
 
-    def alone(self, inputs: Sample) -> Sample:
-        """What the only part makes of inputs, which have a cache of their own."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What `compile` wrote, and the checkpoint that it was made from. These are Genie's context binaries."""
-
-    out: Path
-    folder: Path
-    shape: Architecture
-    soc: Soc
-    record: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, order: Mapping[str, Any]) -> Compiled:
-        out, folder = Path(order["compiled"]), Path(order["model"])
-        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-        kind: type[Compiled] = cls
-        if through(record) == "executorch":
-            # It never imports what Genie's workers do, which load another QNN.
-            kind = importlib.import_module("ci.lanes.llm.program_steps").LoweredProgram
-        shape = read_architecture(folder, record.get("adapter", ""))
-        return kind(out, folder, shape, soc_named(record["soc"]), record)
-
-    @property
-    def context(self) -> int:
-        return int(self.record["context"])
-
-    @property
-    def parts(self) -> int:
-        return int(self.record["parts"])
-
-    @property
-    def quantized(self) -> bool:
-        return bool(self.record["precision"] != "fp16")
-
-    def readers(
-        self, kind: str, *, cpu: bool = False, only: int | None = None
-    ) -> Mapping[str, CompiledReader]:
-        """One on HTP, unless `cpu`, and of a quantized model another one on the CPU. `only` is a part."""
-        from ci.lanes.llm.checkpoint_compile import on_cpu_name
-        from ci.lanes.llm.contexts import ContextReader, load_context, on_cpu
-
-        parts = range(self.parts) if only is None else [only]
-        graphs = [self.out / on_cpu_name(kind, part) for part in parts if self.quantized]
-        encodings: dict[str, Encoding] = {}
-        for graph in graphs:
-            encodings |= edge_encodings(graph)
-        readers: dict[str, CompiledReader] = {}
-        if not cpu:
-            wrappers = [self.out / f"{kind}_{part}.onnx" for part in parts]
-            sessions = [load_context(wrapper, self.soc) for wrapper in wrappers]
-            readers[f"{kind}_htp"] = ContextReader(self.shape, sessions, encodings)
-        if graphs:
-            readers[f"{kind}_cpu"] = ContextReader(self.shape, [on_cpu(graph) for graph in graphs], encodings)
-        return readers
-
-    @property
-    def cache(self) -> int:
-        """Bits of keys and values; 0 where they are not integers."""
-        from ci.lanes.llm.checkpoint_compile import on_cpu_name
-
-        if not self.quantized:
-            return 0
-        encodings = edge_encodings(self.out / on_cpu_name("decode", 0))
-        return 8 * np.dtype(encodings["past_key_0_in"].dtype).itemsize
+        kind = program_steps.LoweredProgram
+    shape = read_architecture(folder, record.get("adapter", ""))
+    return kind(out, folder, shape, soc_named(record["soc"]), record)
 
 
 def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
@@ -130,7 +69,7 @@ def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
 
 def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds until all is loaded, and then for a token, by reader."""
-    compiled, paces = Compiled.of(order), {}
+    compiled, paces = compiled_of(order), {}
     row = _rows(compiled, order)[0]
     began = time.monotonic()
     readers = compiled.readers(order["kind"], cpu=order["cpu"])
@@ -149,7 +88,7 @@ def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
 def order_part_pace(order: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds that the last part of a kind takes, where the head is: to be ready, and for each token. The
     binaries of all parts may be more than the emulator loads."""
-    compiled, kind = Compiled.of(order), order["kind"]
+    compiled, kind = compiled_of(order), order["kind"]
     number = compiled.parts - 1
     first, last = compiled.shape.part(number, compiled.parts)
     began = time.monotonic()
@@ -174,7 +113,7 @@ def order_part_pace(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
-    compiled = Compiled.of(order)
+    compiled = compiled_of(order)
     rows = _rows(compiled, order)
     exact = _exact(compiled, rows)
     return figures_on(rows, exact, compiled.readers(order["kind"], cpu=order["cpu"]), order["tie"])
@@ -192,7 +131,7 @@ def _exact(compiled: Compiled, rows: Sequence[Sequence[int]]) -> list[Array]:
 
 def order_answers(order: Mapping[str, Any]) -> dict[str, Any]:
     """What float (`who`), or the compiled model by decode, says after each prompt."""
-    compiled, who = Compiled.of(order), order["who"]
+    compiled, who = compiled_of(order), order["who"]
     shape, most, context = compiled.shape, order["most"], compiled.context
     if who == "float":
         reference = load_reference(compiled.folder, shape.adapter)
@@ -224,7 +163,7 @@ def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
     part of the layers keeps of a row."""
     from ci.lanes.llm.noise import rounded_model, scheme_of
 
-    compiled, texts = Compiled.of(order), [ForcedText(**text) for text in order["texts"]]
+    compiled, texts = compiled_of(order), [ForcedText(**text) for text in order["texts"]]
     shape, rows, record = compiled.shape, _rows(compiled, order), compiled.record
     scheme = scheme_of(through(record), record["precision"], compiled.cache)
     every = [*rows, *(whole_text(shape, text) for text in texts)]
@@ -300,7 +239,7 @@ def figures_of_rows(
 
 def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:
     """Genie's choices after each prefix, by what float loses by them."""
-    compiled, prefixes = Compiled.of(order), [text["prompt"] for text in order["texts"]]
+    compiled, prefixes = compiled_of(order), [text["prompt"] for text in order["texts"]]
     generated = generate(Path(order["config"]), prefixes, timeout=order["timeout"])
     reference = load_reference(compiled.folder, compiled.shape.adapter)
     return choices(compiled.shape, reference, prefixes, generated, order["tie"])
@@ -308,7 +247,7 @@ def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
     """Of Genie's own logits; nothing where it cannot be asked for them."""
-    compiled, texts = Compiled.of(order), [ForcedText(**text) for text in order["texts"]]
+    compiled, texts = compiled_of(order), [ForcedText(**text) for text in order["texts"]]
     shape = compiled.shape
     logits = forced_logits(Path(order["config"]), texts, shape.vocab_size, timeout=order["timeout"])
     if not logits:
@@ -319,7 +258,7 @@ def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
     """How far each part's outputs are from float's, in dB, where its inputs are float's."""
-    compiled, kind = Compiled.of(order), order["kind"]
+    compiled, kind = compiled_of(order), order["kind"]
     [x] = _rows(compiled, order)
     rows: list[dict[str, Any]] = []
     for part in range(compiled.parts):

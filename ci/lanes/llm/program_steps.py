@@ -14,7 +14,7 @@ import torch
 
 from ci.lanes.llm.architecture import Architecture, read_architecture, upstream_name
 from ci.lanes.llm.arrays import Array
-from ci.lanes.llm.checkpoint_check import Compiled
+from ci.lanes.llm.compiled import Compiled
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM, GeneratedText
 from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples

@@ -166,12 +166,12 @@ def read_corpus(path: Path) -> str:
         return text
     words = []
     for number, row in rows(text):
-        if (each := _words_of(row)) is None:
+        if (said := _words_of(row)) is None:
             raise UsageError(
                 f"{path}:{number}: expected {EXPECTED}",
                 fix="if it is a text, give it a name that ends in .txt",
             )
-        words.append(each)
+        words.append(said)
     return "".join(words)
 
 

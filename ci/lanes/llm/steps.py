@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm.architecture import read_architecture
-from ci.lanes.llm.checkpoint_check import Compiled
 from ci.lanes.llm.checkpoint_compile import write_binaries
+from ci.lanes.llm.compiled import Compiled
 from ci.lanes.llm.genie import (
     CONFIG,
     KINDS,

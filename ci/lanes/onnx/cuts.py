@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.events import SourcePlace
+from ci.lanes.onnx.node_graph import Graph
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.accuracy import Pair, least_sqnr_db
 from ci.pipeline.divergence import Cuts
@@ -19,103 +20,6 @@ from ci.pipeline.losses import MOST_DB
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.precision import Precision
 from provisioning.manifest import Soc
-
-QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
-
-
-class Graph:
-    """The nodes of a model, by the tensors between them."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.model = model
-        self.inputs = [value.name for value in model.graph.input]
-        self.maker = {name: node for node in model.graph.node for name in node.output}
-        self.users: dict[str, list[onnx.NodeProto]] = {}
-        for node in model.graph.node:
-            for name in node.input:
-                self.users.setdefault(name, []).append(node)
-        inferred = onnx.shape_inference.infer_shapes(model)
-        values = [*inferred.graph.value_info, *model.graph.output]
-        self.types = {value.name: value.type.tensor_type.elem_type for value in values}
-
-    def end_of(self, node: onnx.NodeProto) -> str:
-        """The tensor behind what quantizes the node's output, else the output."""
-        name = str(node.output[0])
-        for quantizer in self.users.get(name, ()):
-            if quantizer.op_type == "QuantizeLinear":
-                for user in self.users.get(quantizer.output[0], ()):
-                    if user.op_type == "DequantizeLinear":
-                        return str(user.output[0])
-        return name
-
-    def operators(self) -> list[onnx.NodeProto]:
-        """The nodes at which a program can end, in order."""
-        return [
-            node
-            for node in self.model.graph.node
-            if node.op_type not in QUANTIZERS
-            and self._is_float(node)
-            and set(self.inputs).intersection(self._needed(node.output[0])[1])
-        ]
-
-    def _is_float(self, node: onnx.NodeProto) -> bool:
-        end = self.end_of(node)
-        return end != node.output[0] or self.is_float(end)
-
-    def is_float(self, tensor: str) -> bool:
-        return bool(self.types.get(tensor) == TensorProto.FLOAT)
-
-    def is_output(self, tensor: str) -> bool:
-        return any(value.name == tensor for value in self.model.graph.output)
-
-    def ends(self) -> list[onnx.NodeProto]:
-        """The operators that compute the model's outputs."""
-        return self._makers(value.name for value in self.model.graph.output)
-
-    def operands_of(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        return self._makers(node.input)
-
-    def _makers(self, tensors: Iterable[str]) -> list[onnx.NodeProto]:
-        """The operators that compute the tensors, through quantizers."""
-        operators: dict[str, onnx.NodeProto] = {}
-        todo = list(tensors)
-        while todo:
-            node = self.maker.get(todo.pop(0))
-            if node is not None and node.op_type in QUANTIZERS:
-                todo += node.input
-            elif node is not None:
-                operators[node.output[0]] = node
-        return list(operators.values())
-
-    def ending_at(self, node: onnx.NodeProto) -> onnx.ModelProto:
-        end = self.end_of(node)
-        names, tensors = self._needed(end)
-        cut = onnx.ModelProto()
-        cut.CopyFrom(self.model)
-        graph = cut.graph
-        kept = [node for node in self.model.graph.node if node.output[0] in names]
-        inputs = [tensor for tensor in self.model.graph.input if tensor.name in tensors]
-        weights = [tensor for tensor in self.model.graph.initializer if tensor.name in tensors]
-        for field in ("node", "input", "output", "initializer", "value_info"):
-            graph.ClearField(field)
-        graph.node.extend(kept)
-        graph.input.extend(inputs)
-        graph.initializer.extend(weights)
-        graph.output.append(helper.make_tensor_value_info(end, TensorProto.FLOAT, None))
-        return cut
-
-    def _needed(self, tensor: str) -> tuple[set[str], set[str]]:
-        """First outputs of the nodes that compute a tensor, and all tensors that they take."""
-        nodes, tensors, todo = set[str](), set[str](), [tensor]
-        while todo:
-            name = todo.pop()
-            if name in tensors:
-                continue
-            tensors.add(name)
-            if node := self.maker.get(name):
-                nodes.add(node.output[0])
-                todo += node.input
-        return nodes, tensors
 
 
 def searched(

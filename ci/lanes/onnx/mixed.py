@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +13,14 @@ import onnx
 from onnx import helper
 
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.cuts import QUANTIZERS, Graph, every_output
+from ci.lanes.onnx.cuts import every_output
 from ci.lanes.onnx.events import SourcePlace
+from ci.lanes.onnx.node_graph import QUANTIZERS, Graph
 from ci.pipeline.models.arrays import Array, Sample
-from ci.pipeline.precision import precision_named
-from provisioning.base.errors import CheckFailed
 
 ERROR, FLOAT = "error/", "float/"
 QUANTIZED = "_QuantizeLinear_Input"
 """How the quantizer renames what computes an output of the model."""
-
-
-def overrides_of(graph: Graph, nodes: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
-    """The type of each tensor that these nodes compute, and the nodes that stay in float."""
-    types: dict[str, str] = {}
-    excluded: list[str] = []
-    for precision, patterns in nodes.items():
-        for pattern in patterns:
-            found = [node for node in graph.model.graph.node if fnmatchcase(node.name, pattern)]
-            if not found:
-                raise CheckFailed(
-                    f"nodes = {pattern!r} matches no node", fix="tune the model again, or correct it"
-                )
-            if activations := precision_named(precision).activations:
-                tensors = [name for node in found for name in node.output if graph.is_float(name)]
-                types |= dict.fromkeys(tensors, activations)
-            else:
-                excluded += [node.name for node in found]
-    return types, excluded
 
 
 def groups_of(graph: Graph) -> list[list[onnx.NodeProto]]:

@@ -22,6 +22,7 @@ from ci.artifacts.estimate import QnnEstimate, read_estimate
 from ci.engine.workers.child import doing, quiet, size_of, text_since, threads
 from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import make_plain, simplify_gathers
+from ci.lanes.onnx.node_graph import Graph, overrides_of
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.precision import Precision
@@ -96,9 +97,6 @@ def quantized(
     # Imported late, because it imports torch, which nothing else here needs.
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
-
-    from ci.lanes.onnx.cuts import Graph
-    from ci.lanes.onnx.mixed import overrides_of
 
     class Samples(CalibrationDataReader):  # type: ignore[misc]
         remaining = iter(samples)

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.cuts import Graph
+from ci.lanes.onnx.node_graph import Graph
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.rewriting import Need, prove
 

@@ -12,10 +12,9 @@ from ci.engine.memo import Memo
 from ci.engine.work import Result, empty_folder
 from ci.lanes.onnx.budgets import LANE
 from ci.lanes.onnx.compile import OnnxPlan, plan_of
-from ci.lanes.onnx.one_model import FORMS, CompileOne
 from ci.lanes.onnx.options import parse_assignments
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared, program_of
+from ci.lanes.onnx.user_program import FORMS, CompileOne, OneModelStep, plan_of_model, prepared, program_of
 from ci.pipeline.forecast import Forecasted, forecast, load_fit
 from ci.pipeline.options import OneModel
 from ci.pipeline.phones import load_forecasts

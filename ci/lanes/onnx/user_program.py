@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Result, empty_folder, line_of
+from ci.engine.workers.parent import Refused
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, cwd, plan_of, require_installed
-from ci.lanes.onnx.options import parse_assignments, settings_of
+from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.samples import MOST
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
@@ -20,12 +22,18 @@ from ci.pipeline.models.user_model import user_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.precision_file import precision_file_of
+from ci.pipeline.rewriting import RewriteChoice
 from ci.pipeline.steps import Ask, Asker, run_step
 from ci.pipeline.suite import NO_SUITE
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
 SAMPLES, CONTEXT = "samples.npz", "model_ctx.onnx"
+FORMS = ("beside", "embedded")
+"""A context that lies beside its .onnx, and one inside; folders of a result."""
 
 
 def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool = True) -> OnnxProgram:
@@ -134,3 +142,144 @@ def mixed(model: OneModel, program: OnnxProgram) -> Result:
     if not result.failure:
         warn_of(result.facts)
     return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOne(OneModelStep):
+    """The contexts as files. For a suite it is that suite's own step, and one result serves both."""
+
+    embed: bool
+    verify: bool
+    profiled: bool
+    several_precisions: bool
+    and_socs: tuple[str, ...]
+    options: Mapping[str, Value]
+    """Of the command line. A suite has them in the run."""
+
+    @property
+    def suite(self) -> bool:
+        return self.plan.programs[0].suite.name != NO_SUITE
+
+    def chips(self, program: OnnxProgram) -> tuple[str, ...]:
+        """Those of one flexible context."""
+        return tuple(dict.fromkeys([program.soc, *self.and_socs]))
+
+    @property
+    def form(self) -> str:
+        return FORMS[self.embed]
+
+    def stem(self, program: OnnxProgram) -> str:
+        kind = f"-{program.run.kind}" if self.several_precisions else ""
+        soc = f"-{program.soc}" if len(self.plan.programs) > 1 else ""
+        return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
+
+    def files(self, program: OnnxProgram, folder: Path) -> list[Path]:
+        """What the user gets of a result."""
+        profile = folder.glob("*/*_profile*") if self.profiled else ()
+        return sorted({*profile, *(folder / self.form).glob(f"{self.stem(program)}*")})
+
+    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        common = super().key(program, memo, environ)
+        if self.suite:
+            return common
+        files: list[Metric] = [memo.roots.name(str(path.absolute())) for path in files_of(self.options)]
+        return {
+            **common,
+            "name": self.stem(program),
+            "chips": list(self.chips(program)),
+            "options": dict(self.options),
+            "files of options": files,
+            "embed": self.embed,
+            "profiled": self.profiled,
+            "verify": self.verify,
+        }
+
+    def accepts(self, program: OnnxProgram, result: Result) -> bool:
+        """A stage's own result has no files of these names."""
+        kinds = {path.suffix for path in self.files(program, result.folder)} if result.folder else set()
+        whole = {".onnx", *([".csv"] if self.profiled else ())} <= kinds
+        return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
+
+    def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
+        common: dict[str, Any] = {
+            "stem": self.stem(program),
+            "verify": self.verify,
+            "profiled": self.profiled,
+        }
+        if self.suite:
+            return common
+        common["drawn"] = True
+        settings = settings_of(self.options, soc=soc_named(program.soc), embed=self.embed)
+        return {**common, "forms": [self.form], "settings": settings.as_dict()}
+
+    def contexts(self, program: OnnxProgram, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
+        reply = super().contexts(program, ask, **of_run)
+        if not all(reply[form]["reload_equal"] for form in FORMS if form in reply):
+            error = {
+                "kind": "reload",
+                "message": f"{program.case.model}: the reloaded context gives other outputs than the session"
+                " that compiled it",
+                "fix": f"{session('diagnose', ask.log)}, then report it to the maker of the provider",
+                "exit_code": CheckFailed.exit_code,
+            }
+            raise Refused(error)
+        if not self.suite:
+            reply = {**reply, "estimate": self.estimate(program, ask, of_run)}
+        chips = self.chips(program)
+        if len(chips) == 1:
+            return reply
+        folder = ask.into / self.form
+        for path in [path for path in folder.iterdir() if path.suffix != ".csv"]:
+            path.unlink()
+        more = {**of_run, **self.asked(program), "path": str(folder / f"{self.stem(program)}.onnx")}
+        into = str(empty_folder(ask.scratch / program.soc / "flexible"))
+        flexible = ask(do="flexible", **program.order, **more, embed=self.embed, into=into, chips=list(chips))
+        return {**reply, "for each": flexible["near"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOne(OneModelStep):
+    """The quantized model; `stem` is that of its file."""
+
+    kind = "onnx-quantize"
+
+    stem: str
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        _, facts = prepared(program, ask, ask.scratch, name=self.stem, drawn=True)
+        for path in (ask.scratch / "quantized").glob(f"{self.stem}*"):
+            path.replace(ask.into / path.name)
+        told = ("compared", "constant", "inputs", "near", "packages", "slices")
+        return {name: facts[name] for name in told}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossesOfOne(OneModelStep):
+    """What each operator loses by quantizing."""
+
+    kind = "onnx-losses"
+    keeps_files = False
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        common, facts = prepared(program, ask, ask.scratch, name="model_qdq", drawn=True)
+        return {**ask(do="losses", **common), **{name: facts[name] for name in ("compared", "near")}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewriteOne(OneModelStep):
+    """The float model with what is rewritten of it."""
+
+    kind = "onnx-rewrite"
+
+    wanted: RewriteChoice
+
+    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        return {**super().key(program, memo, environ), **self._asked}
+
+    @property
+    def _asked(self) -> dict[str, Metric]:
+        rules = self.wanted.rules
+        return {"rules": None if rules is None else list(rules), "interface": self.wanted.interface}
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        return ask(do="rewrite", **program.order, cwd=cwd(), **self._asked)
