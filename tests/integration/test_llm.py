@@ -620,6 +620,23 @@ def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_pat
     assert set(ends_of(reference)) == set(read_architecture(tmp_path).eos) == {1, 7, 9}
 
 
+def test_a_tokenizer_without_settings_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    from ci.lanes.llm.beginning import encoder_of
+
+    model = write_checkpoint(tmp_path)
+    file = model / "tokenizer.json"
+    limited = {"max_length": 3, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"truncation": limited}))
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    for special in (True, False):
+        expected = theirs("a text", add_special_tokens=special, return_special_tokens_mask=True)
+        found = encoder_of(model)("a text", special)
+        assert found == (expected["input_ids"], expected["special_tokens_mask"])
+        assert len(found[0]) == 6 + special
+
+
 def test_an_index_without_metadata_is_read_by_the_reference_too(tmp_path: Path) -> None:
     from ci.lanes.llm.reference import load_reference, logits_of
 
