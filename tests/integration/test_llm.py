@@ -288,6 +288,24 @@ GEMMA_3: dict[str, Any] = {
 }
 
 
+EXECUTORCH = ("--through", "executorch", "--precision")
+HEALTHY: list[tuple[str, dict[str, Any], Sequence[str]]] = [
+    ("llama", {"num_hidden_layers": 2}, ()),
+    ("llama", {"vocab_size": 8192}, ()),
+    ("llama", {"vocab_size": 8192, "tie_word_embeddings": True}, ("--precision", "16a8w")),
+    ("llama", {"num_hidden_layers": 2}, ("--precision", "16a8w", "--adapter", "lora")),
+    ("llama", {"num_hidden_layers": 2}, (*EXECUTORCH, "16a8w")),
+    ("llama", {}, (*EXECUTORCH, "8a8w")),
+    ("qwen2", PLAIN, ("--precision", "16a8w")),
+    ("qwen3", {"rope_scaling": None}, ("--precision", "16a4w")),
+    ("mistral", {**PLAIN, "sliding_window": None}, (*EXECUTORCH, "16a4w")),
+    ("phi3", PHI_4_MINI, ("--precision", "16a8w")),
+    ("olmo2", {**PLAIN, "rope_theta": 20000.0}, ()),
+    ("gemma3_text", GEMMA_3, ("--precision", "16a8w")),
+]
+"""Twelve of random weights, in whose choices many words are nearly as good."""
+
+
 @pytest.mark.whole
 @pytest.mark.timeout(900)
 class TestCompile:
@@ -375,6 +393,22 @@ class TestCompile:
         config["dialog"]["engine"]["model"]["positional-encoding"]["rope-theta"] = 100
         (out / "genie_config.json").write_text(json.dumps(config))
         assert "positional-encoding.rope-theta" in command(*check, other, code=1)
+
+    @pytest.mark.parametrize(("kind", "changes", "flags"), HEALTHY)
+    def test_no_healthy_checkpoint_is_refused(
+        self, tmp_path: Path, kind: str, changes: dict[str, Any], flags: Sequence[str]
+    ) -> None:
+        model = write_checkpoint(tmp_path / "model", model_type=kind, **changes)
+        in_shards(model)
+        text, other, out = tmp_path / "text.txt", tmp_path / "other.txt", tmp_path / "out"
+        text.write_text((ROOT / "LICENSE").read_text()[:1400] * 2)
+        other.write_text((ROOT / "README.md").read_text()[:1100])
+        calibrated = ["--calibrate", str(text)] if flags else []
+        if "--adapter" in flags:
+            write_adapter(tmp_path / "lora", model, ["self_attn.q_proj", "mlp.down_proj"])
+            flags = [str(tmp_path / "lora") if word == "lora" else word for word in flags]
+        command("compile", model, *flags, *calibrated, "-o", out)
+        command("check", out, "--text", other, "--tokens", "254", "--prefixes", "6")
 
 
 LLAMA_1B: dict[str, Any] = {
@@ -584,6 +618,23 @@ def test_a_checkpoint_of_transformers_5_is_read_as_one_of_transformers_4(tmp_pat
     assert np.abs(logits_of(reference, TOKENS) - expected).max() < 1e-3
     assert np.abs(our_logits(tmp_path, TOKENS) - expected).max() < 1e-3
     assert set(ends_of(reference)) == set(read_architecture(tmp_path).eos) == {1, 7, 9}
+
+
+def test_a_tokenizer_without_settings_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    from ci.lanes.llm.beginning import encoder_of
+
+    model = write_checkpoint(tmp_path)
+    file = model / "tokenizer.json"
+    limited = {"max_length": 3, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"truncation": limited}))
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    for special in (True, False):
+        expected = theirs("a text", add_special_tokens=special, return_special_tokens_mask=True)
+        found = encoder_of(model)("a text", special)
+        assert found == (expected["input_ids"], expected["special_tokens_mask"])
+        assert len(found[0]) == 6 + special
 
 
 def test_an_index_without_metadata_is_read_by_the_reference_too(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from ci.lanes.llm.architecture import (
     shards_of,
     upstream_name,
 )
+from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.behaviour import WantedAfter, problems
 from ci.lanes.llm.check import read_by_genie
 from ci.lanes.llm.commands import parts_of
@@ -50,7 +51,6 @@ from ci.lanes.llm.measure import choices, windows
 from ci.lanes.llm.prompts import (
     SPECIAL_PLACES,
     hashed_runs,
-    load_tokenizer,
     prefix_lengths,
     prefixes_of,
     read_corpus,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,10 @@ def tokenizer_decides(folder: Path) -> bool:
 
 def transformers_tokenizer(folder: Path) -> Any:
     try:
-        # Each imports much that the other does without.
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
         if not (folder / "tokenizer_config.json").is_file():
-            from transformers import PreTrainedTokenizerFast
-
             return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-        from transformers import AutoTokenizer
-
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     # Files of the user's: anything can come out of them.
     except Exception as error:
@@ -40,11 +38,45 @@ def transformers_tokenizer(folder: Path) -> Any:
         ) from None
 
 
+def encoder_of(folder: Path) -> Callable[[str, bool], tuple[list[int], list[int]]]:
+    """By transformers' defaults the tokens of a text, with the special ones around it or without, and a 1
+    for each that was put there."""
+    if (folder / "tokenizer_config.json").is_file():
+        by_settings = transformers_tokenizer(folder)
+
+        def encode(text: str, special: bool) -> tuple[list[int], list[int]]:
+            whole = by_settings(text, add_special_tokens=special, return_special_tokens_mask=True)
+            return whole["input_ids"], whole["special_tokens_mask"]
+
+        return encode
+    # Without settings transformers hands a text to this library, and takes seconds to import.
+    tokenizer = load_tokenizer(folder)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode_plainly(text: str, special: bool) -> tuple[list[int], list[int]]:
+        whole = tokenizer.encode(text, add_special_tokens=special)
+        return whole.ids, whole.special_tokens_mask
+
+    return encode_plainly
+
+
+def load_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    # The library raises nothing narrower.
+    except Exception as error:
+        raise CheckFailed(
+            f"{path} cannot be read: {in_a_line(error)}", fix="take it from the checkpoint"
+        ) from None
+
+
 def first_token(folder: Path, words: int) -> int | None:
     """Raises UsageError for what Genie cannot say: it puts one token first and none at the end."""
-    tokenizer = transformers_tokenizer(folder)
-    whole = tokenizer("a", return_special_tokens_mask=True)
-    tokens, added = whole["input_ids"], whole["special_tokens_mask"]
+    tokens, added = encoder_of(folder)("a", True)
     count = added.index(0) if 0 in added else len(added)
     before, after = tokens[:count], [token for token, new in zip(tokens, added, strict=True) if new][count:]
     for place, some, most in (("first", before, 1), ("at the end", after, 0)):

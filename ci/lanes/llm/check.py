@@ -13,7 +13,7 @@ from typing import Any
 from ci.lanes.llm import quality
 from ci.lanes.llm.adapters import require_adapter
 from ci.lanes.llm.architecture import read_architecture
-from ci.lanes.llm.beginning import tokenizer_decides, transformers_tokenizer
+from ci.lanes.llm.beginning import encoder_of, load_tokenizer, tokenizer_decides
 from ci.lanes.llm.behaviour import (
     FLOAT_FIX,
     Behaviour,
@@ -63,7 +63,6 @@ from ci.lanes.llm.prompts import (
     PREFIX,
     chat_text,
     has_template,
-    load_tokenizer,
     prefix_lengths,
     prefixes_of,
     read_corpus,
@@ -317,10 +316,10 @@ def read_by_genie(checkpoint: Path, genies: Sequence[list[int]], texts: Sequence
     tokenizer gives by its defaults: for a text, and for a chat, whose template writes the first token."""
     if not tokenizer_decides(checkpoint):
         return []
-    own, problems = transformers_tokenizer(checkpoint), []
+    encode, problems = encoder_of(checkpoint), []
     for chat, (text, tokens) in enumerate(zip(texts, genies, strict=True)):
         read = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]
-        expected = own(text, add_special_tokens=not chat)["input_ids"]
+        expected, _ = encode(text, not chat)
         if read != expected:
             place = next(at for at, pair in enumerate(zip_longest(read, expected)) if pair[0] != pair[1])
             here = slice(max(0, place - 1), place + 3)

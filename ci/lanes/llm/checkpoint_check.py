@@ -17,6 +17,7 @@ import numpy as np
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.arrays import Array, Sample
+from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.compiled import Compiled, CompiledReader
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate, through
@@ -31,7 +32,7 @@ from ci.lanes.llm.measure import (
     whole_text,
     windows,
 )
-from ci.lanes.llm.prompts import CHAT_PLACE, CHAT_SHARE, load_tokenizer, read_corpus
+from ci.lanes.llm.prompts import CHAT_PLACE, CHAT_SHARE, read_corpus
 from ci.lanes.llm.quality import absolute
 from ci.lanes.llm.reference import (
     Text,

@@ -22,6 +22,7 @@ from ci.lanes.llm.architecture import (
     read_object,
     require_tensors,
 )
+from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.genie import (
     CONFIG,
     NONE,
@@ -35,7 +36,6 @@ from ci.lanes.llm.genie import (
 )
 from ci.lanes.llm.prompts import (
     chat_text,
-    load_tokenizer,
     require_no_nul,
     tokens_of,
     without_beginning,

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import Array
+from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.behaviour import AskedPrompt, Behaviour, BehaviourFile
 from ci.lanes.llm.genie import KINDS, ForcedText, GeneratedText
 from ci.lanes.llm.judge import (
@@ -29,7 +30,6 @@ from ci.lanes.llm.prompts import (
     CHAT_SHARE,
     CONTINUED,
     chat_row,
-    load_tokenizer,
     read_corpus,
     tokens_of,
 )

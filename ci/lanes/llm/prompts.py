@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.beginning import in_a_line, transformers_tokenizer
+from ci.lanes.llm.beginning import in_a_line, load_tokenizer, transformers_tokenizer
 from ci.lanes.llm.genie import NONE, ForcedText
 from provisioning.base.commands import quoted
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import UsageError
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 PREFIX = 20
@@ -29,19 +29,6 @@ CONTINUED = 2
 """Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
 RUN = 16
 """Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
-
-
-def load_tokenizer(folder: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    path = folder / "tokenizer.json"
-    try:
-        return Tokenizer.from_file(str(path))
-    # The library raises nothing narrower.
-    except Exception as error:
-        raise CheckFailed(
-            f"{path} cannot be read: {in_a_line(error)}", fix="take it from the checkpoint"
-        ) from None
 
 
 def require_tokenizer(folder: Path, shape: Architecture) -> None:
