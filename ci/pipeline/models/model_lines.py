@@ -55,7 +55,7 @@ def fix_inside(node: Any) -> str:
     # What quantization inserts has no module of its own.
     around = [node]
     for other in around:
-        if not other.meta.get("nn_module_stack"):
+        if not any(path for path, _ in (other.meta.get("nn_module_stack") or {}).values()):
             around += [near for near in (*other.all_input_nodes, *other.users) if near not in around]
     return ONE_SAMPLE if any(is_inside(other, ATTENTION) for other in around) else ""
 
