@@ -60,8 +60,14 @@ def fix_inside(node: Any) -> str:
     return ONE_SAMPLE if any(is_inside(other, ATTENTION) for other in around) else ""
 
 
+def is_of_library(path: str) -> bool:
+    """Whether it is a file of a library of models, such as transformers."""
+    return bool(INSTALLED.match(path)) and _is_model(path)
+
+
 def relative_path(path: str) -> str:
-    """A file of the model, relative to the clone that it is in."""
+    """A file of the model, relative to the clone that it is in, or to the folder of installed packages."""
+    path = INSTALLED.sub("", path)
     for folder in clones:
         path = path.removeprefix(f"{folder}/")
     return path
