@@ -304,13 +304,15 @@ def _top1(wanted: Any, values: Any) -> dict[str, float]:
     return {"top1": float(alike.mean())}
 
 
-def in_files(outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[Pair]:
+def in_files(
+    outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[str, Any]]], *, chosen: bool = True
+) -> Iterator[Pair]:
     """The runner's files in `outputs`, each with the expected array in `folder` that its row describes."""
     for number, tensors in enumerate(expected):
         for index, row in enumerate(tensors):
             path = outputs / f"output_{number}_{index}.raw"
             wanted, found = _load(folder / row["file"], row), _load(path, row)
-            if choice := row.get("choice"):
+            if chosen and (choice := row.get("choice")):
                 values = _load(folder / choice["file"], choice)
                 yield pair_of_choice(
                     path.name, wanted, found, index, values, dim=choice["dim"], noise=choice["noise"]
