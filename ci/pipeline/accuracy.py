@@ -304,29 +304,53 @@ def _top1(wanted: Any, values: Any) -> dict[str, float]:
     return {"top1": float(alike.mean())}
 
 
-def in_files(outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[Pair]:
+def in_files(
+    outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[str, Any]]], *, chosen: bool = True
+) -> Iterator[Pair]:
     """The runner's files in `outputs`, each with the expected array in `folder` that its row describes."""
     for number, tensors in enumerate(expected):
         for index, row in enumerate(tensors):
             path = outputs / f"output_{number}_{index}.raw"
             wanted, found = _load(folder / row["file"], row), _load(path, row)
-            among = _among(folder, row["choice"]) if "choice" in row else None
-            if among is not None:
-                # As the values are, with as many rows as were chosen.
-                dim, sizes = row["choice"]["dim"], [*row["choice"]["shape"]]
-                sizes[dim] = -1
-                wanted, found = (moved_first(array.reshape(sizes), dim) for array in (wanted, found))
-            yield Pair(path.name, wanted, found, index, among)
+            if chosen and (choice := row.get("choice")):
+                values = _load(folder / choice["file"], choice)
+                yield pair_of_choice(
+                    path.name, wanted, found, index, values, dim=choice["dim"], noise=choice["noise"]
+                )
+                continue
+            yield Pair(path.name, wanted, found, index)
 
 
-def moved_first(values: Any, dim: int) -> Any:
+HALF_NOISE = 2.0**-8
+"""How far values of fp16 are from float's, as a part of the largest: in a deep model more than a rounding."""
+
+
+def tie_noise(wanted: Sequence[Any], quantized: Sequence[Any]) -> float:
+    """How far two values that indices choose among may be apart and be equal, by the values of float and of
+    the quantized model, if there is one: each may be off by as much as quantizing is at most. Values that are
+    lost have no ties."""
     import numpy
 
-    return numpy.moveaxis(values, dim, 0)
+    floats = numpy.stack([*wanted]).astype(numpy.float64)
+    if not len(quantized):
+        return float(abs(floats).max()) * HALF_NOISE
+    error = numpy.stack([*quantized]) - floats
+    near = decibels(float((floats**2).sum()), float((error**2).sum())) >= LEAST_DB
+    return 2 * float(abs(error).max()) if near else 0.0
 
 
-def _among(folder: Path, choice: Mapping[str, Any]) -> Among:
-    return Among(moved_first(_load(folder / choice["file"], choice), choice["dim"]), choice["noise"])
+def pair_of_choice(
+    name: str, wanted: Any, found: Any, output: str | int, values: Any, *, dim: int, noise: float
+) -> Pair:
+    """Indices, with what they chose among along a dimension."""
+    import numpy
+
+    # As the values are, with as many rows as were chosen.
+    sizes = [-1 if place == dim else size for place, size in enumerate(values.shape)]
+    wanted, found, values = (
+        numpy.moveaxis(array, dim, 0) for array in (wanted.reshape(sizes), found.reshape(sizes), values)
+    )
+    return Pair(name, wanted, found, output, Among(values, noise))
 
 
 def _load(path: Path, row: Mapping[str, Any]) -> Any:

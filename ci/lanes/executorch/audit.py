@@ -61,7 +61,12 @@ def _suggest_precisions(rows: Mapping[str, Mapping[str, Any]], soc: str) -> None
     """The table's word for what is refused, except on precisions at which this audit saw it refused, too."""
     for scheme, row in rows.items():
         for left in row.get("cpu", ()):
-            if not left["suggestion"] and left["reason"].startswith(REFUSES):
+            # What is refused for its shape, and not for its types, has no better precision.
+            if (
+                not left["suggestion"]
+                and left["reason"].startswith(REFUSES)
+                and "datatypes" in left["reason"]
+            ):
                 operator = left["operator"]
                 refused = [name for name, other in rows.items() if _refuses(other, operator)]
                 left["suggestion"] = taken_at(operator, scheme, soc, refused)

@@ -17,10 +17,9 @@ from torch.fx import Node
 
 from ci.lanes.executorch.accuracy_losses import outputs_of
 from ci.partition.decisions import is_quantizer
+from ci.pipeline.accuracy import tie_noise
 from ci.pipeline.models.factory import copied
 from ci.pipeline.models.model_lines import source_of
-from ci.pipeline.slices import LEAST_DB
-from provisioning.base.units import decibels
 
 CHOOSERS = {
     "aten.argmax.default": 1,
@@ -36,9 +35,6 @@ LAST = ("aten.sort.default", "aten.sort.stable", "aten.topk.default")
 """Of those the last dimension is the usual one; the others choose among all values."""
 SAME_VALUES = ("view", "reshape", "squeeze", "unsqueeze", "to", "_to_copy", "clone", "alias", "contiguous")
 """Operators that change neither the values of indices nor their order."""
-
-HALF_NOISE = 2.0**-8
-"""How far values of fp16 are from float's, as a part of the largest: in a deep model more than a rounding."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def add_choices(
         if not floats or bool(quantized) != bool(reference):
             continue
         found.append(chooser.where)
-        noise = _noise(floats, quantized)
+        noise = tie_noise(*([tensor.numpy() for tensor in values] for values in (floats, quantized)))
         for rows, values, kind in ((expected, floats, "float"), (reference, quantized, "quantized")):
             for number, tensor in enumerate(values):
                 path = into / f"{kind}_{number}_{chooser.output}.chosen"
@@ -124,14 +120,3 @@ def _chosen_among(graph: Any, chooser: Chooser | None, samples: Sequence[tuple[T
     if len(tensors) < len(samples):
         return []
     return [values.flatten() for values in tensors] if chooser.dim is None else tensors
-
-
-def _noise(floats: Sequence[Tensor], quantized: Sequence[Tensor]) -> float:
-    """How far two values may be apart and be equal: each may be off by as much as quantizing is at most.
-    Values that are lost have no ties."""
-    wanted = torch.stack([*floats])
-    if not quantized:
-        return float(wanted.abs().max()) * HALF_NOISE
-    error = torch.stack([*quantized]) - wanted
-    near = decibels(float((wanted**2).sum()), float((error**2).sum())) >= LEAST_DB
-    return 2 * float(error.abs().max()) if near else 0.0

@@ -310,7 +310,9 @@ def causes_of(
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
     beyond: Sequence[Mapping[str, Any]] = compiled.get("beyond", ())
     chosen: Sequence[Mapping[str, Any]] = compiled.get("choices", ())
-    nodes, scheme = compiled.get("nodes", {}), program.run.precision
+    scheme = program.run.precision
+    # Without a line it is of no code of the user's.
+    nodes = {name: node for name, node in compiled.get("nodes", {}).items() if node.get("line")}
     met = faults_in(nodes, scheme, program.soc, versions_of(build_id))
     return Causes(
         losses=f"quantizing loses most in {lost_at(losses[0])}" if losses else "",

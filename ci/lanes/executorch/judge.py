@@ -25,7 +25,8 @@ from provisioning.manifest import soc_named
 
 PAGE = 4096
 OPERATOR = re.compile(r"\baten\.\w+\.\w+")
-REFUSED = re.compile(rf"({OPERATOR.pattern}) needs it, and stays on the CPU")
+REFUSED = re.compile(rf"({OPERATOR.pattern}) needs it, and stays on the CPU: [^;]*datatypes")
+"""Refused for its types, which another precision has not. What is refused for its shape has no better one."""
 
 FIXES = {
     "factory": "correct the factory: docs/suites.md says what it must return",

@@ -135,6 +135,26 @@ class Patterns(set[str]):
             raise Failed("suite", f"{self.option} = {unused[0]!r} matches no node")
 
 
+class Discarded(set[str]):
+    """What the quantizer leaves out: the nodes of a pattern, and those of whole numbers alone, which it would
+    observe as floats."""
+
+    def __init__(self, patterns: Patterns, graph: Any) -> None:
+        super().__init__(node.name for node in graph.nodes if _is_of_whole_numbers(node))
+        self.patterns = patterns
+
+    def __contains__(self, name: object) -> bool:
+        # Asked first, as it remembers what it matched.
+        return name in self.patterns or super().__contains__(name)
+
+
+def _is_of_whole_numbers(node: Any) -> bool:
+    values = [tensor.meta.get("val") for tensor in (node, *node.all_input_nodes)]
+    return len(values) > 1 and all(
+        isinstance(value, Tensor) and not value.is_floating_point() for value in values
+    )
+
+
 class BlockSizes:
     """The quantizer's map from node names to block sizes, with patterns."""
 
@@ -404,7 +424,7 @@ def prepared_model(
     mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
     unquantized = Patterns("unquantized_nodes", [*run.unquantized_nodes, *mixed.pop(FLOAT, ())])
     patterns = [unquantized, *mixed.values()]
-    quantizer.discard_nodes = unquantized
+    quantizer.discard_nodes = Discarded(unquantized, exported.graph)
     if run.unquantized_operators:
         quantizer.add_discard_ops([_operator(name) for name in run.unquantized_operators])
     if run.block_sizes:

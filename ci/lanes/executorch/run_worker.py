@@ -66,7 +66,7 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
             non_finite=order["non_finite"],
         )
         if metric := order.get("metric"):
-            pairs = in_files(outputs, compiled, order["expected"])
+            pairs = in_files(outputs, compiled, order["expected"], chosen=False)
             facts["figures"][METRIC] = measured_by(metric, pairs, len(order["inputs"]))
         facts["times"] = _times(folder / METRICS)
     except Unusable as error:

@@ -79,8 +79,10 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     if misses := misses_of(program, result):
         commands = (_command(program, "divergence"), _command(program, "quantize", "--where"))
         otherwise = "raise the precision or calibrate with more samples"
-        fixes = [accuracy_fix(misses, near, *commands, otherwise), accepting(program, misses, every)]
-        message = accuracy_message(misses, near, Causes(slices=context["slices"]))
+        causes = Causes(slices=context["slices"], chosen=" and ".join(context.get("choices", ())))
+        fix = accuracy_fix(misses, near, *commands, otherwise, causes)
+        fixes = [fix, accepting(program, misses, every)]
+        message = accuracy_message(misses, near, causes)
         yield error("onnx-accuracy", message, "; ".join(filter(None, fixes)))
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"

@@ -134,7 +134,12 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
-        wrong = accuracy_of_one_model(self.model.typed, near, *commands, Causes(slices=context["slices"]))
+        wrong = accuracy_of_one_model(
+            self.model.typed,
+            near,
+            *commands,
+            Causes(slices=context["slices"], chosen=" and ".join(context.get("choices", ()))),
+        )
         return Product(
             {path.name: path for path in files},
             words,

@@ -15,6 +15,7 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
 from ci.engine.workers.child import blame, doing
 from ci.lanes.onnx import provider
+from ci.lanes.onnx.choices import NONE, Choices, choices_of
 from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_context, require_fit
 from ci.lanes.onnx.events import SourcePlace, places_of, slowest
 from ci.lanes.onnx.flexible import write_flexible
@@ -36,7 +37,7 @@ from ci.lanes.onnx.graph import (
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import calibration_samples, divided, resembling
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
-from ci.pipeline.accuracy import Pair, Unusable, compared, in_words
+from ci.pipeline.accuracy import Pair, Unusable, compared, in_words, pair_of_choice
 from ci.pipeline.models.arrays import Array, Sample, save, saved
 from ci.pipeline.models.inputs import checked, drawn
 from ci.pipeline.models.metric import METRIC, measured_by
@@ -171,13 +172,16 @@ def write_context(
     )
     record.write(record_path(path))
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
-    near = _near(expected, reference, outputs, case.non_finite)
+    among = choices_of(source, model if reference else None, samples, path.parent / "choices")
+    shutil.rmtree(path.parent / "choices", ignore_errors=True)
+    near = _near(expected, reference, outputs, case.non_finite, among)
     if metric := order.get("metric"):
-        near["near"][METRIC] = measured_by(metric, _pairs(expected, outputs), len(expected))
+        near["near"][METRIC] = measured_by(metric, _pairs(expected, outputs, NONE), len(expected))
     facts = {
         "record": asdict(record),
         "audit": asdict(audit),
         **near,
+        "choices": list(among[0].operators),
         # Whether QNN computes floats in 16 bits; None if the context does not say.
         "half_floats": context.half_floats,
         "reload_equal": _equal(outputs[:1], again),
@@ -610,15 +614,20 @@ FIXES = {
 
 
 def _near(
-    expected: Sequence[Sample], reference: Sequence[Sample], outputs: Sequence[Sample], non_finite: bool
+    expected: Sequence[Sample],
+    reference: Sequence[Sample],
+    outputs: Sequence[Sample],
+    non_finite: bool,
+    among: tuple[Choices, Choices] = (NONE, NONE),
 ) -> dict[str, Any]:
     """The worst figures compared with the float and the quantized model on the CPU, and the slices that are
     lost."""
     if not expected:
         return {"near": {}, "slices": []}
     try:
-        against = _pairs(reference, outputs) if reference else ()
-        near, slices = compared(_pairs(expected, outputs), against, non_finite=non_finite)
+        floats, quantized = among
+        against = _pairs(reference, outputs, quantized) if reference else ()
+        near, slices = compared(_pairs(expected, outputs, floats), against, non_finite=non_finite)
     except Unusable as error:
         raise CheckFailed(
             f"the outputs cannot be compared: {error}", fix=FIXES.get(error.rule, "")
@@ -626,10 +635,15 @@ def _near(
     return {"near": near, "slices": slices}
 
 
-def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample]) -> Iterator[Pair]:
-    for number, (one, other) in enumerate(zip(expected, outputs, strict=True)):
-        for name in one:
-            yield Pair(f"output {name} of sample {number}", one[name], other[name], name)
+def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample], among: Choices) -> Iterator[Pair]:
+    for number, (wanted, found) in enumerate(zip(expected, outputs, strict=True)):
+        for name in wanted:
+            title, arrays = f"output {name} of sample {number}", (wanted[name], found[name])
+            if name in among.values and arrays[0].shape == arrays[1].shape:
+                values, dim, noise = among.values[name][number], among.axes[name], among.noise[name]
+                yield pair_of_choice(title, *arrays, name, values, dim=dim, noise=noise)
+            else:
+                yield Pair(title, *arrays, name)
 
 
 def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Array]]) -> bool:

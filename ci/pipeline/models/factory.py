@@ -21,7 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from ci.engine.repository import repository_of
 from ci.pipeline.models.imports import search_first
-from ci.pipeline.models.model_lines import clones, fix_inside, relative_path, user_frame
+from ci.pipeline.models.model_lines import (
+    clones,
+    fix_inside,
+    is_of_library,
+    relative_path,
+    user_frame,
+)
 from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begin
 from provisioning.base.settings import ROOT
 
@@ -86,18 +92,14 @@ NOT_COMPILABLE = (
         "index out of range in self",
         "an index leaves its table once the operators that compute it are quantized",
         'compute the indices once, in __init__, and keep them: self.register_buffer("bucket", bucket,'
-        " persistent=False)",
+        " persistent=False); in a library's model, keep what its function gives and let it return that:"
+        " bias = layer.compute_bias(n, n).detach(); layer.compute_bias = lambda *a, **k: bias",
     ),
     (
         r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument",
         "a pass of ExecuTorch's QNN backend takes one number of a constant, such as w[i] of a vector of"
         " weights, for the whole vector",
         "keep the dimension, and write w[i : i + 1] in place of w[i]",
-    ),
-    (
-        "Expecting input to have dtype torch.float32, but got dtype: torch.int",
-        "an operator of whole numbers is quantized as if they were floats, such as argmax of token ids",
-        "compute it outside the program, and make its result an input",
     ),
     (
         "min nan should be less than max nan",
@@ -506,11 +508,12 @@ def explained(error: BaseException) -> tuple[str, str]:
     while errors[-1].__cause__ is not None:
         errors.append(errors[-1].__cause__)
     text = "\n".join(str(error).strip() for error in errors)
-    places = [f" ({relative_path(file)}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
+    places = [
+        f" ({relative_path(file)}:{line})"
+        for file, line in FRAME.findall(text)
+        if _is_users(file) or is_of_library(file)
+    ]
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
-    if not place and (frame := user_frame(text)):
-        # A model of a library, as transformers has them.
-        place = f" ({relative_path(frame.path)}:{frame.line} `{frame.code}`)"
     if known := not_compilable(text):
         return known[0] + place, known[1]
     if not places and (at := _node_at(errors[-1])):

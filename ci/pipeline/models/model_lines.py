@@ -55,13 +55,19 @@ def fix_inside(node: Any) -> str:
     # What quantization inserts has no module of its own.
     around = [node]
     for other in around:
-        if not other.meta.get("nn_module_stack"):
+        if not any(path for path, _ in (other.meta.get("nn_module_stack") or {}).values()):
             around += [near for near in (*other.all_input_nodes, *other.users) if near not in around]
     return ONE_SAMPLE if any(is_inside(other, ATTENTION) for other in around) else ""
 
 
+def is_of_library(path: str) -> bool:
+    """Whether it is a file of a library of models, such as transformers."""
+    return bool(INSTALLED.match(path)) and _is_model(path)
+
+
 def relative_path(path: str) -> str:
-    """A file of the model, relative to the clone that it is in."""
+    """A file of the model, relative to the clone that it is in, or to the folder of installed packages."""
+    path = INSTALLED.sub("", path)
     for folder in clones:
         path = path.removeprefix(f"{folder}/")
     return path
