@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
+from ci.one_model.tune import budget
 from ci.pipeline.tuning import (
     MOST_PROGRAMS,
     Goal,
@@ -24,6 +27,7 @@ from ci.report.html import html
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
+from tests.support.typed import typed
 
 NAMES = ("8a8w", "16a8w")
 GAINS = (0.001, 0.03, 0.0002, 0.01, 0.0001, 0.004, 0.0005, 0.00005)
@@ -186,3 +190,25 @@ def test_the_page_shows_the_frontier() -> None:
     stage = StageRun("tune", "wheels", "", "qnn-ci tune", metrics={"frontiers": {"net.py:make <b>": row}})
     page = html([stage.finish()])
     assert page.count("<circle") == len(found.points) and "net.py:make &lt;b&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [("ddr=4MB", ("ddr", 4e6)), ("bytes=12.5kB", ("bytes", 12500.0)), ("ms=1.5", ("ms", 1.5))],
+)
+def test_a_budget_has_its_unit(text: str, read: tuple[str, float]) -> None:
+    assert budget(text) == read
+
+
+@pytest.mark.parametrize("text", ["4MB", "ddr=", "ms=2MB", "ddr=-1", "watts=3"])
+def test_a_budget_of_another_kind_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="ddr=4MB"):
+        budget(text)
+
+
+@pytest.mark.parametrize(
+    "words", [["--floor", "35dB", "--metric", "net.py:score"], [], ["--metric", "x.py:f"]]
+)
+def test_a_goal_that_means_nothing_is_refused(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("")
+    assert typed("tune", "net.py:make", *words, cwd=tmp_path).returncode == 2
