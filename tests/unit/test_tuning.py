@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.one_model.tune import budget
+from ci.one_model.tune import Floor, budget, goal_of
 from ci.pipeline.tuning import (
     MOST_PROGRAMS,
     Goal,
@@ -24,10 +24,9 @@ from ci.pipeline.tuning import (
     settings_of,
 )
 from ci.report.html import html
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
-from tests.support.typed import typed
 
 NAMES = ("8a8w", "16a8w")
 GAINS = (0.001, 0.03, 0.0002, 0.01, 0.0001, 0.004, 0.0005, 0.00005)
@@ -207,8 +206,27 @@ def test_a_budget_of_another_kind_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--floor", "35dB", "--metric", "net.py:score"], [], ["--metric", "x.py:f"]]
+    ("least", "metric"),
+    [
+        (Floor(35.0, True), "net.py:score"),
+        (None, "net.py:score"),
+        (None, None),
+        (Floor(1.0, False), "x.py:f"),
+    ],
 )
-def test_a_goal_that_means_nothing_is_refused(words: list[str], tmp_path: Path) -> None:
+def test_a_goal_that_means_nothing_is_refused(
+    least: Floor | None, metric: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "net.py").write_text("")
-    assert typed("tune", "net.py:make", *words, cwd=tmp_path).returncode == 2
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError):
+        goal_of(least, None, metric, {})
+
+
+def test_a_metrics_number_is_what_its_floor_is_held_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    goal = goal_of(Floor(0.9, False), 0.99, "net.py:score", {"ddr": 1e6})
+    assert goal.floors == {"metric": 0.9, "top1": 0.99} and goal.figure == "metric"
