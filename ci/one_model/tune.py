@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = one_model_of(args)
     require_one_chip(model.selection)
-    goal = _goal(args.floor, args.top1, args.metric, dict(args.budget))
+    goal = goal_of(args.floor, args.top1, args.metric, dict(args.budget))
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
         raise UsageError(
@@ -122,7 +122,7 @@ def budget(text: str) -> tuple[str, float]:
     raise argparse.ArgumentTypeError(f"expected ddr=4MB, bytes=9MB or ms=2, found {text!r}")
 
 
-def _goal(least: Floor | None, top1: float | None, metric: str | None, most: dict[str, float]) -> Goal:
+def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: dict[str, float]) -> Goal:
     from ci.pipeline.models.metric import METRIC
     from ci.pipeline.tuning import SQNR, Goal
 

@@ -182,7 +182,7 @@ class MixedRun(AnyRun):
     judged_later: ClassVar[frozenset[str]] = AnyRun.judged_later | {"precision_file"}
 
     precision_file: str = ""
-    """In place of precision and nodes: a file of `qnn-ci tune` that has them, relative to the suite."""
+    """In place of precision and nodes: a file that `tune` has written, relative to the suite."""
     nodes: dict[str, tuple[str, ...]] = Field(default={})
     """By precision, the operators that have it; `*` in a name matches anything."""
 

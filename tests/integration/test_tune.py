@@ -33,11 +33,11 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(16, 4)
 
     def forward(self, x):
-        x = torch.relu(self.conv(x))
-        return self.head(x.mean((2, 3)) + x.amax((2, 3)))
+        x = torch.relu_(self.conv(x))
+        return self.head(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1))
 
 
 def make():
@@ -114,8 +114,8 @@ def test_the_quantizer_gives_named_operators_their_precision(tmp_path: Path) -> 
     assert not done.returncode, done.stderr
     kinds, units = json.loads((tmp_path / "found.json").read_text())
     assert kinds == {"conv2d": 2**8 - 1, "linear": 2**16 - 1}
-    assert ["conv2d", "relu"] in nodes_of(units)
-    assert all(0 <= exact <= cheap for cheap, exact in (unit["noise"] for unit in units))
+    assert any(nodes[0] == "conv2d" and len(nodes) == 2 for nodes in nodes_of(units))
+    assert all(0 <= exact <= cheap < 1e-2 for cheap, exact in (unit["noise"] for unit in units))
 
 
 def tune(folder: Path, *words: str | Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

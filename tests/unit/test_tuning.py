@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
+from ci.one_model.tune import Floor, budget, goal_of
 from ci.pipeline.tuning import (
     MOST_PROGRAMS,
     Goal,
@@ -21,7 +24,7 @@ from ci.pipeline.tuning import (
     settings_of,
 )
 from ci.report.html import html
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
 
@@ -186,3 +189,44 @@ def test_the_page_shows_the_frontier() -> None:
     stage = StageRun("tune", "wheels", "", "qnn-ci tune", metrics={"frontiers": {"net.py:make <b>": row}})
     page = html([stage.finish()])
     assert page.count("<circle") == len(found.points) and "net.py:make &lt;b&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [("ddr=4MB", ("ddr", 4e6)), ("bytes=12.5kB", ("bytes", 12500.0)), ("ms=1.5", ("ms", 1.5))],
+)
+def test_a_budget_has_its_unit(text: str, read: tuple[str, float]) -> None:
+    assert budget(text) == read
+
+
+@pytest.mark.parametrize("text", ["4MB", "ddr=", "ms=2MB", "ddr=-1", "watts=3"])
+def test_a_budget_of_another_kind_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="ddr=4MB"):
+        budget(text)
+
+
+@pytest.mark.parametrize(
+    ("least", "metric"),
+    [
+        (Floor(35.0, True), "net.py:score"),
+        (None, "net.py:score"),
+        (None, None),
+        (Floor(1.0, False), "x.py:f"),
+    ],
+)
+def test_a_goal_that_means_nothing_is_refused(
+    least: Floor | None, metric: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError):
+        goal_of(least, None, metric, {})
+
+
+def test_a_metrics_number_is_what_its_floor_is_held_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    goal = goal_of(Floor(0.9, False), 0.99, "net.py:score", {"ddr": 1e6})
+    assert goal.floors == {"metric": 0.9, "top1": 0.99} and goal.figure == "metric"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -315,18 +314,17 @@ def scored(
     """The groups of operators that change their precision together, with what each adds to the outputs' noise
     at the run's precision and at the exact one. Scored by a batch of the calibration: the samples judge."""
 
-    def both(precision: str) -> tuple[Any, Any]:
-        prepared = prepared_model(
-            loaded, sample, batches, run.model_copy(update={"precision": precision}), *where
-        ).module
-        with _step("quantize"):
-            return copy.deepcopy(prepared), convert_pt2e(prepared)
+    def prepared(precision: str, *batches: tuple[Tensor, ...]) -> Any:
+        changed = run.model_copy(update={"precision": precision})
+        return prepared_model(loaded, sample, batches, changed, *where).module
 
-    floats, cheap = both(run.precision)
+    # What is not quantized adds nothing that quantizing would take away.
+    schemes = [run.precision] if exact == FLOAT else [run.precision, exact]
+    # Quantizing changes what was prepared, so that the float model is one of its own.
+    floats = prepared(run.precision)
+    models = [prepared(scheme, *batches) for scheme in schemes]
     with _step("quantize"):
-        # What is not quantized adds nothing that quantizing would take away.
-        models = [cheap, *([] if exact == FLOAT else [both(exact)[1]])]
-        return units_of(floats, models, batches[0])
+        return units_of(floats, [convert_pt2e(model) for model in models], batches[0])
 
 
 def _require_scheme(model: Any, run: ExecutorchRun) -> None:

@@ -201,7 +201,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
                 "slices": facts["slices"],
             }
             figures, slices = facts["figures"], facts["slices"]
-            words = f"{program.soc} {program.run.kind}: {in_words(figures)} against float, both in PyTorch"
+            words = f"{program.soc} {program.run.name}: {in_words(figures)} against float, both in PyTorch"
             warnings = [*_notes(facts), *filter(None, [nearly_constant(figures)])]
             where = self.command("quantize", program.soc, "--where")
             wrong = accuracy_of_one_model(stem, figures, where, where, causes_of(program, facts, slices))
@@ -323,7 +323,7 @@ def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
 def _line(
     program: ExecutorchProgram, build_id: str, facts: Mapping[str, Any], figures: Mapping[str, float]
 ) -> str:
-    line = f"{program.soc} {program.run.kind}, QNN {build_id}: {plural(facts['delegates'], 'delegate')}; "
+    line = f"{program.soc} {program.run.name}, QNN {build_id}: {plural(facts['delegates'], 'delegate')}; "
     left = len(facts["left"])
     line += f"{plural(left, 'operator')} on the CPU" if left else "nothing on the CPU"
     if figures:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.fx import Interpreter, Node
 
-from ci.lanes.executorch.accuracy_losses import outputs_of
 from ci.partition.decisions import module_of
 from ci.pipeline.models.factory import copied
 from ci.pipeline.models.model_lines import source_of
@@ -21,18 +20,18 @@ DEQUANTIZE = "dequantize"
 def units_of(floats: Any, quantized: Sequence[Any], sample: tuple[Tensor, ...]) -> list[dict[str, Any]]:
     """`floats` has the names of the quantized models' nodes, and observers, which pass values on."""
     with torch.no_grad():
-        values = outputs_of(floats, copied(sample))
-        wanted = _outputs(floats, {}, sample)
-        errors = [_own_errors(model, values, sample) for model in quantized]
+        values = _Values(floats)
+        wanted = values.outputs(sample)
+        errors = [_own_errors(model, values.values, sample) for model in quantized]
         units = []
         for nodes in groups_of(floats.graph):
             names = [node.name for node in nodes]
             added = [
-                _noise(wanted, _outputs(floats, mine, sample)) if mine else 0.0
+                _noise(wanted, _WithErrors(values, nodes, mine).outputs(sample)) if mine else 0.0
                 for of_model in errors
                 for mine in [{name: of_model[name] for name in names if name in of_model}]
             ]
-            size = sum(values[name].numel() for name in names if name in values)
+            size = sum(values.values[name].numel() for name in names if _is_float(values.values.get(name)))
             first, (source, code) = nodes[0], source_of(nodes[0])
             row = {"operator": str(first.target), "module": module_of(first), "source": source, "code": code}
             units.append({**row, "nodes": names, "size": size, "noise": added})
@@ -62,7 +61,7 @@ def groups_of(graph: Any) -> list[list[Node]]:
 def _gives_floats(node: Node) -> bool:
     value = node.meta.get("val")
     every = value if isinstance(value, tuple | list) else [value]
-    return any(isinstance(part, Tensor) and part.is_floating_point() for part in every)
+    return any(map(_is_float, every))
 
 
 def _behind_observers(node: Node) -> Node:
@@ -76,10 +75,51 @@ def _readers(node: Node) -> Iterator[Node]:
         yield from _readers(user) if user.op == "call_module" else [user]
 
 
+class _Values(Interpreter):
+    """The float model; observers pass values on. `values` are those of all nodes."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.model = model
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        if n.op == "call_module":
+            return self.fetch_args_kwargs_from_env(n)[0][0]
+        value = super().run_node(n)
+        # An operator behind it may change it in place.
+        self.values[n.name] = value.clone() if isinstance(value, Tensor) else value
+        return value
+
+    def outputs(self, sample: tuple[Tensor, ...]) -> list[Tensor]:
+        leaves = torch.utils._pytree.tree_leaves(self.run(*copied(sample)))
+        return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+class _WithErrors(_Values):
+    """The float model with errors at a group's nodes. What does not depend on them is not computed again."""
+
+    def __init__(self, known: _Values, nodes: Sequence[Node], errors: Mapping[str, Tensor]) -> None:
+        super().__init__(known.model)
+        self.known, self.errors = known.values, errors
+        self.changed = set(nodes)
+
+    def run_node(self, n: Node) -> Any:
+        if self.changed.intersection(n.all_input_nodes):
+            self.changed.add(n)
+            value = super().run_node(n)
+        elif n.op == "call_function":
+            value = self.known[n.name]
+            value = value.clone() if isinstance(value, Tensor) else value
+        else:
+            value = super().run_node(n)
+        return value + self.errors[n.name] if n.name in self.errors else value
+
+
 class _OwnErrors(Interpreter):
     """The quantized model, in which each operator is given the float model's values."""
 
-    def __init__(self, model: Any, values: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: Any, values: Mapping[str, Any]) -> None:
         super().__init__(model)
         self.values = values
         self.errors: dict[str, Tensor] = {}
@@ -88,41 +128,22 @@ class _OwnErrors(Interpreter):
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         wanted = self.values.get(n.name)
-        if n.op == "call_function" and wanted is not None and _like(value, wanted):
+        if n.op == "call_function" and isinstance(wanted, Tensor) and _is_like(value, wanted):
             self.errors[n.name] = value - wanted
-            return wanted
+            return wanted.clone()
         if DEQUANTIZE in str(n.target) and isinstance(quantize := n.args[0], Node):
             maker = quantize.args[0] if quantize.args else None
             if isinstance(maker, Node) and maker.name in self.errors.keys() - self.rounded:
                 # The rounding of its output, of which its readers have one each.
                 self.rounded.add(maker.name)
-                wanted = self.values[maker.name]
-                self.errors[maker.name] = self.errors[maker.name] + (value - wanted)
+                self.errors[maker.name] = self.errors[maker.name] + (value - self.values[maker.name])
         return value
 
 
-def _own_errors(model: Any, values: Mapping[str, Tensor], sample: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def _own_errors(model: Any, values: Mapping[str, Any], sample: tuple[Tensor, ...]) -> dict[str, Tensor]:
     interpreter = _OwnErrors(model, values)
     interpreter.run(*copied(sample))
     return interpreter.errors
-
-
-class _WithErrors(Interpreter):
-    def __init__(self, model: Any, errors: Mapping[str, Tensor]) -> None:
-        super().__init__(model)
-        self.errors = errors
-
-    def run_node(self, n: Node) -> Any:
-        if n.op == "call_module":
-            return self.fetch_args_kwargs_from_env(n)[0][0]
-        value = super().run_node(n)
-        return value + self.errors[n.name] if n.name in self.errors else value
-
-
-def _outputs(model: Any, errors: Mapping[str, Tensor], sample: tuple[Tensor, ...]) -> list[Tensor]:
-    outputs = _WithErrors(model, errors).run(*copied(sample))
-    leaves = torch.utils._pytree.tree_leaves(outputs)
-    return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _noise(wanted: Sequence[Tensor], outputs: Sequence[Tensor]) -> float:
@@ -134,5 +155,9 @@ def _noise(wanted: Sequence[Tensor], outputs: Sequence[Tensor]) -> float:
     return worst
 
 
-def _like(value: Any, wanted: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == wanted.shape and value.is_floating_point()
+def _is_like(value: Any, wanted: Tensor) -> bool:
+    return _is_float(value) and _is_float(wanted) and value.shape == wanted.shape
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -116,7 +116,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             ]
         ran = f"reload is bit-equal; {in_words(near)} against float on {of_samples(facts)}"
         words += [
-            f"{chips[0]} {program.run.kind}, QNN {context['record']['build_id']}:"
+            f"{chips[0]} {program.run.name}, QNN {context['record']['build_id']}:"
             f" {plural(context['audit']['nodes'], 'node')} on HTP, none on the CPU;"
             f" {ran if near else 'not run'}"
         ]
@@ -181,7 +181,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             "accuracy": facts["near"],
             "slices": facts["slices"],
         }
-        words = f"{kind}: {in_words(facts['near'])} against float on {of_samples(facts)}"
+        words = f"{program.run.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
         words += ", both by ONNX Runtime on the CPU"
         written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
         where = self.command("quantize", program.soc, "--where")
