@@ -38,6 +38,7 @@ from ci.pipeline.options import Choice
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
+from ci.pipeline.reduction import Reduction
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of, needs_of
 from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.tuning import Goal, Tuned
@@ -110,7 +111,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             "soc": program.soc,
             "backend": program.backend,
             "scheme": program.run.precision,
-            "stack": _stack(plan.basis.build_id),
+            "stack": stack_of(plan.basis.build_id),
             "inputs": _tensors(facts),
             "delegates": facts["delegates"],
             "on_cpu": [
@@ -195,7 +196,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
                 "sha256": hash_file(path),
                 "soc": program.soc,
                 "scheme": program.run.precision,
-                "stack": _stack(),
+                "stack": stack_of(),
                 "inputs": _tensors(facts),
                 "accuracy": facts["figures"],
                 "slices": facts["slices"],
@@ -262,6 +263,13 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
 
         return ran(self.model, inputs, repeat)
 
+    def reduction(self, choice: Choice, place: Path, *, estimated: bool) -> Reduction[Any]:
+        from ci.lanes.executorch.reduce import reduction
+
+        if estimated:
+            raise UsageError("only ONNX models have forecasts", fix="--when 'ddr>1MB', or name an .onnx")
+        return reduction(self.model, choice, place)
+
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.executorch.divergence import searched
 
@@ -310,7 +318,7 @@ def _tensors(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name: input_[name] for name in ("dtype", "shape")} for input_ in facts["inputs"][0]]
 
 
-def _stack(build_id: str = "") -> dict[str, str]:
+def stack_of(build_id: str = "") -> dict[str, str]:
     packages = {name: importlib.metadata.version(name) for name in ("executorch", "torch")}
     return {**packages, **({"qnn": build_id} if build_id else {})}
 
