@@ -30,7 +30,7 @@ REPEATS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Subgraph:
     """A part of a model, as a program of its own."""
 
     operators: tuple[str, ...]
@@ -40,7 +40,7 @@ class Piece:
     values: tuple[tuple[str, str], ...] = ()
     """By tensor, the form of its values (models/simple_values.py); others are the model's."""
 
-    def valued(self, tensors: Iterable[str], form: str) -> Piece:
+    def valued(self, tensors: Iterable[str], form: str) -> Subgraph:
         return replace(
             self, values=tuple(sorted({**dict(self.values), **dict.fromkeys(tensors, form)}.items()))
         )
@@ -116,7 +116,7 @@ def same_error(one: str, other: str) -> bool:
     return plain[0] == plain[1]
 
 
-Oracle = Callable[[Sequence[Piece]], Sequence[bool]]
+Oracle = Callable[[Sequence[Subgraph]], Sequence[bool]]
 
 
 @dataclass
@@ -127,14 +127,14 @@ class PieceSearch:
     at_once: int = 1
     seconds: float = float("inf")
     say: Callable[[str], None] = lambda line: None
-    known: dict[Piece, bool] = field(default_factory=dict)
+    known: dict[Subgraph, bool] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
     @property
     def late(self) -> bool:
         return time.monotonic() - self.began > self.seconds
 
-    def first(self, pieces: Iterable[Piece]) -> Piece | None:
+    def first(self, pieces: Iterable[Subgraph]) -> Subgraph | None:
         """The first of them that shows it; None too once the time is over. As many as run side by side are
         tried at once."""
         waiting = iter(pieces)
@@ -145,7 +145,7 @@ class PieceSearch:
                 return found
         return None
 
-    def fewest_operators(self, piece: Piece) -> Piece:
+    def fewest_operators(self, piece: Subgraph) -> Subgraph:
         """No operator of it can be left out alone."""
         parts = 2
         while (count := len(piece.operators)) > 1:
@@ -166,7 +166,9 @@ class PieceSearch:
                 break
         return piece
 
-    def simplest(self, piece: Piece, simpler: Callable[[Piece], Iterable[Piece]], what: str) -> Piece:
+    def simplest(
+        self, piece: Subgraph, simpler: Callable[[Subgraph], Iterable[Subgraph]], what: str
+    ) -> Subgraph:
         """Taken from `simpler` as long as it has one that shows it."""
         while found := self.first(simpler(piece)):
             piece = found
@@ -178,7 +180,7 @@ class PieceSearch:
 class Reduced:
     """The smallest piece that was seen, and how it was found."""
 
-    piece: Piece
+    piece: Subgraph
     outcome: Outcome
     whole: Outcome
     operators: int

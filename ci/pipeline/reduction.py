@@ -20,7 +20,7 @@ from ci.engine.work import empty_folder
 from ci.engine.workers.forked import shared_fork_servers
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece, Pieces
-from ci.pipeline.reduce import REPEATS, Condition, Outcome, Piece, PieceSearch, Reduced
+from ci.pipeline.reduce import REPEATS, Condition, Outcome, PieceSearch, Reduced, Subgraph
 from ci.pipeline.reproducer import Reproducer, issue_text, said
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
@@ -37,7 +37,7 @@ class Reduction(ABC, Generic[G]):
         self.pieces, self.place = pieces, place
         self.at_once = jobs or default_slots()
         self.programs = 0
-        self.seen: dict[Piece, Outcome | None] = {}
+        self.seen: dict[Subgraph, Outcome | None] = {}
 
     @property
     @abstractmethod
@@ -53,14 +53,14 @@ class Reduction(ABC, Generic[G]):
         """What became of each; None for what is no program."""
 
     @abstractmethod
-    def reproducer(self, name: str, title: str, piece: Piece, condition: Condition) -> Reproducer: ...
+    def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer: ...
 
     @abstractmethod
-    def keep(self, piece: Piece, folder: Path, name: str) -> list[Path]:
+    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
         """Write the program and its inputs there."""
 
     @abstractmethod
-    def operators_of(self, piece: Piece) -> list[str]:
+    def operators_of(self, piece: Subgraph) -> list[str]:
         """Their kinds."""
 
     @property
@@ -73,8 +73,8 @@ class Reduction(ABC, Generic[G]):
     def environment(self) -> Mapping[str, str]:
         """Of a reproducer."""
 
-    def outcomes(self, pieces: Sequence[Piece], *, fresh: bool = False) -> list[Outcome | None]:
-        folders: dict[Piece, Path] = {}
+    def outcomes(self, pieces: Sequence[Subgraph], *, fresh: bool = False) -> list[Outcome | None]:
+        folders: dict[Subgraph, Path] = {}
         for piece in pieces:
             folder = empty_folder(self.place / hashlib.sha256(repr(piece).encode()).hexdigest()[:16])
             try:
@@ -114,7 +114,7 @@ def reduced(
         def shown(outcome: Outcome | None) -> bool:
             return outcome is not None and condition.shown_by(outcome, whole)
 
-        def repeats(piece: Piece) -> int:
+        def repeats(piece: Subgraph) -> int:
             return sum(shown(*work.outcomes([piece], fresh=True)) for _ in range(REPEATS))
 
         at_first = repeats(pieces.whole)
@@ -126,7 +126,7 @@ def reduced(
         )
         piece = search.fewest_operators(pieces.whole)
         tried = set[tuple[int, int]]()
-        piece = search.simplest(piece, lambda each: pieces.smaller(each, tried), "smaller sizes")
+        piece = search.simplest(piece, lambda piece: pieces.smaller(piece, tried), "smaller sizes")
         piece = search.simplest(piece, pieces.simpler, "simpler values")
         piece = search.fewest_operators(piece)
         outcome = work.seen[piece]
@@ -177,7 +177,7 @@ def _ran(script: Path, environ: Mapping[str, str]) -> str:
 def only(programs: Sequence[N]) -> N:
     """Of a suite."""
     if len(programs) != 1:
-        names = ", ".join(str(getattr(each, "name", "")) for each in programs[:5])
+        names = ", ".join(str(getattr(program, "name", "")) for program in programs[:5])
         raise UsageError(
             f"expected a MODEL or one program of a suite, found {len(programs)} ({names} …)",
             fix="name the program: --suite FILE -k CASE/RUN/SOC",

@@ -257,7 +257,7 @@ def test_the_build_from_which_on_a_program_is_worse_is_named_with_its_figures(
         "measured": ["2.47.0", "2.48.40", "2.49.40", "2.51.0"],
         "first": "2.48.40",
     }
-    assert [each.rule for each in report.findings] == ["compare-worse"]
+    assert [finding.rule for finding in report.findings] == ["compare-worse"]
 
 
 def test_builds_that_are_alike_have_no_first_that_differs(

@@ -26,7 +26,7 @@ from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece
 from ci.pipeline.models.simple_values import FORMS, simple, source_of
 from ci.pipeline.precision import precision_named
-from ci.pipeline.reduce import Condition, Outcome, Piece, PieceSearch, Reduced
+from ci.pipeline.reduce import Condition, Outcome, PieceSearch, Reduced, Subgraph
 from ci.pipeline.reduction import Reduction, reduced
 from ci.pipeline.reproducer import MOST_LINES, Reproducer, said
 from provisioning.base.errors import CheckFailed, UsageError
@@ -50,7 +50,7 @@ def chain(path: Path) -> OnnxPieces:
         nodes += [helper.make_node(kind, [name, *more], [made], name=f"n{index}")]
         name = made
     shape = [4, 8]
-    values = [helper.make_tensor_value_info(each, 1, shape) for each in ("x", name)]
+    values = [helper.make_tensor_value_info(end, 1, shape) for end in ("x", name)]
     graph = helper.make_graph(nodes, "chain", values[:1], values[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     samples = [{"x": generator.normal(0, 1, shape).astype("f4")} for _ in range(2)]
@@ -86,13 +86,13 @@ class Told(Reduction[onnx.ModelProto]):
         ]
         return [self.outcome(names) for names in self.asked[-len(folders) :]]
 
-    def reproducer(self, name: str, title: str, piece: Piece, condition: Condition) -> Reproducer:
+    def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer:
         raise AssertionError("a search writes nothing")
 
-    def keep(self, piece: Piece, folder: Path, name: str) -> list[Path]:
+    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
         raise AssertionError("a search writes nothing")
 
-    def operators_of(self, piece: Piece) -> list[str]:
+    def operators_of(self, piece: Subgraph) -> list[str]:
         return [*piece.operators]
 
 
@@ -175,7 +175,7 @@ def test_a_time_that_is_over_ends_with_the_smallest_piece_so_far(pieces: OnnxPie
 def test_sizes_and_values_become_small_as_long_as_it_is_shown(pieces: OnnxPieces) -> None:
     """It needs the MatMul, with rows of 4 at least."""
 
-    def oracle(asked: Sequence[Piece]) -> list[bool]:
+    def oracle(asked: Sequence[Subgraph]) -> list[bool]:
         answers = []
         for piece in asked:
             try:
@@ -188,7 +188,7 @@ def test_sizes_and_values_become_small_as_long_as_it_is_shown(pieces: OnnxPieces
         return answers
 
     search, tried = PieceSearch(oracle), set[tuple[int, int]]()
-    piece = search.simplest(Piece(("n4",)), lambda each: pieces.smaller(each, tried), "sizes")
+    piece = search.simplest(Subgraph(("n4",)), lambda piece: pieces.smaller(piece, tried), "sizes")
     piece = search.simplest(piece, pieces.simpler, "values")
     model, (sample,) = pieces.built(piece)
     (array,) = sample.values()
@@ -199,7 +199,7 @@ def test_sizes_and_values_become_small_as_long_as_it_is_shown(pieces: OnnxPieces
 def test_a_piece_computes_what_the_whole_model_computes(pieces: OnnxPieces, tmp_path: Path) -> None:
     from ci.lanes.onnx.provider import on_cpu
 
-    model, inputs = pieces.built(Piece(("n3", "n8", "n9")))
+    model, inputs = pieces.built(Subgraph(("n3", "n8", "n9")))
     onnx.save(model, str(tmp_path / "piece.onnx"))
     for sample, whole in zip(on_cpu(tmp_path / "piece.onnx", inputs), pieces.samples, strict=True):
         for name, array in sample.items():
@@ -222,7 +222,7 @@ def how(precision: str) -> HowCompiled:
 
 @pytest.mark.parametrize("when", ["wrong", "dies", "cpu", "ddr>1MB", "size > 20 kB"])
 def test_a_reproducer_is_short_and_is_python(pieces: OnnxPieces, when: str) -> None:
-    piece = Piece(("n3", "n4")).valued(["/t/2", "weight.4"], "linspace")
+    piece = Subgraph(("n3", "n4")).valued(["/t/2", "weight.4"], "linspace")
     model, _ = pieces.built(piece)
     script = reproducer("short", 'a "title"', "onnx", model, pieces.sources(piece), how("16a8w"))
     text = script.text(Condition.of(when), WRONG)
@@ -324,7 +324,7 @@ def test_a_piece_of_a_pytorch_model_computes_what_the_whole_computes(
     branches: TorchPieces, kinds: tuple[str, ...]
 ) -> None:
     """With operators of several results, in place and between which others are left out."""
-    piece = Piece(tuple(name for name in branches.operators if name.startswith(kinds)))
+    piece = Subgraph(tuple(name for name in branches.operators if name.startswith(kinds)))
     module, inputs = branches.built(piece)
     for sample, whole in zip(inputs, branches.samples, strict=True):
         with torch.no_grad():
@@ -335,7 +335,7 @@ def test_a_piece_of_a_pytorch_model_computes_what_the_whole_computes(
 
 
 def test_the_reproducer_of_a_pytorch_piece_has_its_operators_and_values(branches: TorchPieces) -> None:
-    piece = Piece(tuple(name for name in branches.operators if name.startswith(("conv2d", "batch_norm"))))
+    piece = Subgraph(tuple(name for name in branches.operators if name.startswith(("conv2d", "batch_norm"))))
     border = branches.border(piece)
     piece = piece.valued(border.weights, "full").valued(border.inputs, "linspace")
     module, (sample,) = branches.built(piece)

@@ -28,6 +28,7 @@ from ci.lanes.executorch.user_program import (
     pytorch_model,
     require_done,
     samples_folder,
+    stack_of,
 )
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import accuracy_of_one_model, differs_on_chip, nearly_constant
@@ -316,11 +317,6 @@ def _files(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path |
 
 def _tensors(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name: input_[name] for name in ("dtype", "shape")} for input_ in facts["inputs"][0]]
-
-
-def stack_of(build_id: str = "") -> dict[str, str]:
-    packages = {name: importlib.metadata.version(name) for name in ("executorch", "torch")}
-    return {**packages, **({"qnn": build_id} if build_id else {})}
 
 
 def _notes(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.models.pieces import Border, NotAPiece, Pieces, changed_number, named
-from ci.pipeline.reduce import Piece
+from ci.pipeline.reduce import Subgraph
 
 SHAPED = ("view", "reshape", "expand", "full", "zeros", "ones", "layer_norm", "split_with_sizes", "repeat")
 """Operators with arguments that are sizes."""
@@ -45,27 +45,27 @@ class TorchPieces(Pieces[GraphModule]):
         self.operators = tuple(self.nodes)
         self.samples = [recorded(module, sample) for sample in samples]
 
-    def border(self, piece: Piece) -> Border:
+    def border(self, piece: Subgraph) -> Border:
         nodes = self._nodes(piece)
-        used = [each for node in nodes for each in node.all_input_nodes if each not in {*nodes}]
+        used = [taken for node in nodes for taken in node.all_input_nodes if taken not in {*nodes}]
         ends = [node for node in nodes if not any(user in {*nodes} for user in node.users)]
         (output,) = self.module.graph.find_nodes(op="output")
         ends += [node for node in nodes if node in output.all_input_nodes and node not in ends]
         return Border(
-            named(each.name for each in used if each.op != "get_attr"),
-            named(each.name for each in used if each.op == "get_attr"),
+            named(node.name for node in used if node.op != "get_attr"),
+            named(node.name for node in used if node.op == "get_attr"),
             named(node.name for node in nodes if node in ends and isinstance(node.meta["val"], Tensor)),
         )
 
     def weight(self, name: str) -> Array:
-        (node,) = (each for each in self.module.graph.nodes if each.name == name)
+        node = next(node for node in self.module.graph.nodes if node.name == name)
         value: Tensor = self.module
         for part in str(node.target).split("."):
             value = getattr(value, part)
         array: Array = value.detach().numpy()
         return array
 
-    def built(self, piece: Piece) -> tuple[GraphModule, list[Sample]]:
+    def built(self, piece: Subgraph) -> tuple[GraphModule, list[Sample]]:
         border = self.border(piece)
         if not border.inputs or not border.outputs:
             raise NotAPiece("it takes no input, or gives none")
@@ -81,7 +81,7 @@ class TorchPieces(Pieces[GraphModule]):
             root.register_parameter(f"w{index}", value)
             made[name] = graph.get_attr(f"w{index}")
         for node in self._nodes(piece):
-            new = graph.node_copy(node, lambda each: made[each.name])
+            new = graph.node_copy(node, lambda taken: made[taken.name])
             new.args = self._arguments(new, piece)
             new.meta = {}
             made[node.name] = new
@@ -99,15 +99,15 @@ class TorchPieces(Pieces[GraphModule]):
         except Exception as error:
             raise NotAPiece(str(error)) from error
 
-    def _nodes(self, piece: Piece) -> list[Node]:
+    def _nodes(self, piece: Subgraph) -> list[Node]:
         return [node for name in piece.operators for node in self.nodes[name]]
 
-    def _arguments(self, node: Node, piece: Piece) -> tuple[Any, ...]:
+    def _arguments(self, node: Node, piece: Subgraph) -> tuple[Any, ...]:
         kind, args = kind_of(node), [*node.args]
         if kind in SHAPED:
             return tuple(
-                [changed_number(size, piece.sizes) for size in each] if isinstance(each, list) else each
-                for each in args
+                [changed_number(size, piece.sizes) for size in arg] if isinstance(arg, list) else arg
+                for arg in args
             )
         if (place := GROUPS.get(kind, len(args))) < len(args):
             args[place] = changed_number(args[place], piece.sizes)
@@ -117,7 +117,7 @@ class TorchPieces(Pieces[GraphModule]):
 def recorded(module: GraphModule, sample: tuple[Tensor, ...]) -> Mapping[str, Array]:
     recorder = ValueRecorder(module)
     with torch.no_grad():
-        recorder.run(*(each.clone() for each in sample))
+        recorder.run(*(tensor.clone() for tensor in sample))
     return recorder.values
 
 

@@ -20,15 +20,14 @@ from ci.engine.workers.parent import Refused, WorkerDied
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.divergence import chosen_program
 from ci.lanes.executorch.emulate import RunOnEmulator
-from ci.lanes.executorch.one_model import stack_of
 from ci.lanes.executorch.pieces import TorchPieces, kind_of, tensors_of
 from ci.lanes.executorch.reproducer import reproducer
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram
-from ci.lanes.executorch.user_program import plan_of_model, program_of
+from ci.lanes.executorch.user_program import plan_of_model, program_of, stack_of
 from ci.pipeline.models.arrays import Sample, save_one
 from ci.pipeline.models.pieces import NotAPiece
 from ci.pipeline.options import Choice, OneModel
-from ci.pipeline.reduce import Condition, Outcome, Piece
+from ci.pipeline.reduce import Condition, Outcome, Subgraph
 from ci.pipeline.reduction import Reduction
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.steps import Ask, run_step
@@ -92,7 +91,7 @@ def outcome_of(lowered: Result, ran: Result | None) -> Outcome | None:
     ddr = facts["ddr"] or {"read": 0, "written": 0}
     figures: dict[str, float] = {"ddr": ddr["read"] + ddr["written"]}
     figures["size"] = sum(file.stat().st_size for file in lowered.folder.glob("*.pte"))
-    on_cpu = tuple(each["operator"] for each in facts["left"])
+    on_cpu = tuple(row["operator"] for row in facts["left"])
     if ran is None or ran.failure:
         return Outcome(figures=figures, on_cpu=on_cpu)
     measured = ran.facts
@@ -141,13 +140,13 @@ class TorchReduction(Reduction[GraphModule]):
             programs=tuple(programs),
             work=work,
             baselines=dict.fromkeys(
-                (each.suite for each in programs), next(iter(self.plan.baselines.values()))
+                (program.suite for program in programs), next(iter(self.plan.baselines.values()))
             ),
         )
         lowered = run_step(TryLowering(plan), programs)
-        runnable = [each for each in programs if "expected" in lowered[each.name].facts]
+        runnable = [program for program in programs if "expected" in lowered[program.name].facts]
         ran = run_step(TryRun(plan, self.runner, lowered), runnable)
-        return [outcome_of(lowered[each.name], ran.get(each.name)) for each in programs]
+        return [outcome_of(lowered[program.name], ran.get(program.name)) for program in programs]
 
     def program_in(self, folder: Path) -> ExecutorchProgram:
         run = self.program.run.model_copy(update=WITHOUT)
@@ -158,21 +157,21 @@ class TorchReduction(Reduction[GraphModule]):
             self.program, suite=folder / NO_SUITE, case_name=folder.name, case=case, run=case.runs[0]
         )
 
-    def reproducer(self, name: str, title: str, piece: Piece, condition: Condition) -> Reproducer:
+    def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer:
         module, _ = self.pieces.built(piece)
         run, soc = self.program.run, self.program.soc
         needs = ", ".join(f"{package} {version}" for package, version in stack_of().items())
         needs += f", QNN {self.plan.basis.build_id} on LD_LIBRARY_PATH"
         return reproducer(name, title, needs, module, self.pieces.sources(piece), run, soc)
 
-    def keep(self, piece: Piece, folder: Path, name: str) -> list[Path]:
+    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
         module, inputs = self.pieces.built(piece)
         sample = tensors_of(inputs[0])
         torch.export.save(torch.export.export(module, sample), folder / f"{name}.pt2")
         save_one(folder / f"{name}.npz", inputs[0])
         return [folder / f"{name}.pt2", folder / f"{name}.npz"]
 
-    def operators_of(self, piece: Piece) -> list[str]:
+    def operators_of(self, piece: Subgraph) -> list[str]:
         assert isinstance(self.pieces, TorchPieces)
         return [kind_of(self.pieces.nodes[name][0]) for name in piece.operators]
 

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.models.pieces import Border, NotAPiece, Pieces, changed_number, named
-from ci.pipeline.reduce import Piece
+from ci.pipeline.reduce import Subgraph
 
 SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3, "Tile": 1}
 """By operator, which input is a shape."""
@@ -23,7 +23,7 @@ class OnnxPieces(Pieces[onnx.ModelProto]):
         self.operators = tuple(self.nodes)
         self.weights = {tensor.name: tensor for tensor in model.graph.initializer}
 
-    def border(self, piece: Piece) -> Border:
+    def border(self, piece: Subgraph) -> Border:
         nodes = [self.nodes[name] for name in piece.operators]
         made = named(name for node in nodes for name in node.output)
         used = named(name for node in nodes for name in used_by(node))
@@ -39,7 +39,7 @@ class OnnxPieces(Pieces[onnx.ModelProto]):
         array: Array = numpy_helper.to_array(self.weights[name])
         return array
 
-    def built(self, piece: Piece) -> tuple[onnx.ModelProto, list[Sample]]:
+    def built(self, piece: Subgraph) -> tuple[onnx.ModelProto, list[Sample]]:
         border = self.border(piece)
         if not border.inputs:
             raise NotAPiece("it takes no input")
@@ -71,7 +71,7 @@ class OnnxPieces(Pieces[onnx.ModelProto]):
             model = _inferred(model)
         return model, inputs
 
-    def _node(self, name: str, piece: Piece) -> onnx.NodeProto:
+    def _node(self, name: str, piece: Subgraph) -> onnx.NodeProto:
         node = onnx.NodeProto()
         node.CopyFrom(self.nodes[name])
         for attribute in node.attribute:
@@ -79,7 +79,7 @@ class OnnxPieces(Pieces[onnx.ModelProto]):
                 attribute.i = changed_number(attribute.i, piece.sizes)
         return node
 
-    def _shapes(self, piece: Piece) -> Iterator[str]:
+    def _shapes(self, piece: Subgraph) -> Iterator[str]:
         """Weights that are shapes."""
         for name in piece.operators if piece.sizes else ():
             node = self.nodes[name]
@@ -94,8 +94,8 @@ def used_by(node: onnx.NodeProto) -> Iterator[str]:
     for attribute in node.attribute:
         for graph in [attribute.g, *attribute.graphs]:
             inner = {value.name for value in [*graph.input, *graph.initializer]}
-            inner |= {name for each in graph.node for name in each.output}
-            yield from (name for each in graph.node for name in used_by(each) if name not in inner)
+            inner |= {name for made in graph.node for name in made.output}
+            yield from (name for user in graph.node for name in used_by(user) if name not in inner)
 
 
 def _value(name: str, array: Array, *, shape: bool = True) -> onnx.ValueInfoProto:
@@ -110,6 +110,6 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
         raise NotAPiece(str(error)) from error
     for value in model.graph.output:
         dimensions = value.type.tensor_type
-        if not dimensions.HasField("shape") or any(not each.dim_value for each in dimensions.shape.dim):
+        if not dimensions.HasField("shape") or any(not size.dim_value for size in dimensions.shape.dim):
             raise NotAPiece(f"{value.name} has no fixed shape")
     return model

@@ -36,7 +36,7 @@ from ci.pipeline.models.arrays import Sample, save_one
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.qnn_provider import installed_build
-from ci.pipeline.reduce import Condition, Outcome, Piece
+from ci.pipeline.reduce import Condition, Outcome, Subgraph
 from ci.pipeline.reduction import Reduction
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.steps import Ask, asking, run_step
@@ -163,7 +163,7 @@ class OnnxReduction(Reduction[onnx.ModelProto]):
         plan = plan_of(programs, self.plan.selection, work)
         plan = replace(plan, logs=self.plan.logs)
         results = run_step(TryOnnx(plan, estimated=self.estimated), programs)
-        return [outcome_of(each, results[each.name]) for each in programs]
+        return [outcome_of(program, results[program.name]) for program in programs]
 
     def program_in(self, folder: Path) -> OnnxProgram:
         case = OnnxCase(
@@ -171,7 +171,7 @@ class OnnxReduction(Reduction[onnx.ModelProto]):
         )
         return replace(self.program, suite=folder / NO_SUITE, case_name=folder.name, case=case)
 
-    def reproducer(self, name: str, title: str, piece: Piece, condition: Condition) -> Reproducer:
+    def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer:
         run, (model, _) = self.program.run, self.pieces.built(piece)
         options = {**run.settings(self.program.soc).provider, **HTP, **ids_of(soc_named(self.program.soc))}
         how = HowCompiled(
@@ -196,13 +196,13 @@ class OnnxReduction(Reduction[onnx.ModelProto]):
     def environment(self) -> Mapping[str, str]:
         return environment()
 
-    def keep(self, piece: Piece, folder: Path, name: str) -> list[Path]:
+    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
         model, inputs = self.pieces.built(piece)
         onnx.save(model, str(folder / f"{name}.onnx"))
         save_one(folder / f"{name}.npz", inputs[0])
         return [folder / f"{name}.onnx", folder / f"{name}.npz"]
 
-    def operators_of(self, piece: Piece) -> list[str]:
+    def operators_of(self, piece: Subgraph) -> list[str]:
         return [self.nodes[name] for name in piece.operators]
 
 

@@ -137,7 +137,7 @@ def _renamed(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
     names: dict[str, str] = {"": ""}
 
     def rename(name: str, letter: str) -> str:
-        return names.setdefault(name, f"{letter}{sum(each[:1] == letter for each in names.values())}")
+        return names.setdefault(name, f"{letter}{sum(known[:1] == letter for known in names.values())}")
 
     for value in graph.input:
         value.name = rename(value.name, "x")

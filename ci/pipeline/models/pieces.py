@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.models.simple_values import FIRST, FORMS, can_be_said, cut, simple, source_of
-from ci.pipeline.reduce import Piece, smaller_sizes
+from ci.pipeline.reduce import Subgraph, smaller_sizes
 
 G = TypeVar("G")
 
@@ -34,27 +34,27 @@ class Pieces(ABC, Generic[G]):
     operators: tuple[str, ...]
 
     @abstractmethod
-    def border(self, piece: Piece) -> Border: ...
+    def border(self, piece: Subgraph) -> Border: ...
 
     @abstractmethod
     def weight(self, name: str) -> Array: ...
 
     @abstractmethod
-    def built(self, piece: Piece) -> tuple[G, list[Sample]]:
+    def built(self, piece: Subgraph) -> tuple[G, list[Sample]]:
         """The program, and its inputs for each sample. Raises NotAPiece."""
 
     @property
-    def whole(self) -> Piece:
-        return Piece(self.operators)
+    def whole(self) -> Subgraph:
+        return Subgraph(self.operators)
 
-    def arrays(self, piece: Piece) -> dict[str, list[Array]]:
+    def arrays(self, piece: Subgraph) -> dict[str, list[Array]]:
         """By input and weight, its values in all samples, without their replacement."""
         border = self.border(piece)
         every = {name: [sample[name] for sample in self.samples] for name in border.inputs}
         every |= {name: [self.weight(name)] for name in border.weights}
         return {name: [cut(array, piece.sizes) for array in arrays] for name, arrays in every.items()}
 
-    def values(self, piece: Piece) -> tuple[dict[str, Array], list[Sample]]:
+    def values(self, piece: Subgraph) -> tuple[dict[str, Array], list[Sample]]:
         """The weights, and the inputs of each sample: one alone where their values are replaced."""
         arrays, forms, border = self.arrays(piece), dict(piece.values), self.border(piece)
         weights = {name: simple(arrays[name], forms.get(name, "")) for name in border.weights}
@@ -65,7 +65,7 @@ class Pieces(ABC, Generic[G]):
             {name: arrays[name][number] for name in border.inputs} for number in range(len(self.samples))
         ]
 
-    def sources(self, piece: Piece) -> dict[str, str]:
+    def sources(self, piece: Subgraph) -> dict[str, str]:
         """What makes each input and weight in a script; "" where nothing short does."""
         arrays, forms = self.arrays(piece), dict(piece.values)
         return {
@@ -73,15 +73,15 @@ class Pieces(ABC, Generic[G]):
             for name, every in arrays.items()
         }
 
-    def smaller(self, piece: Piece, done: set[tuple[int, int]]) -> Iterator[Piece]:
+    def smaller(self, piece: Subgraph, done: set[tuple[int, int]]) -> Iterator[Subgraph]:
         """With one size cut; `done` are those that were tried."""
         shapes = [every[0].shape for every in self.arrays(piece).values()]
         for old, new in smaller_sizes(shapes):
             if (old, new) not in done:
                 done.add((old, new))
-                yield Piece(piece.operators, (*piece.sizes, (old, new)), piece.values)
+                yield Subgraph(piece.operators, (*piece.sizes, (old, new)), piece.values)
 
-    def simpler(self, piece: Piece) -> Iterator[Piece]:
+    def simpler(self, piece: Subgraph) -> Iterator[Subgraph]:
         """With values that can be said: at first of all at once, then one by one."""
         arrays, border, forms = self.arrays(piece), self.border(piece), dict(piece.values)
         if not forms:

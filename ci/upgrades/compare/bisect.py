@@ -71,11 +71,11 @@ def bisect(selection: Selection, choice: ComparedBuilds, environ: Mapping[str, s
             found = {
                 name: differences(row, after.get(name, {}), load_tolerances()) for name, row in before.items()
             }
-            return {name: each for name, each in found.items() if each}
+            return {name: changed for name, changed in found.items() if changed}
 
         def answers(place: int) -> bool:
             """Costs differ in almost every build."""
-            return any(each.figure not in COSTS for found in changes(place).values() for each in found)
+            return any(change.figure not in COSTS for found in changes(place).values() for change in found)
 
         first = first_change(len(every), answers)
         if first is None:
@@ -105,7 +105,7 @@ def _words(
     if first is None:
         return [f"none differs from {base}: {count}"]
     lines = [f"the first that differs from {base} is {title_of(every[first].name)}: {count}"]
-    lines += [f"  {name}: {'; '.join(map(str, each))}" for name, each in changes.items()]
+    lines += [f"  {name}: {'; '.join(map(str, changed))}" for name, changed in changes.items()]
     return lines
 
 
