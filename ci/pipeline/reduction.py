@@ -149,7 +149,7 @@ def written(
     every = dict.fromkeys(work.operators_of(found.piece))
     kinds, name = ", ".join(every), name or NAME.sub("-", "-".join(every).lower())[:60]
     files = work.keep(found.piece, folder, name)
-    title = f"{kinds}: {found.outcome.in_words(condition.figure)}"[:150]
+    title = f"{kinds} at {work.facts['precision']}: {found.outcome.in_words(condition.figure)}"[:150]
     script = verdict = ""
     if condition.figure != "ms":
         # Its time is forecast by what only this project has fitted.
