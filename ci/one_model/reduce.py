@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     model = replace(model, work=replace(model.work, jobs=jobs))
     require_one_chip(model.selection)
     condition, choice, name = Condition.of(args.when, args.least), choice_of(args), args.name
+    about = [*choice.words, *model.named, condition.text]
     output, seconds = Parser.user_folder() / args.output, 60 * args.minutes
 
     def say(line: str) -> None:
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.flush()
 
     def work(report: ModelReport) -> int:
-        with place_in(output) as place:
+        with place_in(output, [model.typed, *about]) as place:
             search = lane_model(model).reduction(choice, place, estimated=condition.figure == "ms")
             found = reduced(search, condition, seconds, say)
             lines = found.in_words(condition)
@@ -99,4 +100,4 @@ def run(args: argparse.Namespace) -> int:
             return 1
         return 0
 
-    return reported("reduce", model, [*choice.words, *model.named, condition.text], work)
+    return reported("reduce", model, about, work)

@@ -24,6 +24,7 @@ from ci.pipeline.reduce import REPEATS, Condition, Outcome, PieceSearch, Reduced
 from ci.pipeline.reproducer import Reproducer, issue_text, said
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.mutex import mutex
 from provisioning.base.rendering.text import plural
 
 G = TypeVar("G")
@@ -186,9 +187,11 @@ def only(programs: Sequence[N]) -> N:
 
 
 @contextlib.contextmanager
-def place_in(output: Path) -> Iterator[Path]:
-    """A folder for the pieces. It has the same name each time, so that their results are found again."""
-    place = output / ".pieces"
+def place_in(output: Path, about: Sequence[str]) -> Iterator[Path]:
+    """A folder for the pieces. It has the same name each time that the same is asked for, so that their
+    results are found again."""
+    place = output / f".reduce-{hashlib.sha256(repr(about).encode()).hexdigest()[:12]}"
     place.mkdir(parents=True, exist_ok=True)
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
+    with mutex(place / "lock"):
+        yield place
+        shutil.rmtree(place, ignore_errors=True)
