@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,19 +16,27 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
+from ci.engine.inputs import Touched
+from ci.engine.workers.parent import Refused
 from ci.lanes.executorch.pieces import TorchPieces, tensors_of
+from ci.lanes.executorch.reduce import TryLowering
 from ci.lanes.executorch.reproducer import reproducer as torch_reproducer
-from ci.lanes.executorch.suite import ExecutorchRun
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.lanes.onnx.cuts import Graph, every_output
 from ci.lanes.onnx.pieces import OnnxPieces
+from ci.lanes.onnx.reduce import TryOnnx
 from ci.lanes.onnx.reproducer import HTP, HowCompiled, ids_of, reproducer
+from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece
 from ci.pipeline.models.simple_values import FORMS, simple, source_of
+from ci.pipeline.options import WorkOptions
 from ci.pipeline.precision import precision_named
 from ci.pipeline.reduce import Condition, Outcome, PieceSearch, Reduced, Subgraph
 from ci.pipeline.reduction import Reduction, reduced
 from ci.pipeline.reproducer import MOST_LINES, Reproducer, said
+from ci.pipeline.steps import Ask
+from ci.pipeline.suite import NO_SUITE
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -323,3 +332,27 @@ def test_the_reproducer_of_a_pytorch_piece_has_its_operators_and_values(branches
     exec("\n".join(script.body), found)
     with torch.no_grad():
         np.testing.assert_array_equal(found["NET"](*found["INPUTS"]), module(*tensors_of(sample)))
+
+
+class Refusing:
+    """A worker that has read the piece, and refuses it."""
+
+    seen = Touched(digests={"piece": "its digest"})
+
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        raise Refused({"kind": "compile", "message": "IndexError", "fix": "", "exit_code": 1})
+
+
+def test_a_piece_that_is_refused_is_remembered_by_what_it_is(tmp_path: Path) -> None:
+    """Else it would be taken for the next one, which is refused as well then."""
+    onnx_case = OnnxCase(model="piece.onnx", run=(OnnxRun(precision="fp16", socs=("SM8650",)),))
+    case = ExecutorchCase(factory="piece.pt2", run=(ExecutorchRun(precision="fp16", socs=("SM8650",)),))
+    suite, plan = tmp_path / NO_SUITE, SimpleNamespace(work=WorkOptions(), quantize_only=False, needs=None)
+    steps: list[tuple[Any, Any]] = [
+        (TryOnnx(plan), OnnxProgram(suite, "one", onnx_case, onnx_case.runs[0], "SM8650")),  # type: ignore[arg-type]
+        (TryLowering(plan), ExecutorchProgram(suite, "one", case, case.runs[0], "SM8650")),  # type: ignore[arg-type]
+    ]
+    for step, program in steps:
+        ask = Ask(Refusing(), tmp_path / "log", tmp_path / "into", tmp_path / "scratch", {})  # type: ignore[arg-type]
+        assert step.work(program, ask)
+        assert ask.touched.digests == Refusing.seen.digests

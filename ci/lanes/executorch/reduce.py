@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from ci.engine.closed import closed
 from ci.engine.inputs import Touched
 from ci.engine.installed import ready_runner
+from ci.engine.memo import Memo
 from ci.engine.work import Result
 from ci.engine.workers.parent import Refused, WorkerDied
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
@@ -34,6 +35,7 @@ from ci.pipeline.steps import Ask, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.commands import captured_module, without_result
 from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Metric
 from provisioning.base.units import EXACT_DB
 
 MODEL, SAMPLES, BASE = "piece.pt2", "samples", "model.pt2"
@@ -55,17 +57,22 @@ class TryLowering(Lower):
 
     kind = "lowering-reduce"
 
+    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        return {**super().key(program, memo, environ), "piece": program.case_name}
+
     def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
         try:
             return super().work(program, ask)
         except Refused as refused:
             if refused.exit_code != CheckFailed.exit_code:
                 raise
+            # A result that says nothing of what it rests on would be taken for every other piece.
+            ask.touched |= ask.worker.seen
             return {"failed": refused.kind, "message": refused.message}
         except WorkerDied as gone:
             if not gone.is_own_crash or gone.trouble(ask.log):
                 raise
-            ask.touched |= Touched.of(gone.touched or {})
+            ask.touched |= ask.worker.seen | Touched.of(gone.touched or {})
             return {"failed": gone.kind, "message": gone.sentence(ask.log)}
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:

@@ -64,7 +64,8 @@ class TryOnnx(OneModelStep):
     """Whether QNN is asked what it will take."""
 
     def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return {**super().key(program, memo, environ), "estimated": self.estimated}
+        more: dict[str, Metric] = {"piece": program.case_name, "estimated": self.estimated}
+        return {**super().key(program, memo, environ), **more}
 
     def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
         return {"forms": ["beside"], "drawn": True}
@@ -78,6 +79,7 @@ class TryOnnx(OneModelStep):
         try:
             facts = ask(do="prepare", **order, into=folders["prepared"])
         except Refused as refused:
+            ask.touched |= ask.worker.seen
             return {"invalid": refused.message}
         order["source"] = facts["model"]
         try:
@@ -90,11 +92,13 @@ class TryOnnx(OneModelStep):
         except Refused as refused:
             if refused.exit_code != CheckFailed.exit_code:
                 raise
+            # A result that says nothing of what it rests on would be taken for every other piece.
+            ask.touched |= ask.worker.seen
             return {"failed": refused.kind, "message": refused.message}
         except WorkerDied as gone:
             if not gone.is_own_crash or gone.trouble(ask.log):
                 raise
-            ask.touched |= Touched.of(gone.touched or {})
+            ask.touched |= ask.worker.seen | Touched.of(gone.touched or {})
             return {"failed": gone.kind, "message": explained_end(gone, ask.log).message}
 
 

@@ -14,6 +14,10 @@ from ci.pipeline.reduce import Subgraph, smaller_sizes
 G = TypeVar("G")
 
 
+LEAST_VALUES = 4
+"""Of an input: a range of fewer says little of how it is quantized."""
+
+
 class NotAPiece(Exception):
     """Operators that are no program."""
 
@@ -75,9 +79,11 @@ class Pieces(ABC, Generic[G]):
 
     def smaller(self, piece: Subgraph, done: set[tuple[int, int]]) -> Iterator[Subgraph]:
         """With one size cut; `done` are those that were tried."""
-        shapes = [every[0].shape for every in self.arrays(piece).values()]
-        for old, new in smaller_sizes(shapes):
-            if (old, new) not in done:
+        arrays, inputs = self.arrays(piece), self.border(piece).inputs
+        for old, new in smaller_sizes(every[0].shape for every in arrays.values()):
+            whole = [arrays[name][0] for name in inputs]
+            enough = all(cut(array, [(old, new)]).size >= min(array.size, LEAST_VALUES) for array in whole)
+            if enough and (old, new) not in done:
                 done.add((old, new))
                 yield Subgraph(piece.operators, (*piece.sizes, (old, new)), piece.values)
 
