@@ -104,6 +104,11 @@ VERBS = {
         "find which operators of a model need the more exact of two precisions to hold a floor",
         "executorch",
     ),
+    "reduce": Verb(
+        "ci.one_model.reduce",
+        "find the smallest program that still shows what a model shows, as a file that needs nothing of ours",
+        "executorch",
+    ),
     "mcp": Verb(
         "ci.agents.verb",
         "be a server of the Model Context Protocol: compile, audit, diagnose and others as tools of agents",

@@ -39,6 +39,7 @@ ONE_MODEL = (
     "profile",
     "forecast",
     "divergence",
+    "reduce",
     "repair",
     "tune",
     "run",
@@ -56,7 +57,10 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
     if verb == "forecast" and arguments[:1] == ["fit"]:
         return "ci", "forecast"
     if verb in ONE_MODEL:
-        return "ci", LANES[lane_of(command_line.parsed(CI[verb], arguments).model, folder)].environment
+        typed = command_line.parsed(CI[verb], arguments)
+        if verb in ("divergence", "reduce") and not typed.model:
+            return "ci", typed.lane
+        return "ci", LANES[lane_of(typed.model, folder)].environment
     if verb == "bench":
         return "ci", "onnx" if arguments[:1] == ["onnx"] else "executorch"
     package, table = ("ci", CI) if verb in CI else ("provisioning", PROVISIONING)

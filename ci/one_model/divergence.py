@@ -9,7 +9,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
+from ci.pipeline.compile_flags import (
+    PRECISION_HELP,
+    add_lane,
+    add_model,
+    add_option,
+    model_or_suite_of,
+    require_one_chip,
+)
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from provisioning.base import answer
@@ -33,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a lower SQNR against the quantized model is a difference [the suite's threshold, else 30]",
     )
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
+    add_lane(parser)
     add_choice(parser, "manifests/suites/models.toml")
     add_work(parser, "the search", 1200, cached=False)
 
@@ -44,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.options import Compiling
     from provisioning.base.findings import Finding, Severity
 
-    model = one_model_of(args)
+    model = model_or_suite_of(args)
     require_one_chip(model.selection)
     choice, least = choice_of(args), args.least
     taken = lane_model(model, Compiling(keep_on_cpu=tuple(args.keep_on_cpu)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,22 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         dimensions=tuple(args.dimension),
         options=tuple(args.option),
     )
+
+
+def add_lane(parser: argparse.ArgumentParser) -> None:
+    """For commands that take a suite's program in place of MODEL."""
+    parser.add_argument(
+        "--lane",
+        choices=("executorch", "onnx"),
+        default="executorch",
+        help="of a suite's program [%(default)s]",
+    )
+
+
+def model_or_suite_of(args: argparse.Namespace) -> OneModel:
+    """MODEL, or none in the lane of the suite's program."""
+    model = one_model_of(args)
+    return replace(model, lane=ONNX) if not args.model and args.lane == "onnx" else model
 
 
 def plain_model_of(args: argparse.Namespace) -> OneModel:

@@ -26,6 +26,7 @@ from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOption
 from ci.pipeline.precision import written_name
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran, require_program
+from ci.pipeline.reduction import Reduction
 from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.stage import AnyPlan
@@ -174,6 +175,10 @@ class LaneModel(ABC, Generic[P, L]):
     def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
         """What a compiled program gives for these inputs."""
         require_program(Parser.user_folder() / self.model.typed, self.model.typed)
+        raise self.not_taken(self.model)
+
+    def reduction(self, choice: Choice, place: Path, *, estimated: bool) -> Reduction[Any]:
+        """What `reduce` tries pieces of, in this folder; `estimated`: with what they will take."""
         raise self.not_taken(self.model)
 
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ import pytest
 
 from ci.pipeline.baseline import load_tolerances
 from ci.upgrades import releases
+from ci.upgrades.compare.bisect import bisect, first_change
 from ci.upgrades.compare.judge import differences, severity_of, verdict_of
 from ci.upgrades.compare.stage import (
     ComparedBuilds,
@@ -20,8 +21,10 @@ from ci.upgrades.compare.stage import (
     chosen,
     error_of,
     folded,
+    in_range,
     judge,
     measure,
+    of_onnxruntime,
     stacks,
 )
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -190,3 +193,76 @@ def test_programs_that_are_the_same_share_a_line_and_others_keep_their_row() -> 
     assert folded(HEAD + WORSE + SAME) == f"{HEAD}{WORSE}\n{alike}"
     assert folded(HEAD + SAME) == alike
     assert folded(HEAD + WORSE) == HEAD + WORSE
+
+
+@pytest.mark.parametrize("first", range(1, 9))
+def test_the_first_version_that_differs_is_found_by_few_measurements(first: int) -> None:
+    asked = list[int]()
+
+    def differs(place: int) -> bool:
+        asked.append(place)
+        return place >= first
+
+    assert first_change(9, differs) == first
+    assert len(asked) == len({*asked}) <= 5
+
+
+@pytest.mark.parametrize("wrong", [{1, 2, 3}, {2}, {3}])
+def test_a_fault_that_the_last_version_has_no_more_is_found_too(wrong: set[int]) -> None:
+    """A Llama layer is right on QNN 2.47 and 2.51, and wrong on those between."""
+    assert first_change(5, wrong.__contains__) == min(wrong)
+
+
+def test_where_nothing_differs_there_is_no_first() -> None:
+    assert first_change(5, lambda place: False) is None and first_change(2, lambda place: False) is None
+
+
+def test_a_range_has_the_known_versions_between_its_ends() -> None:
+    known = ["2.51.0", "2.50.40", "2.49.40", "2.47.0"]
+    assert in_range(["2.47..2.50"], known, "--qnn") == ["2.50.40", "2.49.40", "2.47.0"]
+    assert in_range(["2.51.0"], known, "--qnn") == ["2.51.0"]
+    for name in ("3..4", "2.47..x"):
+        with pytest.raises(UsageError):
+            in_range([name], known, "--qnn")
+
+
+def test_a_version_of_onnxruntime_qnn_is_the_build_that_it_brings() -> None:
+    assert of_onnxruntime(["2.4..2.5"]) == ["2.49.40", "2.48.40"]
+
+
+def bisected(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, rows: dict[str, dict[str, Any]]
+) -> tuple[int, Report]:
+    """`--bisect` over the builds of these rows."""
+
+    def measured(stack: Stack, *rest: object) -> Measurement:
+        return Measurement(stack, {"net/16a8w/SM8650": rows[stack.name]})
+
+    monkeypatch.setattr("ci.upgrades.compare.bisect.measure", measured)
+    selection = Selection("wheels", "x86_64-linux", "SM8650", store=folder, reports=folder)
+    code = bisect(selection, choice(qnn=[*rows]), {}, where=False)
+    return code, Report.read(folder / "compare.json")
+
+
+def test_the_build_from_which_on_a_program_is_worse_is_named_with_its_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last build is right again, and costs differ everywhere."""
+    wrong, small = row(sqnr_db=15.5), row(context_bytes=500_000)
+    rows = {"2.47.0": row(), "2.48.40": wrong, "2.49.40": wrong, "2.50.40": wrong, "2.51.0": small}
+    code, report = bisected(monkeypatch, tmp_path, rows)
+    assert code == 1 and "QNN 2.48.40" in capsys.readouterr().out
+    assert report.metrics["bisect"] == {
+        "order": [*rows],
+        "measured": ["2.47.0", "2.48.40", "2.49.40", "2.51.0"],
+        "first": "2.48.40",
+    }
+    assert [finding.rule for finding in report.findings] == ["compare-worse"]
+
+
+def test_builds_that_are_alike_have_no_first_that_differs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = bisected(monkeypatch, tmp_path, {"2.49.40": row(), "2.51.0": row()})
+    assert code == 0 and "none differs" in capsys.readouterr().out
+    assert not report.findings

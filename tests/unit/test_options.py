@@ -12,7 +12,7 @@ from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
-from ci.one_model import audit, compile, divergence, profile, quantize
+from ci.one_model import audit, compile, divergence, profile, quantize, reduce
 from ci.one_model.dump import save_calls
 from ci.pipeline.compile_flags import (
     CHECKPOINT,
@@ -35,6 +35,7 @@ COMMANDS: list[tuple[Any, list[str]]] = [
     (audit, []),
     (profile, []),
     (divergence, []),
+    (reduce, ["--when", "wrong", "-o", "out"]),
 ]
 
 

@@ -19,8 +19,8 @@ from ci.operators.table import better_than, inexact
 from ci.pipeline.divergence import LEAST_DB
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.reduction import only
 from provisioning.base.commands import captured_module, session, without_result
-from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
 
@@ -67,10 +67,4 @@ def chosen_program(choice: Choice, selection: Selection) -> ExecutorchProgram:
     programs = [
         program for program in chosen_programs(Lowering(), choice, selection) if program.backend == "htp"
     ]
-    if len(programs) != 1:
-        names = ", ".join(program.name for program in programs[:5])
-        raise UsageError(
-            f"expected a MODEL or one program of a suite, found {len(programs)} ({names} …)",
-            fix="name the program: --suite FILE -k CASE/RUN/SOC",
-        )
-    return programs[0]
+    return only(programs)

@@ -90,12 +90,6 @@ from ci.pipeline.models.user_model import BadFactory
 SEGMENT_ALIGNMENT = 4096
 """The alignment of delegate data in the file: a page, so that it can be mapped alone."""
 
-OBSERVERS = {
-    (scheme, "min_max"): MinMaxObserver
-    for scheme in ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w")
-}
-"""Schemes without these use the quantizer's default, a moving average; 16-bit floats need no observer."""
-
 FLOAT = "fp16"
 """The precision of nodes that are not quantized."""
 TRAIN_RATE = 1e-4
@@ -448,7 +442,7 @@ def prepared_model(
 
 
 def _observer(run: ExecutorchRun, scheme: str) -> Any:
-    return None if run.qat else OBSERVERS.get((scheme, run.observer))
+    return MinMaxObserver if run.sees_widest(scheme) else None
 
 
 def _nodes_scheme(scheme: str, names: Patterns, run: ExecutorchRun) -> tuple[Any, Any]:

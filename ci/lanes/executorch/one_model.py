@@ -28,6 +28,7 @@ from ci.lanes.executorch.user_program import (
     pytorch_model,
     require_done,
     samples_folder,
+    stack_of,
 )
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import accuracy_of_one_model, differs_on_chip, nearly_constant
@@ -38,6 +39,7 @@ from ci.pipeline.options import Choice
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
+from ci.pipeline.reduction import Reduction
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of, needs_of
 from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.tuning import Goal, Tuned
@@ -110,7 +112,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             "soc": program.soc,
             "backend": program.backend,
             "scheme": program.run.precision,
-            "stack": _stack(plan.basis.build_id),
+            "stack": stack_of(plan.basis.build_id),
             "inputs": _tensors(facts),
             "delegates": facts["delegates"],
             "on_cpu": [
@@ -195,7 +197,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
                 "sha256": hash_file(path),
                 "soc": program.soc,
                 "scheme": program.run.precision,
-                "stack": _stack(),
+                "stack": stack_of(),
                 "inputs": _tensors(facts),
                 "accuracy": facts["figures"],
                 "slices": facts["slices"],
@@ -262,6 +264,13 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
 
         return ran(self.model, inputs, repeat)
 
+    def reduction(self, choice: Choice, place: Path, *, estimated: bool) -> Reduction[Any]:
+        from ci.lanes.executorch.reduce import reduction
+
+        if estimated:
+            raise UsageError("only ONNX models have forecasts", fix="--when 'ddr>1MB', or name an .onnx")
+        return reduction(self.model, choice, place)
+
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.executorch.divergence import searched
 
@@ -308,11 +317,6 @@ def _files(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path |
 
 def _tensors(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name: input_[name] for name in ("dtype", "shape")} for input_ in facts["inputs"][0]]
-
-
-def _stack(build_id: str = "") -> dict[str, str]:
-    packages = {name: importlib.metadata.version(name) for name in ("executorch", "torch")}
-    return {**packages, **({"qnn": build_id} if build_id else {})}
 
 
 def _notes(facts: Mapping[str, Any]) -> Iterator[str]:

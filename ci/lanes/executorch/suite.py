@@ -43,6 +43,8 @@ def _scheme(value: object) -> object:
 Scheme = Annotated[ExecutorchScheme, BeforeValidator(_scheme)]
 AS_IT_IS = ("fp16", "qdq")
 """Schemes that do not quantize the model: it is float, or quantized already."""
+OBSERVED_SCHEMES = ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w")
+"""The others use the quantizer's default, a moving average; 16-bit floats need no observer."""
 QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
 """The types that ExecuTorch's quantizer has for quantization-aware training."""
 
@@ -103,6 +105,10 @@ class ExecutorchRun(MixedRun):
     @property
     def quantizes(self) -> bool:
         return self.precision not in AS_IT_IS
+
+    def sees_widest(self, scheme: str) -> bool:
+        """Whether a range of this precision is the widest that is seen."""
+        return self.observer == "min_max" and scheme in OBSERVED_SCHEMES and not self.qat
 
     @property
     def kind(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -125,3 +126,8 @@ def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Map
             fix = "correct the model or the samples: docs/compile.md says what they may be"
         raise ToolkitError(message, fix=fix, exit_code=failure.exit_code)
     return result
+
+
+def stack_of(build_id: str = "") -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("executorch", "torch")}
+    return {**packages, **({"qnn": build_id} if build_id else {})}

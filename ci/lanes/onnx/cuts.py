@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.events import SourcePlace
@@ -63,7 +63,10 @@ def losses(
 ) -> list[dict[str, Any]]:
     """The operators whose outputs are farther from the float model's than their inputs, the worst first."""
     floats, rounded = (Graph(onnx.load(str(path))) for path in (source, quantized))
-    wanted, found = (every_output(graph, into / "exposed.onnx", sample) for graph in (floats, rounded))
+    wanted, found = (
+        every_output(graph, into / "exposed.onnx", [sample], (TensorProto.FLOAT,))[0]
+        for graph in (floats, rounded)
+    )
     reached: dict[str, float] = {}
     every: list[tuple[float, dict[str, Any]]] = []
     for node in floats.operators():
@@ -84,17 +87,17 @@ def losses(
     return [loss for added, loss in every if added > 0]
 
 
-def every_output(graph: Graph, path: Path, sample: Sample) -> Sample:
-    """The tensors of a model by name, computed on the CPU. The model is written to `path` for that."""
+def every_output(
+    graph: Graph, path: Path, samples: Sequence[Sample], kinds: Collection[int] = ()
+) -> list[Sample]:
+    """The tensors of a model by name, computed on the CPU: all, or those of these kinds. The model is written
+    to `path` for that."""
     whole = onnx.ModelProto()
     whole.CopyFrom(graph.model)
     known = {value.name for value in whole.graph.output}
-    names = [name for node in whole.graph.node for name in node.output if name not in known]
+    names = [name for node in whole.graph.node for name in node.output if name and name not in known]
     whole.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-        for name in names
-        if graph.types.get(name) == TensorProto.FLOAT
+        onnx.ValueInfoProto(name=name) for name in names if not kinds or graph.types.get(name) in kinds
     )
     onnx.save(whole, str(path))
-    (outputs,) = provider.on_cpu(path, [sample])
-    return outputs
+    return provider.on_cpu(path, samples)

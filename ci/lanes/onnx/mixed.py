@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.cuts import every_output
@@ -50,7 +50,8 @@ def scored(
 ) -> list[dict[str, Any]]:
     """The groups of operators, with the noise that each adds in each of the quantized models alone."""
     graph = Graph(onnx.load(str(source)))
-    values = {**every_output(graph, into / "exposed.onnx", sample), **sample}
+    (outputs,) = every_output(graph, into / "exposed.onnx", [sample], (TensorProto.FLOAT,))
+    values = {**outputs, **sample}
     groups = groups_of(graph)
     made = [name for nodes in groups for node in nodes for name in node.output if name in values]
     errors = [_own_errors(path, values, into / "own.onnx") for path in quantized]

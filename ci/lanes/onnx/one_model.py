@@ -43,6 +43,7 @@ from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.profile import ProgramProfile
 from ci.pipeline.ran import Ran
+from ci.pipeline.reduction import Reduction
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of
 from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.steps import require_done, run_step
@@ -243,7 +244,12 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
 
         return ran(self.model, inputs, repeat)
 
+    def reduction(self, choice: Choice, place: Path, *, estimated: bool) -> Reduction[Any]:
+        from ci.lanes.onnx.reduce import reduction
+
+        return reduction(self.model, choice, place, estimated=estimated)
+
     def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
         from ci.lanes.onnx.divergence import searched
 
-        return searched(self.model, least)
+        return searched(self.model, choice, least)

@@ -38,6 +38,7 @@ PREPROCESSED = "preprocessed.onnx"
 TRACE = "qnn_op_trace.json"
 FALLBACK = "session.disable_cpu_ep_fallback"
 LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
+PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn")
 MOST_REASONS = 5
 """How many of the nodes that QNN refused a message names."""
 QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
@@ -74,7 +75,7 @@ class NotOnProvider(CheckFailed):
 
 
 def packages() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime", "onnxruntime-qnn")}
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def quantized(

@@ -38,7 +38,7 @@ from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import calibration_samples, divided, resembling
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
 from ci.pipeline.accuracy import Pair, Unusable, compared, in_words, pair_of_choice
-from ci.pipeline.models.arrays import Array, Sample, save, saved
+from ci.pipeline.models.arrays import Array, Sample, save, save_one, saved
 from ci.pipeline.models.inputs import checked, drawn
 from ci.pipeline.models.metric import METRIC, measured_by
 from ci.pipeline.precision import Precision, precision_named
@@ -59,6 +59,8 @@ REFERENCE = "reference.npz"
 OPSET = 20
 DRAWN = 5
 MESSAGE = 600
+OBSERVED = 4
+"""Of the samples to calibrate by, those that the pieces of a model are calibrated by."""
 SHOWN = 5
 """How many problems of a model its message names; `audit` names all."""
 
@@ -545,6 +547,21 @@ def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"result": result}
 
 
+def order_observe(order: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all tensors of the prepared model for a few samples, in a file each."""
+    import onnx
+
+    from ci.lanes.onnx.cuts import Graph, every_output
+
+    into, prepared = Path(order["into"]), Path(order["prepared"])
+    calibration = saved(prepared / CALIBRATION) if (prepared / CALIBRATION).is_file() else []
+    samples = [*saved(prepared / SAMPLES), *calibration[:OBSERVED]]
+    graph = Graph(onnx.load(order["model"]))
+    for number, outputs in enumerate(every_output(graph, into / "exposed.onnx", samples)):
+        save_one(into / f"{number}.npz", {**samples[number], **outputs})
+    return {"samples": len(samples)}
+
+
 def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
     """What each operator of the quantized model loses, on the CPU."""
     from ci.lanes.onnx.cuts import losses
@@ -600,6 +617,7 @@ ORDERS = {
     "losses": order_losses,
     "rewrite": order_rewrite,
     "scores": order_scores,
+    "observe": order_observe,
     "run": order_run,
     "run_on_cpu": order_run_on_cpu,
 }

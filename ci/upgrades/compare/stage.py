@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import COSTS, Tolerances, load_tolerances
@@ -109,7 +109,8 @@ def stacks(choice: ComparedBuilds) -> list[Stack]:
     if len(choice.builds) > 1 and not choice.executorch:
         return [Stack(build) for build in chosen(choice.builds)]
     table = compat.load_builds()
-    names = list(dict.fromkeys(choice.executorch)) or releases.versions(table)
+    known_names = releases.versions(table)
+    names = list(dict.fromkeys(in_range(choice.executorch, known_names, "--executorch"))) or known_names
     builds = chosen(choice.builds, least=1) if choice.builds else [own_build(table)]
     candidates = [
         Stack(build, name, releases.release_named(name, table), len(builds) > 1)
@@ -117,7 +118,7 @@ def stacks(choice: ComparedBuilds) -> list[Stack]:
         for build in builds
     ]
     if len(candidates) < 2:
-        known = ", ".join(releases.versions(table))
+        known = ", ".join(known_names)
         raise UsageError("one stack cannot be compared", fix=f"name a second --executorch of: {known}")
     return candidates
 
@@ -130,6 +131,7 @@ def own_build(table: Builds) -> Build:
 
 def chosen(names: Sequence[str], least: int = 2) -> list[Build]:
     builds = {build.qnn: build for build in reversed(compat.load_builds().builds)}
+    names = in_range(names, [*builds], "--qnn")
     if unknown := [name for name in names if name not in builds]:
         raise UnknownName(f"--qnn {unknown[0]}: manifests/compat.toml has no such build", unknown[0], builds)
     selected_builds = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
@@ -138,13 +140,51 @@ def chosen(names: Sequence[str], least: int = 2) -> list[Build]:
     return selected_builds
 
 
+def in_range(names: Sequence[str], known: Sequence[str], flag: str) -> list[str]:
+    """The versions; of `2.47..2.51` all that are known from the first 2.47 to the last 2.51."""
+    found = list[str]()
+    for name in names:
+        low, dots, high = name.partition("..")
+        if not dots:
+            found.append(name)
+            continue
+        ends = [_release(end, f"{flag} {name}") for end in (low, high)]
+        within = [
+            version
+            for version in known
+            if ends[0] <= Version(version).release[: len(ends[0])]
+            and Version(version).release[: len(ends[1])] <= ends[1]
+        ]
+        if not within:
+            raise UsageError(f"{flag} {name}: no version is in this range", fix=f"known: {', '.join(known)}")
+        found += within
+    return found
+
+
+def _release(text: str, typed: str) -> tuple[int, ...]:
+    try:
+        return Version(text).release
+    except InvalidVersion as error:
+        raise UsageError(f"{typed}: {text!r} is no version", fix="--qnn 2.47..2.51") from error
+
+
+def of_onnxruntime(names: Sequence[str]) -> list[str]:
+    """The QNN builds that these versions of onnxruntime-qnn bring."""
+    builds = {build.version: build.qnn for build in reversed(compat.load_builds().builds)}
+    names = in_range(names, [*builds], "--onnxruntime-qnn")
+    if unknown := [name for name in names if name not in builds]:
+        raise UnknownName(
+            f"--onnxruntime-qnn {unknown[0]}: manifests/compat.toml has no such version", unknown[0], builds
+        )
+    return [builds[name] for name in names]
+
+
 def measure(
     stack: Stack, selection: Selection, choice: ComparedBuilds, environ: Mapping[str, str], stage: StageRun
 ) -> Measurement:
     title = title_of(stack.name)
     sys.stderr.write(f"{title}\n")
-    variables = environment_of(stack.build, selection, choice.lane, environ)
-    variables = releases.variables_of(stack.release, Store(selection.store), variables)
+    variables = variables_for(stack, selection, choice.lane, environ)
     folder = folder_of(selection, stack)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -171,6 +211,14 @@ def measure(
                 merged["error"] = error
             programs[program] = merged
     return Measurement(stack, programs)
+
+
+def variables_for(
+    stack: Stack, selection: Selection, lane: str, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Of a process that uses only this stack."""
+    variables = environment_of(stack.build, selection, lane, environ)
+    return releases.variables_of(stack.release, Store(selection.store), variables)
 
 
 def another_build(report: Report, build: Build) -> str:

@@ -14,6 +14,7 @@ EXAMPLES = """\
   nox -s compare -- --qnn 2.51.0 --qnn 2.50.40 --tag pr
   nox -s compare -- --qnn 2.49.40 --qnn 2.51.0 --suite models-onnx.toml --soc SM8750
   nox -s compare -- --lane executorch --executorch 1.4.1 --executorch 1.5.1 --tag pr
+  nox -s compare -- --bisect --qnn 2.47..2.51 --case llama_decode --soc SM8650 --where
   nox -s compare -- --tag pr --accept          every build of manifests/compat.toml, into docs/upgrades.md
 """
 
@@ -37,6 +38,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lane", choices=("onnx", "executorch"), default="onnx", help="through what [%(default)s]"
     )
+    repeatable(
+        parser,
+        "--onnxruntime-qnn",
+        "VERSION",
+        "for --lane onnx: the QNN build that this version of it brings",
+    )
+    parser.add_argument(
+        "--bisect",
+        action="store_true",
+        help="find the first version that differs from the earliest: --qnn 2.47..2.51",
+    )
+    parser.add_argument(
+        "--where", action="store_true", help="with --bisect: and the operator whose outputs differ"
+    )
     parser.add_argument("--suite", type=Path, metavar="FILE", help="the suite [the lane's own]")
     repeatable(parser, "--case", "NAME", "only this case")
     repeatable(parser, "--tag", "TAG", "only programs with this tag")
@@ -50,13 +65,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.compare.stage import ComparedBuilds, compare
+    from ci.upgrades.compare.bisect import bisect
+    from ci.upgrades.compare.stage import ComparedBuilds, compare, of_onnxruntime
+    from provisioning.base.errors import UsageError
     from provisioning.base.selection import selection_of
 
     flags = [flag for name in args.case for flag in ("--case", name)]
     flags += [flag for name in args.tag for flag in ("--tag", name)]
     flags += ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
-    choice = ComparedBuilds(
-        args.lane, tuple(args.qnn), tuple(args.executorch), args.suite, tuple(flags), args.accept
-    )
+    builds = (*args.qnn, *of_onnxruntime(args.onnxruntime_qnn))
+    choice = ComparedBuilds(args.lane, builds, tuple(args.executorch), args.suite, tuple(flags), args.accept)
+    if args.bisect:
+        if args.accept:
+            raise UsageError("--bisect measures a part, and --accept wants all", fix="leave one of them out")
+        return bisect(selection_of(args), choice, os.environ, where=args.where)
+    if args.where:
+        raise UsageError("--where searches between the two versions of --bisect", fix="add --bisect")
     return compare(selection_of(args), choice, os.environ)

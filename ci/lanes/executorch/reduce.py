@@ -1,0 +1,216 @@
+"""`reduce` of a PyTorch model: each piece is lowered and run by workers, and remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ci.engine.closed import closed
+from ci.engine.inputs import Touched
+from ci.engine.installed import ready_runner
+from ci.engine.memo import Memo
+from ci.engine.work import Result
+from ci.engine.workers.parent import Refused, WorkerDied
+from ci.lanes.executorch.compile import ExecutorchPlan, Lower
+from ci.lanes.executorch.divergence import chosen_program
+from ci.lanes.executorch.emulate import RunOnEmulator
+from ci.lanes.executorch.pieces import TorchPieces, kind_of, tensors_of
+from ci.lanes.executorch.reproducer import reproducer
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram
+from ci.lanes.executorch.user_program import plan_of_model, program_of, stack_of
+from ci.pipeline.models.arrays import Sample, save_one
+from ci.pipeline.models.pieces import NotAPiece
+from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.reduce import Condition, Outcome, Subgraph
+from ci.pipeline.reduction import Reduction
+from ci.pipeline.reproducer import Reproducer
+from ci.pipeline.steps import Ask, run_step
+from ci.pipeline.suite import NO_SUITE
+from provisioning.base.commands import captured_module, without_result
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Metric
+from provisioning.base.units import EXACT_DB
+
+MODEL, SAMPLES, BASE = "piece.pt2", "samples", "model.pt2"
+CHILD = "ci.lanes.executorch.export_for_reduce"
+WITHOUT: Mapping[str, Any] = {
+    "cpu_nodes": (),
+    "cpu_operators": (),
+    "unquantized_nodes": (),
+    "modules": (),
+    "annotations": (),
+    "nodes": {},
+}
+"""They name parts of the whole model."""
+
+
+@dataclass(frozen=True)
+class TryLowering(Lower):
+    """A piece lowered. That it dies is a result too."""
+
+    kind = "lowering-reduce"
+
+    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        return {**super().key(program, memo, environ), "piece": program.case_name}
+
+    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
+        try:
+            return super().work(program, ask)
+        except Refused as refused:
+            if refused.exit_code != CheckFailed.exit_code:
+                raise
+            # A result that says nothing of what it rests on would be taken for every other piece.
+            ask.touched |= ask.worker.seen
+            return {"failed": refused.kind, "message": refused.message}
+        except WorkerDied as gone:
+            if not gone.is_own_crash or gone.trouble(ask.log):
+                raise
+            ask.touched |= ask.worker.seen | Touched.of(gone.touched or {})
+            return {"failed": gone.kind, "message": gone.sentence(ask.log)}
+
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class TryRun(RunOnEmulator):
+    kind = "emulator-reduce"
+
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
+        return True
+
+
+def outcome_of(lowered: Result, ran: Result | None) -> Outcome | None:
+    """None where the piece is no program."""
+    facts = lowered.facts
+    if lowered.failure or facts.get("failed") in ("factory", "load", "run on CPU", "export"):
+        return None
+    if "failed" in facts:
+        return Outcome(error=f"{facts['failed']}: {facts['message']}")
+    assert lowered.folder is not None
+    ddr = facts["ddr"] or {"read": 0, "written": 0}
+    figures: dict[str, float] = {"ddr": ddr["read"] + ddr["written"]}
+    figures["size"] = sum(file.stat().st_size for file in lowered.folder.glob("*.pte"))
+    on_cpu = tuple(row["operator"] for row in facts["left"])
+    if ran is None or ran.failure:
+        return Outcome(figures=figures, on_cpu=on_cpu)
+    measured = ran.facts
+    if measured["rule"] in ("run", "missing"):
+        return Outcome(error=f"run: {measured['message']}", figures=figures, on_cpu=on_cpu)
+    if measured["rule"]:
+        # Outputs that cannot be compared.
+        return Outcome(figures={**figures, "sqnr_db": -EXACT_DB}, on_cpu=on_cpu)
+    for name in ("sqnr_db", "agreement"):
+        if name in measured["figures"]:
+            figures[name] = measured["figures"].get(f"reference_{name}", measured["figures"][name])
+    return Outcome(figures=figures, on_cpu=on_cpu)
+
+
+class TorchReduction(Reduction[GraphModule]):
+    def __init__(self, model: OneModel, program: ExecutorchProgram, place: Path) -> None:
+        self.model, self.program = model, program
+        self.plan = replace(plan_of_model(model, "reduce", [program]), logs=place / "logs")
+        for refused in self.plan.refused.values():
+            raise CheckFailed(refused.message, fix=refused.fix)
+        self.runner = ready_runner(os.environ, model.selection.reports)
+        torch.set_grad_enabled(False)
+        exported, samples = exported_for(program, self.plan, place)
+        super().__init__(TorchPieces(exported, samples), place, model.work.jobs)
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    def write(self, model: GraphModule, inputs: Sequence[Sample], folder: Path) -> None:
+        try:
+            exported = torch.export.export(model, tensors_of(inputs[0]))
+        except Exception as error:
+            raise NotAPiece(str(error)) from error
+        torch.export.save(exported, folder / MODEL)
+        (folder / SAMPLES).mkdir()
+        # One is compared, and others are calibrated by.
+        for number, sample in enumerate([*inputs, *inputs[: len(inputs) == 1]]):
+            torch.save(tensors_of(sample), folder / SAMPLES / f"{number}.pt")
+
+    def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
+        programs = [self.program_in(folder) for folder in folders]
+        work = replace(self.plan.work, cache=self.plan.work.cache and not fresh)
+        plan: ExecutorchPlan = replace(
+            self.plan,
+            programs=tuple(programs),
+            work=work,
+            baselines=dict.fromkeys(
+                (program.suite for program in programs), next(iter(self.plan.baselines.values()))
+            ),
+        )
+        lowered = run_step(TryLowering(plan), programs)
+        runnable = [program for program in programs if "expected" in lowered[program.name].facts]
+        ran = run_step(TryRun(plan, self.runner, lowered), runnable)
+        return [outcome_of(lowered[program.name], ran.get(program.name)) for program in programs]
+
+    def program_in(self, folder: Path) -> ExecutorchProgram:
+        run = self.program.run.model_copy(update=WITHOUT)
+        case = ExecutorchCase(
+            factory=MODEL, samples=SAMPLES, non_finite=self.program.case.non_finite, run=(run,)
+        )
+        return replace(
+            self.program, suite=folder / NO_SUITE, case_name=folder.name, case=case, run=case.runs[0]
+        )
+
+    def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer:
+        module, _ = self.pieces.built(piece)
+        run, soc = self.program.run, self.program.soc
+        needs = ", ".join(f"{package} {version}" for package, version in stack_of().items())
+        needs += f", QNN {self.plan.basis.build_id} on LD_LIBRARY_PATH"
+        return reproducer(name, title, needs, module, self.pieces.sources(piece), run, soc)
+
+    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
+        module, inputs = self.pieces.built(piece)
+        sample = tensors_of(inputs[0])
+        torch.export.save(torch.export.export(module, sample), folder / f"{name}.pt2")
+        save_one(folder / f"{name}.npz", inputs[0])
+        return [folder / f"{name}.pt2", folder / f"{name}.npz"]
+
+    def operators_of(self, piece: Subgraph) -> list[str]:
+        assert isinstance(self.pieces, TorchPieces)
+        return [kind_of(self.pieces.nodes[name][0]) for name in piece.operators]
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        return {
+            **stack_of(self.plan.basis.build_id),
+            "chip": self.program.soc,
+            "precision": self.program.run.kind,
+        }
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self.plan.environment
+
+
+def exported_for(
+    program: ExecutorchProgram, plan: ExecutorchPlan, place: Path
+) -> tuple[GraphModule, list[tuple[torch.Tensor, ...]]]:
+    """The model as torch.export has it, and inputs: the user's code runs in a process of its own."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "order.json").write_text(json.dumps(program.order), encoding="utf-8")
+    environ = closed(plan.environment) | program.needs.environment(os.environ)
+    done = captured_module(
+        CHILD, [str(place)], environ, plan.work.timeout, program.name, cwd=program.working_folder
+    )
+    if not (place / BASE).is_file():
+        raise without_result(done, program.name, "correct the model: docs/compile.md says what it may be")
+    module: GraphModule = torch.export.load(place / BASE).module()
+    return module, torch.load(place / f"{SAMPLES}.pt", weights_only=True)
+
+
+def reduction(model: OneModel, choice: Choice, place: Path) -> TorchReduction:
+    program = program_of(model) if model.typed else chosen_program(choice, model.selection)
+    return TorchReduction(model, program, place)

@@ -1,0 +1,217 @@
+"""`reduce` of an ONNX model: each piece is compiled and run by a worker, and remembered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ci.engine.inputs import Touched
+from ci.engine.memo import Memo
+from ci.engine.work import Result, empty_folder
+from ci.engine.workers.parent import Refused, WorkerDied
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.budgets import forecast_of
+from ci.lanes.onnx.compile import (
+    OnnxPlan,
+    cwd,
+    environment,
+    explained_end,
+    plan_of,
+    require_installed,
+    setup_of,
+)
+from ci.lanes.onnx.divergence import chosen_program
+from ci.lanes.onnx.graph import make_plain
+from ci.lanes.onnx.pieces import OnnxPieces
+from ci.lanes.onnx.reproducer import HTP, HowCompiled, ids_of, reproducer
+from ci.lanes.onnx.suite import OnnxCase, OnnxProgram
+from ci.lanes.onnx.user_program import OneModelStep
+from ci.pipeline.models.arrays import Sample, save_one
+from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.precision import precision_named
+from ci.pipeline.qnn_provider import installed_build
+from ci.pipeline.reduce import Condition, Outcome, Subgraph
+from ci.pipeline.reduction import Reduction
+from ci.pipeline.reproducer import Reproducer
+from ci.pipeline.steps import Ask, asking, run_step
+from ci.pipeline.suite import NO_SUITE
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Metric
+from provisioning.base.units import EXACT_DB
+from provisioning.manifest import soc_named
+
+MODEL, SAMPLES = "piece.onnx", "samples"
+OPERATOR = re.compile(r" \((\w+)\): ")
+"""In the message on nodes that would run on the CPU."""
+UNUSABLE = "the outputs cannot be compared"
+OBSERVED = "observed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryOnnx(OneModelStep):
+    """A piece compiled and run. That it dies is a result too."""
+
+    kind = "onnx-reduce"
+    keeps_files = False
+
+    estimated: bool = False
+    """Whether QNN is asked what it will take."""
+
+    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        more: dict[str, Metric] = {"piece": program.case_name, "estimated": self.estimated}
+        return {**super().key(program, memo, environ), **more}
+
+    def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
+        return {"forms": ["beside"], "drawn": True}
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        folders = {
+            part: str(empty_folder(ask.scratch / program.case_name / part))
+            for part in ("prepared", "quantized")
+        }
+        order = {**program.order, "cwd": cwd(), **folders}
+        try:
+            facts = ask(do="prepare", **order, into=folders["prepared"])
+        except Refused as refused:
+            ask.touched |= ask.worker.seen
+            return {"invalid": refused.message}
+        order["source"] = facts["model"]
+        try:
+            quantized = ask(do="quantize", **order, model=facts["model"], into=folders["quantized"])
+            of_run = {"source": facts["model"], "model": quantized["model"], "cwd": cwd(), **folders}
+            reply = self.contexts(program, ask, **of_run)
+            if self.estimated:
+                reply = {**reply, "estimate": self.estimate(program, ask, of_run)}
+            return reply
+        except Refused as refused:
+            if refused.exit_code != CheckFailed.exit_code:
+                raise
+            # A result that says nothing of what it rests on would be taken for every other piece.
+            ask.touched |= ask.worker.seen
+            return {"failed": refused.kind, "message": refused.message}
+        except WorkerDied as gone:
+            if not gone.is_own_crash or gone.trouble(ask.log):
+                raise
+            ask.touched |= ask.worker.seen | Touched.of(gone.touched or {})
+            return {"failed": gone.kind, "message": explained_end(gone, ask.log).message}
+
+
+def outcome_of(program: OnnxProgram, result: Result) -> Outcome | None:
+    """None where the piece is no program."""
+    if result.failure:
+        return None
+    facts = result.facts
+    if "invalid" in facts:
+        return None
+    message = str(facts.get("message", ""))
+    if "failed" in facts:
+        if facts["failed"] == "cpu-node":
+            return Outcome(on_cpu=tuple(OPERATOR.findall(message)))
+        if message.startswith(UNUSABLE):
+            return Outcome(figures={"sqnr_db": -EXACT_DB})
+        return Outcome(error=f"{facts['failed']}: {message}")
+    context = facts["beside"]
+    near, ddr = context["near"], context["ddr"] or {"read": 0, "written": 0}
+    figures = {
+        name: near.get(f"reference_{name}", near.get(name))
+        for name in ("sqnr_db", "agreement")
+        if name in near
+    }
+    figures |= {"ddr": ddr["read"] + ddr["written"], "size": context["bytes"]}
+    times = [phone.ms for phone in forecast_of(program, facts).forecasts if phone.soc == program.soc]
+    figures |= {"ms": times[0]} if times else {}
+    return Outcome(figures=figures)
+
+
+def observed(program: OnnxProgram, plan: OnnxPlan, into: Path) -> tuple[Path, list[Mapping[str, Any]]]:
+    """The model as it is compiled, and the values of its tensors for some samples."""
+    folder = empty_folder(into / OBSERVED)
+    exports = bool(program.case.factory)
+    setup = setup_of(plan.logs, timeout=plan.work.timeout, exports=exports)
+    with asking(setup, plan.logs / "observe.log") as ask:
+        order = {**program.order, "cwd": cwd(), "prepared": str(folder), "into": str(folder)}
+        facts = ask(do="prepare", **order, drawn=True)
+        count = ask(do="observe", **order, model=facts["model"])["samples"]
+    return Path(facts["model"]), [np.load(folder / f"{number}.npz") for number in range(count)]
+
+
+class OnnxReduction(Reduction[onnx.ModelProto]):
+    def __init__(self, program: OnnxProgram, plan: OnnxPlan, place: Path, *, estimated: bool) -> None:
+        path, samples = observed(program, plan, place)
+        model = onnx.load(str(path))
+        make_plain(model)
+        self.nodes = {node.name: node.op_type for node in model.graph.node}
+        super().__init__(OnnxPieces(model, samples), place, plan.work.jobs)
+        self.program, self.plan, self.estimated = program, plan, estimated
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    def write(self, model: onnx.ModelProto, inputs: Sequence[Sample], folder: Path) -> None:
+        onnx.save(model, str(folder / MODEL))
+        (folder / SAMPLES).mkdir()
+        # One is compared, and others are calibrated by.
+        for number, sample in enumerate([*inputs, *inputs[: len(inputs) == 1]]):
+            save_one(folder / SAMPLES / f"{number}.npz", sample)
+
+    def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
+        programs = [self.program_in(folder) for folder in folders]
+        work = replace(self.plan.work, cache=self.plan.work.cache and not fresh)
+        plan = plan_of(programs, self.plan.selection, work)
+        plan = replace(plan, logs=self.plan.logs)
+        results = run_step(TryOnnx(plan, estimated=self.estimated), programs)
+        return [outcome_of(program, results[program.name]) for program in programs]
+
+    def program_in(self, folder: Path) -> OnnxProgram:
+        case = OnnxCase(
+            model=MODEL, samples=SAMPLES, non_finite=self.program.case.non_finite, run=self.program.case.runs
+        )
+        return replace(self.program, suite=folder / NO_SUITE, case_name=folder.name, case=case)
+
+    def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer:
+        run, (model, _) = self.program.run, self.pieces.built(piece)
+        options = {**run.settings(self.program.soc).provider, **HTP, **ids_of(soc_named(self.program.soc))}
+        how = HowCompiled(
+            precision_named(run.precision), run.per_channel, options, condition.figure == "size"
+        )
+        return reproducer(name, title, self.needs, model, self.pieces.sources(piece), how)
+
+    @property
+    def needs(self) -> str:
+        return ", ".join(f"{name} {self.facts[name]}" for name in provider.PACKAGES)
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        return {
+            **provider.packages(),
+            "QNN": installed_build(),
+            "chip": self.program.soc,
+            "precision": self.program.run.kind,
+        }
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return environment()
+
+    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
+        model, inputs = self.pieces.built(piece)
+        onnx.save(model, str(folder / f"{name}.onnx"))
+        save_one(folder / f"{name}.npz", inputs[0])
+        return [folder / f"{name}.onnx", folder / f"{name}.npz"]
+
+    def operators_of(self, piece: Subgraph) -> list[str]:
+        return [self.nodes[name] for name in piece.operators]
+
+
+def reduction(model: OneModel, choice: Choice, place: Path, *, estimated: bool) -> OnnxReduction:
+    require_installed()
+    program = chosen_program(model, choice)
+    plan = replace(plan_of([program], model.selection, model.work), logs=place / "logs")
+    return OnnxReduction(program, plan, place, estimated=estimated)

@@ -1,0 +1,103 @@
+"""`reduce`: the smallest program that still shows what a model shows, as files that need nothing of ours."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from ci.pipeline.compile_flags import (
+    PRECISION_HELP,
+    add_lane,
+    add_model,
+    add_option,
+    model_or_suite_of,
+    require_one_chip,
+)
+from ci.pipeline.flags import add_choice, add_work, choice_of
+from ci.pipeline.models.user_model import MODEL_HELP
+from provisioning.base import answer
+from provisioning.base.command_line import count
+
+EXAMPLES = """\
+  qnn-ci reduce net.py:make --when wrong --precision 16a8w -o reduced/
+  qnn-ci reduce model.onnx --when dies --precision 8a8w --calibrate samples/ -o reduced/
+  qnn-ci reduce model.pt2 --when 'ddr>1MB' --precision 8a8w -o reduced/
+  qnn-ci reduce --suite models.toml -k net/16a8w/SM8650 --when wrong -o reduced/
+  qnn-ci reduce --lane onnx -k llama_decode/u16u8/SM8650 --when wrong -o reduced/
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    model = f"{MODEL_HELP}; without it, a suite's program"
+    add_option(add_model(parser, model, optional=True))
+    parser.add_argument(
+        "--when",
+        required=True,
+        metavar="WHAT",
+        help="what it shows: dies (there is no program), wrong (its numbers), cpu (an operator there), or"
+        " ddr, size or ms above a bound: 'ddr>1MB'",
+    )
+    parser.add_argument("--precision", help=PRECISION_HELP)
+    parser.add_argument("--least", type=float, metavar="DB", help="outputs with a lower SQNR are wrong [20]")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where the files go")
+    parser.add_argument("--name", metavar="NAME", help="of the files [the operators that are left]")
+    parser.add_argument(
+        "--minutes", type=count, default=10, metavar="N", help="end the search after so long [%(default)s]"
+    )
+    add_lane(parser)
+    parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
+    add_choice(parser, "manifests/suites/models.toml")
+    add_work(parser.add_argument_group("how"), "a program")
+    parser.epilog = (parser.epilog or "") + (
+        "\nExit code: 0 the files show it, 1 the model does not, or the files alone do not.\n"
+        "A search that was ended goes on from the cache when it is typed again with the same -o.\n"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.model_report import ModelReport, reported
+    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.reduce import Condition
+    from ci.pipeline.reduction import place_in, reduced, written
+    from provisioning.base.command_line import Parser
+
+    # Elsewhere it is PyTorch models' alone.
+    jobs, args.jobs = args.jobs, None
+    model = model_or_suite_of(args)
+    model = replace(model, work=replace(model.work, jobs=jobs))
+    require_one_chip(model.selection)
+    condition, choice, name = Condition.of(args.when, args.least), choice_of(args), args.name
+    about = [*choice.words, *model.named, condition.text]
+    output, seconds = Parser.user_folder() / args.output, 60 * args.minutes
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    def work(report: ModelReport) -> int:
+        with place_in(output, [model.typed, *about]) as place:
+            search = lane_model(model).reduction(choice, place, estimated=condition.figure == "ms")
+            found = reduced(search, condition, seconds, say)
+            lines = found.in_words(condition)
+            files, verdict = written(search, condition, found, output, name)
+        lines += [f"  {search.programs} programs were compiled and run, or were cached"]
+        lines += [f"{file.stat().st_size:>9,}  {args.output / file.name}" for file in files]
+        lines += [f"the file alone says: {verdict}"] * bool(verdict)
+        print("\n".join(lines))
+        report.wrote(files)
+        answer.add(
+            program=search.name,
+            kept=search.operators_of(found.piece),
+            shown=found.outcome.in_words(),
+            verdict=verdict,
+            repeated=list(found.repeated),
+            files=[str(file) for file in files],
+        )
+        if verdict and not verdict.startswith("still"):
+            report.fail("the reduced program shows it, and its file alone does not")
+            return 1
+        return 0
+
+    return reported("reduce", model, about, work)

@@ -1,0 +1,197 @@
+"""`reduce` of one program: what the search needs of a lane, and what is written of the result."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ci.engine.jobs import default_slots
+from ci.engine.work import empty_folder
+from ci.engine.workers.forked import shared_fork_servers
+from ci.pipeline.models.arrays import Sample
+from ci.pipeline.models.pieces import NotAPiece, Pieces
+from ci.pipeline.reduce import REPEATS, Condition, Outcome, PieceSearch, Reduced, Subgraph
+from ci.pipeline.reproducer import Reproducer, issue_text, said
+from provisioning.base.commands import captured
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.mutex import mutex
+from provisioning.base.rendering.text import plural
+
+G = TypeVar("G")
+N = TypeVar("N")
+SCRIPT_SECONDS = 600.0
+NAME = re.compile(r"[^a-z0-9]+")
+
+
+class Reduction(ABC, Generic[G]):
+    def __init__(self, pieces: Pieces[G], place: Path, jobs: int | None) -> None:
+        self.pieces, self.place = pieces, place
+        self.at_once = jobs or default_slots()
+        self.programs = 0
+        self.seen: dict[Subgraph, Outcome | None] = {}
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of the whole program."""
+
+    @abstractmethod
+    def write(self, model: G, inputs: Sequence[Sample], folder: Path) -> None:
+        """A program's files, for `tried`. The same are written each time, so that its result is cached."""
+
+    @abstractmethod
+    def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
+        """What became of each; None for what is no program."""
+
+    @abstractmethod
+    def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer: ...
+
+    @abstractmethod
+    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
+        """Write the program and its inputs there."""
+
+    @abstractmethod
+    def operators_of(self, piece: Subgraph) -> list[str]:
+        """Their kinds."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> Mapping[str, str]:
+        """Versions, chip and precision, for an issue."""
+
+    @property
+    @abstractmethod
+    def environment(self) -> Mapping[str, str]:
+        """Of a reproducer."""
+
+    def outcomes(self, pieces: Sequence[Subgraph], *, fresh: bool = False) -> list[Outcome | None]:
+        folders: dict[Subgraph, Path] = {}
+        for piece in pieces:
+            folder = empty_folder(self.place / hashlib.sha256(repr(piece).encode()).hexdigest()[:16])
+            try:
+                self.write(*self.pieces.built(piece), folder)
+            except NotAPiece:
+                shutil.rmtree(folder)
+            else:
+                folders[piece] = folder
+        if folders:
+            # The search has progress lines of its own.
+            with contextlib.redirect_stderr(io.StringIO()):
+                found = dict(zip(folders, self.tried([*folders.values()], fresh=fresh), strict=True))
+        else:
+            found = {}
+        for folder in folders.values():
+            shutil.rmtree(folder)
+        self.programs += len(found)
+        self.seen.update(found)
+        return [found.get(piece) for piece in pieces]
+
+
+def reduced(
+    work: Reduction[Any], condition: Condition, seconds: float, say: Callable[[str], None]
+) -> Reduced:
+    pieces = work.pieces
+    with shared_fork_servers(os.environ):
+        say(f"the whole model: {plural(len(pieces.operators), 'operator')}")
+        (whole,) = work.outcomes([pieces.whole])
+        if whole is None or not condition.shown_by(whole, whole):
+            found = whole.in_words(condition.figure) if whole else "its operators are no program of their own"
+            raise CheckFailed(
+                f"expected the whole model to show it ({condition.text}), found: {found}",
+                fix="another --when, --precision or --soc, or the samples that show it: --calibrate DIR",
+            )
+        say(f"  {whole.in_words(condition.figure)}")
+
+        def shown(outcome: Outcome | None) -> bool:
+            return outcome is not None and condition.shown_by(outcome, whole)
+
+        def repeats(piece: Subgraph) -> int:
+            return sum(shown(*work.outcomes([piece], fresh=True)) for _ in range(REPEATS))
+
+        at_first = repeats(pieces.whole)
+        search = PieceSearch(
+            lambda asked: [shown(outcome) for outcome in work.outcomes(asked)],
+            work.at_once,
+            seconds,
+            say,
+        )
+        piece = search.fewest_operators(pieces.whole)
+        tried = set[tuple[int, int]]()
+        piece = search.simplest(piece, lambda piece: pieces.smaller(piece, tried), "smaller sizes")
+        piece = search.simplest(piece, pieces.simpler, "simpler values")
+        piece = search.fewest_operators(piece)
+        outcome = work.seen[piece]
+        assert outcome is not None
+        return Reduced(
+            piece,
+            outcome,
+            whole,
+            len(pieces.operators),
+            work.programs,
+            (at_first, repeats(piece)),
+            search.late,
+        )
+
+
+def written(
+    work: Reduction[Any], condition: Condition, found: Reduced, folder: Path, name: str | None
+) -> tuple[list[Path], str]:
+    """The files of the smallest program, and what its reproducer says."""
+    every = dict.fromkeys(work.operators_of(found.piece))
+    kinds, name = ", ".join(every), name or NAME.sub("-", "-".join(every).lower())[:60]
+    files = work.keep(found.piece, folder, name)
+    title = f"{kinds} at {work.facts['precision']}: {found.outcome.in_words(condition.figure)}"[:150]
+    script = verdict = ""
+    if condition.figure != "ms":
+        # Its time is forecast by what only this project has fitted.
+        script = work.reproducer(name, title, found.piece, condition).text(condition, found.outcome)
+        files.append(folder / f"{name}.py")
+        files[-1].write_text(script, encoding="utf-8")
+        verdict = _ran(files[-1], work.environment)
+    files.append(folder / f"{name}.md")
+    text = issue_text(name, title, condition, found, work.facts, script, verdict)
+    files[-1].write_text(text, encoding="utf-8")
+    return files, verdict
+
+
+def _ran(script: Path, environ: Mapping[str, str]) -> str:
+    """The last line of a reproducer, or why it has none."""
+    try:
+        done = captured(
+            [sys.executable, script.name], cwd=script.parent, env={**environ}, timeout=SCRIPT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"no word: not done after {SCRIPT_SECONDS:g} s"
+    return said(done.stdout) or f"no word: {done.stderr[-300:]}"
+
+
+def only(programs: Sequence[N]) -> N:
+    """Of a suite."""
+    if len(programs) != 1:
+        names = ", ".join(str(getattr(program, "name", "")) for program in programs[:5])
+        raise UsageError(
+            f"expected a MODEL or one program of a suite, found {len(programs)} ({names} …)",
+            fix="name the program: --suite FILE -k CASE/RUN/SOC",
+        )
+    return programs[0]
+
+
+@contextlib.contextmanager
+def place_in(output: Path, about: Sequence[str]) -> Iterator[Path]:
+    """A folder for the pieces. It has the same name each time that the same is asked for, so that their
+    results are found again."""
+    place = output / f".reduce-{hashlib.sha256(repr(about).encode()).hexdigest()[:12]}"
+    place.mkdir(parents=True, exist_ok=True)
+    with mutex(place / "lock"):
+        yield place
+        shutil.rmtree(place, ignore_errors=True)

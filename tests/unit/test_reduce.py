@@ -1,0 +1,358 @@
+"""The search for the smallest program that still shows a fault, over real graphs and an oracle of our own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from torch import nn
+
+from ci.engine.inputs import Touched
+from ci.engine.workers.parent import Refused
+from ci.lanes.executorch.pieces import TorchPieces, tensors_of
+from ci.lanes.executorch.reduce import TryLowering
+from ci.lanes.executorch.reproducer import reproducer as torch_reproducer
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram, ExecutorchRun
+from ci.lanes.onnx.cuts import Graph, every_output
+from ci.lanes.onnx.pieces import OnnxPieces
+from ci.lanes.onnx.reduce import TryOnnx
+from ci.lanes.onnx.reproducer import HTP, HowCompiled, ids_of, reproducer
+from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.pipeline.models.arrays import Sample
+from ci.pipeline.models.pieces import NotAPiece
+from ci.pipeline.models.simple_values import FORMS, simple, source_of
+from ci.pipeline.options import WorkOptions
+from ci.pipeline.precision import precision_named
+from ci.pipeline.reduce import Condition, Outcome, PieceSearch, Reduced, Subgraph
+from ci.pipeline.reduction import Reduction, reduced
+from ci.pipeline.reproducer import MOST_LINES, Reproducer, said
+from ci.pipeline.steps import Ask
+from ci.pipeline.suite import NO_SUITE
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.manifest import soc_named
+
+OPERATORS = 50
+WRONG, RIGHT = Outcome(figures={"sqnr_db": 3.0}), Outcome(figures={"sqnr_db": 60.0})
+
+
+def chain(path: Path) -> OnnxPieces:
+    """50 operators in a row, every fourth a MatMul with weights."""
+    generator, nodes, weights, name = np.random.default_rng(0), [], [], "x"
+    for index in range(OPERATORS):
+        kind, made = ("MatMul", "Relu", "Neg", "Tanh")[index % 4], f"/t/{index}"
+        more = []
+        if kind == "MatMul":
+            more = [f"weight.{index}"]
+            weights += [numpy_helper.from_array(generator.normal(0, 0.3, (8, 8)).astype("f4"), more[0])]
+        nodes += [helper.make_node(kind, [name, *more], [made], name=f"n{index}")]
+        name = made
+    shape = [4, 8]
+    values = [helper.make_tensor_value_info(end, 1, shape) for end in ("x", name)]
+    graph = helper.make_graph(nodes, "chain", values[:1], values[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    samples = [{"x": generator.normal(0, 1, shape).astype("f4")} for _ in range(2)]
+    outputs = every_output(Graph(model), path / "exposed.onnx", samples)
+    return OnnxPieces(model, [{**one, **other} for one, other in zip(samples, outputs, strict=True)])
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> OnnxPieces:
+    return chain(tmp_path)
+
+
+class Told(Reduction[onnx.ModelProto]):
+    """Each piece is built and checked; a function says what becomes of it."""
+
+    facts: ClassVar = {}
+    name = "chain"
+    environment: ClassVar = {}
+
+    def __init__(
+        self, pieces: OnnxPieces, place: Path, outcome: Callable[[set[str]], Outcome | None]
+    ) -> None:
+        super().__init__(pieces, place, 2)
+        self.outcome, self.asked = outcome, list[set[str]]()
+
+    def write(self, model: onnx.ModelProto, inputs: Sequence[Sample], folder: Path) -> None:
+        onnx.checker.check_model(model, full_check=True)
+        onnx.save(model, str(folder / "piece.onnx"))
+
+    def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
+        self.asked += [
+            {node.name for node in onnx.load(str(folder / "piece.onnx")).graph.node} for folder in folders
+        ]
+        return [self.outcome(names) for names in self.asked[-len(folders) :]]
+
+    def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer:
+        raise AssertionError("a search writes nothing")
+
+    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
+        raise AssertionError("a search writes nothing")
+
+    def operators_of(self, piece: Subgraph) -> list[str]:
+        return [*piece.operators]
+
+
+def found(
+    pieces: OnnxPieces, place: Path, outcome: Callable[[set[str]], Outcome | None], when: str = "wrong"
+) -> tuple[Reduced, Told]:
+    work = Told(pieces, place, outcome)
+    return reduced(work, Condition.of(when), 60, lambda line: None), work
+
+
+def test_the_one_guilty_operator_of_fifty_is_found_in_few_programs(
+    pieces: OnnxPieces, tmp_path: Path
+) -> None:
+    result, work = found(pieces, tmp_path, lambda names: WRONG if "n37" in names else RIGHT)
+    assert result.piece.operators == ("n37",) and not result.flaky
+    assert work.programs < OPERATORS
+
+
+def test_two_operators_are_kept_where_both_are_needed(pieces: OnnxPieces, tmp_path: Path) -> None:
+    result, _ = found(pieces, tmp_path, lambda names: WRONG if {"n3", "n41"} <= names else RIGHT)
+    assert result.piece.operators == ("n3", "n41")
+
+
+def test_an_oracle_that_answers_differently_is_told_as_flaky(pieces: OnnxPieces, tmp_path: Path) -> None:
+    answers = iter([WRONG, RIGHT, WRONG, *[WRONG] * 500])
+    result, _ = found(pieces, tmp_path, lambda names: next(answers))
+    assert result.flaky and any("flaky" in line for line in result.in_words(Condition.of("wrong")))
+
+
+def test_what_is_no_program_is_passed_over(pieces: OnnxPieces, tmp_path: Path) -> None:
+    """Here, whatever has not an operator and the one behind it."""
+
+    def outcome(names: set[str]) -> Outcome | None:
+        return (WRONG if "n8" in names else RIGHT) if {"n7", "n9"} <= names else None
+
+    result, _ = found(pieces, tmp_path, outcome)
+    assert result.piece.operators == ("n7", "n8", "n9")
+
+
+def test_only_what_the_oracle_has_seen_failing_is_returned(pieces: OnnxPieces, tmp_path: Path) -> None:
+    """Whatever it says: here, by chance."""
+    for seed in range(5):
+        generator = np.random.default_rng(seed)
+        shown = list[frozenset[str]]()
+
+        def outcome(
+            names: set[str], generator: np.random.Generator = generator, shown: list[frozenset[str]] = shown
+        ) -> Outcome:
+            wrong = len(names) == OPERATORS or generator.random() < 0.3
+            shown.extend([frozenset(names)] if wrong else [])
+            return WRONG if wrong else RIGHT
+
+        result, _ = found(pieces, tmp_path, outcome)
+        assert frozenset(result.piece.operators) in shown
+
+
+def test_a_piece_that_dies_of_something_else_does_not_show_it(pieces: OnnxPieces, tmp_path: Path) -> None:
+    def outcome(names: set[str]) -> Outcome:
+        if {"n5", "n6"} <= names:
+            return Outcome(error="compile: IndexError: tuple index out of range (node n6)")
+        return Outcome(error="compile: KeyError: 'n5'")
+
+    result, _ = found(pieces, tmp_path, outcome, "dies")
+    assert result.piece.operators == ("n5", "n6")
+
+
+def test_a_model_that_does_not_show_it_is_an_error_that_says_what_it_does(
+    pieces: OnnxPieces, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckFailed, match=r"60\.0 dB"):
+        found(pieces, tmp_path, lambda names: RIGHT)
+
+
+def test_a_time_that_is_over_ends_with_the_smallest_piece_so_far(pieces: OnnxPieces, tmp_path: Path) -> None:
+    work = Told(pieces, tmp_path, lambda names: WRONG)
+    result = reduced(work, Condition.of("wrong"), -1, lambda line: None)
+    assert result.late and result.piece == pieces.whole
+
+
+def test_sizes_and_values_become_small_as_long_as_it_is_shown(pieces: OnnxPieces) -> None:
+    """It needs the MatMul, with rows of 4 at least."""
+
+    def oracle(asked: Sequence[Subgraph]) -> list[bool]:
+        answers = []
+        for piece in asked:
+            try:
+                model, (sample, *_) = pieces.built(piece)
+            except NotAPiece:
+                answers += [False]
+                continue
+            (array,) = sample.values()
+            answers += [array.shape[-1] >= 4 and any(node.op_type == "MatMul" for node in model.graph.node)]
+        return answers
+
+    search, tried = PieceSearch(oracle), set[tuple[int, int]]()
+    piece = search.simplest(Subgraph(("n4",)), lambda piece: pieces.smaller(piece, tried), "sizes")
+    piece = search.simplest(piece, pieces.simpler, "values")
+    model, (sample,) = pieces.built(piece)
+    (array,) = sample.values()
+    assert array.shape == (1, 4) and all(pieces.sources(piece).values())
+    assert numpy_helper.to_array(model.graph.initializer[0]).shape == (4, 4)
+
+
+def test_a_piece_computes_what_the_whole_model_computes(pieces: OnnxPieces, tmp_path: Path) -> None:
+    from ci.lanes.onnx.provider import on_cpu
+
+    model, inputs = pieces.built(Subgraph(("n3", "n8", "n9")))
+    onnx.save(model, str(tmp_path / "piece.onnx"))
+    for sample, whole in zip(on_cpu(tmp_path / "piece.onnx", inputs), pieces.samples, strict=True):
+        for name, array in sample.items():
+            np.testing.assert_allclose(array, whole[name], rtol=1e-5)
+    assert {*sample} == {"/t/3", "/t/9"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
+def test_a_script_makes_the_values_that_the_oracle_saw(form: str, dtype: str) -> None:
+    array = (np.random.default_rng(1).normal(3, 1, (2, 3)) * 2).astype(dtype)
+    made = simple([array], form)
+    assert made.dtype == array.dtype and made.shape == array.shape
+    np.testing.assert_array_equal(made, eval(source_of([array], form), {"np": np}))
+
+
+def how(precision: str) -> HowCompiled:
+    return HowCompiled(precision_named(precision), False, HTP | ids_of(soc_named("SM8650")), sized=True)
+
+
+@pytest.mark.parametrize("when", ["wrong", "dies", "cpu", "ddr>1MB", "size > 20 kB"])
+def test_a_reproducer_is_short_and_is_python(pieces: OnnxPieces, when: str) -> None:
+    piece = Subgraph(("n3", "n4")).valued(["/t/2", "weight.4"], "linspace")
+    model, _ = pieces.built(piece)
+    script = reproducer("short", 'a "title"', "onnx", model, pieces.sources(piece), how("16a8w"))
+    text = script.text(Condition.of(when), WRONG)
+    assert len(text.splitlines()) <= MOST_LINES
+    compile(text, "short.py", "exec")
+
+
+def test_a_reproducer_of_many_operators_reads_the_model_beside_it(pieces: OnnxPieces) -> None:
+    piece = pieces.whole.valued(["x"], "linspace")
+    model, _ = pieces.built(piece)
+    script = reproducer("long", "title", "onnx", model, pieces.sources(piece), how("fp16"))
+    text = script.text(Condition.of("wrong"), WRONG)
+    assert len(text.splitlines()) <= MOST_LINES and "long.onnx" in text
+
+
+@pytest.mark.parametrize(
+    ("when", "run", "word"),
+    [
+        ("wrong", ["print('SQNR', 3.0)"], "still"),
+        ("wrong", ["print('SQNR', 50.0)"], "gone"),
+        ("wrong", ["raise ValueError('of another kind')"], "changed"),
+        ("dies", ["raise IndexError('tuple index out of range')"], "still"),
+        ("dies", ["pass"], "gone"),
+        ("dies", ["raise KeyError('other')"], "changed"),
+        ("cpu", ["print('CPU', 'aten.erf.default')"], "still"),
+        ("cpu", ["print('CPU', 'executorch_call_delegate')"], "gone"),
+        ("ddr>1MB", ["print('read_total_bytes=2000000')"], "still"),
+        ("ddr>1MB", ["print('read_total_bytes=2000')"], "gone"),
+        ("size>1kB", ["print('SIZE', 2000)"], "still"),
+    ],
+)
+def test_a_reproducer_says_whether_it_is_still_there(
+    tmp_path: Path, when: str, run: list[str], word: str
+) -> None:
+    outcome = Outcome(
+        error="compile: IndexError: tuple index out of range" * (when == "dies"),
+        figures={"sqnr_db": 3.0},
+        on_cpu=("aten.erf.default",),
+    )
+    text = Reproducer("it", "title", "Python", (), ["NOTHING = 0"], (), run).text(Condition.of(when), outcome)
+    (tmp_path / "it.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "it.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert said(done.stdout).split()[0] == word
+    assert done.returncode == {"gone": 0, "still": 1, "changed": 2}[word]
+
+
+@pytest.mark.parametrize("text", ["often", "ddr", "ddr<1MB", "ddr>1 parsec"])
+def test_a_condition_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        Condition.of(text)
+
+
+class Branches(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.linear = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = torch.split(self.norm(self.conv(x)), 4, 1)
+        y = torch.cat([first * 2, second.neg().relu_()], 1)
+        return torch.softmax(self.linear(y.mean((2, 3))), -1)
+
+
+@pytest.fixture(scope="module")
+def branches() -> TorchPieces:
+    torch.manual_seed(0)
+    samples = [(torch.rand(1, 3, 6, 6) - 0.5,) for _ in range(2)]
+    exported = torch.export.export(Branches().eval(), samples[0])
+    return TorchPieces(exported.module(), samples)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("split", "mul"), ("conv2d", "batch_norm"), ("relu_", "linear", "softmax")]
+)
+def test_a_piece_of_a_pytorch_model_computes_what_the_whole_computes(
+    branches: TorchPieces, kinds: tuple[str, ...]
+) -> None:
+    """With operators of several results, in place and between which others are left out."""
+    piece = Subgraph(tuple(name for name in branches.operators if name.startswith(kinds)))
+    module, inputs = branches.built(piece)
+    for sample, whole in zip(inputs, branches.samples, strict=True):
+        with torch.no_grad():
+            outputs = module(*tensors_of(sample))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        for name, output in zip(branches.border(piece).outputs, outputs, strict=True):
+            np.testing.assert_allclose(output.numpy(), whole[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_reproducer_of_a_pytorch_piece_has_its_operators_and_values(branches: TorchPieces) -> None:
+    piece = Subgraph(tuple(name for name in branches.operators if name.startswith(("conv2d", "batch_norm"))))
+    border = branches.border(piece)
+    piece = piece.valued(border.weights, "full").valued(border.inputs, "linspace")
+    module, (sample,) = branches.built(piece)
+    run = ExecutorchRun(precision="8a8w", socs=("SM8650",))
+    script = torch_reproducer("conv", "title", "executorch", module, branches.sources(piece), run, "SM8650")
+    text = script.text(Condition.of("wrong"), WRONG)
+    assert len(text.splitlines()) <= MOST_LINES
+    found: dict[str, Any] = {"torch": torch, "np": np}
+    exec("\n".join(script.body), found)
+    with torch.no_grad():
+        np.testing.assert_array_equal(found["NET"](*found["INPUTS"]), module(*tensors_of(sample)))
+
+
+class Refusing:
+    """A worker that has read the piece, and refuses it."""
+
+    seen = Touched(digests={"piece": "its digest"})
+
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        raise Refused({"kind": "compile", "message": "IndexError", "fix": "", "exit_code": 1})
+
+
+def test_a_piece_that_is_refused_is_remembered_by_what_it_is(tmp_path: Path) -> None:
+    """Else it would be taken for the next one, which is refused as well then."""
+    onnx_case = OnnxCase(model="piece.onnx", run=(OnnxRun(precision="fp16", socs=("SM8650",)),))
+    case = ExecutorchCase(factory="piece.pt2", run=(ExecutorchRun(precision="fp16", socs=("SM8650",)),))
+    suite, plan = tmp_path / NO_SUITE, SimpleNamespace(work=WorkOptions(), quantize_only=False, needs=None)
+    steps: list[tuple[Any, Any]] = [
+        (TryOnnx(plan), OnnxProgram(suite, "one", onnx_case, onnx_case.runs[0], "SM8650")),  # type: ignore[arg-type]
+        (TryLowering(plan), ExecutorchProgram(suite, "one", case, case.runs[0], "SM8650")),  # type: ignore[arg-type]
+    ]
+    for step, program in steps:
+        ask = Ask(Refusing(), tmp_path / "log", tmp_path / "into", tmp_path / "scratch", {})  # type: ignore[arg-type]
+        assert step.work(program, ask)
+        assert ask.touched.digests == Refusing.seen.digests
