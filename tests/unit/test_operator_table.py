@@ -325,7 +325,7 @@ RECORDED = {
     "test_stack.test_stack_different_shapes[qnn_16a8w]": ["wrong", 15.7, [200.0, 16.4]],
     "test_conv2d.test_conv2d_basic[qnn_8a8w]": ["whole", 42.0],
 }
-"""By test: the result of its one part, HTP against the quantized model in dB, HTP and that model against float."""
+"""By test: the result of its part, HTP against the quantized model in dB, both of them against float."""
 
 
 def recorded_cells() -> dict[tuple[str, str], Cell]:

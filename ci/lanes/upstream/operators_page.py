@@ -45,12 +45,20 @@ $ qnn-ci test_upstream operators values --sample 1/25 --table   # put what it me
 
 A cell has what most of ExecuTorch's tests and our own plain case gave (of results that are as frequent, the
 worst), and the least signal-to-noise ratio of all cases with that result. A bad result that not all of them
-gave says in how many: `in 5 of 10`. In parentheses is how many tests gave another result. `no figure`: there is
-none where outputs have another shape than the float model's or NaN where it has none, and where booleans or
-integers differ. A verdict depends
-on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml) has ranges and
-shapes that are tried beside. Two tables below have the cases that go wrong, and those that run elsewhere than
-the cell says. reports/operators.html has the same with filters, and the worst case of each cell.
+gave says in how many: `in 5 of 10`. In parentheses is how many tests gave another result. `no figure`: there
+is none where outputs have another shape than the float model's or NaN where it has none, and where booleans
+or integers differ.
+
+These cases have one operator alone, and a model has more: an operator is also tried in a chain, between two
+linear layers (or 1x1 convolutions), in the forms that models have it in (weights, arguments, scalars, sizes
+that are broadcast). CPU is what stays on the CPU there too. `chain` stands before what the chain gave: the
+median of five draws of inputs, and in parentheses the least and the greatest; after it, which draws and forms
+gave another word. Without the word `chain`, a cell is of the operator alone, and of one draw.
+
+A verdict depends on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml)
+has the forms, and ranges and shapes that are tried beside. Two tables below have the cases that go wrong, and
+those that run elsewhere than the cell says. reports/operators.html has the same with filters, and the worst
+case of each cell.
 
 Qualcomm's newer tests (`{NEWER}`) count where the other suites measure nothing. They compare with the float
 model, not with the quantized one: `to float` marks such a figure, which has in it what quantizing loses.
