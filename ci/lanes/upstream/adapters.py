@@ -477,9 +477,7 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
         return part(result, figure, on_cpu, error)
     against_float = summary.against_float
     if against_float and draws:
-        to_float, quantized = (
-            _median(each) for each in ((d.float_db for d in draws), (d.quantized_db for d in draws))
-        )
+        _, to_float, quantized = map(_median, zip(*draws, strict=True))
         against_float = replace(against_float, float_db=to_float, quantized_db=quantized)
     tested = part(result, figure, on_cpu, error, against_float=against_float)
     return {**tested, "draws": [list(map(rounded, draw)) for draw in draws]} if draws else tested
