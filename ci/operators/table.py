@@ -1,6 +1,6 @@
 """The operator table: how each operator works on HTP in each scheme, as measured on the emulator.
 
-`nox -s test_upstream -- operators values rework-op --table` writes it; docs/operators.md shows it.
+`nox -s test_upstream -- operators values chains rework-op --accept` writes it; docs/operators.md shows it.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def read(path: Path = TABLE) -> OperatorTable:
             "cells",
             expected="a table of operators",
             found=str(error).splitlines()[0],
-            fix="nox -s test_upstream -- operators values rework-op --table writes it again",
+            fix="nox -s generate writes it again",
         ) from error
 
 

@@ -40,7 +40,8 @@ HTP emulator, each against the quantized model on the CPU. Repeat a row, or meas
 
 ```console
 $ qnn-ci test_upstream operators values -k 'test_log. or *-log-*' --flow 16a8w
-$ qnn-ci test_upstream operators values --sample 1/25 --table   # put what it measures into this page
+$ qnn-ci test_upstream chains -k '*-clone-chain] or *-erf-chain]' --flow 8a8w
+$ qnn-ci test_upstream operators values --sample 1/25 --accept   # put what it measures into this page
 ```
 
 A cell has what most of ExecuTorch's tests and our own plain case gave (of results that are as frequent, the
@@ -53,7 +54,13 @@ These cases have one operator alone, and a model has more: an operator is also t
 linear layers (or 1x1 convolutions), in the forms that models have it in (weights, arguments, scalars, sizes
 that are broadcast). CPU is what stays on the CPU there too. `chain` stands before what the chain gave: the
 median of five draws of inputs, and in parentheses the least and the greatest; after it, which draws and forms
-gave another word. Without the word `chain`, a cell is of the operator alone, and of one draw.
+gave another word. Without the word `chain`, a cell is of the operator alone, and of one draw. All chains take
+about half an hour of a core for each chip. Parts of them add up, a part that was done is not done again, and
+one that was interrupted goes on:
+
+```console
+$ qnn-ci test_upstream chains --soc SM8750 --sample 1/4 --accept   # then 2/4, 3/4 and 4/4
+```
 
 A verdict depends on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml)
 has the forms, and ranges and shapes that are tried beside. Two tables below have the cases that go wrong, and
