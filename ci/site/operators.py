@@ -213,6 +213,8 @@ def _seen(
         for result in cell.results
         if result in FAILING and result != cell.result
     ]
+    if cell.chain and cell.chain.result != cell.result:
+        more.append(f"chain {MEANINGS[cell.chain.result][0]}")
     where = f"{operator} at {scheme} on {chip}: "
     return GridCell(
         column,

@@ -54,9 +54,9 @@ These cases have one operator alone, and a model has more: an operator is also t
 linear layers (or 1x1 convolutions), in the forms that models have it in (weights, arguments, scalars, sizes
 that are broadcast). CPU is what stays on the CPU there too. `chain` stands before what the chain gave: the
 median of five draws of inputs, and in parentheses the least and the greatest; after it, which draws and forms
-gave another word. Without the word `chain`, a cell is of the operator alone, and of one draw. All chains take
-about half an hour of a core for each chip. Parts of them add up, a part that was done is not done again, and
-one that was interrupted goes on:
+gave another word. What is lost with weights of four bits is lost in the layers, and is no LOST. Without the
+word `chain`, a cell is of the operator alone, and of one draw. All chains take about half an hour of a core
+for each chip. Parts of them add up, and what was done is not done again, also after an interruption:
 
 ```console
 $ qnn-ci test_upstream chains --soc SM8750 --sample 1/4 --accept   # then 2/4, 3/4 and 4/4
@@ -143,7 +143,8 @@ def _markdown(table: OperatorTable) -> Iterator[str]:
 
 def _whole_table(table: OperatorTable) -> Iterator[str]:
     yield from ("", f"## {DEFAULT_SOC}", "")
-    yield f"Measured with {table.measured.get(DEFAULT_SOC, 'nothing yet')}."
+    measured = table.measured.get(DEFAULT_SOC, "nothing yet")
+    yield f"Measured with {measured}. {_chained(table, DEFAULT_SOC)}"
     yield from (
         "",
         f"| operator | {' | '.join(MEASURED_SCHEMES)} | files |",
@@ -155,6 +156,12 @@ def _whole_table(table: OperatorTable) -> Iterator[str]:
                 table.marked(operator, name, row[name]) if name in row else "" for name in MEASURED_SCHEMES
             ]
             yield f"| {operator} | {' | '.join(texts)} | {', '.join(table.files(operator))} |"
+
+
+def _chained(table: OperatorTable, soc: str) -> str:
+    """How many cells are of a chain too: the others are of the case alone."""
+    cells = [cell for chips in table.cells.values() for cell in by_name(chips.get(soc, {})).values()]
+    return f"{sum(cell.chain is not None for cell in cells)} of {len(cells)} cells are of a chain too."
 
 
 def _unmeasured(table: OperatorTable) -> Iterator[str]:
@@ -213,7 +220,8 @@ def _other_chips(table: OperatorTable) -> Iterator[str]:
         cells = [cell for chips in table.cells.values() for cell in by_name(chips.get(soc, {})).values()]
         count = sum(cell.default is not None for cell in cells)
         arch, measured = load_socs()[soc].arch, table.measured[soc]
-        yield f"- {soc} (V{arch}): {count or 'none'} of {len(cells)} cells; {measured}"
+        share = f"{count or 'none'} of {len(cells)} cells"
+        yield f"- {soc} (V{arch}): {share}; {measured}; {_chained(table, soc)}"
         differing += count
     if not differing:
         return

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from provisioning.base.command_line import add_timeout
-from provisioning.base.settings import add_selection
+from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
   nox -s faults
@@ -28,6 +28,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.upgrades.faults.stage import check_all
-    from provisioning.base.settings import selection_of
+    from provisioning.base.selection import selection_of
 
     return check_all(selection_of(args), args.names, args.timeout, close=args.close, environ=os.environ)
