@@ -44,6 +44,9 @@ VERBS = {
     "compat": Verb(
         "ci.upgrades.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
     ),
+    "faults": Verb(
+        "ci.upgrades.faults.verb", "say whether each known fault is still there, by a script of its own"
+    ),
     "diagnose": Verb(
         "ci.inspect.diagnose",
         "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001",

@@ -15,6 +15,9 @@ from provisioning.fixes import words_of
 
 MANIFEST = MANIFESTS / "known_faults.toml"
 
+SCRIPTS = MANIFESTS / "faults"
+"""A script for each fault that can be shown with what is pinned, by its id, without code of this project."""
+
 Product = Literal["qnn", "executorch", "onnxruntime-qnn"]
 Lane = Literal["executorch", "onnx", "any"]
 
@@ -45,6 +48,8 @@ class Fault(Model):
     source: str
     measured: bool
     """Whether this project saw it itself; else the thread says so."""
+    upstream: str = ""
+    """What those who make the product say of it."""
 
     @field_validator("versions")
     @classmethod
@@ -58,6 +63,12 @@ class Fault(Model):
     @property
     def fix(self) -> str:
         return words_of(self.id)
+
+    @property
+    def script(self) -> str:
+        """Below the repository; empty if there is none."""
+        path = SCRIPTS / f"{self.id}.py"
+        return f"manifests/faults/{path.name}" if path.is_file() else ""
 
     def concerns(self, product: str, version: str) -> bool:
         return product == self.product and SpecifierSet(self.versions).contains(version, prereleases=True)

@@ -52,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     writer = commands.add_parser("write", help="copy the manifests that changed to a folder")
     writer.add_argument("folder", type=Path, metavar="FOLDER")
+    writer.add_argument("--only", default=FOLDER, metavar="PATH", help="of this file or folder [%(default)s]")
     applier = commands.add_parser("apply", help="judge what such a folder has, and put it into this clone")
     applier.add_argument("folder", type=Path, metavar="FOLDER")
     applier.add_argument(
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             fix="Settings, Actions, General: Allow GitHub Actions to create and approve pull requests",
         )
     elif args.what == "write":
-        write(args.folder, ROOT)
+        write(args.folder, ROOT, args.only)
     else:
         apply(args.folder, ROOT, args.text)
     return 0
@@ -99,9 +100,9 @@ def _add(page: Path, text: str) -> None:
     sys.stdout.write(text)
 
 
-def write(folder: Path, root: Path) -> None:
+def write(folder: Path, root: Path, only: str = FOLDER) -> None:
     """Copy the changed files of a clone."""
-    command = ["git", "diff", "--name-only", "-z", "--no-renames", "--diff-filter=M", "--", FOLDER]
+    command = ["git", "diff", "--name-only", "-z", "--no-renames", "--diff-filter=M", "--", only]
     done = captured(command, cwd=root, encoding="utf-8")
     if done.returncode:
         raise UsageError(f"git diff: {done.stderr.strip()}", fix="run it in a clone")
@@ -169,7 +170,7 @@ def _files(folder: Path) -> dict[str, Path]:
 def _judge(name: str, file: Path, root: Path) -> Judged:
     kind = next((judge for pattern, judge in KINDS.items() if re.fullmatch(pattern, name)), None)
     if kind is None:
-        raise _refused(name, "neither `lock` nor `image` writes it")
+        raise _refused(name, "none of `lock`, `image` and `faults` writes it")
     listed = captured(["git", "ls-files", "--stage", "--", name], cwd=root, encoding="utf-8").stdout
     before = root / name
     if not listed.startswith("100644 ") or before.is_symlink() or before.resolve() != root.resolve() / name:
@@ -263,6 +264,20 @@ def _images(name: str, before: str, after: str) -> list[str]:
     return []
 
 
+def _faults(name: str, before: str, after: str) -> list[str]:
+    """Versions that end; every other line is as it was."""
+    old, new = before.splitlines(), after.splitlines()
+    for number, (was, line) in enumerate(zip(old, new, strict=False), 1):
+        if was != line and not (_ENDED.fullmatch(line) and line.startswith(was[:-1])):
+            raise _wrong_line(name, number, line)
+    if len(old) != len(new):
+        raise _refused(name, "it has more lines, or fewer")
+    return []
+
+
+_ENDED = re.compile(r'versions = "[0-9.<>=,]+,<[0-9.]+"')
+
+
 def _undated(line: str) -> str:
     return _DATE.sub("", line)
 
@@ -277,8 +292,9 @@ KINDS: Mapping[str, Callable[[str, str, str], list[str]]] = {
     rf"{FOLDER}/(locks|torch)/[a-z0-9-]+\.txt": _lock,
     rf"{FOLDER}/image-packages\.txt": _packages,
     rf"{FOLDER}/images\.toml": _images,
+    rf"{FOLDER}/known_faults\.toml": _faults,
 }
-"""By name, how each file that `lock` and `image` write is judged: what changed in it beside versions."""
+"""By name, how each file that `lock`, `image` and `faults` write is judged: what changed beside versions."""
 
 
 def _come_and_go(name: str, before: set[str], after: set[str]) -> list[str]:

@@ -19,9 +19,9 @@ The operators of ONNX's opset {opset}, compiled by ONNX Runtime's QNN provider f
 one case: a node test of the package onnx ([which one][tests]). Other ranges and shapes are not tried, as they
 are above. Axes, shapes and weights are constants of the model. It runs with the test's own data, and with
 others drawn between its smallest and largest value. The figure is the least signal-to-noise ratio of the
-outputs, against the quantized model on the CPU; in fp16 against the float model. LOST
-stands where quantizing itself leaves less than {least:g} dB: HTP computes what the quantized model says, which is
-not what the float model says. Integers and booleans are equal, `exact`, or WRONG.
+outputs, against the quantized model on the CPU; in fp16 against the float model. LOST stands where quantizing
+itself leaves less than {least:g} dB: HTP computes what the quantized model says, which is not what the float
+model says. Integers and booleans are equal, `exact`, or WRONG.
 
 Here an operator that only passes values on, such as MaxPool, is quantized although it stands alone; in your
 model it is quantized if what makes its input is. Some of them HTP runs in fp16 all the same, such as Flatten

@@ -1,6 +1,6 @@
 """The operator table: how each operator works on HTP in each scheme, as measured on the emulator.
 
-`nox -s test_upstream -- operators values rework-op --table` writes it; docs/operators.md shows it.
+`nox -s test_upstream -- operators values chains rework-op --accept` writes it; docs/operators.md shows it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
     ),
     "wrong": (
         "WRONG",
-        f"lowers and runs, and HTP is below {LEAST_DB:g} dB of the quantized model, or its outputs have another"
-        " shape than the float model's",
+        f"lowers and runs, and HTP is below {LEAST_DB:g} dB of the quantized model, or its outputs have "
+        "another shape than the float model's",
     ),
     "dies": ("DIES", "it is taken, and quantizing, lowering or running it fails"),
     "crash": ("CRASHES", "the process that lowers or runs it ends by a signal"),
@@ -77,11 +77,49 @@ class CaseResult(Model):
         return _figures(self.result, self.sqnr_db, self.float_db)
 
 
+class ChainResult(Model):
+    """What an operator gave between two layers with weights, in the form that models have."""
+
+    result: Result
+    """Of most draws; of results that are as frequent, the worst."""
+    sqnr_db: tuple[float, float, float] | None = None
+    """The least, the median and the greatest of all draws, compared with the quantized model on the CPU."""
+    float_db: float | None = None
+    """If LOST: the median of the quantized model against the float model."""
+    draws: Mapping[Result, int] = {}
+    """How many draws gave each result, if not all gave the same."""
+    forms: Mapping[str, CaseResult] = {}
+    """Other forms that gave another result, by name in manifests/upstream/values.toml."""
+
+    def __str__(self) -> str:
+        """`whole 58 dB (55 to 60), 1 of 5 draws WRONG, scalar CPU`."""
+        least, median, most = self.sqnr_db or (None, None, None)
+        figures = _figures(self.result, median, self.float_db)
+        if least is not None and most is not None and least < EXACT and round(least) < round(most):
+            figures += f" ({round(least)} to {in_db(most).strip().removesuffix(' dB')})"
+        every = sum(self.draws.values())
+        parts = [
+            f"{self.draws[name]} of {every} draws {word}"
+            for name, (word, _) in MEANINGS.items()
+            if name in self.draws and name != self.result
+        ]
+        parts += [f"{name.replace('_', ' ')} {case}" for name, case in self.forms.items()]
+        return ", ".join([MEANINGS[self.result][0] + figures, *parts])
+
+    @property
+    def results(self) -> set[Result]:
+        return {self.result, *self.draws, *(case.result for case in self.forms.values())}
+
+
 class Cell(Model):
     """One operator in one scheme on one chip."""
 
     result: Result
-    """Of most of ExecuTorch's tests and of our plain case; of several results that are as frequent, the worst."""
+    """Of most of ExecuTorch's tests and of our plain case; of results that are as frequent, the worst. What
+    is not whole on HTP alone, and does not fail, has the result of the chain."""
+    alone: Result | None = None
+    """What the operator gave alone, if the chain decides."""
+    chain: ChainResult | None = None
     deciding: tuple[int, int] | None = None
     """How many of those have that result, and how many there are, if not all have it."""
     sqnr_db: float | None = None
@@ -129,16 +167,21 @@ class Cell(Model):
             figure += f", {', '.join(self.in_float)} in fp16"
         names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
         beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
+        if self.alone:
+            # The figures are those of the chain.
+            figure = f", alone {MEANINGS[self.alone][0]}"
         counts = Counter[str](self.others.values())
         words = [f"{counts[name]} {word}" for name, (word, _) in MEANINGS.items() if name in counts]
         others = f" ({', '.join(words)})" if words else ""
-        return f"{MEANINGS[self.result][0]}{figure}{others}{beside}"
+        text = f"{MEANINGS[self.result][0]}{figure}{others}{beside}"
+        return f"{text}; chain {self.chain}" if self.chain else text
 
     @property
     def results(self) -> tuple[Result, ...]:
         """Each result that one of its cases gave, from the best to the worst."""
         bad = {case.result for case in self.bad.values()}
         every = {self.result, *self.others.values(), *self.elsewhere.values(), *bad}
+        every |= self.chain.results if self.chain else set()
         return tuple(result for result in MEANINGS if result in every)
 
     @property
@@ -150,6 +193,7 @@ class Cell(Model):
             and (self.float_db is None or self.float_db >= LEAST_DB)
             and self.equal_to_float == 1
             and self.loses_db is None
+            and (self.chain is None or self.chain.result == "whole")
         )
 
 
@@ -249,7 +293,7 @@ def read(path: Path = TABLE) -> OperatorTable:
             "cells",
             expected="a table of operators",
             found=str(error).splitlines()[0],
-            fix="nox -s test_upstream -- operators values rework-op --table writes it again",
+            fix="nox -s generate writes it again",
         ) from error
 
 
@@ -362,8 +406,8 @@ def inexact(
     operators: Iterable[str] | Mapping[str, Collection[int]], scheme: str, soc: str = DEFAULT_SOC
 ) -> Iterator[Inexact]:
     """Those of these operators that lose accuracy, then those that quantizing loses, then those that do not
-    compile, with the scheme to use instead. Where all is well with a chip's own cases, those of SM8650 count: it has more. A mapping gives
-    the ranks of their tensors: shapes of other ranks do not count."""
+    compile, with the scheme to use instead. Where all is well with a chip's own cases, those of SM8650 count:
+    it has more. A mapping gives the ranks of their tensors: shapes of other ranks do not count."""
     ranks = operators if isinstance(operators, Mapping) else {}
     rows = {
         name: (operator, chips) for operator in sorted(set(operators)) for name, chips in [_row(operator)]
@@ -432,6 +476,9 @@ def _without_plain(cell: Cell | None) -> Cell | None:
 
 IN_ALL = "in all its usual cases"
 
+IN_CHAIN = "in a chain"
+"""What the name of such a case begins with."""
+
 
 def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = ()) -> str:
     """The inputs and tests that gave one of these results; empty if none did."""
@@ -478,7 +525,9 @@ def _command(name: str, scheme: str, soc: str, cell: Cell, results: tuple[str, .
     if cell.newer:
         expression = " or ".join(f"{test}[" for test in cell.newer)
         return session("test_upstream", "rework-op", "-k", expression, *chip)
-    own = any(case.result in results for case in cell.bad.values())
+    own = [inputs for inputs, case in cell.bad.items() if case.result in results]
     suite, expression = ("values", f"*-{name}-*") if own else ("operators", f"test_{name}.")
-    flow = (own and cell.tried_in) or scheme
+    if own and all(inputs.startswith(IN_CHAIN) for inputs in own):
+        suite = "chains"
+    flow = scheme if suite == "chains" or not own else cell.tried_in or scheme
     return session("test_upstream", suite, "--flow", flow, "-k", expression, *chip)

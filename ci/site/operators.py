@@ -213,6 +213,8 @@ def _seen(
         for result in cell.results
         if result in FAILING and result != cell.result
     ]
+    if cell.chain and cell.chain.result != cell.result:
+        more.append(f"chain {MEANINGS[cell.chain.result][0]}")
     where = f"{operator} at {scheme} on {chip}: "
     return GridCell(
         column,
@@ -302,7 +304,9 @@ def proof(lane: MeasuredLane, name: str, scheme: str) -> list[str]:
         return [as_installed(session("test_upstream", "rework-op", "-k", expression))]
     own = ("operators", "values", "-k", f"test_{name}. or *-{name}-*", "--flow", scheme)
     ranges = [("values", "-k", f"*-{name}-*", "--flow", cell.tried_in) for cell in cells if cell.tried_in]
-    return [as_installed(session("test_upstream", *words)) for words in dict.fromkeys([own, *ranges])]
+    chain = [("chains", "-k", f"*-{name}-*", "--flow", scheme)] if any(cell.chain for cell in cells) else []
+    ways = dict.fromkeys([own, *ranges, *chain])
+    return [as_installed(session("test_upstream", *words)) for words in ways]
 
 
 def faults_of(name: str) -> list[Fault]:
@@ -333,6 +337,8 @@ def rows(table: OperatorTable) -> list[dict[str, object]]:
             "cases": cell.models,
             "deciding": "{} of {}".format(*cell.deciding) if cell.deciding else "",
             "worst": cell.worst,
+            "alone": cell.alone or "",
+            "chain": str(cell.chain or ""),
             "on_cpu": " ".join(cell.cpu),
             "in_fp16": " ".join(cell.in_float),
             "text": str(cell),

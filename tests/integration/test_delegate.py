@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ci.lanes.upstream.ledger import load_ledger, load_record
+from ci.lanes.upstream.value_cases import cases, chains
+from ci.operators.names import key_of, names_of
 from ci.operators.table import read
 from provisioning.base.findings import Report, Severity
 from tests.support.runner import dist, runner_reports
@@ -19,6 +24,18 @@ from tests.support.typed import typed
 
 __all__ = ["dist", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+NAMED = """
+import json
+import executorch.backends.qualcomm.builders
+from executorch.backends.qualcomm.builders import node_visitor_manager
+from executorch.backends.qualcomm.partition import common_defs
+
+listed = [operator for row in vars(common_defs).values() if isinstance(row, list) for operator in row]
+names = [*node_visitor_manager._node_visitor_dict, *(operator.__name__ for operator in listed)]
+print(json.dumps(names))
+"""
+"""Prints the operators that the partitioner knows: with a builder, or in one of its lists."""
 
 ONE = "*TestQNNQuantizedOperator.test_qnn_backend_abs"
 
@@ -91,6 +108,35 @@ def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> N
     cell = read(tmp_path / "reports/operators/table.json").cells["abs"]["SM8650"]["8a8w"]
     # The committed table has more of them with every part of the suite that was measured.
     assert cell.result == "whole" and cell.models >= 3 and (cell.sqnr_db or 0) > 40
+
+
+def test_an_operator_on_the_cpu_alone_is_whole_in_a_chain_with_a_figure_of_each_draw(tmp_path: Path) -> None:
+    words = ["chains", "-k", "*-clone-chain] or *-erf-chain]", "--flow", "8a8w", "--no-cache"]
+    done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
+    assert done.returncode == 0, done.stderr
+    cells = read(tmp_path / "reports/operators/table.json").cells
+    clone, erf = (cells[name]["SM8650"]["8a8w"] for name in ("clone", "erf"))
+    assert (clone.result, clone.alone) == ("whole", "cpu") and clone.chain and clone.chain.sqnr_db
+    least, median, greatest = clone.chain.sqnr_db
+    assert 30 < least < median < greatest
+    # HTP has no erf, and takes the layers around it.
+    assert (erf.result, erf.cpu) == ("cpu", ("aten::erf",)) and erf.chain and erf.chain.result == "cpu"
+
+
+def test_every_operator_that_the_partitioner_names_has_a_row_and_a_chain() -> None:
+    """By the wheel's own lists. Quantizing adds the rest to any model."""
+    asked = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=True)
+    named = set(json.loads(asked.stdout.splitlines()[-1]))
+    rows = {name for case in chains() for name in names_of(case.operator)}
+    of_every_model = ("quantized_decomposed.", "getitem")
+    missing = {
+        name
+        for name in named
+        if not name.startswith(of_every_model) and key_of(name.removeprefix("dim_order_ops.")) not in rows
+        if key_of(name.removeprefix("qnn_custom.")) not in rows
+    }
+    assert len(named) > 100 and missing == set()
+    assert {case.operator for case in chains()} >= {case.operator for case in cases()}
 
 
 @pytest.mark.whole

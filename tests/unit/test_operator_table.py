@@ -6,6 +6,7 @@ import json
 import math
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -325,7 +326,7 @@ RECORDED = {
     "test_stack.test_stack_different_shapes[qnn_16a8w]": ["wrong", 15.7, [200.0, 16.4]],
     "test_conv2d.test_conv2d_basic[qnn_8a8w]": ["whole", 42.0],
 }
-"""By test: the result of its one part, HTP against the quantized model in dB, HTP and that model against float."""
+"""By test: the result of its part, HTP against the quantized model in dB, both of them against float."""
 
 
 def recorded_cells() -> dict[tuple[str, str], Cell]:
@@ -366,6 +367,80 @@ def test_a_bad_result_of_some_of_the_cases_says_of_how_many() -> None:
     }
     cell = table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["log"]["SM8650"]["16a8w"]
     assert str(cell) == "WRONG -6 dB in 2 of 4 (2 whole)"
+
+
+def chained(operator: str, parts: dict[str, RecordedPart]) -> dict[str, RecordedTest]:
+    """What our own cases gave alone at 16a8w (`plain`), and in a chain (`chain`, `chain-FORM`)."""
+    suites = {name: "chains" if name.startswith("chain") else "values" for name in parts}
+    return {
+        f"test_{suites[name]}[qnn_16a8w-{operator}-{name}]": RecordedTest(1, 1, (tested,))
+        for name, tested in parts.items()
+    }
+
+
+def cell_of(operator: str, **parts: RecordedPart) -> Cell:
+    tests = chained(operator, {name.replace("__", "-"): tested for name, tested in parts.items()})
+    return table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells[operator]["SM8650"]["16a8w"]
+
+
+def drawn(*figures: float, to_float: float = 60.0, cpu: tuple[str, ...] = ()) -> RecordedPart:
+    """A case in a chain with a figure of each draw."""
+    draws = tuple((figure, to_float, to_float) for figure in figures)
+    middle = sorted(figures)[len(figures) // 2]
+    result = "wrong" if middle < 20 else "part" if cpu else "whole"
+    return RecordedPart(
+        result, middle, cpu, in_float=(), float_db=to_float, quantized_db=to_float, draws=draws
+    )
+
+
+ON_CPU = RecordedPart("cpu", None, ("aten::native_layer_norm",))
+
+
+def test_a_cell_is_cpu_only_if_it_stays_there_in_the_chain() -> None:
+    whole = drawn(80, 81, 82, 83, 84)
+    cell = cell_of("clone", plain=RecordedPart("cpu"), chain=whole)
+    assert (cell.result, cell.good) == ("whole", True)
+    assert str(cell) == "whole, alone CPU; chain whole 82 dB (80 to 84)"
+    stays = cell_of(
+        "erf", plain=RecordedPart("cpu", None, ("aten::erf",)), chain=replace(ON_CPU, cpu=("aten::erf",))
+    )
+    assert (stays.result, str(stays)) == ("cpu", "CPU: erf; chain CPU")
+    # It is no better than what became of it.
+    dies = cell_of("layer_norm", plain=ON_CPU, chain=RecordedPart("dies"))
+    assert (dies.result, str(dies)) == ("dies", "DIES, alone CPU; chain DIES")
+
+
+def test_what_a_form_changes_is_named() -> None:
+    cell = cell_of("layer_norm", plain=ON_CPU, chain=drawn(101, 101, 101), chain__without_weight=ON_CPU)
+    assert str(cell) == "whole, alone CPU; chain whole 101 dB, without weight CPU"
+    assert "cpu" in cell.results
+    # A form that is wrong is found by what reads cells.
+    worse = cell_of(
+        "add", plain=RecordedPart("whole", 90), chain=drawn(90, 91, 92), chain__scalar=drawn(3, 4, 5)
+    )
+    assert str(worse) == "whole 90 dB; chain whole 91 dB (90 to 92), scalar WRONG 4 dB"
+    assert {inputs: str(case) for inputs, case in worse.bad.items()} == {"in a chain, scalar": "WRONG 4 dB"}
+    assert not worse.good
+
+
+def test_a_word_that_changes_with_the_draw_is_said() -> None:
+    cell = cell_of("log", plain=RecordedPart("whole", 70), chain=drawn(70, 4, 68, 66, 71))
+    assert str(cell) == "whole 70 dB; chain whole 68 dB (4 to 71), 1 of 5 draws WRONG"
+    assert "wrong" in cell.results and not cell.good
+    lost = cell_of("log", plain=RecordedPart("whole", 70), chain=drawn(70, 71, 72, to_float=8))
+    assert str(lost) == "whole 70 dB; chain LOST 71 dB, 8 dB to float (70 to 72)"
+
+
+def test_a_record_keeps_what_each_draw_gave(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    for part_of_a_test in (
+        drawn(70, 4, 68),
+        RecordedPart("whole", 60, draws=((60, None, None), (61, None, None))),
+    ):
+        record = SuiteRecord("x", {"a": RecordedTest(1, 1, (part_of_a_test,))})
+        path.write_text(record.as_json())
+        (kept,) = load_record("chains", "wheels", "SM8650", path).tests["a"].parts
+        assert (kept, kept.draws) == (part_of_a_test, part_of_a_test.draws)
 
 
 def test_what_upstream_skips_hides_no_measurement() -> None:

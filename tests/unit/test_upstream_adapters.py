@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -85,12 +86,47 @@ def test_the_suite_for_all_backends_lowers_for_the_chosen_chip_and_takes_the_ref
         assert runner.count_ops(left) == left
         assert runner._graph_has_unsupported_patterns(None) is skipped
     quantized, in_fp16 = (
-        runner.run_test(lambda x: x * 2, (torch.ones(8),), SimpleNamespace(quantize=quantize)).against_float
+        runner.run_test(lambda x: x * 2, (torch.ones(8),), Flow(quantize)).against_float
         for quantize in (True, False)
     )
     assert quantized.float_db == pytest.approx(20, abs=0.1)
     assert quantized.quantized_db == pytest.approx(40, abs=0.1)
     assert quantized.in_float == ["aten.sin.default"] and in_fp16 is None
+    # What is compiled once is calibrated and runs with each draw.
+    upstream("test.suite.flows")
+    upstream("test.suite.flows.qualcomm", MovingAverageMinMaxObserver=None)
+    stages: list[Any] = []
+    double = Double()
+    double.draws = [(torch.ones(8) * scale,) for scale in (1.0, 2.0, 3.0)]
+    tested = runner.run_test(double, double.draws[0], Flow(True, stages))
+    assert [round(draw.sqnr_db) for draw in tested.draws] == [21] * 3
+    assert [len(stage.calibration_samples) for stage in stages] == [3] and stages[0].blocks == {}
+
+
+class Double:
+    draws: Any = ()
+
+    def __call__(self, x: Any) -> Any:
+        return x * 2
+
+
+@dataclass
+class Flow:
+    """As ExecuTorch's."""
+
+    quantize: bool
+    stages: list[Any] = field(default_factory=list)
+
+    quantize_stage_factory: Any = None
+
+    def __post_init__(self) -> None:
+        self.quantize_stage_factory = self.quantize_stage_factory or self._stage
+
+    def _stage(self) -> Any:
+        stage = SimpleNamespace(quantizer=SimpleNamespace())
+        stage.quantizer.set_block_size_map = lambda sizes: vars(stage).update(blocks=sizes)
+        self.stages.append(stage)
+        return stage
 
 
 def test_our_own_cases_are_held_to_the_ratio_alone_unless_they_give_integers(
@@ -127,6 +163,10 @@ class Compares:
     @staticmethod
     def _compare_outputs(reference: Any, computed: Any) -> None: ...
 
+    def run_method_and_compare_outputs(self, inputs: Any) -> Any:
+        reference, _ = self._calculate_reference_output(lambda x: x * 2.02, inputs)
+        self._compare_outputs((reference,), [inputs[0] * 2.2])
+
 
 class Passes:
     def transform_for_preprocess_pipeline(self) -> Any:
@@ -152,8 +192,9 @@ def run_test(model: Any, inputs: Any, flow: Any) -> Any:
     modules[
         "executorch.backends.qualcomm._passes.qnn_pass_manager"
     ].QnnPassManager().transform_for_preprocess_pipeline()
-    reference, _ = tester._calculate_reference_output(lambda x: x * 2.02, inputs)
-    tester._compare_outputs((reference,), [torch.ones(8) * 2.2])
+    if flow.quantize:
+        flow.quantize_stage_factory()
+    tester().run_method_and_compare_outputs(inputs=inputs)
     return SimpleNamespace()
 
 

@@ -50,7 +50,7 @@ EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 COMMENT = "comment.yml: comment"
 """Writes after the run of a pull request, which may be a stranger's, and waits for nobody."""
 
-WITHOUT_CACHE = ("comment.yml", "attest.yml", "release.yml", "site.yml", "update-pins.yml")
+WITHOUT_CACHE = ("comment.yml", "attest.yml", "faults.yml", "release.yml", "site.yml", "update-pins.yml")
 
 
 @cache
@@ -116,6 +116,7 @@ def test_only_the_jobs_that_must_write_may() -> None:
     assert {name: scopes for name, scopes in writing.items() if scopes} == {
         "attest.yml: attest": ["attestations", "id-token"],
         COMMENT: ["pull-requests"],
+        "faults.yml: propose": ["contents", "pull-requests"],
         "release.yml: attest": ["attestations", "id-token"],
         "release.yml: publish": ["contents"],
         "release.yml: push": ["artifact-metadata", "attestations", "id-token", "packages"],

@@ -9,10 +9,11 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -110,6 +111,14 @@ class AgainstFloat:
     """The operators that HTP computes in float."""
 
 
+class Draw(NamedTuple):
+    """What a program gave for one draw of inputs, in dB; None: shapes differ, or it is in float itself."""
+
+    sqnr_db: float | None
+    float_db: float | None = None
+    quantized_db: float | None = None
+
+
 class Backend(DefaultAdapter):
     """ExecuTorch's suite for all backends: each test gives a summary for every model that it tries."""
 
@@ -166,6 +175,7 @@ def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
 
     tester = harness.Tester
     test, compute, compare = runner.run_test, tester._calculate_reference_output, tester._compare_outputs
+    run = tester.run_method_and_compare_outputs
     passes: Any = importlib.import_module(
         "executorch.backends.qualcomm._passes.qnn_pass_manager"
     ).QnnPassManager
@@ -173,13 +183,26 @@ def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
     model: Any = None
     exact: list[Any] = []
     against_float = AgainstFloat()
+    inputs_drawn: Sequence[Any] = ()
+    draws: list[Draw] = []
 
     def run_test(module: Any, inputs: Any, flow: Any, *args: Any, **named: Any) -> Any:
-        nonlocal model, against_float
+        nonlocal model, against_float, inputs_drawn
         model, against_float = (module if flow.quantize else None), AgainstFloat()
+        inputs_drawn = getattr(module, "__dict__", {}).pop("draws", ())
+        draws.clear()
+        if inputs_drawn and flow.quantize:
+            create = functools.partial(_calibrated, flow.quantize_stage_factory, inputs_drawn)
+            flow = replace(flow, quantize_stage_factory=create)
         summary = test(module, inputs, flow, *args, **named)
         summary.against_float = against_float if flow.quantize else None
+        summary.draws = [*draws] if inputs_drawn else []
         return summary
+
+    def run_and_compare(self: Any, *args: Any, inputs: Any = None, **named: Any) -> Any:
+        for drawn in inputs_drawn or (inputs,):
+            result = run(self, *args, inputs=drawn, **named)
+        return result
 
     def calculate(program: Any, inputs: Any) -> Any:
         exact.clear()
@@ -193,6 +216,8 @@ def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
         if model is not None:
             against_float.float_db = least_db(tree_leaves(computed), exact)
             against_float.quantized_db = least_db(tree_leaves(reference), exact)
+        figure = least_db(tree_leaves(computed), tree_leaves(reference))
+        draws.append(Draw(figure, against_float.float_db, against_float.quantized_db))
         return compare(reference, computed, *args, **named)
 
     def transform_for_preprocess(self: Any, *args: Any, **named: Any) -> Any:
@@ -203,7 +228,23 @@ def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
     runner.run_test = run_test
     tester._calculate_reference_output = staticmethod(calculate)
     tester._compare_outputs = staticmethod(compare_outputs)
+    tester.run_method_and_compare_outputs = run_and_compare
     passes.transform_for_preprocess_pipeline = transform_for_preprocess
+
+
+def _calibrated(create: Callable[[], Any], samples: Sequence[Any]) -> Any:
+    """With all that it will run with, and with the widest range of it: what lies beyond is clipped, and the
+    observer of ExecuTorch's flows follows later samples by 1 % alone. Blocks of weights are those of the
+    operator's own layer, and the layers around it have others."""
+    from torchao.quantization.pt2e import MinMaxObserver
+
+    flows: Any = importlib.import_module("executorch.backends.test.suite.flows.qualcomm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flows, "MovingAverageMinMaxObserver", MinMaxObserver)
+        stage = create()
+    stage.calibration_samples = samples
+    stage.quantizer.set_block_size_map({})
+    return stage
 
 
 def in_float(nodes: Iterable[Any]) -> list[str]:
@@ -259,6 +300,32 @@ class ValuesAdapter(Backend):
 
     def skip_reason(self, item: pytest.Item) -> str:
         return ""
+
+
+class ChainsAdapter(ValuesAdapter):
+    """Our own operators between layers."""
+
+    def holds(self, item: pytest.Item) -> bool:
+        """What has weights in blocks of its own has none beside layers that have others."""
+        parameters = item.callspec.params  # type: ignore[attr-defined]
+        return not (parameters["case"].weights and parameters["test_runner"].name.endswith("_block"))
+
+    def parts(self, item: pytest.Item) -> list[dict[str, Any]]:
+        summaries = item.funcargs["test_runner"]._results  # type: ignore[attr-defined]
+        return [
+            {**part, "result": "cpu"} if _only_layers(part, summary) else part
+            for part, summary in zip(super().parts(item), summaries, strict=True)
+        ]
+
+
+LAYERS = ("aten::linear", "aten::convolution")
+"""What stands around an operator in a chain."""
+
+
+def _only_layers(part: Mapping[str, Any], summary: Any) -> bool:
+    """Whether HTP has the layers of a chain alone: the operator between them stays on the CPU."""
+    taken = {name for name, count in (summary.delegated_op_counts or {}).items() if count > 0}
+    return part["result"] == "part" and not {name for name in taken if "quantize" not in name} - {*LAYERS}
 
 
 BLOCK = 32
@@ -321,6 +388,7 @@ ADAPTERS: Mapping[str, type[DefaultAdapter]] = {
     "delegate": DelegateAdapter,
     "backend": Backend,
     "values": ValuesAdapter,
+    "chains": ChainsAdapter,
     "rework": Rework,
     "feature": Feature,
 }
@@ -379,6 +447,9 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
         float(statistic.sqnr) for statistic in summary.tensor_error_statistics if statistic.sqnr is not None
     ]
     least = least_of(figures)
+    draws = [*getattr(summary, "draws", ())]
+    if draws and all(draw.sqnr_db is not None for draw in draws):
+        least = _median(draw.sqnr_db for draw in draws)
     name = summary.result.name
     error = "" if summary.error is None else f"{type(summary.error).__name__}: {summary.error}"[:500]
     if name == "SUCCESS":
@@ -402,7 +473,20 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
         result, error = "wrong", unheld
     compared = result in ("whole", "part", "float", "wrong") and least is not None and least > -math.inf
     figure = min(least, EXACT) if compared and least is not None else None
-    return part(result, figure, on_cpu, error, against_float=summary.against_float if compared else None)
+    if not compared:
+        return part(result, figure, on_cpu, error)
+    against_float = summary.against_float
+    if against_float and draws:
+        _, to_float, quantized = map(_median, zip(*draws, strict=True))
+        against_float = replace(against_float, float_db=to_float, quantized_db=quantized)
+    tested = part(result, figure, on_cpu, error, against_float=against_float)
+    return {**tested, "draws": [list(map(rounded, draw)) for draw in draws]} if draws else tested
+
+
+def _median(figures: Iterable[float | None]) -> float | None:
+    """None if one is missing; NaN if one is."""
+    every = [math.nan if figure is None else figure for figure in figures]
+    return math.nan if any(map(math.isnan, every)) else statistics.median(every)
 
 
 def part(

@@ -17,6 +17,27 @@ NAMES = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxrunti
 LANES = {"executorch": "ExecuTorch's lane", "onnx": "ONNX Runtime's lane", "any": "both lanes"}
 
 
+STILL_THERE = """\
+**Nothing was run on a device here.** `on the emulator` means Qualcomm's HTP emulator of the QNN SDK, which
+can be wrong where a chip is right, and right where a chip is wrong. What those who make a product say of a
+fault stands with it.
+
+## Is each fault still there
+
+Most have a script in [manifests/faults](../manifests/faults) that has no code of this project: run it with
+packages of your own, and send it to who can repair it. Its last line begins with `still`, `gone` or `changed`
+and has the figure; its exit code is 1, 0 or 2. Run them all with what is pinned, or some by name:
+
+```console
+$ nox -s faults -- bias-used-twice
+still    bias-used-twice: 7.3 dB with weights per channel, 40.7 dB per tensor
+```
+
+A fault that is gone, or another one now, is an error until its entry says so: `--close` ends its versions.
+faults.yml runs them every night on newer pins, and opens a pull request with what is gone.
+"""
+
+
 def page() -> str:
     lines = [
         "# What was found",
@@ -27,6 +48,8 @@ def page() -> str:
         "and run `nox -s generate`. `qnn-ci validate` names those of the build that it looks at, `inspect`",
         "those of the build that compiled a program, and the lanes those of a build whose program missed a",
         "threshold.",
+        "",
+        *STILL_THERE.splitlines(),
         "",
     ]
     for title, measured in (("Measured here", True), ("Reported", False)):
@@ -42,8 +65,11 @@ def _fault(fault: Fault) -> Iterator[str]:
     source = fault.source.removeprefix("docs/")
     yield from (f"### {fault.title}", "")
     yield f"{NAMES[fault.product]} {fault.versions}, on {place}, {LANES[fault.lane]}. {fault.effect}"
+    if fault.upstream:
+        yield from ("", f"**Upstream:** {fault.upstream}.")
     yield from ("", "```console", f"$ {fault.show}", "```", "")
-    yield from (f"**Fix:** {fault.fix}. ({fault.id}: [{source}]({source}))", "")
+    script = f", [script](../{fault.script})" if fault.script else ""
+    yield from (f"**Fix:** {fault.fix}. ({fault.id}: [{source}]({source}){script})", "")
 
 
 def _upstream() -> Iterator[str]:

@@ -277,21 +277,26 @@ def _values_of(row: RecordedTest, measured: str) -> Values:
 def _row_of(part: RecordedPart) -> list[Any]:
     row: list[Any] = [part.result, part.sqnr_db, *part.cpu]
     if part.in_float is not None:
-        return [*row, [part.float_db, part.quantized_db, *part.in_float]]
+        row.append([part.float_db, part.quantized_db, *part.in_float])
+    if part.draws:
+        row.append([list(draw) for draw in part.draws])
     return row if len(row) > 2 or part.sqnr_db is not None else row[:1]
 
 
 def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> RecordedPart:
     part = RecordedPart(str(result), _figure(sqnr_db), tuple(text for text in rest if isinstance(text, str)))
-    if not rest or isinstance(rest[-1], str):
-        return part
-    float_db, quantized_db, *in_float = rest[-1]
-    return replace(
-        part,
-        float_db=_figure(float_db),
-        quantized_db=_figure(quantized_db),
-        in_float=tuple(map(str, in_float)),
-    )
+    for figures in (row for row in rest if not isinstance(row, str)):
+        if figures and isinstance(figures[0], list):
+            part = replace(part, draws=tuple(tuple(map(_figure, draw)) for draw in figures))
+        else:
+            float_db, quantized_db, *in_float = figures
+            part = replace(
+                part,
+                float_db=_figure(float_db),
+                quantized_db=_figure(quantized_db),
+                in_float=tuple(map(str, in_float)),
+            )
+    return part
 
 
 def _figure(value: float | None) -> float | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.lanes.upstream.ledger import DIRECTORY, SuiteRecord, load_record
-from ci.lanes.upstream.value_cases import SAME_WITHOUT_WEIGHTS, cases
+from ci.lanes.upstream.value_cases import CHAIN, SAME_WITHOUT_WEIGHTS, cases, chains
 from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators import onnx_page
 from ci.operators.names import REWORK, key_of
@@ -22,6 +23,7 @@ from ci.operators.table import (
     PLAIN,
     CaseResult,
     Cell,
+    ChainResult,
     OnnxOperators,
     OperatorTable,
     Result,
@@ -34,7 +36,7 @@ from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 NEWER = "rework-op"
 """Qualcomm's newer tests. They count where the other suites measure nothing."""
 
-OPERATORS = ("operators", "values", NEWER)
+OPERATORS = ("operators", "values", "chains", NEWER)
 """The suites that the table is made from."""
 
 
@@ -58,10 +60,20 @@ class OperatorCase:
         return _result(self.part)
 
     @property
+    def draw_results(self) -> Counter[Result]:
+        """Of a case that runs somewhere, by draw: one that is wrong in most says nothing of where it runs."""
+        if self.result == "cpu":
+            return Counter()
+        part = replace(self.part, result="whole") if self.part.result == "wrong" else self.part
+        rows = [replace(part, **dict(zip(DRAWN, draw, strict=True))) for draw in self.part.draws]
+        return Counter(map(_result, rows))
+
+    @property
     def sqnr_db(self) -> float | None:
         """None if HTP and the quantized model agree on outputs that are not to be compared with the float
-        model's."""
-        return None if self.result == "wrong" and _is_unlike_float(self.part) else self.part.sqnr_db
+        model's, and if it is that of the layers around an operator on the CPU."""
+        unlike = self.result == "wrong" and _is_unlike_float(self.part)
+        return None if unlike or self.result == "cpu" else self.part.sqnr_db
 
     @property
     def lost_db(self) -> float | None:
@@ -71,6 +83,10 @@ class OperatorCase:
     @property
     def usual(self) -> bool:
         return self.own in ("", PLAIN)
+
+    @property
+    def chain(self) -> bool:
+        return self.own.partition("-")[0] == CHAIN
 
 
 def table_of(
@@ -93,15 +109,13 @@ def table_of(
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     for (operator, scheme), chips in sorted(rows.items()):
         for soc, own in chips.items():
-            tested = own
+            every = own
             if other := SAME_WITHOUT_WEIGHTS.get(scheme):
-                tested = [
-                    *own,
-                    *_from_similar_scheme(own, rows.get((operator, other), {}).get(soc, []), other),
-                ]
-            same = {row.test for row in _counted(tested)}
+                others = rows.get((operator, other), {}).get(soc, [])
+                every = [*own, *_from_similar_scheme(own, others, other)]
+            same = {row.test for row in _counted(every)}
             usual = [row for row in chips.get(DEFAULT_SOC, ()) if row.test in same]
-            cell = _cell(operator, _counted(tested))
+            cell = _cell(operator, _counted(every))
             if soc != DEFAULT_SOC and usual and (result := _cell(operator, usual).result) != cell.result:
                 cell = cell.model_copy(update={"default": result})
             cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell
@@ -132,15 +146,15 @@ def _from_similar_scheme(
     plain, same = ([row.part for row in rows if row.own == PLAIN] for rows in (own, others))
     if not plain or plain != same or plain[0].sqnr_db is None:
         return []
-    if any(row.own not in ("", PLAIN) for row in own):
+    if any(not (row.usual or row.chain) for row in own):
         return []
-    return [replace(row, tried_in=scheme) for row in others if row.own not in ("", PLAIN)]
+    return [replace(row, tried_in=scheme) for row in others if not (row.usual or row.chain)]
 
 
 def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tuple[str, str, OperatorCase]]:
     """Each part with its operator and scheme: abs, 8a8w, with the test shapes for
     `test_abs.test_abs_shapes[qnn_8a8w-…]`, and log, 8a8w, with our case small for
-    `test_values[qnn_8a8w-log-small]`."""
+    `test_values[qnn_8a8w-log-small]`, or chain for `test_chains[qnn_8a8w-log-chain]`."""
     head, _, identifier = test.partition("[")
     flow, _, rest = identifier.rstrip("]").partition("-")
     if suite == NEWER:
@@ -150,14 +164,21 @@ def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tupl
     if scheme not in MEASURED_SCHEMES:
         return
     own, case = "", ""
-    if head == "test_values":
+    if head in ("test_values", "test_chains"):
         operator, _, own = rest.partition("-")
     else:
         file, _, function = head.partition(".")
         operator = file.removeprefix("test_")
         case = function.removeprefix(f"{file}_").removeprefix("test_")
+    # Layers with weights of four bits lose more themselves.
+    layers_lose = head == "test_chains" and "4w" in scheme
     for part in parts:
-        yield operator, scheme, OperatorCase(suite, test, part, own, case)
+        tested = _without_loss(part) if layers_lose else part
+        yield operator, scheme, OperatorCase(suite, test, tested, own, case)
+
+
+def _without_loss(part: RecordedPart) -> RecordedPart:
+    return replace(part, quantized_db=None, draws=tuple((*draw[:2], None) for draw in part.draws))
 
 
 NEWER_SCHEMES = {"fp": "fp16", "8a": "8a8w", "16a": "16a8w"}
@@ -203,10 +224,62 @@ def _counted(rows: Sequence[OperatorCase]) -> Sequence[OperatorCase]:
     """Without the newer tests where the others measure anything, and without tests that test nothing."""
     first = [row for row in rows if row.suite != NEWER and row.result != "bad_test"]
     newer = [row for row in rows if row.suite == NEWER]
-    return first or newer or rows
+    alone = [row for row in first if not row.chain]
+    return first if alone else [*newer, *first] or rows
 
 
 def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
+    """Of the cases alone, and of the chain, which decides where an operator runs that alone is not whole."""
+    alone, chain = ([row for row in rows if row.chain is chained] for chained in (False, True))
+    cell = _cell_alone(operator, alone) if alone else None
+    inputs = {case.name: case.inputs for case in chains() if case.operator == operator}
+    usual = next((row for row in chain if row.own == CHAIN and row.result != "bad_test"), None)
+    if usual is None:
+        return cell or _cell_alone(operator, rows)
+    found = _chain_result(usual, chain)
+    failing = {
+        inputs.get(row.own, row.own): CaseResult(result=row.result, sqnr_db=row.sqnr_db, float_db=row.lost_db)
+        for row in chain
+        if row.result in FAILING
+    }
+    bad = {**(cell.bad if cell else {}), **failing}
+    if cell and cell.result not in NOT_ON_HTP:
+        return cell.model_copy(update={"chain": found, "bad": bad, "models": cell.models + len(chain)})
+    return _cell_alone(operator, [replace(usual, own=PLAIN)]).model_copy(
+        update={
+            "alone": cell.result if cell and cell.result != usual.result else None,
+            "loses_db": None,
+            "chain": found,
+            "bad": bad,
+            "others": cell.others if cell else {},
+            "elsewhere": cell.elsewhere if cell else {},
+            "models": len(rows),
+        }
+    )
+
+
+NOT_ON_HTP = ("cpu", "part", "float", "no_kernel", "bad_test")
+
+
+def _chain_result(usual: OperatorCase, chain: Sequence[OperatorCase]) -> ChainResult:
+    figures = sorted(draw[0] for draw in usual.part.draws if draw[0] is not None)
+    figures = [] if usual.sqnr_db is None else figures
+    return ChainResult(
+        result=usual.result,
+        sqnr_db=(figures[0], statistics.median(figures), figures[-1]) if figures else None,
+        float_db=usual.lost_db,
+        draws=counts if len(counts := usual.draw_results) > 1 else {},
+        forms={
+            row.own.partition("-")[2]: CaseResult(
+                result=row.result, sqnr_db=row.sqnr_db, float_db=row.lost_db
+            )
+            for row in chain
+            if row.result not in (usual.result, "bad_test")
+        },
+    )
+
+
+def _cell_alone(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     """Most of the suite's own models and of the plain case decide. What is otherwise is named beside it: one
     unusual case that dies does not make an operator one that dies."""
     inputs = {case.name: case.inputs for case in cases() if case.operator == operator}
@@ -260,6 +333,8 @@ def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
         newer=tuple(sorted({row.case for row in judged if row.suite == NEWER})),
     )
 
+
+DRAWN = ("sqnr_db", "float_db", "quantized_db")
 
 QUANTIZED = ("whole", "part")
 

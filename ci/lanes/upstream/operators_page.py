@@ -40,17 +40,32 @@ HTP emulator, each against the quantized model on the CPU. Repeat a row, or meas
 
 ```console
 $ qnn-ci test_upstream operators values -k 'test_log. or *-log-*' --flow 16a8w
-$ qnn-ci test_upstream operators values --sample 1/25 --table   # put what it measures into this page
+$ qnn-ci test_upstream chains -k '*-clone-chain] or *-erf-chain]' --flow 8a8w
+$ qnn-ci test_upstream operators values --sample 1/25 --accept   # put what it measures into this page
 ```
 
 A cell has what most of ExecuTorch's tests and our own plain case gave (of results that are as frequent, the
 worst), and the least signal-to-noise ratio of all cases with that result. A bad result that not all of them
-gave says in how many: `in 5 of 10`. In parentheses is how many tests gave another result. `no figure`: there is
-none where outputs have another shape than the float model's or NaN where it has none, and where booleans or
-integers differ. A verdict depends
-on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml) has ranges and
-shapes that are tried beside. Two tables below have the cases that go wrong, and those that run elsewhere than
-the cell says. reports/operators.html has the same with filters, and the worst case of each cell.
+gave says in how many: `in 5 of 10`. In parentheses is how many tests gave another result. `no figure`: there
+is none where outputs have another shape than the float model's or NaN where it has none, and where booleans
+or integers differ.
+
+These cases have one operator alone, and a model has more: an operator is also tried in a chain, between two
+linear layers (or 1x1 convolutions), in the forms that models have it in (weights, arguments, scalars, sizes
+that are broadcast). CPU is what stays on the CPU there too. `chain` stands before what the chain gave: the
+median of five draws of inputs, and in parentheses the least and the greatest; after it, which draws and forms
+gave another word. What is lost with weights of four bits is lost in the layers, and is no LOST. Without the
+word `chain`, a cell is of the operator alone, and of one draw. All chains take about half an hour of a core
+for each chip. Parts of them add up, and what was done is not done again, also after an interruption:
+
+```console
+$ qnn-ci test_upstream chains --soc SM8750 --sample 1/4 --accept   # then 2/4, 3/4 and 4/4
+```
+
+A verdict depends on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml)
+has the forms, and ranges and shapes that are tried beside. Two tables below have the cases that go wrong, and
+those that run elsewhere than the cell says. reports/operators.html has the same with filters, and the worst
+case of each cell.
 
 Qualcomm's newer tests (`{NEWER}`) count where the other suites measure nothing. They compare with the float
 model, not with the quantized one: `to float` marks such a figure, which has in it what quantizing loses.
@@ -128,7 +143,8 @@ def _markdown(table: OperatorTable) -> Iterator[str]:
 
 def _whole_table(table: OperatorTable) -> Iterator[str]:
     yield from ("", f"## {DEFAULT_SOC}", "")
-    yield f"Measured with {table.measured.get(DEFAULT_SOC, 'nothing yet')}."
+    measured = table.measured.get(DEFAULT_SOC, "nothing yet")
+    yield f"Measured with {measured}. {_chained(table, DEFAULT_SOC)}"
     yield from (
         "",
         f"| operator | {' | '.join(MEASURED_SCHEMES)} | files |",
@@ -140,6 +156,12 @@ def _whole_table(table: OperatorTable) -> Iterator[str]:
                 table.marked(operator, name, row[name]) if name in row else "" for name in MEASURED_SCHEMES
             ]
             yield f"| {operator} | {' | '.join(texts)} | {', '.join(table.files(operator))} |"
+
+
+def _chained(table: OperatorTable, soc: str) -> str:
+    """How many cells are of a chain too: the others are of the case alone."""
+    cells = [cell for chips in table.cells.values() for cell in by_name(chips.get(soc, {})).values()]
+    return f"{sum(cell.chain is not None for cell in cells)} of {len(cells)} cells are of a chain too."
 
 
 def _unmeasured(table: OperatorTable) -> Iterator[str]:
@@ -198,7 +220,8 @@ def _other_chips(table: OperatorTable) -> Iterator[str]:
         cells = [cell for chips in table.cells.values() for cell in by_name(chips.get(soc, {})).values()]
         count = sum(cell.default is not None for cell in cells)
         arch, measured = load_socs()[soc].arch, table.measured[soc]
-        yield f"- {soc} (V{arch}): {count or 'none'} of {len(cells)} cells; {measured}"
+        share = f"{count or 'none'} of {len(cells)} cells"
+        yield f"- {soc} (V{arch}): {share}; {measured}; {_chained(table, soc)}"
         differing += count
     if not differing:
         return

@@ -223,4 +223,4 @@ def _part(fields: Mapping[str, Any]) -> RecordedPart:
     values: dict[str, Any] = {
         name: tuple(field) if isinstance(field, list) else field for name, field in fields.items()
     }
-    return RecordedPart(**values)
+    return RecordedPart(**{**values, "draws": tuple(map(tuple, fields.get("draws", ())))})

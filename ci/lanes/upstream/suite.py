@@ -130,6 +130,13 @@ SUITES = {
             warm_up="test_values[qnn_8a8w-relu-plain]",
         ),
         UpstreamSuite(
+            "chains",
+            "ci/lanes/upstream/chains.py",
+            "operators between two layers, in the forms that models have, with five draws of inputs",
+            adapter="chains",
+            warm_up="test_chains[qnn_8a8w-relu-chain]",
+        ),
+        UpstreamSuite(
             "rework-op",
             f"{_REWORK}/htp/op/v68/test.py",
             "operators, on the chip's architecture",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from ci.operators.table import IN_CHAIN
 from ci.pipeline.precision import MeasuredScheme
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
@@ -38,12 +40,32 @@ class TestedOperator(Model):
     weights: bool = False
     integers: bool = False
     indices: tuple[int, ...] = ()
+    alone: bool = True
+    """Whether it is tried alone too."""
+    form: str = ""
+    """The name of this form, if the first of the others is the one that models have."""
+    forms: Mapping[str, str] = {}
+    """Others that are tried in the chain, by name: calls, or modules."""
 
     @model_validator(mode="after")
     def _one(self) -> TestedOperator:
         if bool(self.call) == bool(self.module):
             raise ValueError("expected either call or module")
+        if self.form and not self.forms:
+            raise ValueError("expected forms beside form: another one decides")
         return self
+
+    def in_chain(self) -> Mapping[str, str]:
+        """Each form by name, the one that decides first."""
+        own = {self.form or USUAL: self.call or self.module}
+        return {**self.forms, **own} if self.form else {**own, **self.forms}
+
+
+CHAIN = "chain"
+"""A case between two layers with weights; `chain-NAME`: in another form than the deciding one."""
+
+USUAL = "usual"
+"""The form that has no name of its own."""
 
 
 class ValueTable(Model):
@@ -58,7 +80,7 @@ class ValueTable(Model):
 
 @dataclass(frozen=True, slots=True)
 class ValueCase:
-    """One operator with inputs from one range and of one shape."""
+    """One operator with inputs from one range and of one shape, alone or in a chain."""
 
     operator: str
     name: str
@@ -66,23 +88,33 @@ class ValueCase:
     range: tuple[float, ...]
     shape: tuple[int, ...]
     seed: int
+    form: str = ""
+    """What is tried, if it is not the operator's own call or module."""
 
     @property
     def expression(self) -> str:
-        """`{n}` stands for the number of channels."""
-        return self.settings.call or self.settings.module.replace("{n}", str(self.shape[1]))
+        """`{n}` stands for the number of channels, `{last}` for the size of the last dimension."""
+        text = self.form or self.settings.call or self.settings.module
+        sizes = {"{n}": self.shape[1], "{last}": self.shape[-1]}
+        return re.sub(r"\{n\}|\{last\}", lambda found: str(sizes[found[0]]), text)
+
+    @property
+    def chain(self) -> bool:
+        return self.name.partition("-")[0] == CHAIN
 
     @property
     def is_module(self) -> bool:
-        return bool(self.settings.module)
+        return re.search(r"\bx\b", self.expression) is None
 
     @property
     def weights(self) -> bool:
-        return self.is_module or self.settings.weights
+        return bool(self.settings.module) or self.settings.weights
 
     @property
     def inputs(self) -> str:
-        """`small [-0.01, 0.01]`, or `shape 3x7`."""
+        """`small [-0.01, 0.01]`, `shape 3x7`, or `in a chain, scalar`."""
+        if self.chain:
+            return ", ".join([IN_CHAIN, *self.name.replace("_", " ").split("-")[1:]])
         return f"shape {self.name}" if self.name[0].isdigit() else f"{self.name} {list(self.range)}"
 
     def __str__(self) -> str:
@@ -90,10 +122,27 @@ class ValueCase:
 
 
 @cache
+def chains() -> tuple[ValueCase, ...]:
+    """Each operator in a chain, in each of its forms: the first shape, and values of the first range."""
+    values = load(VALUES, ValueTable)
+    found = []
+    for operator, settings in values.operators.items():
+        sizes, drawn = settings.shapes, next(iter(values.domain[settings.domain].values()))
+        shape = (values.shapes[sizes] if isinstance(sizes, str) else sizes)[0]
+        for number, (form, text) in enumerate(settings.in_chain().items()):
+            name = f"{CHAIN}-{form}" if number else CHAIN
+            found.append(ValueCase(operator, name, settings, drawn, shape, values.seed, text))
+    return tuple(found)
+
+
+@cache
 def cases() -> tuple[ValueCase, ...]:
+    """Each operator alone."""
     values = load(VALUES, ValueTable)
     all_cases = []
     for operator, settings in values.operators.items():
+        if not settings.alone:
+            continue
         ranges, shapes = values.domain[settings.domain], settings.shapes
         first, *others = values.shapes[shapes] if isinstance(shapes, str) else shapes
         plain = next(iter(ranges.values()))

@@ -35,6 +35,8 @@ class RecordedPart:
     """That of the quantized model on the CPU against the float model."""
     in_float: tuple[str, ...] | None = None
     """The operators of a quantized model that HTP computes in float; None: not measured."""
+    draws: tuple[tuple[float | None, ...], ...] = field(default=(), compare=False)
+    """The three figures of each draw of inputs, if it ran with several; those above are the medians."""
 
     def __str__(self) -> str:
         figure = "" if self.sqnr_db is None else f" {in_decibels(self.sqnr_db)}"

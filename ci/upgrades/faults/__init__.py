@@ -1,0 +1,1 @@
+"""Known faults: whether each is still there."""

@@ -1,0 +1,33 @@
+"""`faults`: is each known fault still there?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from provisioning.base.command_line import add_timeout
+from provisioning.base.selection import add_selection
+
+EXAMPLES = """\
+  nox -s faults
+  nox -s faults -- bias-used-twice ceil-16-bit
+  nox -s faults -- --close      write into manifests/known_faults.toml that what is gone ends here
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument(
+        "names", nargs="*", metavar="FAULT", help="only these of manifests/faults, without .py [all]"
+    )
+    parser.add_argument(
+        "--close", action="store_true", help="end the versions of faults that are gone in known_faults.toml"
+    )
+    add_timeout(parser, "a script", 600)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.upgrades.faults.stage import check_all
+    from provisioning.base.selection import selection_of
+
+    return check_all(selection_of(args), args.names, args.timeout, close=args.close, environ=os.environ)

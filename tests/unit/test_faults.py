@@ -1,0 +1,92 @@
+"""What the scripts of known faults say, and what becomes of a fault that is gone."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.upgrades.faults.stage import FaultRun, chosen, closing, judge, said, table, with_versions
+from provisioning.base.documents import load
+from provisioning.base.errors import UnknownName
+from provisioning.base.stage_run import StageRun
+from provisioning.known_faults import MANIFEST, SCRIPTS, Fault, Faults, load_faults
+
+FAULT = load_faults()[0].model_copy(update={"id": "x", "versions": ">=2.49.40", "product": "qnn"})
+SHOWN = sorted(SCRIPTS.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", SHOWN, ids=lambda path: path.stem)
+def test_a_script_is_of_a_fault_short_and_without_code_of_ours(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert path.stem in {fault.id for fault in load_faults()}
+    assert len(text.splitlines()) <= 40
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(text))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    packages = {"torch", "torchao", "executorch", "numpy", "onnx", "onnxruntime", "onnxruntime_qnn"}
+    assert imported <= packages | set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "word"),
+    [
+        ("[INFO] a log\nstill - 7.3 dB\n", 1, "still"),
+        ("gone - 44.0 dB\n", 0, "gone"),
+        ("changed - 3 dB without the fault\n", 2, "changed"),
+        # What it says and how it ends differ, it died, or it says nothing.
+        ("gone - 44.0 dB\n", 1, "changed"),
+        ("still - 7 dB\nSegmentation fault\n", -11, "changed"),
+        ("", 1, "changed"),
+    ],
+)
+def test_a_script_is_believed_where_its_word_is_its_exit_code(printed: str, code: int, word: str) -> None:
+    assert said(printed, code)[0] == word
+
+
+def rules_of(run: FaultRun, fault: Fault = FAULT, **ended: str) -> list[str]:
+    stage = StageRun("faults", "wheels", "x86_64-linux", "nox -s faults")
+    judge(stage, {fault: run}, ended)
+    return [finding.rule for finding in stage.findings]
+
+
+def test_what_is_not_as_its_entry_says_is_an_error() -> None:
+    assert rules_of(FaultRun("still", "7 dB", "2.49.40")) == []
+    assert rules_of(FaultRun("gone", "44 dB", "2.51.0")) == ["fault-gone"]
+    assert rules_of(FaultRun("gone", "44 dB", "2.51.0"), x=">=2.49.40,<2.51.0") == []
+    assert rules_of(FaultRun("changed", "it ends", "2.49.40")) == ["fault-changed"]
+    # Its entry says already that it is not there, or does not say that it is.
+    old = FAULT.model_copy(update={"versions": "<2.48"})
+    assert rules_of(FaultRun("gone", "44 dB", "2.51.0"), old) == []
+    assert rules_of(FaultRun("still", "7 dB", "2.51.0"), old) == ["fault-wider"]
+
+
+def test_the_versions_of_a_fault_end_before_the_one_that_has_it_no_more(tmp_path: Path) -> None:
+    gone = FaultRun("gone", "44 dB", "2.51.0")
+    ended = closing({FAULT: gone, FAULT.model_copy(update={"id": "y"}): FaultRun("still", "7 dB", "2.51.0")})
+    assert ended == {"x": ">=2.49.40,<2.51.0"}
+    one = FAULT.model_copy(update={"versions": "==2.51.0"})
+    assert closing({one: gone}) == {}
+    text = MANIFEST.read_text(encoding="utf-8")
+    new = with_versions(text, {"fp16-on-v68": ">=2.47,<2.60"})
+    changed = [pair for pair in zip(text.splitlines(), new.splitlines(), strict=True) if pair[0] != pair[1]]
+    assert changed == [('versions = ">=2.47"', 'versions = ">=2.47,<2.60"')]
+    (tmp_path / "faults.toml").write_text(new, encoding="utf-8")
+    assert load(tmp_path / "faults.toml", Faults).fault
+    assert "| x | gone | 44 dB | 2.51.0 | >=2.49.40,<2.51.0 |" in table({FAULT: gone}, ended)
+
+
+def test_a_fault_without_a_script_is_no_choice() -> None:
+    assert [fault.id for fault in chosen(["ceil-16-bit"], load_faults())] == ["ceil-16-bit"]
+    with pytest.raises(UnknownName):
+        chosen(["lm-vtcm-backup"], load_faults())
