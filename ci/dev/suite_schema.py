@@ -33,7 +33,9 @@ def _run(form: LaneForm) -> type[BaseModel]:
     fields: dict[str, Any] = {"lane": (Literal[form.lane], ...)}
     if issubclass(form.run, MixedRun):
         # In its place there may be precision_file.
-        fields["precision"] = (form.run.model_fields["precision"].rebuild_annotation(), "")
+        field = form.run.model_fields["precision"]
+        absent = Field("", json_schema_extra=field.json_schema_extra)
+        fields["precision"] = (field.rebuild_annotation(), absent)
     return create_model(form.run.__name__, __base__=form.run, **fields)
 
 
