@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from ci.lanes.onnx.compile import setup_of
 from ci.lanes.onnx.orders import logs_folder, say, step
 from ci.lanes.onnx.user_program import prepared, program_of, warn_of
 from ci.operators.table import inexact_onnx
-from ci.pipeline.divergence import LEAST_DB
+from ci.pipeline.divergence import LEAST_DB, known_fault
 from ci.pipeline.options import OneModel
 from ci.pipeline.steps import asking
+from provisioning.known_faults import faults_of
 
 
 def searched(model: OneModel, least: float | None) -> tuple[str, dict[str, Any]]:
@@ -33,6 +35,8 @@ def searched(model: OneModel, least: float | None) -> tuple[str, dict[str, Any]]
         reply = ask(do="diverge", **common, into=str(cuts), least=least or LEAST_DB)
         result = dict(reply["result"])
         if first := result["first"]:
+            faults = faults_of("onnxruntime-qnn", version("onnxruntime-qnn"))
+            first["known"] = [known_fault(fault) for fault in faults if first["operator"] in fault.operators]
             known = inexact_onnx([first["operator"]], program.run.kind, program.soc)
-            first["known"] = [row._asdict() for row in known if row.compiles]
+            first["known"] += [row._asdict() for row in known if row.compiles]
         return program.name, result
