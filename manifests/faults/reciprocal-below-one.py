@@ -1,13 +1,13 @@
-"""reciprocal-below-one: Reciprocal: 1.4 dB SQNR
+"""reciprocal-below-one: Reciprocal at 16a8w: 2.0 dB SQNR
 It needs onnx 1.23.2, onnxruntime 1.31.1, onnxruntime-qnn 2.7.0. Exit code: 1 still, 0 gone, 2 changed."""
 import math, re, signal, subprocess, sys
 import numpy as np, onnx, onnxruntime as ort, onnxruntime_qnn as qnn, os, tempfile
 from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
-MODEL = onnx.parser.parse_model("""< ir_version: 9, opset_import: ["" : 18] > reduced (float[1,1,1] x0) => (float[1,1,1] y0) {
+MODEL = onnx.parser.parse_model("""< ir_version: 9, opset_import: ["" : 18] > reduced (float[1,4,1] x0) => (float[1,4,1] y0) {
    y0 = Reciprocal (x0) }""")
-INPUTS = {"x0": np.linspace(0.15, 0.21, 1, dtype="float32").reshape((1, 1, 1))}
+INPUTS = {"x0": np.linspace(0.13, 0.21, 4, dtype="float32").reshape((1, 4, 1))}
 Samples = type("Samples", (CalibrationDataReader,), {"get_next": lambda self, left=iter([INPUTS]): next(left, None)})
 def run():
     onnx.save(MODEL, path := os.path.join(tempfile.mkdtemp(), 'model.onnx'))
@@ -23,7 +23,7 @@ def run():
     options.log_severity_level = 0
     options.add_session_config_entry('session.disable_cpu_ep_fallback', '1')
     device = [device for device in ort.get_ep_devices() if device.ep_name == 'QNN'][:1]
-    options.add_provider_for_devices(device, dict(backend_path=qnn.get_qnn_htp_path(), soc_model='57', htp_arch='75', offload_graph_io_quantization='0', enable_htp_fp16_precision='0'))
+    options.add_provider_for_devices(device, dict(backend_path=qnn.get_qnn_htp_path(), offload_graph_io_quantization='0', soc_model='57', htp_arch='75', enable_htp_fp16_precision='0'))
     found = ort.InferenceSession(path, options).run(None, INPUTS)
     pairs = [(np.float64(a), np.float64(b)) for a, b in zip(wanted, found)]
     print('SQNR', min(10 * math.log10(max(1e-9, (a**2).sum()) / max(1e-15, ((a - b) ** 2).sum())) for a, b in pairs))

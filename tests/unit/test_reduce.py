@@ -291,7 +291,7 @@ class Branches(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second = torch.split(self.norm(self.conv(x)), 4, 1)
-        y = torch.cat([first * 2, second.neg().relu_()], 1)
+        y = torch.cat([first * 2 + torch.ones(4, 4), second.neg().relu_()], 1)
         return torch.softmax(self.linear(y.mean((2, 3))), -1)
 
 
@@ -320,8 +320,11 @@ def test_a_piece_of_a_pytorch_model_computes_what_the_whole_computes(
             np.testing.assert_allclose(output.numpy(), whole[name], rtol=1e-4, atol=1e-6)
 
 
-def test_the_reproducer_of_a_pytorch_piece_has_its_operators_and_values(branches: TorchPieces) -> None:
-    piece = Subgraph(tuple(name for name in branches.operators if name.startswith(("conv2d", "batch_norm"))))
+@pytest.mark.parametrize("kinds", [("conv2d", "batch_norm"), ("mul", "ones", "add")])
+def test_the_reproducer_of_a_pytorch_piece_has_its_operators_and_values(
+    branches: TorchPieces, kinds: tuple[str, ...]
+) -> None:
+    piece = Subgraph(tuple(name for name in branches.operators if name.startswith(kinds)))
     border = branches.border(piece)
     piece = piece.valued(border.weights, "full").valued(border.inputs, "linspace")
     module, (sample,) = branches.built(piece)

@@ -110,5 +110,8 @@ def _forward(module: GraphModule) -> list[str]:
             and not line.startswith(("import ", "from "))
             and not re.fullmatch(r"\s*(\w+) = self\.\1", line)
         ):
+            # Torch's own code has these names without their modules.
+            line = re.sub(r"(?<![\w.])(device\()", r"torch.\1", line)
+            line = re.sub(r"(?<![\w.])(inf|nan)\b", r"math.\1", line)
             lines.append(re.sub(r"\bw(\d+)\b(?! =)", r"self.w\1", line))
     return lines
