@@ -20,6 +20,7 @@ from ci.operators.table import (
     FAILING,
     LOSES_DB,
     MEANINGS,
+    NOT_COMPILED,
     PLAIN,
     CaseResult,
     Cell,
@@ -107,8 +108,12 @@ def table_of(
             if record.tests:
                 measured[soc][record.versions()].append(suite)
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
+    silent = _without_layers(rows)
     for (operator, scheme), chips in sorted(rows.items()):
-        for soc, own in chips.items():
+        for soc, measured_here in chips.items():
+            own = [
+                row for row in measured_here if not (row.chain and (scheme, soc) in silent)
+            ] or measured_here
             every = own
             if other := SAME_WITHOUT_WEIGHTS.get(scheme):
                 others = rows.get((operator, other), {}).get(soc, [])
@@ -129,6 +134,24 @@ def table_of(
             **({"onnx": onnx} if onnx else {}),
         }
     )
+
+
+NO_OPERATOR = "clone"
+"""What is nothing between two layers, once it is lowered."""
+
+
+def _without_layers(
+    rows: Mapping[tuple[str, str], Mapping[str, Sequence[OperatorCase]]],
+) -> set[tuple[str, str]]:
+    """The schemes and chips at which the layers of a chain do not compile themselves, such as weights of 16 bits
+    on V68: it says nothing of an operator there."""
+    return {
+        (scheme, soc)
+        for (operator, scheme), chips in rows.items()
+        if operator == NO_OPERATOR
+        for soc, own in chips.items()
+        if any(row.own == CHAIN and row.result in NOT_COMPILED for row in own)
+    }
 
 
 def _in_words(versions: Mapping[str, Sequence[str]]) -> str:
