@@ -110,10 +110,8 @@ def table_of(
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     silent = _without_layers(rows)
     for (operator, scheme), chips in sorted(rows.items()):
-        for soc, measured_here in chips.items():
-            own = [
-                row for row in measured_here if not (row.chain and (scheme, soc) in silent)
-            ] or measured_here
+        for soc, here in chips.items():
+            own = [row for row in here if not (row.chain and (scheme, soc) in silent)] or here
             every = own
             if other := SAME_WITHOUT_WEIGHTS.get(scheme):
                 others = rows.get((operator, other), {}).get(soc, [])
@@ -143,8 +141,8 @@ NO_OPERATOR = "clone"
 def _without_layers(
     rows: Mapping[tuple[str, str], Mapping[str, Sequence[OperatorCase]]],
 ) -> set[tuple[str, str]]:
-    """The schemes and chips at which the layers of a chain do not compile themselves, such as weights of 16 bits
-    on V68: it says nothing of an operator there."""
+    """The schemes and chips at which the layers of a chain do not compile themselves, such as weights of 16
+    bits on V68: it says nothing of an operator there."""
     return {
         (scheme, soc)
         for (operator, scheme), chips in rows.items()
