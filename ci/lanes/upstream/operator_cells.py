@@ -66,7 +66,10 @@ class OperatorCase:
         if self.result == "cpu":
             return Counter()
         part = replace(self.part, result="whole") if self.part.result == "wrong" else self.part
-        rows = [replace(part, **dict(zip(DRAWN, draw, strict=True))) for draw in self.part.draws]
+        rows = [
+            replace(part, sqnr_db=figure, float_db=to_float, quantized_db=quantized)
+            for figure, to_float, quantized in self.part.draws
+        ]
         return Counter(map(_result, rows))
 
     @property
@@ -354,8 +357,6 @@ def _cell_alone(operator: str, rows: Sequence[OperatorCase]) -> Cell:
         newer=tuple(sorted({row.case for row in judged if row.suite == NEWER})),
     )
 
-
-DRAWN = ("sqnr_db", "float_db", "quantized_db")
 
 QUANTIZED = ("whole", "part")
 
