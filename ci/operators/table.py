@@ -99,9 +99,9 @@ class ChainResult(Model):
             figures += f" ({round(least)} to {in_db(most).strip().removesuffix(' dB')})"
         every = sum(self.draws.values())
         parts = [
-            f"{self.draws[name]} of {every} draws {word}"
-            for name, (word, _) in MEANINGS.items()
-            if name in self.draws and name != self.result
+            f"{count} of {every} draws {MEANINGS[name][0]}"
+            for name, count in sorted(self.draws.items(), key=lambda pair: [*MEANINGS].index(pair[0]))
+            if name != self.result
         ]
         parts += [f"{name.replace('_', ' ')} {case}" for name, case in self.forms.items()]
         return ", ".join([MEANINGS[self.result][0] + figures, *parts])

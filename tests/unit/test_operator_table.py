@@ -410,6 +410,15 @@ def test_a_cell_is_cpu_only_if_it_stays_there_in_the_chain() -> None:
     assert (dies.result, str(dies)) == ("dies", "DIES, alone CPU; chain DIES")
 
 
+def test_a_chain_whose_layers_do_not_compile_says_nothing_of_an_operator() -> None:
+    tests = {
+        **chained("clone", {"plain": RecordedPart("cpu"), "chain": RecordedPart("dies")}),
+        **chained("erf", {"plain": RecordedPart("cpu", None, ("aten::erf",)), "chain": RecordedPart("dies")}),
+    }
+    cells = table_of({"values": {"SM8350": SuiteRecord("x", tests)}}, {}).cells
+    assert [str(cells[name]["SM8350"]["16a8w"]) for name in ("clone", "erf")] == ["CPU", "CPU: erf"]
+
+
 def test_what_a_form_changes_is_named() -> None:
     cell = cell_of("layer_norm", plain=ON_CPU, chain=drawn(101, 101, 101), chain__without_weight=ON_CPU)
     assert str(cell) == "whole, alone CPU; chain whole 101 dB, without weight CPU"

@@ -24,5 +24,5 @@ def test_chains(test_runner: Any, case: ValueCase) -> None:
     operator, count = alone(case.expression, case.is_module, case.settings.indices)
     draws = [tuple(draw(case) for _ in range(count)) for _ in range(DRAWS)]
     model = Chained(operator, draws[0], images=case.settings.shapes == "image").eval()
-    model.draws = draws  # type: ignore[assignment]
+    model.draws = draws
     test_runner.lower_and_run_model(model, draws[0], generate_random_test_inputs=False)

@@ -17,11 +17,13 @@ NAMES = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxrunti
 LANES = {"executorch": "ExecuTorch's lane", "onnx": "ONNX Runtime's lane", "any": "both lanes"}
 
 
-STILL_THERE = """\
+NOTHING_ON_DEVICES = """\
 **Nothing was run on a device here.** `on the emulator` means Qualcomm's HTP emulator of the QNN SDK, which
 can be wrong where a chip is right, and right where a chip is wrong. What those who make a product say of a
-fault stands with it.
+fault stands with it, and most faults have [a script](#is-each-fault-still-there) that shows them.
+"""
 
+STILL_THERE = """\
 ## Is each fault still there
 
 Most have a script in [manifests/faults](../manifests/faults) that has no code of this project: run it with
@@ -49,13 +51,13 @@ def page() -> str:
         "those of the build that compiled a program, and the lanes those of a build whose program missed a",
         "threshold.",
         "",
-        *STILL_THERE.splitlines(),
+        *NOTHING_ON_DEVICES.splitlines(),
         "",
     ]
     for title, measured in (("Measured here", True), ("Reported", False)):
         if faults := [fault for fault in load_faults() if fault.measured is measured]:
             lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
-    lines += [*_upstream(), *_suites()]
+    lines += [*_upstream(), *_suites(), *STILL_THERE.splitlines()]
     head, rest = "\n".join(lines[:9]), "\n".join(lines[9:])
     return f"{head}\n{as_installed(rest)}".rstrip("\n") + "\n"
 

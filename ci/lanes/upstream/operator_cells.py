@@ -20,6 +20,7 @@ from ci.operators.table import (
     FAILING,
     LOSES_DB,
     MEANINGS,
+    NOT_COMPILED,
     PLAIN,
     CaseResult,
     Cell,
@@ -65,7 +66,10 @@ class OperatorCase:
         if self.result == "cpu":
             return Counter()
         part = replace(self.part, result="whole") if self.part.result == "wrong" else self.part
-        rows = [replace(part, **dict(zip(DRAWN, draw, strict=True))) for draw in self.part.draws]
+        rows = [
+            replace(part, sqnr_db=figure, float_db=to_float, quantized_db=quantized)
+            for figure, to_float, quantized in self.part.draws
+        ]
         return Counter(map(_result, rows))
 
     @property
@@ -107,8 +111,10 @@ def table_of(
             if record.tests:
                 measured[soc][record.versions()].append(suite)
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
+    silent = _without_layers(rows)
     for (operator, scheme), chips in sorted(rows.items()):
-        for soc, own in chips.items():
+        for soc, here in chips.items():
+            own = [row for row in here if not (row.chain and (scheme, soc) in silent)] or here
             every = own
             if other := SAME_WITHOUT_WEIGHTS.get(scheme):
                 others = rows.get((operator, other), {}).get(soc, [])
@@ -129,6 +135,24 @@ def table_of(
             **({"onnx": onnx} if onnx else {}),
         }
     )
+
+
+NO_OPERATOR = "clone"
+"""What is nothing between two layers, once it is lowered."""
+
+
+def _without_layers(
+    rows: Mapping[tuple[str, str], Mapping[str, Sequence[OperatorCase]]],
+) -> set[tuple[str, str]]:
+    """The schemes and chips at which the layers of a chain do not compile themselves, such as weights of 16
+    bits on V68: it says nothing of an operator there."""
+    return {
+        (scheme, soc)
+        for (operator, scheme), chips in rows.items()
+        if operator == NO_OPERATOR
+        for soc, own in chips.items()
+        if any(row.own == CHAIN and row.result in NOT_COMPILED for row in own)
+    }
 
 
 def _in_words(versions: Mapping[str, Sequence[str]]) -> str:
@@ -333,8 +357,6 @@ def _cell_alone(operator: str, rows: Sequence[OperatorCase]) -> Cell:
         newer=tuple(sorted({row.case for row in judged if row.suite == NEWER})),
     )
 
-
-DRAWN = ("sqnr_db", "float_db", "quantized_db")
 
 QUANTIZED = ("whole", "part")
 

@@ -116,9 +116,9 @@ def closing(found: Mapping[Fault, FaultRun]) -> dict[str, str]:
 def with_versions(text: str, versions: Mapping[str, str]) -> str:
     """known_faults.toml with other versions of some faults."""
     document = tomlkit.parse(text)
-    for entry in document["fault"]:  # type: ignore[union-attr]
-        if (new := versions.get(str(entry["id"]))) is not None:  # type: ignore[index]
-            entry["versions"] = new  # type: ignore[index]
+    for entry in document["fault"]:
+        if (new := versions.get(str(entry["id"]))) is not None:
+            entry["versions"] = new
     return tomlkit.dumps(document)
 
 

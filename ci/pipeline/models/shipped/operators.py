@@ -105,9 +105,9 @@ class Chained(nn.Module):
             return nn.Identity()
         layer = self._layer(value)
         with torch.no_grad():
-            weight: Tensor = layer.weight  # type: ignore[assignment]
+            weight: Tensor = layer.weight
             weight.copy_(torch.softmax(4 * torch.randn(weight.shape[:2]), 1).reshape(weight.shape))
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)
         return layer
 
     def _layer(self, value: Tensor) -> nn.Module:

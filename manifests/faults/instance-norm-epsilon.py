@@ -1,0 +1,28 @@
+"""instance-norm-epsilon: Instance norm loses its epsilon and its running statistics
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import math
+import sys
+
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+
+
+def decibels(net, inputs):
+    module = torch.export.export(net.eval(), inputs, strict=True).module()
+    options = qnn.generate_htp_compiler_spec(use_fp16=True)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
+    return 20 * math.log10(max(1e-9, wanted.norm()) / max(1e-9, (found - wanted).norm()))
+
+
+torch.manual_seed(0)
+norms = [torch.nn.InstanceNorm2d(4, affine=True, eps=eps) for eps in (0.1, 1e-5)]
+large, usual = (decibels(norm, (torch.rand(1, 4, 8, 8),)) for norm in norms)
+word = "changed" if usual < 20 else "still" if large < 20 else "gone"
+print(word, "-", f"{large:.1f} dB with an epsilon of 0.1 for inputs in [0, 1], {usual:.1f} dB with 1e-5")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

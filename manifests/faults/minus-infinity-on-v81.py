@@ -1,0 +1,28 @@
+"""minus-infinity-on-v81: On V81 attention attends to what a mask of -inf excludes
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import math
+import sys
+
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+
+
+def decibels(net, inputs):
+    module = torch.export.export(torch.fx.symbolic_trace(net).eval(), inputs, strict=True).module()
+    options = qnn.generate_htp_compiler_spec(use_fp16=True)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8850, options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
+    return 20 * math.log10(max(1e-9, wanted.norm()) / max(1e-9, (found - wanted).norm()))
+
+
+torch.manual_seed(0)
+mask = torch.zeros(4, 16).masked_fill(torch.arange(16) > 9, -math.inf)
+figure = decibels(lambda x, m: torch.softmax(x + m, -1), (torch.rand(4, 16), mask))
+word = "still" if figure < 20 else "gone"
+print(word, "-", f"{figure:.1f} dB for softmax under a mask of -inf as an input on SM8850")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

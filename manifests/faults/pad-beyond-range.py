@@ -1,0 +1,35 @@
+"""pad-beyond-range: `pad` clips its value to the range of what it pads when quantized
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import math
+import sys
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+
+def decibels(net, inputs):
+    module = torch.export.export(torch.fx.symbolic_trace(net).eval(), inputs, strict=True).module()
+    quantizer = QnnQuantizer(soc_model=QcomChipset.SM8650)
+    quantizer.set_default_quant_config(QuantDtype.use_8a8w)
+    module = prepare_pt2e(module, quantizer)
+    module(*inputs)
+    module = convert_pt2e(module)
+    options = qnn.generate_htp_compiler_spec(use_fp16=False)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
+    return 20 * math.log10(max(1e-9, wanted.norm()) / max(1e-9, (found - wanted).norm()))
+
+
+torch.manual_seed(0)
+pad, inputs = torch.nn.functional.pad, (torch.rand(1, 4, 8, 8) * 3.8 - 1.9,)
+bad, good = (decibels(lambda x, v=v: pad(x, (1, 1, 1, 1), value=v), inputs) for v in (5.0, 1.0))
+word = "changed" if good < 20 else "still" if bad < 20 else "gone"
+print(word, "-", f"{bad:.1f} dB for a border of 5 around values up to 1.9, {good:.1f} dB for one of 1")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])
