@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from ci.pipeline.accuracy import Pair, Unusable, in_words, least_sqnr_db
 from provisioning.base.units import in_decibels
+from provisioning.known_faults import Fault
 
 LEAST_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
@@ -120,6 +121,11 @@ def worst_drop(
         steps += [(at(operand), -1, operand) for operand in operands]
     assert best is not None
     return nodes[best], [(node, sqnr(node)) for node in known(operands_of(nodes[best]))]
+
+
+def known_fault(fault: Fault) -> dict[str, str]:
+    """As `known` of an operator has it."""
+    return {"message": f"{fault.title} ({fault.id})", "command": fault.fix, "fault": fault.id}
 
 
 def fix_of(result: Mapping[str, Any], command: Callable[..., str]) -> str:

@@ -16,7 +16,7 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.lanes.executorch.user_program import program_of
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import better_than, inexact
-from ci.pipeline.divergence import LEAST_DB
+from ci.pipeline.divergence import LEAST_DB, known_fault
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduction import only
@@ -54,9 +54,7 @@ def searched(
             build_id = key_context_of(environment.root(QNN_SDK).path, selection.store).build_id
             node = {"operator": first["operator"], "line": first["source"]}
             met = faults_in({first["node"]: node}, scheme, soc, versions_of(build_id))
-            first["known"] = [
-                {"message": str(fault), "command": fault.fault.fix, "fault": fault.fault.id} for fault in met
-            ]
+            first["known"] = [known_fault(found.fault) for found in met]
             measured = inexact([first["operator"]], scheme, soc)
             first["known"] += [row._asdict() for row in measured if row.compiles]
             first["better"] = better_than(first["operator"], scheme, soc)

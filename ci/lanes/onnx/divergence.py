@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from ci.lanes.onnx.stage import OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import prepared, program_of, warn_of
 from ci.operators.table import inexact_onnx
-from ci.pipeline.divergence import LEAST_DB
+from ci.pipeline.divergence import LEAST_DB, known_fault
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduction import only
 from ci.pipeline.steps import asking
+from provisioning.known_faults import faults_of
 
 
 def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
@@ -40,8 +42,10 @@ def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str,
         reply = ask(do="diverge", **common, into=str(cuts), least=least or LEAST_DB)
         result = dict(reply["result"])
         if first := result["first"]:
+            faults = faults_of("onnxruntime-qnn", version("onnxruntime-qnn"))
+            first["known"] = [known_fault(fault) for fault in faults if first["operator"] in fault.operators]
             known = inexact_onnx([first["operator"]], program.run.kind, program.soc)
-            first["known"] = [row._asdict() for row in known if row.compiles]
+            first["known"] += [row._asdict() for row in known if row.compiles]
         return program.name, result
 
 
