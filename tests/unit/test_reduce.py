@@ -22,7 +22,8 @@ from ci.lanes.executorch.pieces import TorchPieces, tensors_of
 from ci.lanes.executorch.reduce import TryLowering
 from ci.lanes.executorch.reproducer import reproducer as torch_reproducer
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram, ExecutorchRun
-from ci.lanes.onnx.cuts import Graph, every_output
+from ci.lanes.onnx.cuts import every_output
+from ci.lanes.onnx.node_graph import Graph
 from ci.lanes.onnx.pieces import OnnxPieces
 from ci.lanes.onnx.reduce import TryOnnx
 from ci.lanes.onnx.reproducer import HTP, HowCompiled, ids_of, reproducer

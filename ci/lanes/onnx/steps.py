@@ -551,7 +551,8 @@ def order_observe(order: Mapping[str, Any]) -> dict[str, Any]:
     """The values of all tensors of the prepared model for a few samples, in a file each."""
     import onnx
 
-    from ci.lanes.onnx.cuts import Graph, every_output
+    from ci.lanes.onnx.cuts import every_output
+from ci.lanes.onnx.node_graph import Graph
 
     into, prepared = Path(order["into"]), Path(order["prepared"])
     calibration = saved(prepared / CALIBRATION) if (prepared / CALIBRATION).is_file() else []
