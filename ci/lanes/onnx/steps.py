@@ -552,7 +552,7 @@ def order_observe(order: Mapping[str, Any]) -> dict[str, Any]:
     import onnx
 
     from ci.lanes.onnx.cuts import every_output
-from ci.lanes.onnx.node_graph import Graph
+    from ci.lanes.onnx.node_graph import Graph
 
     into, prepared = Path(order["into"]), Path(order["prepared"])
     calibration = saved(prepared / CALIBRATION) if (prepared / CALIBRATION).is_file() else []
