@@ -9,7 +9,6 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.pipeline.offers import offers_of, show, words_of
 from ci.pipeline.options import OneModel
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import replace_text
@@ -80,6 +79,9 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
 
 def _write(report: ModelReport, printed: str, model: OneModel) -> None:
     """The command has done its work, so a folder that takes no report costs a line, and not the result."""
+    # Imported late: the gate's start needs of this module a name alone.
+    from ci.pipeline.offers import offers_of, show, words_of
+
     reports, words = (
         model.selection.reports,
         words_of(model.words(model.selection.soc) if model.typed else []),
