@@ -1,0 +1,27 @@
+"""uint8-input-fp16: A uint8 input is taken for a boolean at fp16
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import math
+import sys
+
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+
+
+def decibels(net, inputs):
+    module = torch.export.export(torch.fx.symbolic_trace(net).eval(), inputs, strict=True).module()
+    options = qnn.generate_htp_compiler_spec(use_fp16=True)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
+    return 20 * math.log10(max(1e-9, wanted.norm()) / max(1e-9, (found - wanted).norm()))
+
+
+torch.manual_seed(0)
+figure = decibels(lambda x: x.float() * 2.0, (torch.randint(0, 9, (4, 16), dtype=torch.uint8),))
+word = "still" if figure < 20 else "gone"
+print(word, "-", f"{figure:.1f} dB for x.float() of uint8 at fp16")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])
