@@ -425,11 +425,16 @@ def _(
     return x * scale + shift
 
 
-@one(
-    "cumsum-along-the-last",
-    aten.cumsum.default,
-    when=lambda model, node: int(str(node.args[1])) not in (-1, len(_shape(model, node)) - 1),
-)
+def _is_along_another(model: Exported, node: Node) -> bool:
+    return int(str(node.args[1])) not in (-1, len(_shape(model, node)) - 1)
+
+
+@one("softmax-along-the-last", aten.softmax.int, aten._softmax.default, when=_is_along_another)
+def _(x: Tensor, dim: int, *_: Any) -> Tensor:
+    return torch.softmax(x.transpose(dim, -1), -1).transpose(dim, -1)
+
+
+@one("cumsum-along-the-last", aten.cumsum.default, when=_is_along_another)
 def _(x: Tensor, dim: int, **more: Any) -> Tensor:
     return torch.cumsum(x.transpose(dim, -1), -1, **more).transpose(dim, -1)
 
