@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ci.pipeline.slices import LEAST_DB, parts_of
-from ci.pipeline.suite import Thresholds
 from provisioning.base.units import EXACT_DB, decibels, in_decibels
+
+if TYPE_CHECKING:
+    from ci.pipeline.suite import Thresholds
 
 CLEARLY_DB = 6.0
 """Figures that differ by more than this differ for a reason."""
@@ -208,6 +210,8 @@ def _worst(
         equal, alike = (numpy.concatenate(arrays) for arrays in zip(*pairs_of_output, strict=True))
         rows.append({"agreement": float(equal.mean())})
         if chosen:
+            # Where most choices differ, what they choose between is lost, and not tied.
+            alike = alike if equal.mean() >= LEAST_EQUAL else equal
             rows.append({"choice_agreement": float(alike.mean())})
     if not rows:
         raise Unusable("missing", "expected at least one output with values to compare, found none")
@@ -321,6 +325,8 @@ def in_files(
             yield Pair(path.name, wanted, found, index)
 
 
+LEAST_EQUAL = 0.9
+"""The least share of indices that are equal, so that others may be told as ties."""
 HALF_NOISE = 2.0**-8
 """How far values of fp16 are from float's, as a part of the largest: in a deep model more than a rounding."""
 

@@ -1,6 +1,6 @@
 """matmul-shared-input: relu, matmul at 16a8w: compile: RuntimeError: Node aten_matmul_default with op <EdgeOpOverload: aten.matmul.default>: schema = aten::matmul(Tensor sel
 It needs executorch 1.5.1, torch 2.13.0+cpu, QNN v2.49.40.260810104044 on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
-import math, re, signal, subprocess, sys
+import re, signal, subprocess, sys
 import numpy as np, torch
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
 from executorch.backends.qualcomm.utils import utils as qnn

@@ -1,8 +1,8 @@
 """max-pool-without-stride: max_pool2d at fp16: compile: the compiler dies of aten.max_pool2d_with_indices.default (aten_max_pool2d_with_indices_default): the backend's builder f
 It needs executorch 1.5.1, torch 2.13.0+cpu, QNN v2.49.40.260810104044 on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
-import math, re, signal, subprocess, sys
+import re, signal, subprocess, sys
 import numpy as np, torch
-from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils as qnn
 from executorch.runtime import Runtime
 class Net(torch.nn.Module):

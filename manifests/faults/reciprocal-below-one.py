@@ -2,7 +2,6 @@
 It needs onnx 1.23.2, onnxruntime 1.31.1, onnxruntime-qnn 2.7.0. Exit code: 1 still, 0 gone, 2 changed."""
 import math, re, signal, subprocess, sys
 import numpy as np, onnx, onnxruntime as ort, onnxruntime_qnn as qnn, os, tempfile
-from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 MODEL = onnx.parser.parse_model("""< ir_version: 9, opset_import: ["" : 18] > reduced (float[1,4,1] x0) => (float[1,4,1] y0) {

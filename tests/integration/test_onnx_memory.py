@@ -132,7 +132,7 @@ def remembered(original: Path, repository: Path) -> dict[str, CachedResult | Mis
     own = installed(programs[0].needs, selection.store)
     step = CompileOnnx(plan_of(programs, selection, WorkOptions()))
     tasks = tasks_of(step, own, programs, repository / "scratch")
-    return {task.program.case_name: task.memo.find(task.name, task.key) for task in tasks}
+    return {task.program.case_name: task.memo.find(task.subject, task.key) for task in tasks}
 
 
 def changed(path: str) -> Callable[[Path], None]:

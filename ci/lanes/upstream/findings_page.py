@@ -26,7 +26,7 @@ fault stands with it, and most faults have [a script](#is-each-fault-still-there
 STILL_THERE = """\
 ## Is each fault still there
 
-Most have a script in [manifests/faults](../manifests/faults) that has no code of this project: run it with
+Most have a script in `manifests/faults` that has no code of this project: run it with
 packages of your own, and send it to who can repair it. Its last line begins with `still`, `gone` or `changed`
 and has the figure; its exit code is 1, 0 or 2. Run them all with what is pinned, or some by name:
 

@@ -158,6 +158,11 @@ def cumprod_as_sum() -> tuple[nn.Module, Inputs]:
     return _around(Calls(lambda x: torch.exp(torch.cumsum(torch.log(torch.sigmoid(x) + 0.5), 1))))
 
 
+def softmax_of_columns() -> tuple[nn.Module, Inputs]:
+    """A softmax along another dimension than the last, as one along the last."""
+    return _around(Calls(lambda x: torch.softmax(x.transpose(1, -1), -1).transpose(1, -1)))
+
+
 def layer_norm() -> tuple[nn.Module, Inputs]:
     return _around(nn.LayerNorm(WIDTH))
 
