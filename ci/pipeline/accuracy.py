@@ -61,8 +61,11 @@ class Among(NamedTuple):
         inside = (found >= 0) & (found < len(values))
         rows = [places.reshape(-1, values.shape[1]) for places in (wanted, numpy.where(inside, found, 0))]
         best, chosen = (numpy.take_along_axis(values, places.astype(numpy.int64), 0) for places in rows)
-        near = (abs(best - chosen) <= self.noise).ravel()
-        return numpy.equal(wanted, found).ravel() | (near & inside.ravel())
+        # Where many are as good as the best, nothing is chosen any more.
+        alike = numpy.stack([(abs(values - row) <= self.noise).sum(0) for row in best])
+        few = alike <= max(MOST_TIED, MOST_TIED_SHARE * len(values))
+        near = (abs(best - chosen) <= self.noise) & few
+        return numpy.equal(wanted, found).ravel() | (near.ravel() & inside.ravel())
 
 
 class Pair(NamedTuple):
@@ -210,8 +213,6 @@ def _worst(
         equal, alike = (numpy.concatenate(arrays) for arrays in zip(*pairs_of_output, strict=True))
         rows.append({"agreement": float(equal.mean())})
         if chosen:
-            # Where most choices differ, what they choose between is lost, and not tied.
-            alike = alike if equal.mean() >= LEAST_EQUAL else equal
             rows.append({"choice_agreement": float(alike.mean())})
     if not rows:
         raise Unusable("missing", "expected at least one output with values to compare, found none")
@@ -325,24 +326,24 @@ def in_files(
             yield Pair(path.name, wanted, found, index)
 
 
-LEAST_EQUAL = 0.9
-"""The least share of indices that are equal, so that others may be told as ties."""
+MOST_TIED, MOST_TIED_SHARE = 5, 0.01
+"""How many values may be equal within the noise, so that an index of any of them is right."""
 HALF_NOISE = 2.0**-8
 """How far values of fp16 are from float's, as a part of the largest: in a deep model more than a rounding."""
 
 
-def tie_noise(wanted: Sequence[Any], quantized: Sequence[Any]) -> float:
+def tie_noise(wanted: Sequence[Any], quantized: Sequence[Any], dim: int) -> float:
     """How far two values that indices choose among may be apart and be equal, by the values of float and of
-    the quantized model, if there is one: each may be off by as much as quantizing is at most. Values that are
-    lost have no ties."""
+    the quantized model, if there is one: each may be off by as much as quantizing is at most. Values whose
+    differences along `dim` are lost have no ties."""
     import numpy
 
     floats = numpy.stack([*wanted]).astype(numpy.float64)
-    if not len(quantized):
-        return float(abs(floats).max()) * HALF_NOISE
-    error = numpy.stack([*quantized]) - floats
-    near = decibels(float((floats**2).sum()), float((error**2).sum())) >= LEAST_DB
-    return 2 * float(abs(error).max()) if near else 0.0
+    error = numpy.stack([*quantized]) - floats if len(quantized) else abs(floats).max() * HALF_NOISE / 2
+    along = dim + 1 if dim >= 0 else dim
+    differences = floats - floats.mean(axis=along, keepdims=True)
+    spread, lost = (float((values**2).mean()) for values in (differences, numpy.asarray(error)))
+    return 2 * float(abs(error).max()) if decibels(spread, lost) >= LEAST_DB else 0.0
 
 
 def pair_of_choice(
@@ -376,7 +377,7 @@ def floors(figures: Mapping[str, float]) -> dict[str, float]:
     """What is required of these figures of a program that has no thresholds."""
     required = {name: bound for name, bound in REQUIRED.items() if name in figures}
     if "choice_agreement" in required:
-        del required["agreement"]
+        required.pop("agreement", None)
     if "slice_sqnr_db" in required:
         required["slice_sqnr_db"] = min(required["slice_sqnr_db"], figures.get("sqnr_db", math.inf))
     return required

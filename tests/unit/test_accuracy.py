@@ -22,6 +22,7 @@ from ci.pipeline.accuracy import (
     in_words,
     least_sqnr_db,
     missed,
+    tie_noise,
 )
 from ci.pipeline.findings import (
     Causes,
@@ -315,6 +316,22 @@ def test_indices_of_equal_values_agree_and_no_others(
     figures = compare([pair])
     assert figures == {"agreement": pytest.approx(agreement), "choice_agreement": pytest.approx(choice)}
     assert bool(missed(Thresholds(), figures)) == (choice < 1)
+
+
+def test_where_many_values_are_as_good_as_the_best_another_index_is_wrong() -> None:
+    few, many = (Among(numpy.linspace(0.9, 1, 1000)[:, None], noise) for noise in (0.0005, 0.005))
+    pairs = (Pair("y", numpy.array([999]), numpy.array([997]), 0, among) for among in (few, many))
+    figures = [compare([pair]) for pair in pairs]
+        compare([Pair("y", numpy.array([999]), numpy.array([997]), 0, among)]) for among in (few, many)
+    ]
+    assert [row["choice_agreement"] for row in figures] == [1, 0]
+
+
+def test_values_whose_differences_are_lost_have_no_ties() -> None:
+    wanted = numpy.array([[100.0, 100.1, 100.2]])
+    assert tie_noise([wanted], [wanted + numpy.array([0.05, -0.05, 0.05])], 1) == 0
+    assert tie_noise([wanted], [wanted + 0.001], 1) == pytest.approx(0.002)
+    assert tie_noise([wanted], (), 1) == 0 and tie_noise([wanted - 100], (), 1) > 0
 
 
 def test_where_indices_differ_by_more_than_ties_the_fix_takes_their_operator_out_of_the_model() -> None:

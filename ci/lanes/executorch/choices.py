@@ -95,7 +95,8 @@ def add_choices(
         if not floats or bool(quantized) != bool(reference):
             continue
         found.append(chooser.where)
-        noise = tie_noise(*([tensor.numpy() for tensor in values] for values in (floats, quantized)))
+        wanted, given = ([tensor.numpy() for tensor in values] for values in (floats, quantized))
+        noise = tie_noise(wanted, given, 0 if chooser.dim is None else chooser.dim)
         for rows, values, kind in ((expected, floats, "float"), (reference, quantized, "quantized")):
             for number, tensor in enumerate(values):
                 path = into / f"{kind}_{number}_{chooser.output}.chosen"

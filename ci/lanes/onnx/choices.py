@@ -43,8 +43,8 @@ def choices_of(
         return NONE, NONE
     wanted = _chosen_among(source, floats, names, samples, into)
     found = _chosen_among(quantized, others, names, samples, into) if quantized else {}
-    noise = {name: tie_noise(wanted[name], found.get(name, ())) for name in names}
     axes = {name: _axis(floats[name]) % wanted[name][0].ndim for name in names}
+    noise = {name: tie_noise(wanted[name], found.get(name, ()), axes[name]) for name in names}
     operators = [f"{floats[name].op_type} ({floats[name].name})" for name in names]
     return Choices(wanted, axes, noise, operators), Choices(found, axes, noise)
 
