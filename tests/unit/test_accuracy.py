@@ -322,8 +322,6 @@ def test_where_many_values_are_as_good_as_the_best_another_index_is_wrong() -> N
     few, many = (Among(numpy.linspace(0.9, 1, 1000)[:, None], noise) for noise in (0.0005, 0.005))
     pairs = (Pair("y", numpy.array([999]), numpy.array([997]), 0, among) for among in (few, many))
     figures = [compare([pair]) for pair in pairs]
-        compare([Pair("y", numpy.array([999]), numpy.array([997]), 0, among)]) for among in (few, many)
-    ]
     assert [row["choice_agreement"] for row in figures] == [1, 0]
 
 
