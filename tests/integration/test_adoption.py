@@ -134,6 +134,7 @@ EVIL = """\
 """A job of a commit's own, which uploads a report that says it is the gate's."""
 
 
+@pytest.mark.whole
 def test_no_report_is_signed_but_those_of_the_gates_own_jobs(tmp_path: Path) -> None:
     env = stand_ins(tmp_path, "test_emulator")
     (tmp_path / "honest").mkdir()

@@ -64,7 +64,10 @@ DETECTORS = (
 )
 
 
-@pytest.mark.parametrize(("stage", "lane"), [("test_emulator", "executorch"), ("test_onnx", "onnx")])
+@pytest.mark.parametrize(
+    ("stage", "lane"),
+    [pytest.param("test_emulator", "executorch", marks=pytest.mark.whole), ("test_onnx", "onnx")],
+)
 def test_a_detector_that_detects_nothing_fails_and_with_scores_of_their_own_it_passes(
     folder: Path, stage: str, lane: str
 ) -> None:
@@ -81,6 +84,7 @@ def test_a_detector_that_detects_nothing_fails_and_with_scores_of_their_own_it_p
     assert "slices 4 to 83 of 84" in lost["slices"][0] and not apart["slices"]
 
 
+@pytest.mark.whole
 def test_compile_of_such_a_detector_ends_with_1_and_its_fix_helps(folder: Path) -> None:
     words = ("compile", "faulty_models.py:detector")
     done = ci(folder, *words, "--precision", "8a8w", "-o", folder / "out", code=1)
@@ -148,6 +152,7 @@ def test_a_bag_that_no_runtime_loads_is_not_written(folder: Path) -> None:
     assert not list((folder / "out").glob("*.pte"))
 
 
+@pytest.mark.whole
 def test_inputs_with_names_compile_from_a_pt2_and_a_missing_package_from_a_python_that_has_it(
     folder: Path,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.lowering_suites import Done, environment, run
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.whole, pytest.mark.heavy, pytest.mark.timeout(900)]
 
 NET = """\
 import torch

@@ -142,6 +142,7 @@ def clone(base: Path) -> Clone:
     return remembered(base, "test_emulator")
 
 
+@pytest.mark.whole
 def test_of_some_programs_those_whose_inputs_changed_are_done_again(tmp_path: Path) -> None:
     cases = ("native", "tensors", "same")
     clone = remembered(tmp_path, "test_lowering", cases)

@@ -64,6 +64,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.whole
 @pytest.mark.heavy
 def test_a_model_of_a_src_layout_with_packages_of_its_own_is_lowered_and_cached(root: Path) -> None:
     first = run("test_lowering", root, "--suite", root / "ci/models.toml")

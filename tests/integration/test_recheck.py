@@ -42,7 +42,7 @@ def stale(document: Document) -> None:
     )
 
 
-@pytest.mark.parametrize("stage", LANES)
+@pytest.mark.parametrize("stage", [pytest.param("test_lowering", marks=pytest.mark.whole), "test_onnx"])
 def test_a_stale_result_is_found_and_what_is_right_is_equal(stage: str, tmp_path: Path) -> None:
     kind, model, precision = LANES[stage]
     models = tmp_path / "models"

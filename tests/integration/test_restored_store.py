@@ -81,6 +81,7 @@ def newest(cache: Path) -> Path:
     return max(cache.glob("*/*/*"), key=lambda file: file.stat().st_mtime_ns)
 
 
+@pytest.mark.whole
 def test_a_damaged_store_is_made_again_with_one_warning_and_the_default_branch_saves_it_anew(
     tmp_path: Path, toolkit: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_shard_is_not_accepted(bench: Bench, capsys: pytest.CaptureFixture[str
     assert "--shard" in capsys.readouterr().err and not bench.ran.exists()
 
 
+@pytest.mark.whole
 def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_words(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
