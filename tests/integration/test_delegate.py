@@ -68,7 +68,6 @@ def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path:
     assert set(load_ledger("delegate", "wheels").sample) <= recorded.keys()
 
 
-@pytest.mark.whole
 def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path) -> None:
     code, report = delegate(tmp_path, "-k", ONE, "--no-cache")
     assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 1, 0)
@@ -111,7 +110,6 @@ def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> N
     assert cell.result == "whole" and cell.models >= 3 and (cell.sqnr_db or 0) > 40
 
 
-@pytest.mark.whole
 def test_an_operator_on_the_cpu_alone_is_whole_in_a_chain_with_a_figure_of_each_draw(tmp_path: Path) -> None:
     words = ["chains", "-k", "*-clone-chain] or *-erf-chain]", "--flow", "8a8w", "--no-cache"]
     done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
