@@ -86,7 +86,7 @@ def repair_model(taken: LaneModel[Any, Any], asked: RewriteChoice, report: Model
         refused += more
     now = after or before
     print("\n".join(_as_text(rewritten.made, refused, before, after)))
-    files = _write(taken, rewritten, report) if after else []
+    files = _write(taken, rewritten, report, compiles=not after.error) if after else []
     answer.add(
         model=taken.model.typed,
         soc=taken.model.selection.soc,
@@ -180,7 +180,9 @@ def _of_changes(made: Sequence[RewrittenPlace]) -> Iterator[str]:
         yield f"    → {words}"
 
 
-def _write(taken: LaneModel[Any, Any], rewritten: Rewritten, report: ModelReport) -> list[Path]:
+def _write(
+    taken: LaneModel[Any, Any], rewritten: Rewritten, report: ModelReport, *, compiles: bool
+) -> list[Path]:
     """The model, the samples that it draws itself, and what to change in its source."""
     assert rewritten.model is not None
     output, model = taken.how.output, taken.model
