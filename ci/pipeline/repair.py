@@ -201,7 +201,8 @@ def _write(
     for file in files:
         print(f"{file.stat().st_size:>12,}  {output / file.name}")
     again = replace(model, typed=str(path), calibrate=samples, dimensions=())
-    print(f"next: {session('compile', *again.words(model.selection.soc), '-o', output)}")
+    verb, into = ("compile", ("-o", str(output))) if compiles else ("audit", ())
+    print(f"next: {session(verb, *again.words(model.selection.soc), *into)}")
     return files
 
 
