@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.simulation import Simulation
+from ci.pipeline.profile import ADDED
 from provisioning.base.errors import UsageError
 from provisioning.known_faults import faults_of_build
 
@@ -102,7 +103,7 @@ def simulated_costs(
 
 def place_of(name: str, places: Mapping[str, Mapping[str, str]]) -> Mapping[str, str] | None:
     """A change of layout is named by the tensor that it changes, and belongs to that tensor's node."""
-    plain = re.sub(r"_token_\d+$", "", name)
+    plain = ADDED.sub("", name)
     tensor = LAYOUT.sub("", plain)
     for known in (plain, tensor, f"node_{tensor}"):
         if known in places:
@@ -177,7 +178,7 @@ def times(profile: SimulatedProfile) -> dict[str, float]:
     """By names without the provider's numbers, which differ in every compile."""
     sums: dict[str, float] = defaultdict(float)
     for cost in profile.costs:
-        sums[re.sub(r"_token_\d+$", "", cost.operator)] += cost.us
+        sums[ADDED.sub("", cost.operator)] += cost.us
     return dict(sums)
 
 
@@ -191,5 +192,5 @@ def read_simulated(path: Path) -> dict[str, float]:
         )
     sums: dict[str, float] = defaultdict(float)
     for row in rows:
-        sums[re.sub(r"_token_\d+$", "", str(row["operator"]))] += float(row["us"])
+        sums[ADDED.sub("", str(row["operator"]))] += float(row["us"])
     return dict(sums)
