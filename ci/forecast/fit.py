@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,13 @@ from ci.lanes.onnx.forecast import EstimateOnnx
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.forecast import (
     ACCEPTED,
-    BASIS,
     BY,
     PRECISIONS,
     PROGRAMS,
+    SCALE,
     LaneFit,
     PhoneFit,
+    estimate_for,
     reason_to_withhold,
 )
 from ci.pipeline.options import WorkOptions
@@ -41,7 +42,7 @@ BARS = {"float": (0.08, 0.15), "all": (0.12, 0.25)}
 """Median and 80th percentile that a phone's forecasts should keep."""
 LOOSER = {("float", phone): (0.10, 0.20) for phone in ("Galaxy S26", "X Elite")}
 LEAST_MODELS = 12
-"""Below so many models nothing is fitted."""
+"""Of a precision with fewer models nothing is fitted."""
 MARGIN = 1.5
 """By how much a new model's estimate may exceed what was fitted, and its ratio of two chips be stranger."""
 
@@ -207,13 +208,15 @@ def judge(
     measured: Mapping[tuple[str, str], Mapping[str, Measured]],
     table: Forecasts,
 ) -> JudgedPhone | None:
-    """None where too little was measured."""
-    rows = [
-        Row(name, precision, estimate["estimates"][table.chips[0]][BASIS], row.milliseconds * 1000)
+    """Of the precisions of which enough was measured; None where none is left."""
+    found = [
+        Row(name, precision, estimate_for(table.phones[phone], estimate, table), row.milliseconds * 1000)
         for (name, precision), estimate in estimates.items()
         if (row := measured[name, precision].get(phone))
     ]
-    if len({row.model for row in rows}) < LEAST_MODELS:
+    models = Counter(precision for precision, _ in {(row.precision, row.model) for row in found})
+    rows = [row for row in found if models[row.precision] >= LEAST_MODELS]
+    if not rows:
         return None
     guesses = left_out(rows)
     errors = errors_of(rows, guesses)
@@ -222,7 +225,7 @@ def judge(
         for precision in PRECISIONS.values()
         if (mine := [error for row, error in zip(rows, errors, strict=True) if row.precision == precision])
     }
-    return JudgedPhone(phone, rows, fitted(rows, p80), guesses)
+    return JudgedPhone(phone, rows, PhoneFit(fitted(rows), p80), guesses)
 
 
 def _rows_of(stage: StageRun, judged: JudgedPhone) -> dict[str, Metric]:
@@ -277,9 +280,7 @@ def _accept(limits: LaneFit, judged: Sequence[JudgedPhone], table: Forecasts) ->
     for row in judged:
         fit = row.fit
         values[f"{LANE}/{row.phone}"] = {
-            "float_scale": float(f"{fit.float_scale:.5g}"),
-            "quantized_scale": float(f"{fit.quantized_scale:.5g}"),
-            "around_us": round(fit.around_us, 1),
+            **{precision + SCALE: float(f"{scale:.5g}") for precision, scale in fit.scales.items()},
             **{f"{precision}.p80": error for precision, error in fit.errors.items()},
             **{f"{precision}.programs": len(row.of(precision)) for precision in fit.errors},
             **{

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from ci.pipeline.forecast import FLOAT, PhoneFit
 
 ROUNDS = 40
 OUTLIER = 0.15
@@ -26,40 +25,30 @@ class Row:
     measured: float
 
 
-def fitted(rows: Sequence[Row], errors: dict[str, float] | None = None) -> PhoneFit:
-    """Three constants that are not negative: least squares of relative errors, outliers weighed down."""
-    usual = float(np.median([row.estimate for row in rows]))
-    measured = np.array([row.measured for row in rows])
-    sizes = np.array([row.estimate / usual for row in rows])
-    in_float = np.array([row.precision == FLOAT for row in rows])
-    relative = np.stack([sizes * in_float, sizes * ~in_float, np.ones(len(rows))], axis=1) / measured[:, None]
-    first = usual * np.median([row.measured / row.estimate for row in rows])
-    found = np.array([first, first, 0])
+def fitted(rows: Sequence[Row]) -> dict[str, float]:
+    """By precision, how long a phone takes for a microsecond of the estimate: least squares of relative
+    errors, outliers weighed down."""
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        ratios[row.precision].append(row.estimate / row.measured)
+    return {precision: _scale(np.array(found)) for precision, found in ratios.items()}
+
+
+def _scale(relative: np.ndarray) -> float:
+    scale = float(1 / np.median(relative))
     for _ in range(ROUNDS):
-        wrong = relative @ found - 1
-        weights = 1 / np.sqrt(1 + (wrong / OUTLIER) ** 2)
-        found = _not_negative(relative * weights[:, None], weights)
-    return PhoneFit(float(found[0]) / usual, float(found[1]) / usual, float(found[2]), errors or {})
-
-
-def _not_negative(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    kept = [index for index in range(columns.shape[1]) if columns[:, index].any()]
-    full = np.zeros(columns.shape[1])
-    while kept:
-        found = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)[0]
-        if (found >= 0).all():
-            full[kept] = found
-            break
-        kept.pop(int(np.argmin(found)))
-    return full
+        weights = 1 / (1 + ((relative * scale - 1) / OUTLIER) ** 2)
+        scale = float((weights * relative).sum() / (weights * relative**2).sum())
+    return scale
 
 
 def left_out(rows: Sequence[Row]) -> list[float]:
-    """The forecast of each row by constants that were fitted without its model, in microseconds."""
+    """The forecast of each row by constants that were fitted without its model, in microseconds. Each
+    precision has two models or more."""
     fits = {
         model: fitted([row for row in rows if row.model != model]) for model in {row.model for row in rows}
     }
-    return [fits[row.model].us(row.estimate, row.precision) for row in rows]
+    return [fits[row.model][row.precision] * row.estimate for row in rows]
 
 
 def errors_of(rows: Sequence[Row], forecasts: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ci.pipeline.phones import Forecasts
+from ci.pipeline.phones import Forecasts, Phone
 from provisioning.base.accepted import Values, load_accepted
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
@@ -22,9 +22,9 @@ without the program's model."""
 
 BASIS = "least_us"
 """Of QNN's three estimates the one that phones follow best."""
-FLOAT = "float"
 BY = "by."
 """How names of errors begin that another phone's measurement leaves."""
+SCALE = ".scale"
 PRECISIONS = {"fp16": "float", "8a8w": "w8a8", "16a8w": "w8a16"}
 """By our names, AI Hub's."""
 
@@ -34,19 +34,14 @@ UNFAMILIAR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PhoneFit:
-    """Microseconds on a phone: how much faster it is in float and quantized, and what surrounds a network."""
+    """A phone's constants."""
 
-    float_scale: float
-    quantized_scale: float
-    around_us: float
+    scales: Mapping[str, float]
+    """By precision, microseconds on the phone for one of the estimate."""
     errors: Mapping[str, float]
     """By precision, the 80th percentile of the errors of models that were left out of the fit."""
     by_other: Mapping[str, float] = field(default_factory=dict)
     """The same of forecasts that another phone's measurement corrects, by that phone."""
-
-    def us(self, estimate_us: float, precision: str) -> float:
-        scale = self.float_scale if precision == FLOAT else self.quantized_scale
-        return scale * estimate_us + self.around_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +90,8 @@ def _phone_fit(values: Values) -> PhoneFit:
         name.removeprefix(BY).replace("_", " "): error for name, error in p80.items() if name.startswith(BY)
     }
     errors = {name: error for name, error in p80.items() if not name.startswith(BY)}
-    constants = (_number(values[name]) for name in ("float_scale", "quantized_scale", "around_us"))
-    scale, quantized, around = constants
-    return PhoneFit(scale, quantized, around, errors, by_other)
+    scales = {precision: _number(values[precision + SCALE]) for precision in errors}
+    return PhoneFit(scales, errors, by_other)
 
 
 def _number(value: object) -> float:
@@ -173,23 +167,29 @@ def forecast(
         )
     if reason := reason_to_withhold(facts, fit, table):
         return Forecasted(withheld=reason)
-    us = facts["estimates"][table.chips[0]][BASIS]
     forecasts = []
     for name, phone in table.phones.items():
         if (fitted := fit.phones.get(name)) and hub in fitted.errors:
-            ms, within = fitted.us(us, hub) / 1000, fitted.errors[hub]
+            us = fitted.scales[hub] * estimate_for(phone, facts, table)
+            ms, within = us / 1000, fitted.errors[hub]
             forecasts.append(Forecast(name, phone.soc, ms, ms * (1 - within), ms * (1 + within), within))
-    basis = (
-        f"QNN {version_in(build)}'s lower estimate for {table.chips[0]} ({us:,} us), by what AI Hub measured"
-    )
+    estimates = " and ".join(f"{chip} ({facts['estimates'][chip][BASIS]:,} us)" for chip in table.chips)
+    basis = f"QNN {version_in(build)}'s lower estimates for {estimates}, by what AI Hub measured"
     return Forecasted(tuple(forecasts), basis=f"{basis} ({table.wheel.version})")
+
+
+def estimate_for(phone: Phone, facts: Mapping[str, Any], table: Forecasts) -> float:
+    """Microseconds between the two chips' estimates, with what surrounds the network."""
+    between = table.hexagon[phone.like]
+    first, second = (facts["estimates"][chip][BASIS] for chip in table.chips)
+    return float(first ** (1 - between.newer) * second**between.newer) + between.around_us
 
 
 def reason_to_withhold(facts: Mapping[str, Any], fit: LaneFit, table: Forecasts) -> str:
     """Why the estimate cannot be trusted; empty if it can."""
     estimates, (first, second) = facts["estimates"], table.chips
-    if first not in estimates:
-        return f"QNN has no estimate for {first}: {facts['refused'].get(first, 'it says nothing')}"
+    if missing := next((chip for chip in table.chips if chip not in estimates), ""):
+        return f"QNN has no estimate for {missing}: {facts['refused'].get(missing, 'it says nothing')}"
     estimate = estimates[first]
     if estimate["graphs"] != 1:
         return f"{first} cuts it into {estimate['graphs']} graphs"
@@ -200,13 +200,12 @@ def reason_to_withhold(facts: Mapping[str, Any], fit: LaneFit, table: Forecasts)
             f"its estimate of {estimate['us']:,} us lies outside of the"
             f" {fit.least_us:,.0f} to {fit.most_us:,.0f} us that were fitted"
         )
-    if second in estimates:
-        ratio = estimates[second]["us"] / estimate["us"]
-        if not fit.least_ratio <= ratio <= fit.most_ratio:
-            return (
-                f"QNN's estimates for {first} and {second} disagree: 1 to {ratio:.2f}, and fitted models have"
-                f" {fit.least_ratio:.2f} to {fit.most_ratio:.2f}"
-            )
+    ratio = estimates[second]["us"] / estimate["us"]
+    if not fit.least_ratio <= ratio <= fit.most_ratio:
+        return (
+            f"QNN's estimates for {first} and {second} disagree: 1 to {ratio:.2f}, and fitted models have"
+            f" {fit.least_ratio:.2f} to {fit.most_ratio:.2f}"
+        )
     operators: Mapping[str, int] = facts["operators"]
     unfamiliar = {name: count for name, count in operators.items() if name not in fit.operators}
     if sum(unfamiliar.values()) > UNFAMILIAR * sum(operators.values()):

@@ -30,6 +30,17 @@ class Phone(Model):
     soc: str
     device: str
     """Its name in the wheel."""
+    like: str
+    """Its Hexagon."""
+
+
+class Between(Model):
+    """Where phones of a Hexagon lie between the two chips with an estimate."""
+
+    newer: float = Field(ge=0, le=1)
+    """How much of their estimate is the newer chip's."""
+    around_us: float = Field(ge=0)
+    """What surrounds a network, in microseconds of the estimate."""
 
 
 class FittedModel(Model):
@@ -51,6 +62,7 @@ class Forecasts(Model):
     chips: tuple[str, str]
     runtime: str
     wheel: HubWheel
+    hexagon: dict[str, Between]
     phones: dict[str, Phone]
     models: dict[str, FittedModel]
 

@@ -19,15 +19,16 @@ BUILD = "v2.51.0.260929181845"
 TABLE = Forecasts.model_validate_json(
     """{"schema": 1, "chips": ["QCS9100", "SA8797"], "runtime": "onnx", "models": {},
     "wheel": {"version": "0.65.0", "filename": "a-0.65.0-py3-none-any.whl", "sha256": "%s", "size": 1},
-    "phones": {"Galaxy S24": {"soc": "SM8650", "device": "Samsung Galaxy S24"},
-               "Galaxy S25": {"soc": "SM8750", "device": "Samsung Galaxy S25"}}}"""
+    "hexagon": {"V75": {"newer": 0, "around_us": 100}, "V79": {"newer": 0.5, "around_us": 50}},
+    "phones": {"Galaxy S24": {"soc": "SM8650", "device": "Samsung Galaxy S24", "like": "V75"},
+               "Galaxy S25": {"soc": "SM8750", "device": "Samsung Galaxy S25", "like": "V79"}}}"""
     % ("0" * 64)
 )
 FIT = LaneFit(
     BUILD,
     {
-        "Galaxy S24": PhoneFit(0.8, 0.9, 100, {"float": 0.1, "w8a8": 0.25}, {"Galaxy S25": 0.05}),
-        "Galaxy S25": PhoneFit(0.5, 0.6, 50, {"float": 0.2, "w8a8": 0.25}, {"Galaxy S24": 0.06}),
+        "Galaxy S24": PhoneFit({"float": 0.8, "w8a8": 0.9}, {"float": 0.1, "w8a8": 0.25}, {"Galaxy S25": 0.05}),
+        "Galaxy S25": PhoneFit({"float": 0.5, "w8a8": 0.6}, {"float": 0.2, "w8a8": 0.25}, {"Galaxy S24": 0.06}),
     },
     least_us=100,
     most_us=10_000,
@@ -52,11 +53,16 @@ def facts(us: int = 1000, second: int = 500, **more: Any) -> dict[str, Any]:
 
 
 def test_a_forecast_is_the_scaled_estimate_and_what_surrounds_the_network() -> None:
-    found = {row.phone: row for row in forecast("onnx", "fp16", facts(), FIT, TABLE).forecasts}
-    assert found["Galaxy S24"].ms == pytest.approx(0.9)
-    assert (found["Galaxy S25"].least_ms, found["Galaxy S25"].most_ms) == pytest.approx((0.44, 0.66))
-    quantized = forecast("onnx", "8a8w", facts(), FIT, TABLE).forecasts
-    assert [row.ms for row in quantized] == pytest.approx([1.0, 0.65])
+    """1000 us, and 100 around them."""
+    for precision, ms in (("fp16", 0.88), ("8a8w", 0.99)):
+        found = forecast("onnx", precision, facts(), FIT, TABLE).forecasts
+        assert found[0].ms == pytest.approx(ms)
+
+
+def test_a_newer_phone_lies_between_the_two_chips() -> None:
+    """Half way, 1000 and 490 us are 700, and 50 around them; the error is a fifth."""
+    found = forecast("onnx", "fp16", facts(second=490), FIT, TABLE).forecasts[1]
+    assert (found.least_ms, found.most_ms) == pytest.approx((0.3, 0.45))
 
 
 @pytest.mark.parametrize(
@@ -66,8 +72,9 @@ def test_a_forecast_is_the_scaled_estimate_and_what_surrounds_the_network() -> N
         ("16a16w", facts(), "16a16w"),
         ("fp16", facts(us=99), "99"),
         ("fp16", facts(us=20_000, second=10_000), "20,000"),
-        ("fp16", facts(second=990), "SA8797"),
+        ("fp16", facts(second=990), "disagree"),
         ("fp16", facts(estimates={}, refused={"QCS9100": "it has no Mod"}), "no Mod"),
+        ("fp16", facts(estimates={"QCS9100": facts()["estimates"]["QCS9100"]}), "SA8797"),
         ("fp16", facts(operators={"Conv": 1, "Gelu": 1}), "Gelu"),
     ],
     ids=[
@@ -77,6 +84,7 @@ def test_a_forecast_is_the_scaled_estimate_and_what_surrounds_the_network() -> N
         "too large",
         "chips disagree",
         "refused",
+        "refused by the newer chip",
         "other kind",
     ],
 )
@@ -101,9 +109,9 @@ def test_a_lane_without_a_fit_says_so() -> None:
 
 def test_one_phone_tells_the_others() -> None:
     found = forecast("onnx", "fp16", facts(), FIT, TABLE)
-    (other,) = by_measurement("galaxy s24 = 1.8 ms", found, FIT, TABLE).forecasts
+    (other,) = by_measurement("galaxy s24 = 1.76 ms", found, FIT, TABLE).forecasts
     assert (other.phone, other.within) == ("Galaxy S25", 0.06)
-    assert other.ms == pytest.approx(1.1)
+    assert other.ms == pytest.approx(2 * found.forecasts[1].ms)
 
 
 @pytest.mark.parametrize("text", ["Galaxy S24", "Galaxy S24=fast", "Galaxy S24=0 ms", "Pixel 9=1 ms"])

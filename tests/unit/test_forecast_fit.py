@@ -12,7 +12,7 @@ from ci.forecast.fitting import Row, errors_of, fitted, left_out, quantile, rank
 def rows(*, noise: float = 0.0) -> list[Row]:
     draw = Random(1)
     return [
-        Row(f"m{number}", precision, us, (scale * us + 80.0) * (1 + draw.uniform(-noise, noise)))
+        Row(f"m{number}", precision, us, scale * us * (1 + draw.uniform(-noise, noise)))
         for number in range(20)
         for precision, scale in (("float", 0.5), ("w8a8", 0.7))
         for us in [draw.uniform(300, 9000)]
@@ -20,19 +20,12 @@ def rows(*, noise: float = 0.0) -> list[Row]:
 
 
 def test_the_constants_that_made_the_rows_are_found() -> None:
-    fit = fitted(rows())
-    assert (fit.float_scale, fit.quantized_scale, fit.around_us) == pytest.approx((0.5, 0.7, 80), rel=1e-4)
+    assert fitted(rows()) == pytest.approx({"float": 0.5, "w8a8": 0.7})
 
 
 def test_one_model_that_is_far_off_moves_nothing() -> None:
     strange = Row("swin", "float", 330_000, 10_000)
-    fit = fitted([*rows(noise=0.05), strange])
-    assert fit.float_scale == pytest.approx(0.5, rel=0.05)
-
-
-def test_no_constant_is_negative() -> None:
-    fit = fitted([Row(f"m{us}", "float", us, 0.5 * us - 90) for us in range(200, 4000, 200)])
-    assert min(fit.float_scale, fit.quantized_scale, fit.around_us) >= 0
+    assert fitted([*rows(noise=0.05), strange])["float"] == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_model_is_judged_by_constants_that_never_saw_it() -> None:
@@ -43,7 +36,7 @@ def test_a_model_is_judged_by_constants_that_never_saw_it() -> None:
     )
     assert all(
         errors[row] == pytest.approx(1 - made / 9000, abs=0.02)
-        for row, made in zip(strange, (2080, 2880), strict=True)
+        for row, made in zip(strange, (2000, 2800), strict=True)
     )
     assert quantile([errors[row] for row in known], 0.8) < 0.05
 
