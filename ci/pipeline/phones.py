@@ -34,7 +34,7 @@ class Phone(Model):
     """Its Hexagon."""
 
 
-class Between(Model):
+class BetweenChips(Model):
     """Where phones of a Hexagon lie between the two chips with an estimate."""
 
     newer: float = Field(ge=0, le=1)
@@ -62,7 +62,7 @@ class Forecasts(Model):
     chips: tuple[str, str]
     runtime: str
     wheel: HubWheel
-    hexagon: dict[str, Between]
+    hexagon: dict[str, BetweenChips]
     phones: dict[str, Phone]
     models: dict[str, FittedModel]
 

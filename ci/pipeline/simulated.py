@@ -143,7 +143,7 @@ def as_text(profile: SimulatedProfile, lane: str, earlier: Mapping[str, float] |
             yield from (f"{us:>9,.1f}  {where}" for where, us in ranked[:COSTLIEST])
     yield from known_of(profile, lane)
     if earlier is not None:
-        yield from slower(profile, earlier)
+        yield from slower(times(profile), earlier)
     yield CAVEAT
 
 
@@ -157,9 +157,8 @@ def known_of(profile: SimulatedProfile, lane: str) -> Iterator[str]:
                 yield f"{cost.operator}: {fault.title} ({fault.id}): {fault.fix}"
 
 
-def slower(profile: SimulatedProfile, earlier: Mapping[str, float]) -> Iterator[str]:
-    """Operators whose simulated time changed, the largest change first."""
-    now = times(profile)
+def slower(now: Mapping[str, float], earlier: Mapping[str, float]) -> Iterator[str]:
+    """Operators whose simulated time changed, the largest change first; both are times by operator."""
     changes = sorted(
         ((us - earlier.get(name, 0.0), name) for name, us in {**dict.fromkeys(earlier, 0.0), **now}.items()),
         key=lambda change: (-abs(change[0]), change[1]),

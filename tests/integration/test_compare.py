@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,3 +76,19 @@ def test_what_a_later_build_makes_worse_is_found(tmp_path: Path) -> None:
     assert "| steady/8a8w/SM8650 |" in table and table.count("**worse**") == 1
     page = html([report])
     assert page.index("worse/8a8w/SM8650") < page.index("steady/8a8w/SM8650")
+
+
+@pytest.mark.whole
+def test_the_simulator_of_two_builds_is_compared(tmp_path: Path) -> None:
+    from tests.support.onnx_models import conv_model, write
+
+    model = write(conv_model(), tmp_path / "net.onnx")
+    builds = ("--qnn", "2.50.40", "--qnn", "2.51.0")
+    done = typed(
+        "compare", *builds, "--simulate", model, "--soc", "SM8750", "--reports", tmp_path / "reports"
+    )
+    report = Report.read(tmp_path / "reports" / "compare.json")
+    assert done.returncode == 0
+    simulated: Any = report.metrics["simulated"]
+    assert list(simulated) == ["2.50.40", "2.51.0"]
+    assert all(sum(times.values()) > 0 for times in simulated.values())

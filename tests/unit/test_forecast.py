@@ -27,8 +27,12 @@ TABLE = Forecasts.model_validate_json(
 FIT = LaneFit(
     BUILD,
     {
-        "Galaxy S24": PhoneFit({"float": 0.8, "w8a8": 0.9}, {"float": 0.1, "w8a8": 0.25}, {"Galaxy S25": 0.05}),
-        "Galaxy S25": PhoneFit({"float": 0.5, "w8a8": 0.6}, {"float": 0.2, "w8a8": 0.25}, {"Galaxy S24": 0.06}),
+        "Galaxy S24": PhoneFit(
+            {"float": 0.8, "w8a8": 0.9}, {"float": 0.1, "w8a8": 0.25}, {"Galaxy S25": 0.05}
+        ),
+        "Galaxy S25": PhoneFit(
+            {"float": 0.5, "w8a8": 0.6}, {"float": 0.2, "w8a8": 0.25}, {"Galaxy S24": 0.06}
+        ),
     },
     least_us=100,
     most_us=10_000,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ci.artifacts.simulation import COSTS, TRACE, Simulation, read_simulation, timeline
-from ci.pipeline.simulated import as_text, in_words, read_simulated, simulated_costs, slower
+from ci.pipeline.simulated import as_text, in_words, read_simulated, simulated_costs, slower, times
 from ci.report.profiles import threads_of
 
 CLOCK = 1000
@@ -79,10 +79,10 @@ def test_what_became_slower_is_named(tmp_path: Path) -> None:
     before = simulated_costs(simulation(tmp_path), "v2.51.0.1", names, PLACES, "(added)")
     (tmp_path / "before.json").write_text(json.dumps({"simulated": before.as_dict()}))
     earlier = read_simulated(tmp_path / "before.json")
-    assert list(slower(before, earlier))[1:] == ["no operator differs"]
+    assert list(slower(times(before), earlier))[1:] == ["no operator differs"]
     longer = simulation(tmp_path, *ENTRIES[:3], entry(HVX, 47, "q::Transpose_impl", 6, 9, "for_hvx"))
     now = simulated_costs(longer, "v2.51.0.1", {**names, 23: "node_conv_token_8"}, PLACES, "(added)")
-    assert [line.split() for line in slower(now, earlier)][1:] == [["+5.0", "us", "softmaxTranspose"]]
+    assert [line.split() for line in slower(times(now), earlier)][1:] == [["+5.0", "us", "softmaxTranspose"]]
 
 
 def test_the_timeline_has_each_entry_by_the_name_of_its_operator(tmp_path: Path) -> None:

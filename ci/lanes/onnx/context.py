@@ -131,7 +131,9 @@ def require_fit(
             f"{context.path}: made by QNN {', '.join(context.build_ids)}, and this provider is {build_id}",
             fix="compile it again with this provider, or install the one it was made with",
         )
-    if soc_id is not None and context.soc_id and (context.soc_id, context.arch) != (soc_id, arch):
+    # What an earlier provider wrote names the chip alone.
+    known = (context.soc_id or soc_id, context.arch or arch)
+    if soc_id is not None and known != (soc_id, arch):
         raise CheckFailed(
             f"{context.path}: made for chip {context.soc_id} (v{context.arch}), not for {soc_id} (v{arch})",
             fix="compile it for that chip, with --soc",
