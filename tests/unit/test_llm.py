@@ -1021,6 +1021,13 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, parts=parts, kept=(25, 36)) == 1
         assert "goes wrong in prefill_1" in messages(tmp_path)
 
+    def test_where_rounding_hides_the_part_the_nearest_to_its_limit_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
+        assert self.check(tmp_path, monkeypatch, parts=parts, kept=(24, 33), divergence=9.0) == 1
+        assert "nearest comes prefill_1" in messages(tmp_path)
+
     def test_float_that_takes_no_fewer_bits_than_a_unigram_model_is_a_warning(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
