@@ -466,7 +466,8 @@ def test_ten_faults_fall_at_every_way_and_the_part_is_named(trained: Path, tmp_p
     page = (ROOT / "docs" / "llm-verdicts.md").read_text(encoding="utf-8")
     for fault, errors in verdicts.items():
         named = any("goes wrong in" in error for error in errors)
-        assert named or (fault, way) in BELOW_THE_NOISE, (fault, errors)
+        hidden = any("nearest comes" in error for error in errors)
+        assert named or (hidden and (fault, way) in BELOW_THE_NOISE), (fault, errors)
         assert f"| {fault} |" in page, fault
 
 
