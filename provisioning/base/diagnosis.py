@@ -42,11 +42,13 @@ UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b
 their numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
+ANY_OTHER = "*"
+"""In `unless` of an entry: every other entry, as it tells only how a program ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A known failure. What begins where one of `unless_here` begins does not count, nor what stands in a line
+    """A known failure. What begins where one of `unless_here` begins does not count, nor what is in a line
     in which one of `unless_line` is found. What `loose` patterns find counts only if a program of `of` speaks
     in the log. Not shown unless each of `also` is found too, when an entry named in `unless` is found, as it
     is nearer the cause, nor in a log that names fewer than `builds` builds of QNN. A `notice` is seldom the
@@ -377,6 +379,7 @@ class Reading:
         }
         kept = [entry for entry in given.values() if given.keys().isdisjoint(entry.unless)]
         kept.sort(key=lambda entry: (entry.notice, found[entry.id].line))
+        kept = [entry for entry in kept if ANY_OTHER not in entry.unless] or kept[:1]
         return [found[entry.id] for entry in kept]
 
     @property
@@ -550,7 +553,7 @@ def knowledge() -> Knowledge:
     names = [entry.id for entry in entries]
     for entry in entries:
         for other in entry.unless:
-            if other not in names:
+            if other not in (*names, ANY_OTHER):
                 raise ManifestError(
                     MANIFEST, f"entry {entry.id}: unless", expected="the id of an entry", found=repr(other)
                 )

@@ -487,6 +487,13 @@ def test_what_is_seldom_the_fault_comes_after_what_is() -> None:
     assert [shown.id for shown in diagnosis.explain(log)] == ["rpc-memory", "op-refused"]
 
 
+def test_how_a_program_ended_is_told_only_if_nothing_is_known_of_why() -> None:
+    crash = "Segmentation fault (core dumped)\n"
+    assert [shown.id for shown in diagnosis.explain(crash)] == ["segmentation-fault"]
+    refused = "[ERROR] [Qnn ExecuTorch]: QNN context cache is invalid.\n"
+    assert [shown.id for shown in diagnosis.explain(refused + crash)] == ["context-binary-refused"]
+
+
 def test_the_failure_that_made_another_comes_first() -> None:
     log = """\
 <E> Failed to map weights buffer to device!
