@@ -120,7 +120,7 @@ def explained(rows: Sequence[PrintedMessage]) -> list[PrintedMessage]:
     text = b"\n".join(lines)
     rules: dict[int, dict[str, None]] = defaultdict(dict)
     for entry in knowledge().entries:
-        for pattern in entry.patterns:
+        for pattern in entry.keys:
             for match in pattern.find_all(text):
                 rules[bisect.bisect_right(starts, match.start()) - 1][entry.id] = None
     return [
@@ -137,9 +137,7 @@ def _meaning(row: PrintedMessage, rules: Iterable[str]) -> str:
 def matched(rows: Sequence[PrintedMessage]) -> set[str]:
     """The rules that match one of them."""
     text = "\n".join(row.text for row in rows).encode("utf-8", "replace")
-    return {
-        entry.id for entry in knowledge().entries if any(pattern.search(text) for pattern in entry.patterns)
-    }
+    return {entry.id for entry in knowledge().entries if any(pattern.search(text) for pattern in entry.keys)}
 
 
 def containing(rows: Iterable[PrintedMessage], words: Sequence[str]) -> list[PrintedMessage]:

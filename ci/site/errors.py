@@ -56,7 +56,7 @@ def failures() -> list[KnownFailure]:
             versions.get(entry.id, ""),
             [_anchor("QNN", code) for code in entry.codes if code in knowledge().codes],
             entry.example.strip("\n"),
-            [pattern.source for pattern in entry.patterns],
+            [pattern.source for pattern in entry.keys],
         )
         for entry in sorted(knowledge().entries, key=lambda entry: entry.id)
     ]
@@ -64,7 +64,7 @@ def failures() -> list[KnownFailure]:
 
 def _message(entry: Entry) -> str:
     text = DECORATION.sub(b"", entry.example.encode())
-    starts = [match.start() for pattern in entry.patterns if (match := pattern.search(text))]
+    starts = [match.start() for pattern in entry.keys if (match := pattern.search(text))]
     if not starts:
         return ""
     line = text[text.rfind(b"\n", 0, min(starts)) + 1 :].partition(b"\n")[0]

@@ -42,18 +42,24 @@ UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b
 their numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
+ANY_OTHER = "*"
+"""In `unless` of an entry: every other entry, as it tells only how a program ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A known failure. What begins where one of `unless_here` begins does not count. Not shown unless each of
-    `also` is found too, when an entry named in `unless` is found, as it is nearer the cause, nor in a log
-    that names fewer than `builds` builds of QNN. A `notice` is seldom the fault: every other one is told
-    before it."""
+    """A known failure. What begins where one of `unless_here` begins does not count, nor what is in a line
+    in which one of `unless_line` is found. What `loose` patterns find counts only if a program of `of` speaks
+    in the log. Not shown unless each of `also` is found too, when an entry named in `unless` is found, as it
+    is nearer the cause, nor in a log that names fewer than `builds` builds of QNN. A `notice` is seldom the
+    fault: every other one is told before it."""
 
     id: str
     patterns: tuple[Pattern, ...]
+    loose: tuple[Pattern, ...]
+    of: tuple[str, ...]
     unless_here: tuple[Pattern, ...]
+    unless_line: tuple[Pattern, ...]
     also: tuple[Pattern, ...]
     codes: tuple[int, ...]
     unless: tuple[str, ...]
@@ -65,15 +71,22 @@ class Entry:
     example: str
 
     @property
+    def keys(self) -> tuple[Pattern, ...]:
+        """What it is known by."""
+        return (*self.patterns, *self.loose)
+
+    @property
     def all_patterns(self) -> tuple[Pattern, ...]:
-        return (*self.patterns, *self.unless_here, *self.also)
+        return (*self.keys, *self.unless_here, *self.unless_line, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A program that speaks in logs, the nearer to the fault the earlier in the table."""
+    """A program that speaks in logs, the nearer to the fault the earlier in the table. Those of one `family`
+    run together."""
 
     name: str
+    family: str
     pattern: Pattern
     collect: str
     """What shows more of its faults."""
@@ -274,6 +287,7 @@ class Reading:
 
     def __init__(self) -> None:
         self._found: dict[str, Explanation] = {}
+        self._loose: dict[str, Explanation] = {}
         self._codes: dict[Code, None] = {}
         self._also: set[Pattern] = set()
         self._builds: set[bytes] = set()
@@ -287,8 +301,11 @@ class Reading:
         possible = knowledge().index.possible(piece.text)
         entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])
         for entry in {entry.id: entry for entry in entries}.values():
-            if entry.id not in self._found and (found := _first(entry, piece, possible)) is not None:
-                self._found[entry.id] = _explanation(entry, piece, found)
+            for patterns, shown in ((entry.patterns, self._found), (entry.loose, self._loose)):
+                if patterns and entry.id not in shown:
+                    found = _first(entry, patterns, piece, possible)
+                    if found is not None:
+                        shown[entry.id] = _explanation(entry, piece, found)
             self._also |= {
                 pattern
                 for pattern in possible.intersection(entry.also) - self._also
@@ -348,15 +365,22 @@ class Reading:
     @property
     def explanations(self) -> list[Explanation]:
         """The failures found, nearest to the cause, in the order in which they appear."""
-        entries = [entry for entry in knowledge().entries if entry.id in self._found]
+        speak = {
+            name for row in knowledge().layers if row.name in self._layers for name in (row.name, row.family)
+        }
+        found = dict(self._found)
+        for name, shown in self._loose.items():
+            if not speak.isdisjoint(knowledge().entry(name).of):
+                found[name] = min(shown, found.get(name, shown), key=lambda row: row.line)
         given = {
             entry.id: entry
-            for entry in entries
-            if entry.builds <= len(self._builds) and self._also.issuperset(entry.also)
+            for entry in knowledge().entries
+            if entry.id in found and entry.builds <= len(self._builds) and self._also.issuperset(entry.also)
         }
         kept = [entry for entry in given.values() if given.keys().isdisjoint(entry.unless)]
-        kept.sort(key=lambda entry: (entry.notice, self._found[entry.id].line))
-        return [self._found[entry.id] for entry in kept]
+        kept.sort(key=lambda entry: (entry.notice, found[entry.id].line))
+        kept = [entry for entry in kept if ANY_OTHER not in entry.unless] or kept[:1]
+        return [found[entry.id] for entry in kept]
 
     @property
     def codes(self) -> list[Code]:
@@ -458,8 +482,11 @@ def knowledge() -> Knowledge:
 
     class Row(Model):
         id: str
-        patterns: tuple[str, ...]
+        patterns: tuple[str, ...] = ()
+        loose: tuple[str, ...] = ()
+        of: tuple[str, ...] = ()
         unless_here: tuple[str, ...] = ()
+        unless_line: tuple[str, ...] = ()
         also: tuple[str, ...] = ()
         codes: tuple[int, ...] = ()
         unless: tuple[str, ...] = ()
@@ -472,6 +499,7 @@ def knowledge() -> Knowledge:
 
     class LayerRow(Model):
         name: str
+        family: str = ""
         patterns: tuple[str, ...]
         collect: str
 
@@ -506,7 +534,10 @@ def knowledge() -> Knowledge:
         Entry(
             row.id,
             _compiled(row.id, row.patterns, any_case=True),
+            _compiled(row.id, row.loose, any_case=True),
+            row.of,
             _compiled(row.id, row.unless_here, any_case=True),
+            _compiled(row.id, row.unless_line, any_case=True),
             _compiled(row.id, row.also, any_case=True),
             row.codes,
             row.unless,
@@ -522,13 +553,24 @@ def knowledge() -> Knowledge:
     names = [entry.id for entry in entries]
     for entry in entries:
         for other in entry.unless:
-            if other not in names:
+            if other not in (*names, ANY_OTHER):
                 raise ManifestError(
                     MANIFEST, f"entry {entry.id}: unless", expected="the id of an entry", found=repr(other)
                 )
         if names.count(entry.id) > 1:
             raise ManifestError(MANIFEST, "entry", expected="ids used once", found=f"{entry.id!r} twice")
-    layers = tuple(Layer(row.name, _any_of(row.name, row.patterns), row.collect) for row in table.layer)
+    layers = tuple(
+        Layer(row.name, row.family, _any_of(row.name, row.patterns), row.collect) for row in table.layer
+    )
+    speakers = {name for row in layers for name in (row.name, row.family) if name}
+    for entry in entries:
+        if bool(entry.of) != bool(entry.loose) or not speakers.issuperset(entry.of):
+            raise ManifestError(
+                MANIFEST,
+                f"entry {entry.id}: of",
+                expected="with `loose` patterns the names of layers or their families, else nothing",
+                found=repr(entry.of),
+            )
     faults = tuple(Fault(row.name, _any_of(row.name, row.patterns)) for row in table.fault)
     harmless = tuple(Harmless(_any_of("harmless", row.patterns), row.why) for row in table.harmless)
     numbers = tuple(
@@ -565,20 +607,25 @@ def _by_number(names: dict[str, str]) -> dict[int, str]:
     return {int(number, 0): name for number, name in names.items()}
 
 
-def _first(entry: Entry, piece: Piece, possible: set[Pattern]) -> int | None:
-    """Where the first match of its patterns begins that counts."""
+def _first(entry: Entry, patterns: tuple[Pattern, ...], piece: Piece, possible: set[Pattern]) -> int | None:
+    """Where the first match of the patterns begins that counts."""
 
-    def starts(patterns: Iterable[Pattern]) -> Iterator[int]:
-        for pattern in possible.intersection(patterns):
+    def starts(of: Iterable[Pattern]) -> Iterator[int]:
+        for pattern in possible.intersection(of):
             yield from (match.start() for match in pattern.find_all(piece.text, piece.start))
 
-    if not entry.unless_here:
-        firsts = (
-            pattern.search(piece.text, piece.start) for pattern in possible.intersection(entry.patterns)
-        )
+    here, lines = set(starts(entry.unless_here)), set[int]()
+    if entry.unless_line:
+        lines = {_line_start(piece.text, start) for start in starts(entry.unless_line)}
+    if not here and not lines:
+        firsts = (pattern.search(piece.text, piece.start) for pattern in possible.intersection(patterns))
         return min((match.start() for match in firsts if match), default=None)
-    excepted = set(starts(entry.unless_here))
-    return min((start for start in starts(entry.patterns) if start not in excepted), default=None)
+    counting = (
+        start
+        for start in starts(patterns)
+        if start not in here and _line_start(piece.text, start) not in lines
+    )
+    return min(counting, default=None)
 
 
 def _line_start(text: bytes, start: int) -> int:

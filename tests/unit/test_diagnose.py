@@ -30,7 +30,7 @@ def test_every_entry_explains_its_own_excerpt_first() -> None:
 
 
 def test_no_pattern_of_an_entry_is_in_a_healthy_log() -> None:
-    patterns = [pattern for entry in diagnosis.knowledge().entries for pattern in entry.patterns]
+    patterns = [pattern for entry in diagnosis.knowledge().entries for pattern in entry.keys]
     assert patterns and [pattern.source for pattern in patterns if pattern.search(HEALTHY_LOG.encode())] == []
 
 
@@ -176,7 +176,7 @@ FIRST_WORDS = sorted(
     {
         word
         for entry in diagnosis.knowledge().entries
-        for pattern in entry.patterns
+        for pattern in entry.keys
         if (word := next(iter(re.findall(r"\w+", pattern.source)), ""))
     }
 )
@@ -220,6 +220,22 @@ def test_a_line_cut_in_two_begins_once() -> None:
     log = BytesIO(word * MEBIBYTE)
     begins = [patterns.Pattern("^a").search(piece.text, piece.start) for piece in diagnosis.pieces(log)]
     assert [bool(start) for start in begins] == [True] + [False] * (len(begins) - 1) and len(begins) > 1
+
+
+@pytest.mark.parametrize("other", ["", "CMake Error at CMakeLists.txt:3 (project):\n"])
+def test_what_many_programs_say_counts_only_where_its_own_speaks(other: str) -> None:
+    message = "terminate called: map::at:  key not found"
+    assert "genie-key-missing" not in [shown.id for shown in diagnosis.explain(other + message)]
+    assert diagnosis.explain(f"{other}genie-t2t-run failed\n{message}")[0].id == "genie-key-missing"
+
+
+@pytest.mark.parametrize("errno", ["Cannot allocate memory", "Connection reset by peer"])
+def test_what_fastrpc_lacks_is_not_the_hosts(errno: str) -> None:
+    (host,) = diagnosis.explain(f"fork: {errno}")
+    on_dsp = diagnosis.explain(
+        f"fastrpc_apps_user.c:12: Error 0x1: ioctl failed for domain 3 (errno {errno})"
+    )
+    assert host.id not in [shown.id for shown in on_dsp]
 
 
 def test_what_another_pattern_says_at_the_same_place_is_none() -> None:
@@ -469,6 +485,13 @@ def test_what_is_seldom_the_fault_comes_after_what_is() -> None:
 [ERROR] [Qnn ExecuTorch]:  <E> fastrpc memory map for fd: 33 with length: 817889280 failed with error: 0x1
 """
     assert [shown.id for shown in diagnosis.explain(log)] == ["rpc-memory", "op-refused"]
+
+
+def test_how_a_program_ended_is_told_only_if_nothing_is_known_of_why() -> None:
+    crash = "Segmentation fault (core dumped)\n"
+    assert [shown.id for shown in diagnosis.explain(crash)] == ["segmentation-fault"]
+    refused = "[ERROR] [Qnn ExecuTorch]: QNN context cache is invalid.\n"
+    assert [shown.id for shown in diagnosis.explain(refused + crash)] == ["context-binary-refused"]
 
 
 def test_the_failure_that_made_another_comes_first() -> None:
