@@ -18,10 +18,6 @@ from provisioning.base.errors import UsageError
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import in_decibels
 
-WHEN_HELP = (
-    "what it shows: dies (no program), wrong (numbers), cpu (an operator there), or ddr, size or ms above a"
-    " bound: 'ddr>1MB'"
-)
 BOUND = re.compile(r"(ddr|size|ms) *> *([0-9]+(?:\.[0-9]+)?) *([kMG]?B)?")
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 ERROR_WORDS = re.compile(r"\b\w+(?:Error|Exception)\b|\bSIG[A-Z]+\b|\b0x[0-9a-f]+\b|\b[Ee]rror \d+")

@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ci.engine.inputs import Touched
 from ci.engine.jobs import default_slots
 from ci.engine.work import empty_folder
 from ci.engine.workers.forked import shared_fork_servers
+from ci.engine.workers.parent import Refused, WorkerDied
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece, Pieces
 from ci.pipeline.reduce import REPEATS, Condition, Outcome, PieceSearch, Reduced, Subgraph
 from ci.pipeline.reproducer import Reproducer, issue_text, said
+from ci.pipeline.steps import Ask
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.mutex import mutex
@@ -31,6 +34,25 @@ G = TypeVar("G")
 N = TypeVar("N")
 SCRIPT_SECONDS = 600.0
 NAME = re.compile(r"[^a-z0-9]+")
+
+
+def outcome_facts(
+    work: Callable[[], Mapping[str, Any]], ask: Ask, said_of: Callable[[WorkerDied], str]
+) -> Mapping[str, Any]:
+    """What a piece's work gives. That it is refused, or that a worker dies of it, is a result too."""
+    try:
+        return work()
+    except Refused as refused:
+        if refused.exit_code != CheckFailed.exit_code:
+            raise
+        # A result that says nothing of what it rests on would be taken for every other piece.
+        ask.touched |= ask.worker.seen
+        return {"failed": refused.kind, "message": refused.message}
+    except WorkerDied as gone:
+        if not gone.is_own_crash or gone.trouble(ask.log):
+            raise
+        ask.touched |= ask.worker.seen | Touched.of(gone.touched or {})
+        return {"failed": gone.kind, "message": said_of(gone)}
 
 
 class Reduction(ABC, Generic[G]):

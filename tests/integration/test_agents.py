@@ -44,9 +44,9 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def variables(runner_reports: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    base = tmp_path_factory.mktemp("agents")
-    assert typed("provision", "--reports", base, package="provisioning").returncode == 0
-    return Stage(base, journeys()).variables
+    stage = Stage(tmp_path_factory, journeys())
+    assert typed("provision", "--reports", stage.base, package="provisioning").returncode == 0
+    return stage.variables
 
 
 def _marked(fault: Planted) -> Any:

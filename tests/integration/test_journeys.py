@@ -18,10 +18,10 @@ TABLE = journeys()
 
 @pytest.fixture(scope="module")
 def stage(runner_reports: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    base = tmp_path_factory.mktemp("journeys")
-    provisioned = typed("provision", "--reports", base, package="provisioning")
+    stage = Stage(tmp_path_factory, TABLE)
+    provisioned = typed("provision", "--reports", stage.base, package="provisioning")
     assert provisioned.returncode == 0, provisioned.stderr
-    return Stage(base, TABLE)
+    return stage
 
 
 @pytest.mark.parametrize("row", TABLE.of_lane("executorch"), ids=lambda row: row.name)

@@ -13,7 +13,7 @@ TABLE = journeys()
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    return Stage(tmp_path_factory.mktemp("journeys"), TABLE)
+    return Stage(tmp_path_factory, TABLE)
 
 
 @pytest.mark.parametrize("row", TABLE.of_lane("onnx"), ids=lambda row: row.name)

@@ -287,7 +287,6 @@ HERE = "${CMAKE_CURRENT_LIST_DIR}"
 LINK = "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n"
 OF_CXX = "target_compile_options(qnn_graph PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions>)\n"
 DEPS = "\n        deps = [\n            qnn_third_party_dep"
-SDK = 'qnn_third_party_dep("api"),'
 FLAG = "\n        compiler_flags = [{}],\n        deps = [\n            qnn_third_party_dep"
 HEAVY = "//executorch/kernels/quantized:aot_lib"
 DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {

@@ -101,10 +101,10 @@ def test_it_imports_the_standard_library_and_pytest_alone(site: Path, tmp_path: 
 
 @pytest.mark.journey
 def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
-    site: Path, runner_reports: Path, tmp_path: Path
+    site: Path, runner_reports: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     assert typed("provision", "--reports", tmp_path / "reports", package="provisioning").returncode == 0
-    variables = _variables(site, Stage(tmp_path / "stage", journeys()).variables)
+    variables = _variables(site, Stage(tmp_path_factory, journeys()).variables)
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "test_net.py").write_text(TESTS, encoding="utf-8")

@@ -218,7 +218,6 @@ def of_another_chip(catalogue: Path, _older: Path) -> bytes:
 
 
 SKEL, CATALOGUE = (f"lib/hexagon-v73/unsigned/{name}" for name in ("libQnnHtpV73Skel.so", "libqnnhtpv73.cat"))
-UNFIT = {"qnn-build-id", "one-build-id"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 from pydantic import Field, model_validator
 
 from ci.engine.workers.fork_server import FORK_SERVERS
@@ -153,30 +155,45 @@ SHARED = ("trees", "downloads", "locks", "staging", "cache/memo/runner")
 """Of the user's store. The runner is built in place, for all tests of a run."""
 
 
+def _shared(factory: pytest.TempPathFactory) -> Path:
+    """The programs and the store of all stages of a run, whichever worker has them: each fork server is for
+    one PATH and one SDK."""
+    run = factory.getbasetemp()
+    shared = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "stage"
+    own = factory.mktemp("stage")
+    if shared.is_dir():
+        return shared
+    for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
+        # What speaks to agents has packages that no other environment has: it is made as a user's is.
+        if lock.stem != "mcp":
+            locked_environment(own / "environments", lock.stem)
+    python = shlex.quote(sys.executable)
+    script(own / "bin" / "qnn-ci", f'exec {python} {shlex.quote(str(ROOT / "qnn_ci" / "command.py"))} "$@"')
+    script(own / "bin" / "nox", f'exec {python} -m nox -f {shlex.quote(str(ROOT / "noxfile.py"))} "$@"')
+    script(own / "bin" / "python", f'exec {python} "$@"')
+    for name in SHARED:
+        (store_path() / name).mkdir(parents=True, exist_ok=True)
+        (own / "store" / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / "store" / name).symlink_to(store_path() / name)
+    # Another worker may have been quicker.
+    with contextlib.suppress(OSError):
+        own.rename(shared)
+    return shared
+
+
 class Stage:
     """Where journeys run: `qnn-ci` and `nox` of this clone on PATH, with this Python for every environment;
-    trees, downloads and the runner of the user's store, and a memory of programs that is empty at first.
+    trees, downloads and the runner of the user's store, and a memory of programs that the run begins empty.
     Workers come from the servers of the whole run, so that not each command imports torch anew."""
 
-    def __init__(self, base: Path, table: Journeys) -> None:
-        self.base, self.table = base, table
+    def __init__(self, factory: pytest.TempPathFactory, table: Journeys) -> None:
+        self.factory, self.table = factory, table
+        self.base = factory.mktemp("journeys")
         self._played: dict[str, dict[str, str]] = {}
 
     @cached_property
     def variables(self) -> dict[str, str]:
-        programs, environments, store = (self.base / name for name in ("bin", "environments", "store"))
-        for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
-            # What speaks to agents has packages that no other environment has: it is made as a user's is.
-            if lock.stem != "mcp":
-                locked_environment(environments, lock.stem)
-        python = shlex.quote(sys.executable)
-        script(programs / "qnn-ci", f'exec {python} {shlex.quote(str(ROOT / "qnn_ci" / "command.py"))} "$@"')
-        script(programs / "nox", f'exec {python} -m nox -f {shlex.quote(str(ROOT / "noxfile.py"))} "$@"')
-        script(programs / "python", f'exec {python} "$@"')
-        for shared in SHARED:
-            (store_path() / shared).mkdir(parents=True, exist_ok=True)
-            (store / shared).parent.mkdir(parents=True, exist_ok=True)
-            (store / shared).symlink_to(store_path() / shared)
+        shared = _shared(self.factory)
         dropped = {*STEERING, *JOB}
         kept = {
             name: value
@@ -185,9 +202,9 @@ class Stage:
         }
         return {
             **kept,
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-            "QNN_CI_ENVIRONMENTS": str(environments),
-            "QNN_CI_STORE": str(store),
+            "PATH": f"{shared / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "QNN_CI_ENVIRONMENTS": str(shared / "environments"),
+            "QNN_CI_STORE": str(shared / "store"),
             "CLONE": str(ROOT),
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 from provisioning.base.settings import ROOT
 from tests.support.sources import parsed
@@ -16,6 +17,7 @@ ANY = "*"
 """Stands in a rule for what only a run knows."""
 
 
+@cache
 def printed_rules() -> dict[str, str]:
     """By rule the place in the code. A part that only a run knows is `*`."""
     files = [file for folder in ("ci", "provisioning") for file in sorted((ROOT / folder).rglob("*.py"))]

@@ -27,9 +27,6 @@ from tests.support.typed import run_here
 EVIL = "\x1b]0;title\x07\n::error::forged\n  ::stop-commands::x ##[error]old\r\nverified here: signature OK"
 
 
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]")
-
-
 def steers(text: str) -> list[str]:
     """The lines that a terminal or the runner would obey."""
     lines = text.split("\n")

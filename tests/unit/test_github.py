@@ -85,7 +85,12 @@ def adopter(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def planned(environ: dict[str, str], matrix: plan.Matrix = plan.matrix_entries) -> list[dict[str, str]]:
+def in_one(most: int, flags: tuple[str, ...], socs: str) -> list[dict[str, Any]]:
+    """What `matrix` says of a small suite; it takes a process."""
+    return [{"shard": "1/1", "arguments": "--shard 1/1"}]
+
+
+def planned(environ: dict[str, str], matrix: plan.Matrix = in_one) -> list[dict[str, str]]:
     assert plan.run(environ, matrix=matrix) == 0
     jobs: list[dict[str, str]] = json.loads(pairs(Path(environ["GITHUB_OUTPUT"]))["jobs"])
     return jobs
@@ -94,7 +99,7 @@ def planned(environ: dict[str, str], matrix: plan.Matrix = plan.matrix_entries) 
 def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about_the_toolkit(
     adopter: dict[str, str],
 ) -> None:
-    (job,) = planned({**adopter, "QNN_CI_KEEP_PROGRAMS": "true"})
+    (job,) = planned({**adopter, "QNN_CI_KEEP_PROGRAMS": "true"}, plan.matrix_entries)
     assert (job["name"], job["stage"]) == ("programs", "gate")
     relative = os.path.relpath(Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml"), ROOT)
     assert shlex.split(job["arguments"]) == [
@@ -107,7 +112,7 @@ def test_requirements_of_the_calling_repository_are_not_looked_for_in_the_toolki
     adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QNN_CI_REQUIREMENTS", "ci/requirements.txt")
-    (job,) = planned({**adopter, "QNN_CI_REQUIREMENTS": "ci/requirements.txt"})
+    (job,) = planned({**adopter, "QNN_CI_REQUIREMENTS": "ci/requirements.txt"}, plan.matrix_entries)
     assert job["name"] == "programs"
 
 
@@ -161,16 +166,12 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_and_groups_of
         {"QNN_CI_SUITE": "b/models.toml"},
         {"QNN_CI_SUITE": ",".join(file.name for file in many)},
     ]
-
-    def entries(most: int, flags: tuple[str, ...], socs: str) -> list[dict[str, str]]:
-        return [{"shard": "1/1", "arguments": "--shard 1/1"}]
-
-    names = [{job["artifact"] for job in planned({**adopter, **call}, entries)} for call in calls]
+    names = [{job["artifact"] for job in planned({**adopter, **call})} for call in calls]
     every = [name for group in names for name in group]
     assert len(set(every)) == len(every) and max(map(len, every)) < 120
     group = str(read_workflow(ROOT, ".github/workflows/gate.yml").jobs["stage"].concurrency["group"])
     assert "matrix.artifact" in group and "inputs." not in group, "GitHub refuses more than 400 characters"
-    assert [{job["artifact"] for job in planned({**adopter, **calls[1]}, entries)}] == [names[1]]
+    assert [{job["artifact"] for job in planned({**adopter, **calls[1]})}] == [names[1]]
 
 
 def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ import torch
 from torch.fx import GraphModule
 
 from ci.engine.closed import closed
-from ci.engine.inputs import Touched
 from ci.engine.installed import ready_runner
 from ci.engine.memo import Memo
 from ci.engine.work import Result
-from ci.engine.workers.parent import Refused, WorkerDied
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.divergence import chosen_program
 from ci.lanes.executorch.emulate import RunOnEmulator
@@ -29,7 +28,7 @@ from ci.pipeline.models.arrays import Sample, save_one
 from ci.pipeline.models.pieces import NotAPiece
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduce import Condition, Outcome, Subgraph
-from ci.pipeline.reduction import Reduction
+from ci.pipeline.reduction import Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.steps import Ask, run_step
 from ci.pipeline.suite import NO_SUITE
@@ -61,19 +60,8 @@ class TryLowering(Lower):
         return {**super().key(program, memo, environ), "piece": program.case_name}
 
     def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
-        try:
-            return super().work(program, ask)
-        except Refused as refused:
-            if refused.exit_code != CheckFailed.exit_code:
-                raise
-            # A result that says nothing of what it rests on would be taken for every other piece.
-            ask.touched |= ask.worker.seen
-            return {"failed": refused.kind, "message": refused.message}
-        except WorkerDied as gone:
-            if not gone.is_own_crash or gone.trouble(ask.log):
-                raise
-            ask.touched |= ask.worker.seen | Touched.of(gone.touched or {})
-            return {"failed": gone.kind, "message": gone.sentence(ask.log)}
+        lowered = partial(super().work, program, ask)
+        return outcome_facts(lowered, ask, lambda gone: gone.sentence(ask.log))
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         return True

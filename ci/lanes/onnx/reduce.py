@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ci.engine.inputs import Touched
 from ci.engine.memo import Memo
 from ci.engine.work import Result, empty_folder
-from ci.engine.workers.parent import Refused, WorkerDied
+from ci.engine.workers.parent import Refused
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.budgets import forecast_of
 from ci.lanes.onnx.compile import (
@@ -37,11 +36,10 @@ from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.reduce import Condition, Outcome, Subgraph
-from ci.pipeline.reduction import Reduction
+from ci.pipeline.reduction import Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.steps import Ask, asking, run_step
 from ci.pipeline.suite import NO_SUITE
-from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.units import EXACT_DB
 from provisioning.manifest import soc_named
@@ -82,24 +80,14 @@ class TryOnnx(OneModelStep):
             ask.touched |= ask.worker.seen
             return {"invalid": refused.message}
         order["source"] = facts["model"]
-        try:
+
+        def compiled() -> Mapping[str, Any]:
             quantized = ask(do="quantize", **order, model=facts["model"], into=folders["quantized"])
             of_run = {"source": facts["model"], "model": quantized["model"], "cwd": cwd(), **folders}
             reply = self.contexts(program, ask, **of_run)
-            if self.estimated:
-                reply = {**reply, "estimate": self.estimate(program, ask, of_run)}
-            return reply
-        except Refused as refused:
-            if refused.exit_code != CheckFailed.exit_code:
-                raise
-            # A result that says nothing of what it rests on would be taken for every other piece.
-            ask.touched |= ask.worker.seen
-            return {"failed": refused.kind, "message": refused.message}
-        except WorkerDied as gone:
-            if not gone.is_own_crash or gone.trouble(ask.log):
-                raise
-            ask.touched |= ask.worker.seen | Touched.of(gone.touched or {})
-            return {"failed": gone.kind, "message": explained_end(gone, ask.log).message}
+            return {**reply, "estimate": self.estimate(program, ask, of_run)} if self.estimated else reply
+
+        return outcome_facts(compiled, ask, lambda gone: explained_end(gone, ask.log).message)
 
 
 def outcome_of(program: OnnxProgram, result: Result) -> Outcome | None:
