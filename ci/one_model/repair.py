@@ -15,8 +15,9 @@ from ci.pipeline.compile_flags import (
     one_model_of,
     require_one_chip,
 )
-from ci.pipeline.flags import add_work
-from ci.pipeline.options import OneModel
+from ci.pipeline.flags import add_accept, add_choice, add_work, choice_of
+from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.options import Choice, OneModel
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import UnknownName, UsageError
 
@@ -28,20 +29,22 @@ EXAMPLES = """\
   qnn-ci repair model.pt2 --precision 8a8w --only bias-used-twice -o out/
   qnn-ci repair model.onnx --precision 16a8w --calibrate samples/ -o out/
   qnn-ci repair net.py:make --precision 8a8w --may-change-interface -o out/
+  qnn-ci repair --suite models.toml -k 8a8w
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_option(add_model(parser))
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="where the rewritten model goes"
-    )
+    add_option(add_model(parser, f"{MODEL_HELP}; without it, each program of --suite", optional=True))
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where the rewritten model goes")
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--only", "RULE", "what to repair, by the names in manifests/fixes.toml [all]")
     parser.add_argument(
         "--may-change-interface", action="store_true", help="also what changes the types of the inputs"
     )
-    add_work(parser.add_argument_group("how"), "a step")
+    add_choice(parser, "manifests/suites/models.toml")
+    how = parser.add_argument_group("how")
+    add_work(how, "a step")
+    add_accept(how, "SUITE-repaired.json in manifests/accepted, or SUITE.accepted-repaired.json beside the suite")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,14 +52,32 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.fixes import load_fixes
 
     model = one_model_of(args)
-    require_one_chip(model.selection)
     known = {fix.rule: fix for fix in load_fixes()}
     for rule in args.only:
         if rule not in known:
             raise UnknownName(f"{rule} is nothing that is repaired", rule, list(known))
         if why := known[rule].none:
             raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
-    return repaired(model, args.output, RewriteChoice(tuple(args.only) or None, args.may_change_interface))
+    asked = RewriteChoice(tuple(args.only) or None, args.may_change_interface)
+    if not model.typed:
+        if not args.suite:
+            raise UsageError("repair what?", fix="name a model, or --suite FILE")
+        return _repaired_suites(model, choice_of(args), asked, accepts=args.accept)
+    if not args.output or args.accept:
+        raise UsageError("of MODEL the rewritten one is written", fix="give -o DIR; --accept is for --suite")
+    require_one_chip(model.selection)
+    return repaired(model, args.output, asked)
+
+
+def _repaired_suites(model: OneModel, choice: Choice, asked: RewriteChoice, *, accepts: bool) -> int:
+    from ci.pipeline.model_report import ModelReport, reported
+    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.repair import repair_suites
+
+    def work(report: ModelReport) -> int:
+        return repair_suites(lane_model(model).of_suites(choice), asked, report, accepts=accepts)
+
+    return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
 
 
 def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:

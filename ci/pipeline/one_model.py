@@ -73,6 +73,8 @@ class LaneModel(ABC, Generic[P, L]):
 
     model: OneModel
     how: Compiling
+    given: P | None = None
+    """A suite's program, in place of MODEL."""
 
     lane: ClassVar[Lane[Any, Any]]
     """Its stage, which will hold what `compile --suite` writes."""
@@ -100,6 +102,10 @@ class LaneModel(ABC, Generic[P, L]):
     def measured(self) -> bool:
         """Whether there will be figures, which give a suite its thresholds."""
         return self.how.verify
+
+    @property
+    def name(self) -> str:
+        return self.given.name if self.given else self.model.typed
 
     @property
     def programs(self) -> Sequence[P]:
@@ -142,6 +148,10 @@ class LaneModel(ABC, Generic[P, L]):
     def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """What quantizing the whole model loses, in words, and what each operator adds to it, the worst
         first."""
+        raise self.not_taken(self.model)
+
+    def of_suites(self, choice: Choice) -> Sequence[LaneModel[P, L]]:
+        """Each program that is chosen, with its precision."""
         raise self.not_taken(self.model)
 
     def rewritten(self, asked: RewriteChoice) -> Rewritten:

@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.output import writing_into
+from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.lane import mine_of
 from ci.pipeline.model_report import DIES, ModelReport
 from ci.pipeline.one_model import ELSEWHERE, LaneModel, lane_model
 from ci.pipeline.options import Compiling
+from ci.pipeline.precision import precision_named
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.pipeline.suite_file import accepted_path
 from provisioning.base import answer
+from provisioning.base.accepted import accept
 from provisioning.base.commands import session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError
-from provisioning.base.findings import Finding
+from provisioning.base.findings import Finding, Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned
 from provisioning.fixes import words_at
@@ -27,6 +31,11 @@ FILES = (".py", ".pt2", ".onnx")
 """What a model is in; else it is named as a module."""
 WORSE_DB = 1.0
 """A rewrite that loses more is not kept."""
+LOSSY_DB = 30.0
+"""Below it, weights get a scale for each channel where that helps."""
+BY_CHANNEL = "--per-channel"
+REPAIRED = "repaired"
+"""In the name of the file of what was accepted of a suite's repairs."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,20 @@ class ModelResult:
     cells: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
     on_cpu: int = 0
+    ddr: int | None = None
+    """Bytes that are read and written."""
     wrong: Sequence[Finding] = ()
+
+    @property
+    def verdict(self) -> str:
+        if self.green:
+            return f"{plural(self.on_cpu, 'operator')} on the CPU" if self.on_cpu else "green"
+        return "dies" if self.error else "wrong"
+
+    @property
+    def says(self) -> str:
+        """Why it is not green."""
+        return self.error or "; ".join(finding.message for finding in self.wrong)
 
     @property
     def green(self) -> bool:
@@ -69,14 +91,44 @@ def measured(taken: LaneModel[Any, Any]) -> ModelResult:
         return ModelResult(error.message.splitlines()[0], error.fix)
     ddr = product.facts.get("ddr") or {}
     cells = {name: cell for name, cell in product.cells.items() if name != "chip"}
-    if ddr:
-        cells["bytes of DDR"] = f"{ddr['read'] + ddr['written']:,}"
+    total = ddr["read"] + ddr["written"] if ddr else None
+    if total is not None:
+        cells["bytes of DDR"] = f"{total:,}"
     on_cpu = int(cells.get("on the CPU", "0"))
-    return ModelResult("", "", cells, product.facts["accuracy"], on_cpu, product.wrong)
+    return ModelResult("", "", cells, product.facts["accuracy"], on_cpu, total, product.wrong)
 
 
-def repair_model(taken: LaneModel[Any, Any], asked: RewriteChoice, report: ModelReport) -> int:
-    """Write the rewritten model and what to change in its source, if it is no worse for it."""
+@dataclass(frozen=True)
+class Repair:
+    """What became of a model."""
+
+    taken: LaneModel[Any, Any]
+    before: ModelResult
+    rewritten: Rewritten
+    after: ModelResult | None
+    """None: nothing was rewritten."""
+    refused: Sequence[RewrittenPlace]
+    by_channel: ModelResult | None = None
+    """With a scale for each channel of the weights, if that is better."""
+
+    @property
+    def now(self) -> ModelResult:
+        return self.by_channel or self.after or self.before
+
+    @property
+    def rows(self) -> dict[str, ModelResult]:
+        rows = {"before": self.before, "after": self.after, BY_CHANNEL: self.by_channel}
+        return {name: row for name, row in rows.items() if row}
+
+    @property
+    def rewrites(self) -> list[str]:
+        """What was done, by name."""
+        made = dict.fromkeys(change.rewrite for change in self.rewritten.made)
+        return [*made, *[BY_CHANNEL] * bool(self.by_channel)]
+
+
+def repair_of(taken: LaneModel[Any, Any], asked: RewriteChoice) -> Repair:
+    """Rewrite, prove, compile and compare; what makes the model worse is left out."""
     before = measured(taken)
     rewritten = taken.rewritten(asked)
     after = _measured_again(taken, rewritten)
@@ -84,23 +136,92 @@ def repair_model(taken: LaneModel[Any, Any], asked: RewriteChoice, report: Model
     if after and after.worse_than(before):
         rewritten, after, more = _without_harm(taken, asked, rewritten, before)
         refused += more
-    now = after or before
-    print("\n".join(_as_text(rewritten.made, refused, before, after)))
-    files = _write(taken, rewritten, report, compiles=not after.error) if after else []
+    repair = Repair(taken, before, rewritten, after, refused)
+    return replace(repair, by_channel=_by_channel(repair))
+
+
+def _by_channel(repair: Repair) -> ModelResult | None:
+    """ExecuTorch's quantizer has a scale for each channel by itself."""
+    taken, now = repair.taken, repair.now
+    model = taken.model
+    lossy = not now.error and now.sqnr_db < LOSSY_DB
+    if model.lane != ONNX or model.per_channel or not lossy or not _is_quantized(model.precision):
+        return None
+    of_channels = lane_model(replace(model, per_channel=True), taken.how)
+    result = _measured_again(of_channels, repair.rewritten) if repair.after else measured(of_channels)
+    return result if result and now.worse_than(result) else None
+
+
+def _is_quantized(precision: str | None) -> bool:
+    return precision is not None and precision_named(precision).quantized
+
+
+def repair_model(taken: LaneModel[Any, Any], asked: RewriteChoice, report: ModelReport) -> int:
+    """Write the rewritten model and what to change in its source, if it is no worse for it."""
+    repair = repair_of(taken, asked)
+    now, after, rewritten = repair.now, repair.after, repair.rewritten
+    print("\n".join(_as_text(repair)))
+    files = _write(repair, report) if after else []
     answer.add(
-        model=taken.model.typed,
+        model=taken.name,
         soc=taken.model.selection.soc,
         changes=[asdict(change) for change in rewritten.made],
-        refused=[asdict(change) for change in refused],
-        before=_answered(before),
+        refused=[asdict(change) for change in repair.refused],
+        before=_answered(repair.before),
         after=_answered(after) if after else None,
+        by_channel=_answered(repair.by_channel) if repair.by_channel else None,
         files=[str(path) for path in files],
     )
-    if not now.green:
-        words = now.error or "; ".join(f"{finding.message}" for finding in now.wrong)
-        whose = "the rewritten model" if after else f"no rewrite repairs {taken.model.typed}, which"
-        report.fail(f"{whose}: {words}", now.fix, now.wrong[0].rule if now.wrong else DIES)
+    if not after and repair.by_channel:
+        print(f"next: {taken.command('compile', taken.model.selection.soc, BY_CHANNEL, '-o', 'out')}")
+    _report(repair, report)
     return 0 if now.green else CheckFailed.exit_code
+
+
+def _report(repair: Repair, report: ModelReport) -> None:
+    now = repair.now
+    if not now.green:
+        whose = "the rewritten model" if repair.after else f"no rewrite repairs {repair.taken.name}, which"
+        report.fail(f"{whose}: {now.says}", now.fix, now.wrong[0].rule if now.wrong else DIES)
+
+
+def repair_suites(
+    every: Sequence[LaneModel[Any, Any]], asked: RewriteChoice, report: ModelReport, *, accepts: bool
+) -> int:
+    """Repair each program of suites, say in a table what it was and became, and keep that if it is accepted.
+    Writes no model: the command for one does."""
+    rows, code = [("program", "before", "repaired by", "after")], 0
+    kept: dict[Path, dict[str, dict[str, Metric]]] = {}
+    for taken in every:
+        repair = repair_of(taken, asked)
+        _report(repair, report)
+        code = code if repair.now.green else CheckFailed.exit_code
+        words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
+        rows.append((taken.name, *words))
+        program = taken.given
+        of_suite = kept.setdefault(accepted_path(program.suite, REPAIRED), {})
+        of_suite[f"{program.lane or taken.lane.suites.lane}/{taken.name}"] = as_accepted(repair)
+    print("\n".join(aligned(rows)))
+    answer.add(programs={name: values for of_suite in kept.values() for name, values in of_suite.items()})
+    for path, values in kept.items() if accepts else ():
+        accept(path, lambda accepted, new=values: accepted.only(lambda name: name not in new).updated(new))
+        print(f"accepted: {path}")
+    return code
+
+
+def _in_short(result: ModelResult) -> str:
+    ddr = f", {result.ddr:,} bytes of DDR" if result.ddr is not None else ""
+    return result.verdict if result.error else f"{result.verdict}, {result.sqnr_db:.1f} dB{ddr}"
+
+
+def as_accepted(repair: Repair) -> dict[str, Metric]:
+    """What the site's page is made from."""
+    values: dict[str, Metric] = {"rewrites": " ".join(repair.rewrites)}
+    for when, result in (("before", repair.before), ("after", repair.now)):
+        figures: dict[str, Metric] = {"verdict": result.verdict, "says": result.says or None, "ddr": result.ddr}
+        figures |= {} if result.error else {"sqnr_db": round(result.sqnr_db, 1)}
+        values |= {f"{when}.{name}": value for name, value in figures.items() if value is not None}
+    return values
 
 
 def _measured_again(taken: LaneModel[Any, Any], rewritten: Rewritten) -> ModelResult | None:
@@ -139,12 +260,8 @@ def _without_harm(
     return together, _measured_again(taken, together), refused
 
 
-def _as_text(
-    made: Sequence[RewrittenPlace],
-    refused: Sequence[RewrittenPlace],
-    before: ModelResult,
-    after: ModelResult | None,
-) -> Iterator[str]:
+def _as_text(repair: Repair) -> Iterator[str]:
+    made, refused, rows = repair.rewritten.made, repair.refused, repair.rows
     if made:
         yield "rewritten, and proved the same on the CPU:"
         yield from _of_changes(made)
@@ -154,7 +271,6 @@ def _as_text(
         yield "not rewritten:"
         for change in refused:
             yield f"  {change.place}: {change.rewrite}: {change.refused}"
-    rows = {"before": before, **({"after": after} if after else {})}
     titles = dict.fromkeys(title for row in rows.values() for title in row.cells)
     table = [("", *rows)]
     table += [(title, *(row.cells.get(title, "-") for row in rows.values())) for title in titles]
@@ -180,10 +296,9 @@ def _of_changes(made: Sequence[RewrittenPlace]) -> Iterator[str]:
         yield f"    → {words}"
 
 
-def _write(
-    taken: LaneModel[Any, Any], rewritten: Rewritten, report: ModelReport, *, compiles: bool
-) -> list[Path]:
+def _write(repair: Repair, report: ModelReport) -> list[Path]:
     """The model, the samples that it draws itself, and what to change in its source."""
+    taken, rewritten = repair.taken, repair.rewritten
     assert rewritten.model is not None
     output, model = taken.how.output, taken.model
     name = Path(model.typed.partition(":")[0])
@@ -200,8 +315,14 @@ def _write(
     report.wrote(files)
     for file in files:
         print(f"{file.stat().st_size:>12,}  {output / file.name}")
-    again = replace(model, typed=str(path), calibrate=samples, dimensions=())
-    verb, into = ("compile", ("-o", str(output))) if compiles else ("audit", ())
+    again = replace(
+        model,
+        typed=str(path),
+        calibrate=samples,
+        dimensions=(),
+        per_channel=model.per_channel or bool(repair.by_channel),
+    )
+    verb, into = ("audit", ()) if repair.now.error else ("compile", ("-o", str(output)))
     print(f"next: {session(verb, *again.words(model.selection.soc), *into)}")
     return files
 

@@ -18,7 +18,7 @@ from ci.github.release import NAME, project_version
 from ci.operators import history
 from ci.operators.table import MEANINGS, OperatorTable, shipped
 from ci.pipeline.phones import load_forecasts
-from ci.site import errors, operators, phones
+from ci.site import errors, operators, phones, repairs
 from ci.site.markdown import Document, Link, groups, inline, rendered
 from provisioning.base.commands import as_installed, captured
 from provisioning.base.errors import CheckFailed, UsageError
@@ -32,7 +32,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 REPORT = ROOT / "ci" / "report" / "templates"
 """Style and script of the report's page, which the site has too."""
 
-START, FAULTS, PHONES = "start.html", "faults.html", "phones.html"
+START, FAULTS, PHONES, REPAIRS = "start.html", "faults.html", "phones.html", "repairs.html"
 OPERATORS, INDEX = f"operators/on-{DEFAULT_SOC}.html", "search.js"
 INDEX_HEAD = "window.searchIndex = "
 """A script, since a page that is opened as a file may not fetch JSON."""
@@ -118,6 +118,7 @@ def build() -> Mapping[str, str | bytes]:
     _faults(site, texts["docs/findings.md"])
     wheel = load_forecasts().wheel.version
     site.page(PHONES, "phones.html.j2", "Forecasts and phones", plots=phones.plots(), wheel=wheel)
+    _repairs(site)
     _sources(site)
     _home(site, table)
     site.files["llms.txt"] = _for_language_models(site, documents)
@@ -144,6 +145,7 @@ def _common() -> dict[str, Any]:
             "errors": ERRORS,
             "faults": FAULTS,
             "phones": PHONES,
+            "repairs": REPAIRS,
             "start": START,
         },
         "groups": {},
@@ -265,6 +267,20 @@ def _faults(site: Site, findings: str) -> None:
     ]
 
 
+def _repairs(site: Site) -> None:
+    suites = {name: site.link(f"manifests/suites/{name}.toml", "README.md", REPAIRS) for name in repairs.SHOWN}
+    site.page(
+        REPAIRS,
+        "repairs.html.j2",
+        "Repairs",
+        rows=repairs.rows(),
+        others=repairs.others(),
+        words=repairs.words_of_rewrites(),
+        suites=suites,
+        about=site.link("docs/repair.md", "README.md", REPAIRS),
+    )
+
+
 def _sources(site: Site) -> None:
     for name in site.sources:
         content = (ROOT / name).read_bytes()
@@ -313,6 +329,7 @@ def _for_language_models(site: Site, documents: Mapping[str, tuple[str, Document
         f"- [Errors]({ERRORS}): one anchor for each",
         f"- [Known faults]({FAULTS})",
         f"- [Forecasts and phones]({PHONES})",
+        f"- [Repairs]({REPAIRS}): common models before and after, and why what is not green is not",
         "",
         "## Pages",
         "",

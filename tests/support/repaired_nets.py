@@ -49,6 +49,9 @@ def _bag(mode: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 IMAGE, ROW = (1, 4, 8, 8), (2, 6)
 
 NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
+    "selects-for-unbind": [
+        lambda: _of(2, 3, 24)(lambda x: x.view(2, 3, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)[::2])
+    ],
     "stride-written": [lambda: _of(*IMAGE)(lambda x: functional.max_pool2d(x, 2))],
     "gelu-for-erf": [
         lambda: _of(*ROW)(lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))),

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from ci.pipeline import repair
-from ci.pipeline.compile_flags import PYTORCH
+from ci.pipeline.compile_flags import ONNX, PYTORCH
 from ci.pipeline.model_report import ModelReport
 from ci.pipeline.options import Compiling, OneModel, WorkOptions
 from ci.pipeline.repair import ModelResult
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.site.repairs import lossy_of, rows_of
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.stage_run import StageRun
 
@@ -29,9 +30,9 @@ def green(sqnr_db: float) -> ModelResult:
 class Taken:
     """A model of which two rewrites are possible; each set of them is a file of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        selection: Any = SimpleNamespace(soc="SM8650", store=folder / "store")
-        self.model = OneModel(selection, "net.py:make", PYTORCH, WorkOptions(), "16a8w")
+    def __init__(self, folder: Path, name: str = "net.py:make", lane: str = PYTORCH) -> None:
+        selection: Any = SimpleNamespace(soc="SM8650", store=folder / "store", socs=("SM8650",))
+        self.name, self.model = name, OneModel(selection, name, lane, WorkOptions(), "16a8w")
         self.how = Compiling(folder / "out")
         self.folder = folder
 
@@ -77,3 +78,51 @@ def test_a_rewrite_that_is_worse_on_the_emulator_is_refused_and_the_others_are_k
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
     refused = {"helps", "harms"}.difference(kept)
     assert ("on the emulator" in capsys.readouterr().out) is bool(refused)
+
+
+@pytest.mark.parametrize(
+    ("whole", "by_channel", "kept"),
+    [(14.0, 21.0, True), (14.0, 14.5, False), (31.0, 60.0, False)],
+)
+def test_weights_get_a_scale_for_each_channel_where_an_onnx_loses_much_and_that_helps(
+    whole: float, by_channel: float, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "lane_model", lambda model, how: SimpleNamespace(model=model, how=how))
+    monkeypatch.setattr(
+        repair, "measured", lambda taken: green(by_channel if taken.model.per_channel else whole)
+    )
+    taken: Any = Taken(tmp_path, "net.onnx", ONNX)
+    found = repair.repair_of(taken, RewriteChoice())
+    assert (found.now.sqnr_db == by_channel) is kept is bool(found.by_channel)
+    assert (found.rewrites[-1] == repair.BY_CHANNEL) is kept
+
+
+def test_what_is_accepted_of_a_repair_is_what_the_page_shows(tmp_path: Path) -> None:
+    dies = ModelResult("the compiler dies")
+    taken: Any = Taken(tmp_path)
+    made = Rewritten([HELPS], None)
+    found = repair.Repair(taken, dies, made, ModelResult(figures={"sqnr_db": 40.04}, ddr=512), [])
+    values = repair.as_accepted(found)
+    (row,) = rows_of({"executorch/net/8a8w/SM8650": values})
+    assert (row.before.verdict, row.before.says, row.before.sqnr_db) == ("dies", "the compiler dies", None)
+    assert (row.after.verdict, row.after.sqnr_db, row.after.ddr) == ("green", 40.0, 512)
+    assert row.rewrites == ["one"]
+
+
+def test_a_program_that_is_not_green_is_shown_with_what_repairs_it_or_why_nothing_does() -> None:
+    shown = lossy_of(
+        {
+            "onnx/Acosh/fp16/SM8650": {"refused": ["Made"]},
+            "onnx/Acosh/8a8w/SM8650": {"refused": ["Made"]},
+            "onnx/conv2d_depthwise_1x1_relu/16a8w/SM8650": {"sqnr_db": 8.0, "reference_sqnr_db": 8.0},
+            "executorch/net/8a8w/SM8650": {"sqnr_db": 15.0, "reference_sqnr_db": 40.0},
+            "executorch/net/fp16/SM8650": {"sqnr_db": 60.0},
+            "executorch/net/8a8w least": {"sqnr_db": 14.0},
+        }
+    )
+    assert [(row.case, row.precisions, row.state, row.fault) for row in shown] == [
+        ("Acosh", "fp16, 8a8w", "refused", ""),
+        ("conv2d_depthwise_1x1_relu", "16a8w", "8 dB", "depthwise-1x1"),
+        ("net", "8a8w", "15 dB", ""),
+    ]
+    assert "fp16 (60 dB)" in shown[2].answer

@@ -62,7 +62,8 @@ def searched(
 
 
 def chosen_program(choice: Choice, selection: Selection) -> ExecutorchProgram:
-    programs = [
-        program for program in chosen_programs(Lowering(), choice, selection) if program.backend == "htp"
-    ]
-    return only(programs)
+    return only(on_htp(choice, selection))
+
+
+def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:
+    return [program for program in chosen_programs(Lowering(), choice, selection) if program.backend == "htp"]

@@ -65,7 +65,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         return scheme_named(precision)
 
     def program(self, soc: str, suite: Path | None = None) -> ExecutorchProgram:
-        return program_of(self.model, soc, self.how.keep_on_cpu, suite)
+        return self.given or program_of(self.model, soc, self.how.keep_on_cpu, suite)
 
     def exported(self, scratch: Path, publish: Publish) -> PytorchModel:
         """With --python: the .pt2 that it exports, which then lies in the output."""
@@ -156,7 +156,8 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         )
 
     def _stem(self, program: ExecutorchProgram) -> str:
-        return f"{pytorch_model(self.model).stem}-{program.soc}-{program.run.name}"
+        stem = program.case_name if self.given else pytorch_model(self.model).stem
+        return f"{stem}-{program.soc}-{program.run.name}"
 
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:
         program, facts = (
@@ -223,6 +224,22 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         plan = plan_of_model(model, "quantize", [program], quantize_only=True)
         facts = require_done(program, plan, compile_programs(plan)).facts
         return f"{program.name}: {in_words(facts['figures'])} against float, both in PyTorch", facts["losses"]
+
+    def of_suites(self, choice: Choice) -> Sequence[PytorchModel]:
+        from ci.lanes.executorch.divergence import on_htp
+
+        return [
+            replace(
+                self,
+                model=replace(
+                    self.model,
+                    precision=program.run.precision,
+                    selection=replace(self.model.selection, soc=program.soc, named_socs=(program.soc,)),
+                ),
+                given=program,
+            )
+            for program in on_htp(choice, self.model.selection)
+        ]
 
     def rewritten(self, asked: RewriteChoice) -> Rewritten:
         program = self.program(self.model.selection.soc)

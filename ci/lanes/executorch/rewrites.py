@@ -675,6 +675,19 @@ def _permuted(sizes: Sequence[int], order: Sequence[int], shape: Sequence[int]) 
     return lambda x: x.reshape(sizes).permute(order).reshape(shape)
 
 
+@search("selects-for-unbind")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(aten.unbind.int):
+        dim = int(str(node.args[1])) if len(node.args) > 1 else 0
+        several = _shape(model, node.args[0])[1:2] not in ((), (1,))
+        if _maker(node) is aten.permute.default and dim == 0 and several:
+            yield model.call(node, _selected(_reads(node)))
+
+
+def _selected(reads: set[Any]) -> Callable[..., Any]:
+    return lambda x, *_: tuple(x[place] if place in reads else None for place in range(len(x)))
+
+
 WEIGHTS = "weights-made-constant"
 """The rewrite of weights that are computed in each run, which an export cannot show."""
 INPUTS = {

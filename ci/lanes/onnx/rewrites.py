@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -298,5 +299,117 @@ def _recurrent(
 
         results = [stacked([stacked(of_step) for of_step in outputs]), *map(stacked, lasts)]
         return results[: len(node.output)]
+
+    return write
+
+
+Attributes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator that is to be written with others."""
+
+    put: Writer
+    x: str
+    rest: Sequence[str]
+    attributes: Attributes
+    opset: int
+
+    def number(self, name: str, default: float) -> str:
+        """An attribute, as a constant."""
+        return self.put.constant(self.attributes.get(name, default))
+
+    def reduced(self, operator: str, x: str, **more: Any) -> str:
+        """Over the same dimensions: they are an input, but for older operator sets of other than sums."""
+        attributes = {**self.attributes, **more}
+        axes = attributes.pop("axes", None)
+        if axes is None:
+            return self.put(operator, x, *self.rest, **attributes)
+        if operator == "ReduceSum" or self.opset >= AXES_ARE_AN_INPUT:
+            return self.put(operator, x, self.put.constant(axes, np.int64), **attributes)
+        return self.put(operator, x, axes=axes, **attributes)
+
+
+AXES_ARE_AN_INPUT = 18
+
+
+def _of_exps(call: Call, operator: str) -> str:
+    put = call.put
+    both = put(operator, put("Exp", call.x), put("Exp", put("Neg", call.x)))
+    return put("Mul", both, put.constant(0.5))
+
+
+def _area(call: Call, operator: str, x: str) -> str:
+    """log(x + sqrt(x * x + 1)), or with - 1."""
+    put = call.put
+    root = put("Sqrt", put(operator, put("Mul", x, x), put.constant(1)))
+    return put("Log", put("Add", x, root))
+
+
+def _asinh(call: Call) -> str:
+    return call.put("Mul", call.put("Sign", call.x), _area(call, "Add", call.put("Abs", call.x)))
+
+
+def _atanh(call: Call) -> str:
+    put, one = call.put, call.put.constant(1)
+    quotient = put("Div", put("Add", one, call.x), put("Sub", one, call.x))
+    return put("Mul", put("Log", quotient), put.constant(0.5))
+
+
+def _celu(call: Call) -> str:
+    alpha = call.number("alpha", 1)
+    return call.put("Mul", call.put("Elu", call.put("Div", call.x, alpha)), alpha)
+
+
+def _log_sum_exp(call: Call) -> str:
+    put = call.put
+    least = put("Sub", call.x, call.reduced("ReduceMax", call.x, keepdims=1))
+    return put(
+        "Add",
+        put("Log", call.reduced("ReduceSum", put("Exp", least))),
+        call.reduced("ReduceMax", call.x),
+    )
+
+
+def _shrunk(call: Call) -> str:
+    put = call.put
+    nearer = put("Sub", call.x, put("Mul", put("Sign", call.x), call.number("bias", 0)))
+    beyond = put("Greater", put("Abs", call.x), call.number("lambd", 0.5))
+    return put("Where", beyond, nearer, put.constant(0))
+
+
+DEFINITIONS: dict[str, Callable[[Call], str]] = {
+    "Acosh": lambda call: _area(call, "Sub", call.x),
+    "Asinh": _asinh,
+    "Atanh": _atanh,
+    "Celu": _celu,
+    "Cosh": lambda call: _of_exps(call, "Add"),
+    "ReduceL1": lambda call: call.reduced("ReduceSum", call.put("Abs", call.x)),
+    "ReduceLogSum": lambda call: call.put("Log", call.reduced("ReduceSum", call.x)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceSumSquare": lambda call: call.reduced("ReduceSum", call.put("Mul", call.x, call.x)),
+    "Shrink": _shrunk,
+    "Sinh": lambda call: _of_exps(call, "Sub"),
+    "Softsign": lambda call: call.put(
+        "Div", call.x, call.put("Add", call.put("Abs", call.x), call.put.constant(1))
+    ),
+}
+"""Operators that the provider refuses, by those that it takes."""
+
+
+@search("refused-by-definition")
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
+    opset = next(opset.version for opset in model.model.opset_import if not opset.domain)
+    for node in model.all_of(*DEFINITIONS):
+        x, *rest = node.input
+        if model.graph.types.get(x, onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT:
+            yield OnnxMatch(node, (x,), _defined(node, rest, opset))
+
+
+def _defined(node: onnx.NodeProto, rest: Sequence[str], opset: int) -> Callable[[Writer], list[str]]:
+    def write(put: Writer) -> list[str]:
+        call = Call(put, node.input[0], rest, attributes_of(node), opset)
+        return [DEFINITIONS[node.op_type](call)]
 
     return write

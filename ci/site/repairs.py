@@ -1,0 +1,141 @@
+"""The page of repairs: ten common models before and after, and what of the shipped suites is not green."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ci.pipeline.suite_file import accepted_path
+from provisioning.base.accepted import Values, load_accepted
+from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS
+from provisioning.fixes import fix_for, load_fixes
+from provisioning.known_faults import Fault, load_faults
+
+SUITES = MANIFESTS / "suites"
+COMMON = SUITES / "common.toml"
+OTHERS = ("models", "onnx_operators")
+SHOWN = (COMMON.stem, *OTHERS)
+"""The suites that the page names."""
+LOSSY_DB = 20.0
+"""Less is told on the page."""
+NO_FIX = "no rewrite of it is known: other operators must be written, or it stays on the CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of a program, before or after its repair."""
+
+    verdict: str
+    says: str
+    sqnr_db: float | None
+    ddr: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRow:
+    model: str
+    precision: str
+    soc: str
+    before: State
+    after: State
+    rewrites: Sequence[str]
+    """By name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lossy:
+    """Programs of a case that are not green, of one reason."""
+
+    lane: str
+    case: str
+    precisions: str
+    state: str
+    answer: str
+    """What repairs it, or why nothing does."""
+    fault: str = ""
+
+
+def rows() -> list[RepairRow]:
+    return rows_of(load_accepted(accepted_path(COMMON, "repaired")).subjects)
+
+
+def rows_of(accepted: Mapping[str, Values]) -> list[RepairRow]:
+    found = []
+    for subject, values in accepted.items():
+        _lane, model, precision, soc = subject.split("/")
+        before, after = (_state(values, f"{when}.") for when in ("before", "after"))
+        found.append(RepairRow(model, precision, soc, before, after, str(values["rewrites"]).split()))
+    return found
+
+
+def _state(values: Values, when: str) -> State:
+    sqnr_db, ddr = values.get(f"{when}sqnr_db"), values.get(f"{when}ddr")
+    return State(
+        str(values[f"{when}verdict"]),
+        str(values.get(f"{when}says", "")),
+        float(str(sqnr_db)) if sqnr_db is not None else None,
+        int(str(ddr)) if ddr is not None else None,
+    )
+
+
+def words_of_rewrites() -> dict[str, str]:
+    """What each rewrite says to write."""
+    return {fix.rewrite: fix.words for fix in reversed(load_fixes()) if fix.rewrite}
+
+
+def others() -> list[Lossy]:
+    paths = [accepted_path(SUITES / f"{name}.toml", DEFAULT_PROFILE) for name in OTHERS]
+    return lossy_of({name: values for path in paths for name, values in load_accepted(path).subjects.items()})
+
+
+def lossy_of(accepted: Mapping[str, Values]) -> list[Lossy]:
+    """Each case once for each of its reasons."""
+    programs: dict[tuple[str, ...], list[str]] = {}
+    for subject, values in accepted.items():
+        lane, case, *rest = subject.split("/")
+        if len(rest) == 2:
+            for reason in _reasons(lane, case, rest[0], values, accepted):
+                programs.setdefault((lane, case, *reason), []).append(rest[0])
+    return [
+        Lossy(lane, case, ", ".join(dict.fromkeys(precisions)), state, answer, fault)
+        for (lane, case, state, answer, fault), precisions in programs.items()
+    ]
+
+
+def _reasons(
+    lane: str, case: str, precision: str, values: Values, accepted: Mapping[str, Values]
+) -> Iterator[tuple[str, str, str]]:
+    """The state, the answer and the known fault of a program that is not green."""
+    fault = next((fault for fault in load_faults() if _meets(fault, case, precision)), None)
+    known = (fault.fix, fault.id) if fault else None
+    refused, sqnr_db = values.get("refused"), values.get("sqnr_db")
+    if isinstance(refused, list):
+        names = ", ".join(map(str, refused))
+        answer = fix_for(str(refused[0]), "") or f"the provider refuses {names}: {NO_FIX}"
+        yield "refused", *(known or (answer, ""))
+    elif values.get("failed"):
+        yield str(values["failed"]), *(known or (f"{values['message']}: {NO_FIX}", ""))
+    elif isinstance(sqnr_db, int | float) and sqnr_db < LOSSY_DB:
+        computed = float(str(values.get("reference_sqnr_db", 0.0)))
+        exact = _most_exact(lane, case, accepted)
+        if computed >= LOSSY_DB:
+            why = f"quantizing loses it, and HTP computes what the quantized model says ({computed:.0f} dB)"
+        else:
+            why = f"HTP is {computed:.0f} dB from the quantized model: divergence says where"
+        more = f"tune takes what it needs of {exact}" if exact else "no precision that was measured is better"
+        yield f"{sqnr_db:.0f} dB", *(known or (f"{why}; {more}", ""))
+
+
+def _meets(fault: Fault, case: str, precision: str) -> bool:
+    return case in fault.operators and (not fault.schemes or precision in fault.schemes)
+
+
+def _most_exact(lane: str, case: str, accepted: Mapping[str, Values]) -> str:
+    """The precision at which the case is most exact, with its figure."""
+    figures = {
+        subject.split("/")[2]: float(str(values["sqnr_db"]))
+        for subject, values in accepted.items()
+        if subject.startswith(f"{lane}/{case}/") and "sqnr_db" in values
+    }
+    best = max(figures, key=lambda precision: figures[precision])
+    return f"{best} ({figures[best]:.0f} dB)" if figures[best] >= LOSSY_DB else ""
