@@ -791,6 +791,7 @@ class TestCheck:
         vocabulary: Mapping[str, int] | None = None,
         noise: float = 0.1,
         kept: Sequence[float] = (0.0, 0.0),
+        worst: float = 42.0,
         bits: float = 1.0,
         genie: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
         **figures: float,
@@ -823,7 +824,7 @@ class TestCheck:
             "noise": {
                 "noise": dict.fromkeys(("windows", "prefill_genie", "decode_genie"), bounds),
                 "tie": 0.01,
-                "parts": kept,
+                "parts": [{"typical_db": typical, "db": worst} for typical in kept],
                 "absolute": ABSOLUTE | {"bits_per_byte": bits},
             },
             "answers": {"answers": [{"tokens": [0], "stopped": "eos"}] * 2},
@@ -1020,6 +1021,13 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, parts=parts, kept=(25, 31)) == 0
         assert self.check(tmp_path, monkeypatch, parts=parts, kept=(25, 36)) == 1
         assert "goes wrong in prefill_1" in messages(tmp_path)
+
+    def test_four_bits_may_lose_what_rounding_alone_loses(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        parts = [part(0, "prefill", 30, 30), part(1, "prefill", 8, 8)]
+        for rounding, code in ((9.0, 0), (20.0, 1)):
+            assert self.check(tmp_path, monkeypatch, parts=parts, worst=rounding) == code
 
     def test_where_rounding_hides_the_part_the_nearest_to_its_limit_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

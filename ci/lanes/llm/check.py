@@ -103,8 +103,9 @@ WINDOWS = 4
 MIN_TOKENS = 256
 """Tokens to find the part by."""
 FP16_LEAST_DB, QUANTIZED_LEAST_DB, CHIP_DB, LOSS_DB = 30.0, 10.0, 6.0, 4.0
-"""A part is wrong below the least of its precision, and a quantized one also if it is CHIP_DB worse than on
-the CPU, or at most places LOSS_DB worse than rounding alone makes it: right ones: at most 2.2 dB worse."""
+"""A part is wrong below the least of its precision (where rounding alone leaves little more, LOSS_DB below
+that), and a quantized one also if it is CHIP_DB worse than on the CPU, or at most places LOSS_DB worse than
+rounding alone makes it: right ones: at most 2.2 dB worse."""
 FIXES = {
     "fp16": "compile it again, or with --precision 16a8w; if that stays, report it",
     "quantized": "calibrate by more or other text, or take fp16",
@@ -337,8 +338,8 @@ class Bounds:
     limits: Mapping[str, float]
     narrow: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By reader, those by what rounding alone costs on the tokens that it reads."""
-    parts: Sequence[float] = ()
-    """Of each, what rounding alone leaves of its outputs, in dB."""
+    parts: Sequence[Mapping[str, float]] = ()
+    """Of each, what rounding alone leaves of its outputs, in dB: `typical_db` at most places, and `db`."""
     tie: float = 0.0
     """Float's logits are as good as equal if they are no further apart."""
 
@@ -537,9 +538,10 @@ def _parts(
         first, last = row["layers"]
         name = f"{row['kind']}_{row['part']}, layers {first} to {last}"
         beside = f", {in_decibels(cpu['db'])} on the CPU" if cpu else ""
-        least = max(QUANTIZED_LEAST_DB, cpu["db"] - CHIP_DB) if cpu else FP16_LEAST_DB
+        rounding = bounds.parts[row["part"]] if bounds.parts else {"typical_db": -math.inf, "db": math.inf}
         loss = HALVES_DB if order["precision"] == "fp16" else LOSS_DB
-        typical = bounds.parts[row["part"]] - loss if bounds.parts else -math.inf
+        typical, worst = rounding["typical_db"] - loss, rounding["db"] - loss
+        least = max(min(QUANTIZED_LEAST_DB, worst), cpu["db"] - CHIP_DB) if cpu else FP16_LEAST_DB
         wrong = ""
         if not htp["db"] >= least:
             wrong = f"{htp['output']} has {in_decibels(htp['db'])}, expected {least:.1f}{beside}"

@@ -207,12 +207,17 @@ def _by_itself(
 
 def _kept(
     shape: Architecture, part: tuple[int, int], exact: Mapping[str, Array], rounded: Mapping[str, Array]
-) -> float:
-    """Of the outputs of a part the worst at most places, in dB."""
+) -> dict[str, float]:
+    """Of the outputs of a part the worst at most places and the worst of all, in dB."""
     first, last = part
     caches = (f"past_{kind}_{layer}_out" for layer in range(first, last) for kind in ("key", "value"))
     axes = {"logits" if last == shape.num_layers else f"hidden_{last}": -2, **dict.fromkeys(caches, -2)}
-    return min(_typical_db([_by_place(exact[name], rounded[name], axis)]) for name, axis in axes.items())
+    return {
+        "typical_db": min(
+            _typical_db([_by_place(exact[name], rounded[name], axis)]) for name, axis in axes.items()
+        ),
+        "db": min(compare([Pair(name, exact[name], rounded[name])])["sqnr_db"] for name in axes),
+    }
 
 
 def _by_place(expected: Array, found: Array, axis: int) -> Array:

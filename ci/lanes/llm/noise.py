@@ -147,6 +147,7 @@ def rounded_model(
         return rounding.kept[f"hidden_{layer + 1}"]
 
     linear: dict[str, Any] = {}
+    tied = reference.get_input_embeddings().weight
     for name, module in reference.named_modules():
         if isinstance(module, nn.Linear):
             linear[name] = module
@@ -165,7 +166,12 @@ def rounded_model(
         exact = [_logits(reference, row) for row in rows]
         kept = _kept(reference, rounding, row)
         for name, module in linear.items():
-            module.weight = nn.Parameter(rounded_weight(name, module.weight, scheme))
+            weight = rounded_weight(name, module.weight, scheme)
+            if module.weight is tied:
+                module.weight = nn.Parameter(weight)
+            else:
+                # In its place: a whole 1B beside its checkpoint's pages would be 10 GB.
+                module.weight.copy_(weight)
         rounding.seen = True
         some = [_logits(reference, row) for row in rows]
     return RoundedModel(reference, rounding, exact, some, row, kept)
