@@ -79,6 +79,8 @@ PRECISION = Parameter("precision", "fp16, 8a8w, 16a8w, 16a4w … [fp16]", "--pre
 SOC = Parameter("soc", f"the chip, as {DEFAULT_SOC}, SM8750", "--soc")
 CALIBRATE = Parameter("calibrate", "a folder of samples, a file each: .npy, .npz, .pt [drawn]", "--calibrate")
 
+OUTPUT = Parameter("output", "the folder for what is written", "--output", required=True)
+
 TOOLS = (
     Tool(
         "compile",
@@ -117,6 +119,49 @@ TOOLS = (
         "qnn-ci divergence net.py:make --precision 16a8w",
     ),
     Tool(
+        "repair",
+        "repair",
+        "Rewrite a model where a known fault meets it, prove that it computes the same, compile and compare.",
+        "changes (rewrite, rules, words, source, code), refused, before, after, files",
+        (MODEL, OUTPUT, PRECISION, SOC, CALIBRATE),
+        "qnn-ci repair net.py:make --precision 8a8w --output out",
+    ),
+    Tool(
+        "tune",
+        "tune",
+        "Find which operators need the more exact of two precisions, so that a floor of accuracy holds.",
+        "frontier (accuracy, costs, chosen), steps, files (the precision file)",
+        (
+            MODEL,
+            Parameter("floor", "the least SQNR against float: 35dB", "--floor"),
+            Parameter("top1", "the least share of rows whose largest value is at float's place", "--top1"),
+            Parameter("budget", "ddr=4MB, bytes=9MB or ms=2", "--budget", many=True),
+            Parameter("precisions", "two, the cheap one first [8a8w and 16a8w]", "--precision", many=True),
+            SOC,
+            CALIBRATE,
+            Parameter("output", "where the precision file goes [here]", "--output"),
+        ),
+        "qnn-ci tune net.py:make --floor 35dB --output out",
+    ),
+    Tool(
+        "reduce",
+        "reduce",
+        "Find the smallest program that still shows what a model shows, as files that need nothing of ours.",
+        "program, kept (operators), shown, verdict (what the file alone says), repeated, files",
+        (
+            MODEL,
+            Parameter(
+                "when", "dies, wrong, cpu, or a bound: ddr>1MB, size>2MB, ms>2", "--when", required=True
+            ),
+            OUTPUT,
+            PRECISION,
+            SOC,
+            CALIBRATE,
+            Parameter("minutes", "end the search after so long [10]", "--minutes"),
+        ),
+        "qnn-ci reduce net.py:make --when wrong --precision 16a8w --output reduced",
+    ),
+    Tool(
         "diagnose",
         "diagnose",
         "Explain a log, an error code or the rule of a finding.",
@@ -152,6 +197,7 @@ READING = (
     ("findings", "rule, severity, subject, message, fix; errors come first, notes ask for nothing"),
     ("findings[].edit", "a change of one line: in `file` at `line`, write `new` for `old`"),
     ("findings[].fix", "what to type or write next, in words, where there is no `edit`"),
+    ("offers", "of a red model: the command that repairs, tunes, explains, reduces or silences it"),
     ("next", "the command to type now, after the edit if there is one; empty where nothing is left to do"),
 )
 """The fields of an answer that an agent follows."""

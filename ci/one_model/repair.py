@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, "manifests/suites/models.toml")
     how = parser.add_argument_group("how")
     add_work(how, "a step")
-    add_accept(how, "SUITE-repaired.json in manifests/accepted, or SUITE.accepted-repaired.json beside the suite")
+    add_accept(how, "SUITE.accepted-repaired.json beside the suite, or manifests/accepted")
 
 
 def run(args: argparse.Namespace) -> int:

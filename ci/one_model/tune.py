@@ -14,6 +14,7 @@ from ci.pipeline.flags import add_work
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count
+from provisioning.base.commands import as_installed
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -182,5 +183,5 @@ def _tuned(
     chosen = replace(model, precision_file=output / f"{stem}{SUFFIX}")
     command = lane_model(chosen).command("compile", model.selection.soc, "-o", "out")
     print(f"compile it: {command}")
-    answer.add(files=[str(path) for path in files], command=command)
+    answer.add(files=[str(path) for path in files], next=as_installed(command))
     return 0

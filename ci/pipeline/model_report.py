@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.pipeline.options import OneModel
+from provisioning.base import answer
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Metric, Report, Severity
@@ -88,6 +89,7 @@ def _write(report: ModelReport, printed: str, model: OneModel) -> None:
     )
     report.offers = offers_of(report.rules, words, besides=report.stage.stage)
     show(report.offers)
+    answer.add(offers=report.offers)
     try:
         reports.mkdir(parents=True, exist_ok=True)
         with mutex(reports / f".{report.stage.stage}.lock"):

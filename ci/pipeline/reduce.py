@@ -121,14 +121,14 @@ class PieceSearch:
 
     oracle: Oracle
     at_once: int = 1
-    seconds: float = float("inf")
+    ends: float = float("inf")
+    """When the time is over, by the monotonic clock."""
     say: Callable[[str], None] = lambda line: None
     known: dict[Subgraph, bool] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
 
     @property
     def late(self) -> bool:
-        return time.monotonic() - self.began > self.seconds
+        return time.monotonic() > self.ends
 
     def first(self, pieces: Iterable[Subgraph]) -> Subgraph | None:
         """The first of them that shows it; None too once the time is over. As many as run side by side are

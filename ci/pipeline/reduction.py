@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,7 +123,7 @@ class Reduction(ABC, Generic[G]):
 def reduced(
     work: Reduction[Any], condition: Condition, seconds: float, say: Callable[[str], None]
 ) -> Reduced:
-    pieces = work.pieces
+    pieces, began = work.pieces, time.monotonic()
     with shared_fork_servers(os.environ):
         say(f"the whole model: {plural(len(pieces.operators), 'operator')}")
         (whole,) = work.outcomes([pieces.whole])
@@ -141,10 +142,12 @@ def reduced(
             return sum(shown(*work.outcomes([piece], fresh=True)) for _ in range(REPEATS))
 
         at_first = repeats(pieces.whole)
+        # What runs when the time is over, and the last repeat, take no longer than these two did.
+        spent = time.monotonic() - began
         search = PieceSearch(
             lambda asked: [shown(outcome) for outcome in work.outcomes(asked)],
             work.at_once,
-            seconds,
+            began + seconds - spent,
             say,
         )
         piece = search.fewest_operators(pieces.whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from ci.pipeline.precision import precision_named
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base import answer
-from provisioning.base.accepted import accept
-from provisioning.base.commands import session
+from provisioning.base.accepted import Accepted, Values, accept
+from provisioning.base.commands import as_installed, session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.findings import Finding, Metric
@@ -173,7 +174,7 @@ def repair_model(taken: LaneModel[Any, Any], asked: RewriteChoice, report: Model
         files=[str(path) for path in files],
     )
     if not after and repair.by_channel:
-        print(f"next: {taken.command('compile', taken.model.selection.soc, BY_CHANNEL, '-o', 'out')}")
+        _next(taken.command("compile", taken.model.selection.soc, BY_CHANNEL, "-o", "out"))
     _report(repair, report)
     return 0 if now.green else CheckFailed.exit_code
 
@@ -190,23 +191,26 @@ def repair_suites(
 ) -> int:
     """Repair each program of suites, say in a table what it was and became, and keep that if it is accepted.
     Writes no model: the command for one does."""
-    rows, code = [("program", "before", "repaired by", "after")], 0
-    kept: dict[Path, dict[str, dict[str, Metric]]] = {}
+    rows, code, repairs = [("program", "before", "repaired by", "after")], 0, dict[str, Values]()
     for taken in every:
         repair = repair_of(taken, asked)
         _report(repair, report)
         code = code if repair.now.green else CheckFailed.exit_code
         words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
         rows.append((taken.name, *words))
-        program = taken.given
-        of_suite = kept.setdefault(accepted_path(program.suite, REPAIRED), {})
-        of_suite[f"{program.lane or taken.lane.suites.lane}/{taken.name}"] = as_accepted(repair)
+        name = f"{taken.lane.suites.lane}/{taken.name}"
+        repairs[name] = as_accepted(repair)
+        if accepts and taken.given:
+            # At once: a run that is interrupted has then lost nothing.
+            of_it = {name: repairs[name]}
+            accept(accepted_path(taken.given.suite, REPAIRED), partial(_replaced, of_it=of_it))
     print("\n".join(aligned(rows)))
-    answer.add(programs={name: values for of_suite in kept.values() for name, values in of_suite.items()})
-    for path, values in kept.items() if accepts else ():
-        accept(path, lambda accepted, new=values: accepted.only(lambda name: name not in new).updated(new))
-        print(f"accepted: {path}")
+    answer.add(repairs=repairs)
     return code
+
+
+def _replaced(accepted: Accepted, of_it: Mapping[str, Values]) -> Accepted:
+    return accepted.only(lambda name: name not in of_it).updated(of_it)
 
 
 def _in_short(result: ModelResult) -> str:
@@ -218,7 +222,11 @@ def as_accepted(repair: Repair) -> dict[str, Metric]:
     """What the site's page is made from."""
     values: dict[str, Metric] = {"rewrites": " ".join(repair.rewrites)}
     for when, result in (("before", repair.before), ("after", repair.now)):
-        figures: dict[str, Metric] = {"verdict": result.verdict, "says": result.says or None, "ddr": result.ddr}
+        figures: dict[str, Metric] = {
+            "verdict": result.verdict,
+            "says": result.says or None,
+            "ddr": result.ddr,
+        }
         figures |= {} if result.error else {"sqnr_db": round(result.sqnr_db, 1)}
         values |= {f"{when}.{name}": value for name, value in figures.items() if value is not None}
     return values
@@ -323,8 +331,13 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
         per_channel=model.per_channel or bool(repair.by_channel),
     )
     verb, into = ("audit", ()) if repair.now.error else ("compile", ("-o", str(output)))
-    print(f"next: {session(verb, *again.words(model.selection.soc), *into)}")
+    _next(session(verb, *again.words(model.selection.soc), *into))
     return files
+
+
+def _next(command: str) -> None:
+    print(f"next: {command}")
+    answer.add(next=as_installed(command))
 
 
 def _answered(row: ModelResult) -> dict[str, Any]:

@@ -268,7 +268,9 @@ def _faults(site: Site, findings: str) -> None:
 
 
 def _repairs(site: Site) -> None:
-    suites = {name: site.link(f"manifests/suites/{name}.toml", "README.md", REPAIRS) for name in repairs.SHOWN}
+    suites = {
+        name: site.link(f"manifests/suites/{name}.toml", "README.md", REPAIRS) for name in repairs.SHOWN
+    }
     site.page(
         REPAIRS,
         "repairs.html.j2",

@@ -92,7 +92,8 @@ def test_tools_give_findings_with_evidence_and_what_is_next(
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     answers = {key: result["answer"] for key, result in said["results"].items()}
-    assert {"compile", "audit", "divergence", "diagnose", "operators", "parity"} <= set(said["tools"])
+    wanted = {"compile", "audit", "divergence", "repair", "tune", "reduce", "diagnose", "operators", "parity"}
+    assert wanted <= set(said["tools"])
     assert "SM8" in answers["chip"]["next"] and answers["chip"]["outcome"] == "usage"
     assert answers["code"]["inputs"][0]["explanations"][0]["fix"]
     assert "log at 16a4w" in answers["operator"]["inputs"][0]["operators"][0]

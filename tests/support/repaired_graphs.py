@@ -30,11 +30,12 @@ TEXTS = {
         a = Reshape(x, first) t = Transpose<perm = [0, 1, 3, 2, 4, 5]>(a) y = Reshape(t, last) }""",
     "recurrent-cell-by-cell": """g (float[4,1,3] x) => (float[4,2,1,2] y, float[2,1,2] h) {
         y, h = GRU<hidden_size = 2, linear_before_reset = 1, direction = "bidirectional">(x, w, r, b) }""",
-    "refused-by-definition": f"""g ({ROW} x, {ROW} v) => ({ROW} y, float[1,6] z, float[6] n) <int64[1] last = {{0}}> {{
+    "refused-by-definition": f"""g ({ROW} x, {ROW} v) => ({ROW} y, float[1,6] z, float[6] n)
+        <int64[1] rows = {{0}}> {{
         a = Softsign(x) b = Celu<alpha = 2.0>(a) c = Shrink<lambd = 0.1, bias = 0.05>(b) d = Sinh(c)
         e = Cosh(d) f = Acosh(e) h = Asinh(f) t = Tanh(h) y = Atanh(t)
-        k = ReduceL1(v, last) l = ReduceLogSum(v, last) m = ReduceLogSumExp(x, last) o = ReduceSumSquare(x, last)
-        z = Sum(k, l, m, o) n = ReduceLogSumExp<keepdims = 0>(x, last) }}""",
+        k = ReduceL1(v, rows) l = ReduceLogSum(v, rows) m = ReduceLogSumExp(x, rows)
+        o = ReduceSumSquare(x, rows) z = Sum(k, l, m, o) n = ReduceLogSumExp<keepdims = 0>(x, rows) }}""",
     "constants-folded": f"""g ({IMAGE} x) => ({IMAGE} y) {{
         c = Constant<value = bool[1] {{1}}>() s = Squeeze(c)
         t = If(s) <then_branch = one () => ({IMAGE} p) {{ p = Relu(x) }},

@@ -179,6 +179,25 @@ def test_a_time_that_is_over_ends_with_the_smallest_piece_so_far(pieces: OnnxPie
     assert result.late and result.piece == pieces.whole
 
 
+def test_all_programs_together_take_no_longer_than_the_time_that_is_given(
+    pieces: OnnxPieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole model and both repeats included."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+
+    def outcome(names: set[str]) -> Outcome:
+        clock[0] += 60
+        return WRONG if {"n40", "n41"} <= names else RIGHT
+
+    work = Told(pieces, tmp_path, outcome)
+    work.at_once = 1
+    result = reduced(work, Condition.of("wrong"), 600, lambda line: None)
+    assert result.late and 480 <= clock[0] <= 600
+    assert len(result.piece.operators) < OPERATORS
+    assert any("time was over" in line for line in result.in_words(Condition.of("wrong")))
+
+
 def test_sizes_and_values_become_small_as_long_as_it_is_shown(pieces: OnnxPieces) -> None:
     """It needs the MatMul, with rows of 4 at least."""
 

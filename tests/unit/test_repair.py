@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 
+from ci.one_model import repair as verb
 from ci.pipeline import repair
 from ci.pipeline.compile_flags import ONNX, PYTORCH
 from ci.pipeline.model_report import ModelReport
 from ci.pipeline.options import Compiling, OneModel, WorkOptions
 from ci.pipeline.repair import ModelResult
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.pipeline.suite_file import accepted_path
 from ci.site.repairs import lossy_of, rows_of
+from provisioning.base.accepted import load_accepted
+from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.stage_run import StageRun
+from tests.support.typed import run_here
 
 HELPS, HARMS = RewrittenPlace("one", ("helps",), "", "node"), RewrittenPlace("other", ("harms",), "", "node")
 WRONG = (Finding("compile-accuracy", Severity.ERROR, "net", "too far", ""),)
@@ -126,3 +131,44 @@ def test_a_program_that_is_not_green_is_shown_with_what_repairs_it_or_why_nothin
         ("net", "8a8w", "15 dB", ""),
     ]
     assert "fp16 (60 dB)" in shown[2].answer
+
+
+@pytest.mark.parametrize("words", [[], ["net.py:make"], ["net.py:make", "-o", "out", "--accept"]])
+def test_a_command_that_says_neither_a_model_with_its_output_nor_a_suite_is_wrong(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        run_here(verb, *words)
+
+
+def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = tmp_path / "suite.toml"
+    lane: Any = SimpleNamespace(suites=SimpleNamespace(lane="executorch"))
+
+    def program(name: str) -> Any:
+        return SimpleNamespace(name=name, lane=lane, given=SimpleNamespace(suite=suite), model=None)
+
+    def found(taken: Any, asked: RewriteChoice) -> repair.Repair:
+        if taken.name.startswith("interrupted"):
+            raise KeyboardInterrupt
+        now = green(30) if taken.name.startswith("good") else ModelResult("dies")
+        return repair.Repair(taken, ModelResult("dies"), Rewritten([HELPS], None), now, [])
+
+    monkeypatch.setattr(repair, "repair_of", found)
+    report = ModelReport("suite", StageRun.as_typed("repair", "wheels", "host"))
+    asked = RewriteChoice()
+    some = [program("good/8a8w/SM8650"), program("bad/8a8w/SM8650")]
+    assert repair.repair_suites(some[:1], asked, report, accepts=False) == 0
+    assert not load_accepted(accepted_path(suite, "repaired")).subjects
+    assert repair.repair_suites(some, asked, report, accepts=True) == 1
+    with pytest.raises(KeyboardInterrupt):
+        repair.repair_suites(
+            [program("good/fp16/SM8650"), program("interrupted")], asked, report, accepts=True
+        )
+    rows = rows_of(load_accepted(accepted_path(suite, "repaired")).subjects)
+    assert {(row.model, row.precision, row.after.verdict) for row in rows} == {
+        ("good", "8a8w", "green"),
+        ("bad", "8a8w", "dies"),
+        ("good", "fp16", "green"),
+    }
+    assert "green, 30.0 dB" in capsys.readouterr().out

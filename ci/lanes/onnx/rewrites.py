@@ -307,7 +307,7 @@ Attributes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Call:
+class Defined:
     """An operator that is to be written with others."""
 
     put: Writer
@@ -334,35 +334,35 @@ class Call:
 AXES_ARE_AN_INPUT = 18
 
 
-def _of_exps(call: Call, operator: str) -> str:
+def _of_exps(call: Defined, operator: str) -> str:
     put = call.put
     both = put(operator, put("Exp", call.x), put("Exp", put("Neg", call.x)))
     return put("Mul", both, put.constant(0.5))
 
 
-def _area(call: Call, operator: str, x: str) -> str:
+def _area(call: Defined, operator: str, x: str) -> str:
     """log(x + sqrt(x * x + 1)), or with - 1."""
     put = call.put
     root = put("Sqrt", put(operator, put("Mul", x, x), put.constant(1)))
     return put("Log", put("Add", x, root))
 
 
-def _asinh(call: Call) -> str:
+def _asinh(call: Defined) -> str:
     return call.put("Mul", call.put("Sign", call.x), _area(call, "Add", call.put("Abs", call.x)))
 
 
-def _atanh(call: Call) -> str:
+def _atanh(call: Defined) -> str:
     put, one = call.put, call.put.constant(1)
     quotient = put("Div", put("Add", one, call.x), put("Sub", one, call.x))
     return put("Mul", put("Log", quotient), put.constant(0.5))
 
 
-def _celu(call: Call) -> str:
+def _celu(call: Defined) -> str:
     alpha = call.number("alpha", 1)
     return call.put("Mul", call.put("Elu", call.put("Div", call.x, alpha)), alpha)
 
 
-def _log_sum_exp(call: Call) -> str:
+def _log_sum_exp(call: Defined) -> str:
     put = call.put
     least = put("Sub", call.x, call.reduced("ReduceMax", call.x, keepdims=1))
     return put(
@@ -372,14 +372,14 @@ def _log_sum_exp(call: Call) -> str:
     )
 
 
-def _shrunk(call: Call) -> str:
+def _shrunk(call: Defined) -> str:
     put = call.put
     nearer = put("Sub", call.x, put("Mul", put("Sign", call.x), call.number("bias", 0)))
     beyond = put("Greater", put("Abs", call.x), call.number("lambd", 0.5))
     return put("Where", beyond, nearer, put.constant(0))
 
 
-DEFINITIONS: dict[str, Callable[[Call], str]] = {
+DEFINITIONS: dict[str, Callable[[Defined], str]] = {
     "Acosh": lambda call: _area(call, "Sub", call.x),
     "Asinh": _asinh,
     "Atanh": _atanh,
@@ -409,7 +409,7 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
 
 def _defined(node: onnx.NodeProto, rest: Sequence[str], opset: int) -> Callable[[Writer], list[str]]:
     def write(put: Writer) -> list[str]:
-        call = Call(put, node.input[0], rest, attributes_of(node), opset)
+        call = Defined(put, node.input[0], rest, attributes_of(node), opset)
         return [DEFINITIONS[node.op_type](call)]
 
     return write

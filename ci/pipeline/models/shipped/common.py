@@ -1,4 +1,4 @@
-"""Common models as people write them, faults that QNN meets there included. `qnn-ci repair --suite` repairs them."""
+"""Common models as people write them, with what QNN does not take: `qnn-ci repair --suite` repairs them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ class Squeezed(nn.Module):
             nn.SiLU(),
         )
         self.weights = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(middle, few, 1), nn.SiLU(), nn.Conv2d(few, middle, 1), nn.Sigmoid()
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(middle, few, 1),
+            nn.SiLU(),
+            nn.Conv2d(few, middle, 1),
+            nn.Sigmoid(),
         )
         self.outside = ConvNorm(middle, outs, 1, shift=0.0, gain=BRANCH if self.residual else 1.0)
 
@@ -52,11 +56,11 @@ class Squeezed(nn.Module):
 
 
 class EfficientNet(Classifies):
-    def __init__(self, classes: int) -> None:
+    def __init__(self, stages: int, classes: int) -> None:
         super().__init__()
         channels = 32
         blocks: list[nn.Module] = [ConvNorm(3, channels, 3, 2), nn.SiLU()]
-        for expand, outs, repeats, stride, size in EFFICIENTNET_B0:
+        for expand, outs, repeats, stride, size in EFFICIENTNET_B0[:stages]:
             for index in range(repeats):
                 blocks.append(Squeezed(channels, outs, expand, stride if index == 0 else 1, size))
                 channels = outs
@@ -68,9 +72,9 @@ class EfficientNet(Classifies):
         return self.classifier(self.pool(self.features(x)).flatten(1))
 
 
-def efficientnet_b0(size: int = 64) -> Made:
+def efficientnet_b0(stages: int = 7, size: int = 64) -> Made:
     inputs = images(size)
-    return settled(EfficientNet(100), inputs), inputs
+    return settled(EfficientNet(stages, 100), inputs), inputs
 
 
 def _gelu_by_erf(x: Tensor) -> Tensor:
