@@ -141,7 +141,7 @@ def quantized(
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """ONNX Runtime's tools import it where it is found, for an exporter of theirs: a second for each model."""
+    """ONNX Runtime's tools import it where it is found, for an exporter of theirs: a second a model."""
     if "torch" in sys.modules:
         yield
         return
