@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 
 from ci.artifacts.bounds import Malformed
 from ci.inspect.package.android_xml import elements
-from provisioning.base.settings import ROOT
 from tests.support.apps import (
     FASTRPC,
     binary_manifest,
@@ -28,6 +25,7 @@ from tests.support.elves import skel
 from tests.support.programs import BUILD_ID, context, options, program
 from tests.support.runner import programs as runner_programs
 from tests.support.sdk import skels
+from tests.support.typed import typed
 
 __all__ = ["runner_programs"]
 
@@ -40,9 +38,7 @@ Members = dict[str, bytes]
 
 
 def inspect(path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "ci", "inspect", str(path), "--json", *flags]
-    command += ["--reports", str(path.parent / "reports")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = typed("inspect", path, "--json", *flags, "--reports", path.parent / "reports")
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -259,9 +255,7 @@ def test_what_is_no_package_is_said_with_the_right_code(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    command = [sys.executable, "-m", "ci", "inspect", str(tmp_path / name)]
-    command += ["--reports", str(tmp_path / "reports")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = typed("inspect", tmp_path / name, "--reports", tmp_path / "reports")
     assert done.returncode == code and name in done.stderr and "try:" in done.stderr
 
 
@@ -269,20 +263,10 @@ def test_a_package_is_a_stage_of_the_gate(plain: bytes, tmp_path: Path) -> None:
     members = app()
     members.pop(f"{LIB}/libQnnSystem.so")
     made = package(tmp_path / "app.apk", plain, members)
-    command = [
-        sys.executable,
-        "-m",
-        "ci",
-        "gate",
-        "--only",
-        "inspect",
-        "--reports",
-        str(tmp_path / "reports"),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    words = ("gate", "--only", "inspect", "--reports", tmp_path / "reports")
+    done = typed(*words)
     assert done.returncode == 2 and "--package" in done.stderr
-    command += ["--package", str(made)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = typed(*words, "--package", made)
     assert done.returncode == 1
     report = json.loads((tmp_path / "reports/inspect.json").read_text())
     assert "package-lacks" in [finding["rule"] for finding in report["findings"]]
@@ -350,8 +334,7 @@ def test_a_hostile_manifest_is_refused_by_name(plain: bytes, tmp_path: Path) -> 
             continue
     entity = b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'
     made = package(tmp_path / "net.aar", entity, in_abi(qnn(), "jni/arm64-v8a"))
-    command = [sys.executable, "-m", "ci", "inspect", str(made), "--reports", str(tmp_path / "reports")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = typed("inspect", made, "--reports", tmp_path / "reports")
     assert done.returncode == 1 and "AndroidManifest.xml" in done.stderr
 
 

@@ -70,7 +70,7 @@ def test_neither_a_model_nor_another_python_finds_the_token_that_reads(tmp_path:
         variables = {URL: server.url, f"{URL}_PUBLIC_KEYS": public, READ_TOKEN: HUSH}
         command = ("compile", "net.py:net", "--verify", "none", "--no-cache", "-o", "out")
         for more in ((), ("--python", sys.executable)):
-            ended = typed(*command, *more, cwd=tmp_path, env={**os.environ, **variables})
+            ended = typed(*command, *more, cwd=tmp_path, env={**os.environ, **variables}, anew=True)
             assert ended.returncode == 0, ended.stdout + ended.stderr
             assert HUSH not in ended.stdout + ended.stderr
     assert seen_in(tmp_path) == {"[]"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import re
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -95,9 +97,10 @@ def quantized(
     With `alone`, it is quantized all the same."""
     if not samples:
         raise CheckFailed("no calibration sample", fix="give at least one")
-    # Imported late, because it imports torch, which nothing else here needs.
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
-    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+    # Imported late: nothing else here needs it.
+    with _without_torch():
+        from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
+        from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
     class Samples(CalibrationDataReader):  # type: ignore[misc]
         remaining = iter(samples)
@@ -134,6 +137,19 @@ def quantized(
             onnx.helper.set_model_props(product, {**own, **dict(metadata)})
             onnx.save(product, str(written))
     return written
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """ONNX Runtime's tools import it where it is found, for an exporter of theirs: a second a model."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def on_cpu(model: Path, samples: Iterable[Sample], took: list[float] | None = None) -> list[Sample]:
