@@ -20,7 +20,7 @@ MANIFEST = MANIFESTS / "diagnose.toml"
 TROUBLE = Pattern(
     r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such|unsupported"
     r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash|\bSIG[A-Z]{3,4}\b"
-    r"|not support|is missing|timed? ?out"
+    r"|(?:not|n't) support|is missing|timed? ?out"
 )
 """What a log has that tells of any trouble at all."""
 DATA_TYPES_IN_TEXT = Pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
