@@ -31,6 +31,8 @@ DECORATION = re.compile(
     rb"^(?:\xef\xbb\xbf)?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z |\x1b\[[0-9;]*[A-Za-z]|\r(?=\n)", re.MULTILINE
 )
 """What CI systems and terminals put around a line: GitHub's time stamp, colours. It never goes back."""
+DECORATED = (b"Z ", b"\x1b[", b"\r\n")
+"""One of these is in each decoration."""
 
 PIECE = 48 << 10
 """A log is read in pieces of so many bytes."""
@@ -255,7 +257,8 @@ def _blocks(log: BinaryIO) -> Iterator[bytes]:
 
 def _plain(text: bytes) -> bytes:
     """Without what is put around its lines, in English, with the same number of lines."""
-    text = DECORATION.sub(b"", text)
+    if any(mark in text for mark in DECORATED):
+        text = DECORATION.sub(b"", text)
     if b'{"' in text:
         text = JSON_LINE.sub(lambda row: ESCAPE.sub(lambda found: UNESCAPED[found[0]], row[0]), text)
     if not text.isascii():
@@ -614,12 +617,12 @@ def _first(entry: Entry, patterns: tuple[Pattern, ...], piece: Piece, possible: 
         for pattern in possible.intersection(of):
             yield from (match.start() for match in pattern.find_all(piece.text, piece.start))
 
-    here, lines = set(starts(entry.unless_here)), set[int]()
-    if entry.unless_line:
-        lines = {_line_start(piece.text, start) for start in starts(entry.unless_line)}
-    if not here and not lines:
-        firsts = (pattern.search(piece.text, piece.start) for pattern in possible.intersection(patterns))
-        return min((match.start() for match in firsts if match), default=None)
+    firsts = (pattern.search(piece.text, piece.start) for pattern in possible.intersection(patterns))
+    first = min((match.start() for match in firsts if match), default=None)
+    if first is None or not possible.intersection((*entry.unless_here, *entry.unless_line)):
+        return first
+    here = set(starts(entry.unless_here))
+    lines = {_line_start(piece.text, start) for start in starts(entry.unless_line)}
     counting = (
         start
         for start in starts(patterns)
