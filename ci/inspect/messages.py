@@ -34,7 +34,7 @@ class Messages:
     def rules(self) -> set[str]:
         """The rules that match one of them."""
         text = "\n".join(self.texts.values()).encode("utf-8", "replace")
-        return {e.id for e in knowledge().entries if any(pattern.search(text) for pattern in e.patterns)}
+        return {e.id for e in knowledge().entries if any(pattern.search(text) for pattern in e.keys)}
 
 
 def collect(path: Path) -> Messages:

@@ -20,7 +20,7 @@ MANIFEST = MANIFESTS / "diagnose.toml"
 TROUBLE = Pattern(
     r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such|unsupported"
     r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash|\bSIG[A-Z]{3,4}\b"
-    r"|not support|is missing|timed? ?out"
+    r"|(?:not|n't) support|is missing|timed? ?out"
 )
 """What a log has that tells of any trouble at all."""
 DATA_TYPES_IN_TEXT = Pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
@@ -31,6 +31,8 @@ DECORATION = re.compile(
     rb"^(?:\xef\xbb\xbf)?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z |\x1b\[[0-9;]*[A-Za-z]|\r(?=\n)", re.MULTILINE
 )
 """What CI systems and terminals put around a line: GitHub's time stamp, colours. It never goes back."""
+DECORATED = (b"Z ", b"\x1b[", b"\r\n")
+"""One of these is in each decoration."""
 
 PIECE = 48 << 10
 """A log is read in pieces of so many bytes."""
@@ -42,6 +44,13 @@ UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b
 their numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
+COMMON_WORDS = b"""error errors failed failure fail cannot can't could not unable not found no such file
+missing invalid unsupported not supported support does not doesn't is not exist model file load loading
+loaded open opened create created library device backend run running execute version input output tensor
+shape size memory expected got from in for to with of at the config graph context node operator type data
+path directory build returned status code err"""
+"""What many logs of failures have."""
+GROUP = 16
 ANY_OTHER = "*"
 """In `unless` of an entry: every other entry, as it tells only how a program ended."""
 
@@ -140,6 +149,8 @@ class Knowledge:
     index: Index
     word_index: Index
     entries_of: dict[Pattern, tuple[Entry, ...]]
+    groups: tuple[frozenset[Pattern], ...]
+    """Patterns that only have words in them that most logs of failures have, for one search each."""
 
     def entry(self, name: str) -> Entry:
         return next(entry for entry in self.entries if entry.id == name)
@@ -255,7 +266,8 @@ def _blocks(log: BinaryIO) -> Iterator[bytes]:
 
 def _plain(text: bytes) -> bytes:
     """Without what is put around its lines, in English, with the same number of lines."""
-    text = DECORATION.sub(b"", text)
+    if any(mark in text for mark in DECORATED):
+        text = DECORATION.sub(b"", text)
     if b'{"' in text:
         text = JSON_LINE.sub(lambda row: ESCAPE.sub(lambda found: UNESCAPED[found[0]], row[0]), text)
     if not text.isascii():
@@ -282,6 +294,13 @@ def _unwrapped(text: bytes) -> bytes:
     return b"\n".join([*whole, held])
 
 
+@cache
+def _any_in(patterns: frozenset[Pattern]) -> Pattern:
+    return Pattern(
+        "|".join(f"(?:{source})" for source in sorted(pattern.source for pattern in patterns)), True
+    )
+
+
 class Reading:
     """What is known of a log, piece after piece."""
 
@@ -296,9 +315,11 @@ class Reading:
         self._data_types: dict[int, None] = {}
         self._layers: set[str] = set()
         self._faults: set[str] = set()
+        self._groups = list(knowledge().groups)
 
     def take(self, piece: Piece) -> None:
         possible = knowledge().index.possible(piece.text)
+        possible -= self._absent(piece, possible)
         entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])
         for entry in {entry.id: entry for entry in entries}.values():
             for patterns, shown in ((entry.patterns, self._found), (entry.loose, self._loose)):
@@ -320,6 +341,20 @@ class Reading:
             self._builds |= {build for build in match.groups() if build}
         for match in DATA_TYPES_IN_TEXT.find_all(piece.text, piece.start):
             self._data_types |= dict.fromkeys(number for _, number in _numbers_in(match))
+
+    def _absent(self, piece: Piece, possible: set[Pattern]) -> set[Pattern]:
+        """Those of the groups that are not in the text: one search for each group. What was found once is
+        looked for by itself from then on, so that its group stays absent."""
+        absent = set[Pattern]()
+        for number, group in enumerate(self._groups):
+            if possible.isdisjoint(group):
+                continue
+            found = set[Pattern]()
+            if _any_in(group).search(piece.text, piece.start):
+                found = {row for row in group & possible if row.search(piece.text, piece.start)}
+                self._groups[number] = group - found
+            absent |= group - found
+        return absent
 
     def _harmless_lines(self, piece: Piece, possible: set[Pattern]) -> set[int]:
         """Where the lines begin that look like errors and are none."""
@@ -587,6 +622,8 @@ def knowledge() -> Knowledge:
         for pattern in entry.all_patterns:
             entries_of[pattern] += (entry,)
     rows: tuple[Layer | Fault | Harmless | Numbers, ...] = (*layers, *faults, *harmless, *numbers)
+    common = sorted(Index(entries_of).possible(COMMON_WORDS), key=lambda pattern: pattern.source)
+    groups = (frozenset(common[start : start + GROUP]) for start in range(0, len(common), GROUP))
     return Knowledge(
         entries,
         layers,
@@ -600,6 +637,7 @@ def knowledge() -> Knowledge:
         Index((*(row.pattern for row in rows), *entries_of)),
         Index(words),
         entries_of,
+        tuple(groups),
     )
 
 
@@ -614,12 +652,12 @@ def _first(entry: Entry, patterns: tuple[Pattern, ...], piece: Piece, possible: 
         for pattern in possible.intersection(of):
             yield from (match.start() for match in pattern.find_all(piece.text, piece.start))
 
-    here, lines = set(starts(entry.unless_here)), set[int]()
-    if entry.unless_line:
-        lines = {_line_start(piece.text, start) for start in starts(entry.unless_line)}
-    if not here and not lines:
-        firsts = (pattern.search(piece.text, piece.start) for pattern in possible.intersection(patterns))
-        return min((match.start() for match in firsts if match), default=None)
+    firsts = (pattern.search(piece.text, piece.start) for pattern in possible.intersection(patterns))
+    first = min((match.start() for match in firsts if match), default=None)
+    if first is None or not possible.intersection((*entry.unless_here, *entry.unless_line)):
+        return first
+    here = set(starts(entry.unless_here))
+    lines = {_line_start(piece.text, start) for start in starts(entry.unless_line)}
     counting = (
         start
         for start in starts(patterns)
