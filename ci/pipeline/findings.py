@@ -20,6 +20,7 @@ from ci.pipeline.accuracy import (
     in_words,
     missed,
 )
+from ci.pipeline.losses import HALF_MOST
 from ci.pipeline.slices import LEAST_DB
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
@@ -172,6 +173,23 @@ class Causes:
         if self.beyond or not (chip_differs(misses, figures) or not against_nearest(figures)):
             return ()
         return self.known
+
+
+BEYOND_NAMED = 3
+BEYOND_FIX = (
+    "make the values smaller before that line, as by x * 0.01 (a norm gives the same of x and of x * 0.01),"
+    " or --precision 16a8w, whose steps have any range"
+)
+
+
+def beyond_in_words(beyond: Sequence[Mapping[str, Any]]) -> str:
+    """Which operators of a float model leave fp16; empty if none does."""
+    words = [f"{operator_place(row)} has values up to {row['largest']:.3g}" for row in beyond[:BEYOND_NAMED]]
+    return f"in fp16 nothing is above {HALF_MOST:g}, and {', '.join(words)}" if words else ""
+
+
+def operator_place(row: Mapping[str, Any]) -> str:
+    return str(row["operator"]) + (f" at {row['source']} `{row['code']}`" if row["source"] else "")
 
 
 def accuracy_message(

@@ -15,10 +15,12 @@ from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.costs import cost_rule
 from ci.pipeline.findings import (
+    BEYOND_FIX,
     Causes,
     accepting,
     accuracy_fix,
     accuracy_message,
+    beyond_in_words,
     constant_outputs,
     errors_of,
     not_in_fp16,
@@ -35,6 +37,16 @@ MOST_SHOWN = 6
 """How many operators a message about a slower program names."""
 ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
+
+
+def causes_of(context: Mapping[str, Any]) -> Causes:
+    """By the facts of its run."""
+    return Causes(
+        slices=context["slices"],
+        beyond=beyond_in_words(context.get("beyond", ())),
+        beyond_fix=BEYOND_FIX,
+        chosen=" and ".join(context.get("choices", ())),
+    )
 
 
 def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
@@ -79,7 +91,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     if misses := misses_of(program, result):
         commands = (_command(program, "divergence"), _command(program, "quantize", "--where"))
         otherwise = "raise the precision or calibrate with more samples"
-        causes = Causes(slices=context["slices"], chosen=" and ".join(context.get("choices", ())))
+        causes = causes_of(context)
         fix = accuracy_fix(misses, near, *commands, otherwise, causes)
         fixes = [fix, accepting(program, misses, every)]
         message = accuracy_message(misses, near, causes)

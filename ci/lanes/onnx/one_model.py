@@ -11,7 +11,7 @@ from typing import Any
 from ci.artifacts.simulation import Simulation
 from ci.lanes.onnx.compile import OnnxPlan, plan_of
 from ci.lanes.onnx.events import slowest
-from ci.lanes.onnx.findings import findings_of
+from ci.lanes.onnx.findings import causes_of, findings_of
 from ci.lanes.onnx.forecast import forecast_of_chip, forecasted, simulated_on
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN
 from ci.lanes.onnx.options import parse_assignments, settings_of
@@ -135,12 +135,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
-        wrong = accuracy_of_one_model(
-            self.model.typed,
-            near,
-            *commands,
-            Causes(slices=context["slices"], chosen=" and ".join(context.get("choices", ()))),
-        )
+        wrong = accuracy_of_one_model(self.model.typed, near, *commands, causes_of(context))
         return Product(
             {path.name: path for path in files},
             words,
