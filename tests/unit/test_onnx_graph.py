@@ -301,7 +301,9 @@ def test_a_model_with_floats_of_which_nothing_is_quantized_is_all_in_float() -> 
     assert not all_in_float(helper.make_model(graph))
 
 
-def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_is_meant(tmp_path: Path) -> None:
+def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_is_meant(
+    tmp_path: Path,
+) -> None:
     nodes = [
         helper.make_node("Mul", ["x", "large"], ["far"], name="far"),
         helper.make_node("Relu", ["far"], ["after"], name="after"),
