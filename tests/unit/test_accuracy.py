@@ -375,6 +375,15 @@ def test_the_fix_follows_the_figures(figures: dict[str, float], fix: str) -> Non
     assert misses and fix in accuracy_fix(misses, figures, "divergence", "where")
 
 
+@pytest.mark.parametrize(("reference", "said"), [(140.0, True), (4.1, False)])
+def test_more_steps_help_where_quantizing_loses_and_not_where_the_chip_differs(
+    reference: float, said: bool
+) -> None:
+    figures = {"sqnr_db": 4.0, "reference_sqnr_db": reference}
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(steps="more steps"))
+    assert ("more steps" in found.fix) == said
+
+
 def test_without_thresholds_what_fails_or_has_no_floats_needs_none(
     tmp_path: Path,
 ) -> None:
