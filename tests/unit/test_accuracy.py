@@ -325,6 +325,20 @@ def test_where_many_values_are_as_good_as_the_best_another_index_is_wrong() -> N
     assert [row["choice_agreement"] for row in figures] == [1, 0]
 
 
+@pytest.mark.parametrize(("shape", "chosen"), [((20, 4096), 1), ((8400, 1), 100)])
+def test_a_healthy_model_of_8_bits_stays_green_where_its_classes_or_scores_are_near(
+    shape: tuple[int, int], chosen: int
+) -> None:
+    """By figures of an untrained net, the worst case: 30 dB, and another index where values are near."""
+    generator = numpy.random.default_rng(0)
+    floats = generator.normal(0, 1, shape)
+    quantized = floats + generator.normal(0, 10 ** (-30 / 20), shape)
+    among = Among(floats, tie_noise([floats], [quantized], 0))
+    wanted, found = (numpy.argsort(-values, 0)[:chosen] for values in (floats, quantized))
+    figures = compare([Pair("y", wanted, found, 0, among)])
+    assert figures["agreement"] < 1 and not missed(Thresholds(), figures)
+
+
 def test_values_whose_differences_are_lost_have_no_ties() -> None:
     wanted = numpy.array([[100.0, 100.1, 100.2]])
     assert tie_noise([wanted], [wanted + numpy.array([0.05, -0.05, 0.05])], 1) == 0
