@@ -29,6 +29,8 @@ class Fault(Model):
     schemes: tuple[str, ...] = ()
     """Without them, it is met in all."""
     arches: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+    """Of the operand of a cast, without which it is not met."""
     ranks: tuple[int, ...] = ()
     """Of an operand or the output, without which it is not met."""
     shared: bool = False

@@ -58,6 +58,7 @@ def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator
             not names.isdisjoint(wanted)
             and not node.get("added")
             and (not fault.shared or node.get("again"))
+            and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.get("kinds", ())))
             and (not fault.ranks or not {*fault.ranks}.isdisjoint(node.get("ranks", ())))
         ):
             yield node

@@ -102,7 +102,7 @@ INDEX_COPY = "index_copy"
 
 def key_of(operator: str) -> str:
     """The same for `aten.adaptive_avg_pool2d.default` and `adaptive_avgpool2d`, `view` and `view_copy`."""
-    name = operator.removeprefix("aten.").partition(".")[0]
+    name = operator.removeprefix("aten.").removeprefix("dim_order_ops.").partition(".")[0]
     if name != INDEX_COPY:
         name = name.removesuffix("_copy")
     return name.replace("_", "")

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,8 +188,8 @@ CASTS = ("_to_copy", "to", "type_as", "_to_dim_order_copy")
 
 def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
     """Operator, line and module of every node in a delegate, by QNN's name of the node; the ranks of its
-    tensors, whether lowering added it: a cast where `source`, if it is a graph, has none, and whether its
-    module was called before."""
+    tensors, the type that a cast takes, whether lowering added it: a cast where `source`, if it is a graph,
+    has none, and whether its module was called before."""
     nodes = {}
     graph = getattr(source, "graph", None)
     casts = graph is None or any(_is_cast(node) for node in graph.nodes)
@@ -208,9 +208,15 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
                         if isinstance(value := operand.meta.get("val"), torch.Tensor)
                     ),
                     **({"added": True} if not casts and _is_cast(node) else {}),
+                    **({"kinds": _kinds_of(node.all_input_nodes)} if _is_cast(node) else {}),
                     **({"again": True} if _is_of_another_call(node) else {}),
                 }
     return nodes
+
+
+def _kinds_of(operands: Sequence[Any]) -> list[str]:
+    values = [operand.meta.get("val") for operand in operands]
+    return [str(value.dtype).removeprefix("torch.") for value in values if isinstance(value, torch.Tensor)]
 
 
 def _is_of_another_call(node: Any) -> bool:

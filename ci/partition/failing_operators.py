@@ -227,8 +227,18 @@ class Search:
         nodes = [node, *partition.constants_of(node)]
         if node not in partition.live:
             return self._handed_out(nodes, "QNN cannot hand out a constant")
-        suspect = _suspect(nodes, f"{reason}, with {_operands(node)}", fix_inside(node))
+        reason, fix = f"{reason}, with {_operands(node)}", fix_inside(node)
+        if not all(map(_is_passed_on, nodes[1:])) and self._compiles_with_kept(node, partition):
+            reason += "; it compiles where what it reads of constants alone is not computed in the program"
+            fix = CONSTANT
+        suspect = _suspect(nodes, reason, fix)
         return replace(suspect, more_bits=_more_bits(node))
+
+    @staticmethod
+    def _compiles_with_kept(node: Node, partition: Partition) -> bool:
+        error = partition.error_of([node], kept=True)
+        restore_builtins()
+        return not error
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Culprit:
         """Also says why the operator that uses the constant is on the CPU."""
@@ -424,6 +434,10 @@ RECURRENT = (
     "export the model as an .onnx, of which ONNX Runtime takes recurrent layers whole; or give the layer its"
     " first state as an input: self.rnn(x, h0)"
 )
+
+
+def _is_passed_on(node: Node) -> bool:
+    return is_quantizer(node) or operator_name(node) in PASS_THROUGH
 
 
 def _dequantizes(node: Node) -> bool:

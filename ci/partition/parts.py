@@ -75,9 +75,11 @@ class Partition:
                     todo.append(all_input_node)
         return list(constants)
 
-    def error_of(self, nodes: Iterable[Node]) -> str:
-        """Why these nodes do not compile together with their quantizers and constants; empty if they do."""
-        program = self._program_of(self._closed(nodes))
+    def error_of(self, nodes: Iterable[Node], *, kept: bool = False) -> str:
+        """Why these nodes do not compile together with their quantizers and constants; empty if they do.
+
+        With `kept`, what is computed from constants is given to them, as a buffer is."""
+        program = self._program_of(self._closed(nodes, kept))
         with QnnManagerContext({"forward": self.specs}):
             try:
                 QnnBackend.preprocess(program, self.specs)
@@ -85,7 +87,7 @@ class Partition:
                 return f"{type(error).__name__}: {error}"
         return ""
 
-    def _closed(self, nodes: Iterable[Node]) -> set[Node]:
+    def _closed(self, nodes: Iterable[Node], kept: bool) -> set[Node]:
         members: set[Node] = set()
         todo = list(nodes)
         while todo:
@@ -96,7 +98,7 @@ class Partition:
             todo += [
                 all_input_node
                 for all_input_node in node.all_input_nodes
-                if is_quantizer(all_input_node) or all_input_node not in self.live
+                if is_quantizer(all_input_node) or (all_input_node not in self.live and not kept)
             ]
             if operator_name(node) in PASS_THROUGH:
                 todo += node.all_input_nodes

@@ -62,7 +62,7 @@ class Among(NamedTuple):
         rows = [places.reshape(-1, values.shape[1]) for places in (wanted, numpy.where(inside, found, 0))]
         best, chosen = (numpy.take_along_axis(values, places.astype(numpy.int64), 0) for places in rows)
         # Where many are as good as the best, nothing is chosen any more.
-        alike = numpy.stack([(abs(values - row) <= self.noise).sum(0) for row in best])
+        alike = numpy.stack([(abs(values - row) <= self.noise * USUAL).sum(0) for row in best])
         few = alike <= max(MOST_TIED, MOST_TIED_SHARE * len(values))
         near = (abs(best - chosen) <= self.noise) & few
         return numpy.equal(wanted, found).ravel() | (near.ravel() & inside.ravel())
@@ -327,7 +327,9 @@ def in_files(
 
 
 MOST_TIED, MOST_TIED_SHARE = 5, 0.01
-"""How many values may be equal within the noise, so that an index of any of them is right."""
+"""How many values may be equal within the usual noise, so that an index of any of them is right."""
+USUAL = 0.25
+"""The usual noise, as a part of the largest: of a normal distribution's, in a few thousand values."""
 HALF_NOISE = 2.0**-8
 """How far values of fp16 are from float's, as a part of the largest: in a deep model more than a rounding."""
 

@@ -20,6 +20,7 @@ from ci.pipeline.accuracy import (
     in_words,
     missed,
 )
+from ci.pipeline.losses import HALF_MOST
 from ci.pipeline.slices import LEAST_DB
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
@@ -162,6 +163,8 @@ class Causes:
     beyond: str = ""
     """The operators whose values leave fp16."""
     beyond_fix: str = ""
+    steps: str = ""
+    """What gives activations more steps, where they have 8 bits."""
     chosen: str = ""
     """The operators whose indices are outputs."""
     known: Sequence[tuple[str, str]] = ()
@@ -172,6 +175,26 @@ class Causes:
         if self.beyond or not (chip_differs(misses, figures) or not against_nearest(figures)):
             return ()
         return self.known
+
+
+BEYOND_NAMED = 3
+BEYOND_FIX = (
+    "make the values smaller before that line, as by x * 0.01 (a norm gives the same of x and of x * 0.01),"
+    " or --precision 16a8w, whose steps have any range"
+)
+
+
+MORE_STEPS = "--precision 16a8w gives activations 256 times as many steps"
+
+
+def beyond_in_words(beyond: Sequence[Mapping[str, Any]]) -> str:
+    """Which operators of a float model leave fp16; empty if none does."""
+    words = [f"{operator_place(row)} has values up to {row['largest']:.3g}" for row in beyond[:BEYOND_NAMED]]
+    return f"in fp16 nothing is above {HALF_MOST:g}, and {', '.join(words)}" if words else ""
+
+
+def operator_place(row: Mapping[str, Any]) -> str:
+    return str(row["operator"]) + (f" at {row['source']} `{row['code']}`" if row["source"] else "")
 
 
 def accuracy_message(
@@ -212,17 +235,23 @@ def accuracy_fix(
         return causes.beyond_fix
     if causes.chosen and all(miss.figure.endswith("agreement") for miss in misses):
         return f"take {causes.chosen} out of the model: let it return the values, and choose on the CPU"
-    command = _naming(misses, figures, divergence, where, otherwise)
+    command = _naming(misses, figures, divergence, where, otherwise, causes.steps)
     fixes = [fix for _, fix in causes.of_chip(misses, figures)]
     return "; or ".join([*fixes, *filter(None, [command])])
 
 
 def _naming(
-    misses: Sequence[Missed], figures: Mapping[str, float], divergence: str, where: str, otherwise: str
+    misses: Sequence[Missed],
+    figures: Mapping[str, float],
+    divergence: str,
+    where: str,
+    otherwise: str,
+    steps: str,
 ) -> str:
     if chip_differs(misses, figures) or not against_nearest(figures):
         return f"{divergence} names the operator that differs" if divergence else otherwise
-    return f"{where} names the operators where quantizing loses" if where else otherwise
+    named = f"{where} names the operators where quantizing loses" if where else otherwise
+    return "; or ".join(filter(None, [named, steps]))
 
 
 def accuracy_of_one_model(

@@ -10,6 +10,8 @@ from provisioning.base import units
 SHOWN = 20
 MOST_DB = 120.0
 """Outputs that differ by less are equal."""
+HALF_MOST = 65504.0
+"""The largest finite value of fp16."""
 
 
 def as_text(whole: str, losses: Sequence[Mapping[str, Any]]) -> Iterator[str]:

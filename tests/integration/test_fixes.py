@@ -61,6 +61,7 @@ DETECTORS = (
     ("apart", "detector", "apart = true", "8a8w"),
     # Where only ties differ, there is nothing to fix.
     ("chooses", "chooses", "", "8a8w"),
+    ("loud", "loud", "", "fp16"),
 )
 
 
@@ -82,6 +83,8 @@ def test_a_detector_that_detects_nothing_fails_and_with_scores_of_their_own_it_p
     )
     assert lost["figures"]["sqnr_db"] > 30 and lost["figures"]["slice_sqnr_db"] == 0
     assert "slices 4 to 83 of 84" in lost["slices"][0] and not apart["slices"]
+    loud = [finding for finding in done.report.findings if finding.subject.startswith("loud/")]
+    assert any("x * 0.01" in finding.fix and "faulty_models.py:" in finding.message for finding in loud)
 
 
 @pytest.mark.whole
@@ -112,6 +115,7 @@ BROKEN = (
     ("volume", "volume", "", "16a4w", "--precision 16a8w"),
     ("recurrent", "recurrent", "", "8a8w", "first state as an input"),
     ("biased", "biased", "", "8a8w", "register_buffer"),
+    ("encoder", "encoder", "", "8a8w", "layer.compute_bias = lambda"),
     ("named", "named", "", "fp16", "torch.export.save"),
     ("lacking", "lacking", "", "fp16", "--python"),
     ("anchored", "anchored", "", "8a8w", "keep it with register_buffer: aten.sigmoid.default at "),
@@ -128,6 +132,7 @@ FIXED = (
     ("volume", "volume", "", "16a8w"),
     ("recurrent", "recurrent", "state = true", "8a8w"),
     ("biased", "biased", "kept = true", "8a8w"),
+    ("encoder", "encoder", "kept = true", "8a8w"),
     ("anchored", "anchored", "kept = true", "8a8w"),
     ("summed", "summed", "last = true", "8a8w"),
     ("loud", "loud", "smaller = true", "fp16"),
@@ -142,6 +147,8 @@ def test_each_model_that_does_not_compile_names_its_fix_and_with_it_compiles(fol
     for name, *_, fix in BROKEN:
         fixes = [finding.fix for finding in done.report.findings if finding.subject.startswith(f"{name}/")]
         assert any(fix in text for text in fixes), (name, fixes)
+    (of_library,) = (finding for finding in done.report.findings if finding.subject.startswith("encoder/"))
+    assert "transformers/models/t5/modeling_t5.py:" in of_library.message
     fixed = run("test_emulator", folder, "--suite", suite_of(folder, *FIXED))
     assert fixed.code == 0, fixed.out
 

@@ -116,6 +116,27 @@ def biased(kept: bool = False) -> Any:
     return Biased(kept=kept).eval(), _drawn(1, 8, 16)
 
 
+class Encoder(nn.Module):
+    """T5's own."""
+
+    def __init__(self, *, kept: bool) -> None:
+        super().__init__()
+        transformers = importlib.import_module("transformers")
+        config = transformers.T5Config(vocab_size=8, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+        self.encoder = transformers.T5EncoderModel(config)
+        if kept:
+            attention = self.encoder.encoder.block[0].layer[0].SelfAttention
+            bias = attention.compute_bias(8, 8).detach()
+            attention.compute_bias = lambda *_, **__: bias
+
+    def forward(self, x: Tensor) -> Any:
+        return self.encoder(inputs_embeds=x).last_hidden_state
+
+
+def encoder(kept: bool = False) -> Any:
+    return Encoder(kept=kept).eval(), _drawn(1, 8, 16)
+
+
 class Named(nn.Module):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"y": torch.relu(inputs["a"]) + inputs["b"]}

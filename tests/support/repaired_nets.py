@@ -79,6 +79,9 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
     "transposed-convolution-by-group": [
         lambda: _of(*IMAGE, parts=(nn.ConvTranspose2d(4, 6, 3, 2, groups=2),))(lambda conv, x: conv(x))
     ],
+    "where-for-cast": [
+        lambda: _of(*ROW, parts=(nn.Linear(6, 4),))(lambda layer, x: layer((x > 0.1).float()))
+    ],
     "truncated-before-cast": [lambda: _of(*ROW)(lambda x: (x * 3).to(torch.int64) + 1)],
     "softplus-by-absolute": [
         lambda: _of(*ROW)(functional.softplus),

@@ -325,6 +325,20 @@ def test_where_many_values_are_as_good_as_the_best_another_index_is_wrong() -> N
     assert [row["choice_agreement"] for row in figures] == [1, 0]
 
 
+@pytest.mark.parametrize(("shape", "chosen"), [((20, 4096), 1), ((8400, 1), 100)])
+def test_a_healthy_model_of_8_bits_stays_green_where_its_classes_or_scores_are_near(
+    shape: tuple[int, int], chosen: int
+) -> None:
+    """By figures of an untrained net, the worst case: 30 dB, and another index where values are near."""
+    generator = numpy.random.default_rng(0)
+    floats = generator.normal(0, 1, shape)
+    quantized = floats + generator.normal(0, 10 ** (-30 / 20), shape)
+    among = Among(floats, tie_noise([floats], [quantized], 0))
+    wanted, found = (numpy.argsort(-values, 0)[:chosen] for values in (floats, quantized))
+    figures = compare([Pair("y", wanted, found, 0, among)])
+    assert figures["agreement"] < 1 and not missed(Thresholds(), figures)
+
+
 def test_values_whose_differences_are_lost_have_no_ties() -> None:
     wanted = numpy.array([[100.0, 100.1, 100.2]])
     assert tie_noise([wanted], [wanted + numpy.array([0.05, -0.05, 0.05])], 1) == 0
@@ -373,6 +387,15 @@ def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_th
 def test_the_fix_follows_the_figures(figures: dict[str, float], fix: str) -> None:
     misses = missed(Thresholds(), figures)
     assert misses and fix in accuracy_fix(misses, figures, "divergence", "where")
+
+
+@pytest.mark.parametrize(("reference", "said"), [(140.0, True), (4.1, False)])
+def test_more_steps_help_where_quantizing_loses_and_not_where_the_chip_differs(
+    reference: float, said: bool
+) -> None:
+    figures = {"sqnr_db": 4.0, "reference_sqnr_db": reference}
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(steps="more steps"))
+    assert ("more steps" in found.fix) == said
 
 
 def test_without_thresholds_what_fails_or_has_no_floats_needs_none(

@@ -62,6 +62,14 @@ VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
         ("aten.full.default", {"ranks": [4]}, "fp16", "SM8650", set()),
         ("aten.linear.default", {"again": True}, "8a8w", "SM8650", {"bias-used-twice"}),
         ("aten.linear.default", {}, "8a8w", "SM8650", set()),
+        (
+            "dim_order_ops._to_dim_order_copy.default",
+            {"kinds": ["bool"]},
+            "8a8w",
+            "SM8650",
+            {"comparison-as-float"},
+        ),
+        ("dim_order_ops._to_dim_order_copy.default", {"kinds": ["int64"]}, "8a8w", "SM8650", set()),
         # A cast that lowering added.
         ("aten._to_copy.default", {"added": True}, "8a8w", "SM8650", set()),
         # No program of ours has a float64.

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ci.lanes.onnx.cuts import beyond_half
 from ci.lanes.onnx.graph import (
     all_in_float,
     external_files,
@@ -298,3 +299,20 @@ def test_a_model_with_floats_of_which_nothing_is_quantized_is_all_in_float() -> 
     shape = helper.make_tensor_value_info("x", TensorProto.INT32, [2])
     graph = helper.make_graph([helper.make_node("Abs", ["x"], ["x"])], "integers", [shape], [shape])
     assert not all_in_float(helper.make_model(graph))
+
+
+def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_is_meant(
+    tmp_path: Path,
+) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "large"], ["far"], name="far"),
+        helper.make_node("Relu", ["far"], ["after"], name="after"),
+        helper.make_node("Add", ["after", "mask"], ["masked"], name="masked"),
+        helper.make_node("Softmax", ["masked"], ["y"], name="softmax"),
+    ]
+    weights = {"large": np.float32([300.0]), "mask": np.float32([-3e38])}
+    write(model_of(nodes, output=(1, 3, 8, 8), weights=weights), tmp_path / "net.onnx")
+    samples = [{"x": np.full((1, 3, 8, 8), value, "f4")} for value in (1.0, 1000.0)]
+    (found,) = beyond_half(tmp_path / "net.onnx", {}, samples, tmp_path / "exposed.onnx")
+    assert (found["node"], found["largest"]) == ("far", 300_000)
+    assert not beyond_half(tmp_path / "net.onnx", {}, samples[:1], tmp_path / "exposed.onnx")

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ci.partition.decisions import module_of
 from ci.pipeline.accuracy import Pair, Unusable, compared
-from ci.pipeline.losses import MOST_DB
+from ci.pipeline.losses import HALF_MOST, MOST_DB
 from ci.pipeline.models.factory import copied
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.user_model import BadFactory
@@ -67,8 +67,6 @@ def outputs_of(graph: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
     return interpreter.outputs
 
 
-HALF_MOST = 65504.0
-"""The largest finite value of fp16."""
 MASKS = ("aten.masked_fill", "aten.where")
 """Their numbers of any size are meant to be infinite."""
 

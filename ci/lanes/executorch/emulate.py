@@ -26,12 +26,16 @@ from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import faults_in, versions_of
 from ci.pipeline.accuracy import in_words, missed, rounded
 from ci.pipeline.findings import (
+    BEYOND_FIX,
+    MORE_STEPS,
     Causes,
     accepting,
     accuracy_fix,
     accuracy_message,
+    beyond_in_words,
     constant_outputs,
     known_faults,
+    operator_place,
     placeholder,
     shown_thresholds,
 )
@@ -47,8 +51,6 @@ RAN = "emulator"
 """The step whose figures are a program's."""
 RELOADED = "reload"
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
-MOST_NAMED = 3
-HALF_MOST = 65504
 
 
 @dataclass(frozen=True)
@@ -319,25 +321,10 @@ def causes_of(
         slices=slices,
         beyond=beyond_in_words(beyond),
         beyond_fix=BEYOND_FIX,
-        chosen=" and ".join(dict.fromkeys(map(_place, chosen))),
+        steps=MORE_STEPS if scheme.startswith("8a") else "",
+        chosen=" and ".join(dict.fromkeys(map(operator_place, chosen))),
         known=[(str(fault), fault.fault.fix) for fault in met],
     )
-
-
-BEYOND_FIX = (
-    "make the values smaller before that line, as by x * 0.01 (a norm gives the same of x and of x * 0.01),"
-    " or --precision 16a8w, whose steps have any range"
-)
-
-
-def beyond_in_words(beyond: Sequence[Mapping[str, Any]]) -> str:
-    """Which operators of a float model leave fp16; empty if none does."""
-    words = [f"{_place(row)} has values up to {row['largest']:.3g}" for row in beyond[:MOST_NAMED]]
-    return f"in fp16 nothing is above {HALF_MOST:g}, and {', '.join(words)}" if words else ""
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    return str(row["operator"]) + (f" at {row['source']} `{row['code']}`" if row["source"] else "")
 
 
 def lost_at(loss: Mapping[str, Any]) -> str:

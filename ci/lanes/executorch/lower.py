@@ -86,6 +86,7 @@ from ci.pipeline.models.factory import (
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
+from provisioning.base.commands import session
 
 SEGMENT_ALIGNMENT = 4096
 """The alignment of delegate data in the file: a page, so that it can be mapped alone."""
@@ -694,7 +695,8 @@ def _failed(
         # Half of such a computation as a buffer leaves the other half, which dies as well.
         value = "this value" if len(last) == 1 else "each of these values"
         fixes[fixes.index(CONSTANT)] = (
-            f"compute {value} once, in __init__, and keep it with register_buffer: {', '.join(last)}"
+            f"compute {value} once, in __init__, and keep it with register_buffer: {', '.join(last)};"
+            f" {session('repair', 'MODEL', '-o', 'DIR')} writes the model so"
         )
     if rows := list(dict.fromkeys(culprit.more_bits for culprit in workaround.culprits if culprit.more_bits)):
         # Without all of them it still dies.

@@ -19,7 +19,7 @@ from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM, QUANTIZED, REWRITTEN, SAMPLES
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
-from ci.lanes.executorch.emulate import BEYOND_FIX, RAN, Emulation, causes_of, findings_of, measure, ran
+from ci.lanes.executorch.emulate import RAN, Emulation, causes_of, findings_of, measure, ran
 from ci.lanes.executorch.judge import artifact, costs_of, delegation, left_on_cpu, missing_kernels
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
@@ -31,7 +31,7 @@ from ci.lanes.executorch.user_program import (
     stack_of,
 )
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import accuracy_of_one_model, differs_on_chip, nearly_constant
+from ci.pipeline.findings import BEYOND_FIX, accuracy_of_one_model, differs_on_chip, nearly_constant
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.one_model import LaneModel, Product, cells_of

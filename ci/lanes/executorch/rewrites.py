@@ -396,6 +396,19 @@ def _(x: Tensor, kind: torch.dtype, *_: Any) -> Tensor:
     return torch.trunc(x).to(kind)
 
 
+@one(
+    "where-for-cast",
+    aten.to.dtype,
+    when=lambda model, node: (
+        node.args[1] == torch.float32
+        and model.value(node.args[0]).dtype == torch.bool
+        and any(user.target is aten.linear.default for user in node.users)
+    ),
+)
+def _(x: Tensor, *_: Any) -> Tensor:
+    return torch.where(x, 1.0, 0.0)
+
+
 def _softplus(x: Tensor) -> Tensor:
     return torch.relu(x) + torch.log1p(torch.exp(-torch.clamp(x.abs(), max=20)))
 

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.events import SourcePlace
@@ -16,8 +17,8 @@ from ci.lanes.onnx.node_graph import Graph
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.accuracy import Pair, least_sqnr_db
 from ci.pipeline.divergence import Cuts
-from ci.pipeline.losses import MOST_DB
-from ci.pipeline.models.arrays import Sample
+from ci.pipeline.losses import HALF_MOST, MOST_DB
+from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.precision import Precision
 from provisioning.manifest import Soc
 
@@ -85,6 +86,38 @@ def losses(
         every.append((10 ** (-after / 10) - 10 ** (-before / 10), loss))
     every.sort(key=lambda pair: -pair[0])
     return [loss for added, loss in every if added > 0]
+
+
+NOT_BEYOND = ("Where",)
+"""Their numbers of any size are meant to be infinite."""
+
+
+def beyond_half(
+    source: Path, places: Mapping[str, SourcePlace], samples: Sequence[Sample], scratch: Path
+) -> list[dict[str, Any]]:
+    """The operators of a float model whose outputs leave fp16, while their inputs do not, each with its line
+    and its largest value."""
+    graph = Graph(onnx.load(str(source)))
+    operators = [node for node in graph.operators() if node.op_type not in NOT_BEYOND]
+    most = {weight.name: _most(numpy_helper.to_array(weight)) for weight in graph.model.graph.initializer}
+    found: dict[str, dict[str, Any]] = {}
+    for sample in samples:
+        outputs = every_output(graph, scratch, [sample], (TensorProto.FLOAT,))[0]
+        of_sample = most | {name: _most(array) for name, array in {**sample, **outputs}.items()}
+        for node in operators:
+            name, largest = node.output[0], of_sample.get(node.output[0], 0.0)
+            if largest <= HALF_MOST or any(of_sample.get(given, 0.0) > HALF_MOST for given in node.input):
+                continue
+            row = {"operator": node.op_type, "node": node.name}
+            found.setdefault(name, {**row, **asdict(places.get(node.name, SourcePlace())), "largest": 0.0})
+            found[name]["largest"] = max(found[name]["largest"], largest)
+    return [*found.values()]
+
+
+def _most(values: Array) -> float:
+    """The largest that is finite."""
+    finite = values[numpy.isfinite(values)] if values.dtype.kind == "f" else values[:0]
+    return float(abs(finite).max(initial=0.0))
 
 
 def every_output(

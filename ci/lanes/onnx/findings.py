@@ -15,10 +15,13 @@ from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.costs import cost_rule
 from ci.pipeline.findings import (
+    BEYOND_FIX,
+    MORE_STEPS,
     Causes,
     accepting,
     accuracy_fix,
     accuracy_message,
+    beyond_in_words,
     constant_outputs,
     errors_of,
     not_in_fp16,
@@ -26,6 +29,7 @@ from ci.pipeline.findings import (
     placeholder,
     shown_thresholds,
 )
+from ci.pipeline.precision import precision_named
 from ci.pipeline.reason import first_line, words_of
 from ci.pipeline.suite import HELD_QUANTIZED
 from provisioning.base.findings import Finding, Metric, Severity
@@ -35,6 +39,17 @@ MOST_SHOWN = 6
 """How many operators a message about a slower program names."""
 ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
+
+
+def causes_of(context: Mapping[str, Any], precision: str) -> Causes:
+    """By the facts of a run."""
+    return Causes(
+        slices=context["slices"],
+        beyond=beyond_in_words(context.get("beyond", ())),
+        beyond_fix=BEYOND_FIX,
+        steps=MORE_STEPS if precision_named(precision).activations.endswith("8") else "",
+        chosen=" and ".join(context.get("choices", ())),
+    )
 
 
 def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
@@ -79,7 +94,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     if misses := misses_of(program, result):
         commands = (_command(program, "divergence"), _command(program, "quantize", "--where"))
         otherwise = "raise the precision or calibrate with more samples"
-        causes = Causes(slices=context["slices"], chosen=" and ".join(context.get("choices", ())))
+        causes = causes_of(context, program.run.precision)
         fix = accuracy_fix(misses, near, *commands, otherwise, causes)
         fixes = [fix, accepting(program, misses, every)]
         message = accuracy_message(misses, near, causes)

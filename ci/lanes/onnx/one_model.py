@@ -11,7 +11,7 @@ from typing import Any
 from ci.artifacts.simulation import Simulation
 from ci.lanes.onnx.compile import OnnxPlan, plan_of
 from ci.lanes.onnx.events import slowest
-from ci.lanes.onnx.findings import findings_of
+from ci.lanes.onnx.findings import causes_of, findings_of
 from ci.lanes.onnx.forecast import forecast_of_chip, forecasted, simulated_on
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN
 from ci.lanes.onnx.options import parse_assignments, settings_of
@@ -30,7 +30,6 @@ from ci.lanes.onnx.user_program import (
 )
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
-    Causes,
     accuracy_of_one_model,
     differs_on_chip,
     nearly_constant,
@@ -135,12 +134,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
-        wrong = accuracy_of_one_model(
-            self.model.typed,
-            near,
-            *commands,
-            Causes(slices=context["slices"], chosen=" and ".join(context.get("choices", ()))),
-        )
+        wrong = accuracy_of_one_model(self.model.typed, near, *commands, causes_of(context, program.run.kind))
         return Product(
             {path.name: path for path in files},
             words,
@@ -186,7 +180,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         words += ", both by ONNX Runtime on the CPU"
         written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
         where = self.command("quantize", program.soc, "--where")
-        wrong = accuracy_of_one_model(stem, facts["near"], where, where, Causes(slices=facts["slices"]))
+        wrong = accuracy_of_one_model(stem, facts["near"], where, where, causes_of(facts, kind))
         constant = filter(None, [nearly_constant(facts["near"])])
         warnings = [*self._drawn(program), *constant_inputs(facts), *constant]
         return [Product(written, [words, *(f"  {line}" for line in facts["slices"])], warnings, wrong)]

@@ -6,7 +6,7 @@ import json
 import shutil
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,15 @@ from ci.lanes.onnx.graph import (
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import calibration_samples, divided, resembling
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
-from ci.pipeline.accuracy import Pair, Unusable, compared, in_words, pair_of_choice
+from ci.pipeline.accuracy import Pair, Unusable, compared, in_words, missed, pair_of_choice
+from ci.pipeline.findings import BEYOND_FIX, beyond_in_words
 from ci.pipeline.models.arrays import Array, Sample, save, save_one, saved
 from ci.pipeline.models.inputs import checked, drawn
 from ci.pipeline.models.metric import METRIC, measured_by
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.rewriting import RewriteChoice
-from ci.pipeline.suite import Input
+from ci.pipeline.suite import Input, Thresholds
 from provisioning.base import commands
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
@@ -176,7 +177,14 @@ def write_context(
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
     among = choices_of(source, model if reference else None, samples, path.parent / "choices")
     shutil.rmtree(path.parent / "choices", ignore_errors=True)
-    near = _near(expected, reference, outputs, case.non_finite, among)
+    near = _near(
+        expected,
+        reference,
+        outputs,
+        case.non_finite,
+        among,
+        lambda: _beyond_half(source, samples, path.parent) if precision.name == "fp16" else [],
+    )
     if metric := order.get("metric"):
         near["near"][METRIC] = measured_by(metric, _pairs(expected, outputs, NONE), len(expected))
     facts = {
@@ -638,20 +646,33 @@ def _near(
     outputs: Sequence[Sample],
     non_finite: bool,
     among: tuple[Choices, Choices] = (NONE, NONE),
+    beyond: Callable[[], list[dict[str, Any]]] = list,
 ) -> dict[str, Any]:
-    """The worst figures compared with the float and the quantized model on the CPU, and the slices that are
-    lost."""
+    """The worst figures compared with the float and the quantized model on the CPU, the slices that are lost,
+    and, where too much is, what `beyond` gives."""
     if not expected:
-        return {"near": {}, "slices": []}
+        return {"near": {}, "slices": [], "beyond": []}
     try:
         floats, quantized = among
         against = _pairs(reference, outputs, quantized) if reference else ()
         near, slices = compared(_pairs(expected, outputs, floats), against, non_finite=non_finite)
     except Unusable as error:
+        words = beyond_in_words(beyond())
         raise CheckFailed(
-            f"the outputs cannot be compared: {error}", fix=FIXES.get(error.rule, "")
+            "; ".join(filter(None, [f"the outputs cannot be compared: {error}", words])),
+            fix=BEYOND_FIX if words else FIXES.get(error.rule, ""),
         ) from error
-    return {"near": near, "slices": slices}
+    return {"near": near, "slices": slices, "beyond": beyond() if missed(Thresholds(), near) else []}
+
+
+def _beyond_half(source: Path, samples: Sequence[Sample], into: Path) -> list[dict[str, Any]]:
+    from ci.lanes.onnx.cuts import beyond_half
+
+    scratch = into / "exposed.onnx"
+    try:
+        return beyond_half(source, places_of(load_graph(source)), samples, scratch)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample], among: Choices) -> Iterator[Pair]:
