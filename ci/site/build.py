@@ -18,7 +18,7 @@ from ci.github.release import NAME, project_version
 from ci.operators import history
 from ci.operators.table import MEANINGS, OperatorTable, shipped
 from ci.pipeline.phones import load_forecasts
-from ci.site import errors, operators, phones
+from ci.site import errors, operators, phones, trained
 from ci.site.markdown import Document, Link, groups, inline, rendered
 from provisioning.base.commands import as_installed, captured
 from provisioning.base.errors import CheckFailed, UsageError
@@ -32,7 +32,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 REPORT = ROOT / "ci" / "report" / "templates"
 """Style and script of the report's page, which the site has too."""
 
-START, FAULTS, PHONES = "start.html", "faults.html", "phones.html"
+START, FAULTS, PHONES, TRAINED = "start.html", "faults.html", "phones.html", "trained.html"
 OPERATORS, INDEX = f"operators/on-{DEFAULT_SOC}.html", "search.js"
 INDEX_HEAD = "window.searchIndex = "
 """A script, since a page that is opened as a file may not fetch JSON."""
@@ -118,6 +118,7 @@ def build() -> Mapping[str, str | bytes]:
     _faults(site, texts["docs/findings.md"])
     wheel = load_forecasts().wheel.version
     site.page(PHONES, "phones.html.j2", "Forecasts and phones", plots=phones.plots(), wheel=wheel)
+    _trained(site)
     _sources(site)
     _home(site, table)
     site.files["llms.txt"] = _for_language_models(site, documents)
@@ -144,6 +145,7 @@ def _common() -> dict[str, Any]:
             "errors": ERRORS,
             "faults": FAULTS,
             "phones": PHONES,
+            "trained": TRAINED,
             "start": START,
         },
         "groups": {},
@@ -265,6 +267,16 @@ def _faults(site: Site, findings: str) -> None:
     ]
 
 
+def _trained(site: Site) -> None:
+    models = trained.models()
+    builds = sorted({run.build for model in models for run in model.runs} - {""})
+    site.page(TRAINED, "trained.html.j2", "Trained models", models=models, builds=builds)
+    site.found += [
+        ("trained model", model.name, f"{TRAINED}#{model.name}", f"{model.metric} {model.wheel.package}")
+        for model in models
+    ]
+
+
 def _sources(site: Site) -> None:
     for name in site.sources:
         content = (ROOT / name).read_bytes()
@@ -313,6 +325,7 @@ def _for_language_models(site: Site, documents: Mapping[str, tuple[str, Document
         f"- [Errors]({ERRORS}): one anchor for each",
         f"- [Known faults]({FAULTS})",
         f"- [Forecasts and phones]({PHONES})",
+        f"- [Trained models]({TRAINED}): a metric of the task in float, quantized and on HTP",
         "",
         "## Pages",
         "",

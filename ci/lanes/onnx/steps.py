@@ -40,11 +40,12 @@ from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
 from ci.pipeline.accuracy import Pair, Unusable, compared, in_words, pair_of_choice
 from ci.pipeline.models.arrays import Array, Sample, save, save_one, saved
 from ci.pipeline.models.inputs import checked, drawn
-from ci.pipeline.models.metric import METRIC, measured_by
+from ci.pipeline.models.metric import METRIC, measured_by, side_by_side
+from ci.pipeline.models.wheels import located
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.rewriting import RewriteChoice
-from ci.pipeline.suite import Input
+from ci.pipeline.suite import Input, TaskMetric
 from provisioning.base import commands
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
@@ -169,7 +170,7 @@ def write_context(
         precision=precision.written,
         build_id=build,
         packages=provider.packages(),
-        source=source_digest(Path(order["search_path"]) / case.model if case.model else source),
+        source=source_digest(located(case.model, Path(order["search_path"])) if case.model else source),
         settings=settings.as_dict(),
     )
     record.write(record_path(path))
@@ -179,6 +180,10 @@ def write_context(
     near = _near(expected, reference, outputs, case.non_finite, among)
     if metric := order.get("metric"):
         near["near"][METRIC] = measured_by(metric, _pairs(expected, outputs, NONE), len(expected))
+    if case.metric and expected:
+        function = f"{order['search_path']}/{case.metric.function}"
+        pairs, against = _pairs(expected, outputs, NONE), _pairs(reference, outputs, NONE)
+        near["near"] |= side_by_side(function, pairs, against if reference else (), len(expected))
     facts = {
         "record": asdict(record),
         "audit": asdict(audit),
@@ -216,7 +221,7 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
         model, samples, calibration, notes = _exported(case, search_path, into, count)
         signature = signature_of(load_graph(model))
     else:
-        model = look(search_path / case.model, case.dimensions, into)
+        model = look(located(case.model, search_path), case.dimensions, into)
         signature = signature_of(load_graph(model))
         every = calibration_samples(case.samples, signature, search_path) if case.samples else []
         samples, calibration = divided(every, case.inferences)
@@ -598,7 +603,9 @@ def order_scores(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def case_of(order: Mapping[str, Any]) -> OnnxCase:
     inputs = tuple(Input.model_validate_json(json.dumps(text)) for text in order["case"].get("inputs", ()))
-    return OnnxCase.model_construct(**{**order["case"], "inputs": inputs})
+    named = order["case"].get("metric")
+    metric = TaskMetric.model_validate(named) if named else None
+    return OnnxCase.model_construct(**{**order["case"], "inputs": inputs, "metric": metric})
 
 
 def run_of(order: Mapping[str, Any]) -> OnnxRun:
