@@ -22,7 +22,7 @@ class TrainedRun:
     """A program, as it was measured last."""
 
     lane: str
-    precision: str
+    name: str
     soc: str
     values: Values
 
@@ -73,9 +73,11 @@ def models_of(suite: SuiteFile, accepted: Mapping[str, Values]) -> Iterator[Trai
         for name, case in of_lane.items():
             cases[name] = case
             runs.setdefault(name, []).extend(
-                TrainedRun(lane, kind, soc, accepted.get(f"{lane}/{name}/{kind}/{soc}", {}))
+                TrainedRun(lane, of_run, soc, accepted.get(f"{lane}/{name}/{of_run}/{soc}", {}))
                 for run in case["run"]
-                for kind in [run.get("label") or run["precision"]]
+                for of_run in [
+                    run.get("label") or run["precision"] + "-repaired" * run.get("repaired", False)
+                ]
                 for soc in run["socs"]
             )
     for name, case in cases.items():

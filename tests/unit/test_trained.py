@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
+from onnx import load as load_model
+from onnx import save as save_model
 
-from ci.lanes.onnx.suite import FORM
+from ci.lanes.onnx.suite import FORM, OnnxRun, command_for_one
 from ci.pipeline.accuracy import Pair, missed
 from ci.pipeline.models.metric import side_by_side
 from ci.pipeline.models.shipped import trained
@@ -160,7 +163,38 @@ def test_every_shipped_model_has_weights_that_its_suite_pins() -> None:
 
 
 def test_commands_printed_for_one_model_are_none_of_a_model_in_a_wheel(suite: SuiteFile) -> None:
-    from ci.lanes.onnx.suite import command_for_one
-
     case = suite.cases["onnx"]["net"]
     assert command_for_one("divergence", case, case.runs[0], "SM8650", suite.path.parent) == ""
+
+
+def quantized(folder: Path, operator: str, *constants: str) -> Path:
+    """The model of one operator as a run with `repaired` gets it."""
+    from ci.lanes.onnx.steps import CALIBRATION, SAMPLES, order_quantize
+    from ci.pipeline.models.arrays import save
+
+    prepared, into, path = folder / "prepared", folder / "into", folder / "net.onnx"
+    for made in (prepared, into):
+        made.mkdir()
+    values = {name: helper.make_tensor(name, TensorProto.FLOAT, [2], [1.0, 2.0]) for name in constants}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, 3]) for name in "xy"]
+    node = helper.make_node(operator, ["x", *constants], ["y"], name="node")
+    graph = helper.make_graph([node], "net", ends[:1], ends[1:], initializer=list(values.values()))
+    save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    for name in (SAMPLES, CALIBRATION):
+        save(prepared / name, [{"x": np.ones((1, 2, 3), np.float32)}])
+    order = {"case": {}, "run": {"precision": "u8u8", "repaired": True}, "model": str(path)}
+    return Path(order_quantize({**order, "prepared": str(prepared), "into": str(into)})["model"])
+
+
+def test_a_repaired_run_compiles_what_repair_writes(tmp_path: Path) -> None:
+    rewritten = load_model(quantized(tmp_path, "BatchNormalization", "scale", "shift", "mean", "variance"))
+    assert {node.op_type for node in rewritten.graph.node} >= {"Mul", "Add", "QuantizeLinear"}
+
+
+def test_a_repaired_run_of_a_model_without_a_known_fault_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        quantized(tmp_path, "Relu")
+
+
+def test_a_repaired_run_has_a_name_of_its_own() -> None:
+    assert OnnxRun(precision="8a8w", repaired=True, socs=("SM8650",)).name == "8a8w-repaired"

@@ -20,6 +20,7 @@ from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_cont
 from ci.lanes.onnx.events import SourcePlace, places_of, slowest
 from ci.lanes.onnx.flexible import write_flexible
 from ci.lanes.onnx.graph import (
+    REWRITTEN,
     GraphProblem,
     Size,
     all_in_float,
@@ -287,6 +288,8 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
     run, prepared, into = run_of(order), Path(order["prepared"]), Path(order["into"])
     model, precision = Path(order["model"]), precision_named(run.precision)
     _require_precision(model, precision, {node.op_type for node in load_graph(model).graph.node})
+    if run.repaired:
+        model = _repaired(model, prepared, into, run.precision)
     if not precision.quantized:
         return {"model": str(model), "calibrated_by": 0}
     calibration = saved(prepared / CALIBRATION)[: run.calibration]
@@ -315,6 +318,19 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
         **_near(saved(prepared / EXPECTED) if name else [], [], outputs, False),
         "packages": provider.packages(),
     }
+
+
+def _repaired(model: Path, prepared: Path, into: Path, precision: str) -> Path:
+    import onnx
+
+    from ci.lanes.onnx.repair import repair
+
+    samples = [*saved(prepared / SAMPLES), *saved(prepared / CALIBRATION)]
+    if not repair(onnx.load(str(model)), samples, into, precision, RewriteChoice()).rewritten:
+        raise UsageError(
+            f"{model}: nothing of it meets a known fault of this build", fix="take repaired out of this run"
+        )
+    return into / REWRITTEN
 
 
 def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:

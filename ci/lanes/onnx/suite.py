@@ -46,6 +46,8 @@ class OnnxRun(MixedRun):
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] = 32
     """How many samples the ranges are taken from; for an .onnx all but the compared ones."""
+    repaired: bool = False
+    """Whether it is compiled with what `qnn-ci repair` rewrites for this build."""
     options: dict[str, Scalar] = Field(default={})
     """Options of the provider, the session and the run: `python -m ci onnx options`."""
     profiling: bool = False
@@ -60,6 +62,10 @@ class OnnxRun(MixedRun):
     @property
     def kind(self) -> str:
         return precision_named(self.precision).written
+
+    @property
+    def name(self) -> str:
+        return self.label or f"{super().name}{'-repaired' * self.repaired}"
 
     @property
     def earlier_kind(self) -> str:

