@@ -27,6 +27,10 @@ FIGURES = {
     "choice_agreement": "share of integers equal to the float model's, or of indices whose values are equal"
     " within the noise",
     "top1": "top-1 agreement with the float model",
+    "metric": "metric of the task",
+    "float_metric": "the float model's metric of the task",
+    "reference_metric": "metric of the task of the quantized model on the CPU",
+    "max_metric_loss": "loss of the metric of the task against the float model",
     "max_abs": "largest absolute error",
     "max_rel": "largest error relative to the largest value",
     "reference_cosine": "cosine with the quantized model on the CPU",
@@ -40,7 +44,7 @@ REQUIRED = {"sqnr_db": 10.0, "agreement": 1.0, "choice_agreement": 1.0, "slice_s
 """What a program must reach unless its own thresholds say otherwise. Below 10 dB, outputs have little in
 common with the model's. A slice need not be nearer than the program's worst output, and indices may differ
 where they choose between equal values (`floors`)."""
-LESS_IS_BETTER = ("max_abs", "max_rel")
+LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
 DIGITS = 6
 """How many are written of a figure, and shown at least."""
 
@@ -432,4 +436,6 @@ def in_words(figures: Mapping[str, float], prefix: str = "") -> str:
         parts.append(f"{at_worst('agreement', share) * 100:.6g} % of integers equal")
         if (alike := figures.get(f"{prefix}choice_agreement", share)) > share:
             parts.append(f"{at_worst('agreement', alike) * 100:.6g} % but for ties")
+    if (task := figures.get("metric")) is not None and not prefix:
+        parts.append(f"metric {task:.4g}, {figures.get('float_metric', task):.4g} in float")
     return ", ".join(parts)

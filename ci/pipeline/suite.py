@@ -67,6 +67,10 @@ class Thresholds(Model):
     """The share of rows whose largest value is at the same place."""
     slice_sqnr_db: NotNegative | None = None
     """At least 20, or what the program's worst output has, if it is not named."""
+    metric: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """What the function of the case's metric gives."""
+    max_metric_loss: NotNegative | None = None
+    """How much of it may be lost against the float model."""
     reference_cosine: Share | None = None
     reference_agreement: Share | None = None
     reference_sqnr_db: NotNegative | None = None
@@ -102,7 +106,16 @@ class Input(Model):
         return self
 
 
-HELD = ("sqnr_db", "agreement")
+class TaskMetric(Model):
+    """What the model is for, as a number that is better the larger it is."""
+
+    name: str
+    """For people: "characters right"."""
+    function: Dotted
+    """It gets the program's outputs and the float model's, of both a list for each inference."""
+
+
+HELD = ("sqnr_db", "agreement", "metric")
 HELD_QUANTIZED = (*HELD, "reference_sqnr_db", "reference_agreement")
 
 MAX_SUGGESTIONS = 8
@@ -328,7 +341,12 @@ class Suites(Generic[P]):
         needs, path, head = NONE, file.path, file.head
         if self.form.runs_user_code and path != self.shipped:
             needs = needs_of(
-                path, head.requirements, head.project, variables=head.variables, secrets=head.secrets
+                path,
+                head.requirements,
+                head.project,
+                variables=head.variables,
+                secrets=head.secrets,
+                wheels=head.wheels,
             )
         lane, earlier, held = self.lane, file.earlier, accepted_thresholds(path, profile, self.lane)
         return [

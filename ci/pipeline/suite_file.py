@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, StringConstraints, create_model
 
 from ci.pipeline.earlier_suite import converted, is_earlier
+from ci.pipeline.models.wheels import PinnedWheel
 from ci.pipeline.precision_file import with_file
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, Place, load, parse, read
@@ -31,6 +32,9 @@ Variable = Annotated[
 ]
 
 
+WheelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+
+
 class SuiteHead(Model):
     variables: tuple[Variable, ...] = ()
     """The user's variables that its models may read. They see few others, and these are in the key."""
@@ -40,6 +44,8 @@ class SuiteHead(Model):
     """A file, relative to the suite: packages that its models import beside the locked ones."""
     project: str = ""
     """A folder with a pyproject.toml, relative to the suite, to install editable with what it depends on."""
+    wheels: dict[WheelName, PinnedWheel] = Field(default={})
+    """Wheels whose files its models read as `wheel:NAME/PATH`. They are fetched and not installed."""
 
 
 class _Run(BaseModel):

@@ -105,7 +105,7 @@ def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:
     if name.endswith("cosine"):
         # The distance from 1 grows with the power of the noise.
         return max(0.0, min(_down(1 - (1 - min(values)) * 10 ** (margin_db / 10), 6), NEAREST_COSINE))
-    if name == "top1" or name.endswith("agreement"):
+    if name in ("top1", "metric") or name.endswith("agreement"):
         return at_worst(name, min(values))
     return at_worst(name, max(values) * 10 ** (margin_db / 20))
 

@@ -19,6 +19,10 @@ from provisioning.base.units import seconds, size
 STAGES = ("test_lowering", "test_emulator")
 
 FIGURES = {
+    "metric": "metric of the task",
+    "float_metric": "the same of the float model",
+    "reference_metric": "the same of the quantized model",
+    "max_metric_loss": "loss against the float model",
     "sqnr_db": "SQNR against float",
     "slice_sqnr_db": "SQNR of the worst slice",
     "reference_sqnr_db": "SQNR against quantized",
@@ -29,7 +33,7 @@ FIGURES = {
     "top1": "top-1 agreement",
     "max_rel": "largest relative error",
 }
-LESS_IS_BETTER = ("max_abs", "max_rel")
+LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
 SHOWN_OPERATORS = 6
 CACHED = "cached: measured in an earlier run"
 
@@ -174,7 +178,7 @@ def _box(row: Row) -> Box:
 
 WHOLE_DB = 100.0
 """A bar of this many decibels is as long as its place, so that 0 dB is none beside 77."""
-ALWAYS = ("sqnr_db", "cosine", "variation_sqnr_db", "agreement")
+ALWAYS = ("metric", "float_metric", "reference_metric", "sqnr_db", "cosine", "variation_sqnr_db", "agreement")
 """Shown without a threshold too."""
 
 

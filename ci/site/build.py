@@ -18,7 +18,7 @@ from ci.github.release import NAME, project_version
 from ci.operators import history
 from ci.operators.table import MEANINGS, OperatorTable, shipped
 from ci.pipeline.phones import load_forecasts
-from ci.site import errors, operators, phones, repairs
+from ci.site import errors, operators, phones, repairs, trained
 from ci.site.markdown import Document, Link, groups, inline, rendered
 from provisioning.base.commands import as_installed, captured
 from provisioning.base.errors import CheckFailed, UsageError
@@ -32,7 +32,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 REPORT = ROOT / "ci" / "report" / "templates"
 """Style and script of the report's page, which the site has too."""
 
-START, FAULTS, PHONES, REPAIRS = "start.html", "faults.html", "phones.html", "repairs.html"
+START, FAULTS, PHONES = "start.html", "faults.html", "phones.html"
+REPAIRS, TRAINED = "repairs.html", "trained.html"
 OPERATORS, INDEX = f"operators/on-{DEFAULT_SOC}.html", "search.js"
 INDEX_HEAD = "window.searchIndex = "
 """A script, since a page that is opened as a file may not fetch JSON."""
@@ -119,6 +120,7 @@ def build() -> Mapping[str, str | bytes]:
     wheel = load_forecasts().wheel.version
     site.page(PHONES, "phones.html.j2", "Forecasts and phones", plots=phones.plots(), wheel=wheel)
     _repairs(site)
+    _trained(site)
     _sources(site)
     _home(site, table)
     site.files["llms.txt"] = _for_language_models(site, documents)
@@ -146,6 +148,7 @@ def _common() -> dict[str, Any]:
             "faults": FAULTS,
             "phones": PHONES,
             "repairs": REPAIRS,
+            "trained": TRAINED,
             "start": START,
         },
         "groups": {},
@@ -283,6 +286,16 @@ def _repairs(site: Site) -> None:
     )
 
 
+def _trained(site: Site) -> None:
+    models = trained.models()
+    builds = sorted({run.build for model in models for run in model.runs} - {""})
+    site.page(TRAINED, "trained.html.j2", "Trained models", models=models, builds=builds)
+    site.found += [
+        ("trained model", model.name, f"{TRAINED}#{model.name}", f"{model.metric} {model.wheel.package}")
+        for model in models
+    ]
+
+
 def _sources(site: Site) -> None:
     for name in site.sources:
         content = (ROOT / name).read_bytes()
@@ -332,6 +345,7 @@ def _for_language_models(site: Site, documents: Mapping[str, tuple[str, Document
         f"- [Known faults]({FAULTS})",
         f"- [Forecasts and phones]({PHONES})",
         f"- [Repairs]({REPAIRS}): common models before and after, and why what is not green is not",
+        f"- [Trained models]({TRAINED}): a metric of the task in float, quantized and on HTP",
         "",
         "## Pages",
         "",

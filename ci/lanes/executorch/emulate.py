@@ -97,6 +97,7 @@ class RunOnEmulator(Step[ExecutorchProgram]):
             runner=str(self.runner),
             program=str(compiled / PROGRAM),
             compiled=str(compiled),
+            search_path=str(program.search_path),
             **self._request(program),
         )
 
@@ -120,7 +121,8 @@ class RunOnEmulator(Step[ExecutorchProgram]):
         """What the worker gets beside the program and the runner."""
         facts = self.compiled[program.name].facts
         request: dict[str, Metric] = {name: facts[name] for name in ("inputs", "expected", "reference")}
-        return {**request, "non_finite": program.case.non_finite}
+        metric: dict[str, Metric] = {"task": program.case.metric.function} if program.case.metric else {}
+        return {**request, **metric, "non_finite": program.case.non_finite}
 
     def _compiled(self, program: ExecutorchProgram) -> Path:
         folder = self.compiled[program.name].folder

@@ -30,7 +30,7 @@ def start() -> Answer:
 def measured(order: dict[str, Any]) -> dict[str, Any]:
     """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
     from ci.pipeline.accuracy import Unusable, compared, in_files
-    from ci.pipeline.models.metric import METRIC, measured_by
+    from ci.pipeline.models.metric import METRIC, measured_by, side_by_side
 
     folder, compiled = Path(order["into"]), Path(order["compiled"])
     outputs = folder / OUTPUTS
@@ -68,6 +68,9 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
         if metric := order.get("metric"):
             pairs = in_files(outputs, compiled, order["expected"], chosen=False)
             facts["figures"][METRIC] = measured_by(metric, pairs, len(order["inputs"]))
+        if task := order.get("task"):
+            both = (in_files(outputs, compiled, order[of], chosen=False) for of in ("expected", "reference"))
+            facts["figures"] |= side_by_side(f"{order['search_path']}/{task}", *both, len(order["inputs"]))
         facts["times"] = _times(folder / METRICS)
     except Unusable as error:
         blame(error, order)

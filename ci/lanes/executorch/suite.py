@@ -21,6 +21,7 @@ from ci.pipeline.suite import (
     MixedRun,
     Scalar,
     Suites,
+    TaskMetric,
 )
 from ci.pipeline.suite_file import LaneForm
 from provisioning.base.documents import Model
@@ -135,7 +136,7 @@ class ExecutorchRun(MixedRun):
 
 
 class ExecutorchCase(AnyCase):
-    judged_later: ClassVar = AnyCase.judged_later | {"files", "delegates", "cpu_budget"}
+    judged_later: ClassVar = AnyCase.judged_later | {"files", "delegates", "cpu_budget", "metric"}
 
     factory: Factory
     """A .pt2; or `module:function`, called with `arguments`, which returns the model, and its inputs if none
@@ -148,6 +149,7 @@ class ExecutorchCase(AnyCase):
     files: tuple[str, ...] = ()
     """What the factory reads beside Python modules, such as weights; relative to the suite."""
     inferences: Annotated[int, Field(ge=1)] = 2
+    metric: TaskMetric | None = None
     delegates: Annotated[int, Field(ge=0)] = 1
     """The expected number of delegates; a run may override it."""
     cpu_budget: Annotated[int, Field(ge=0)] = 0

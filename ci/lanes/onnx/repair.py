@@ -52,7 +52,15 @@ def rewritten(
         fix_dimensions(model, case.dimensions)
     signature = signature_of(model)
     samples = calibration_samples(case.samples, signature, search_path) if case.samples else []
-    repaired = RepairedOnnx(model, (samples or [drawn(signature)])[:COMPARED], into)
+    repaired = repair(model, samples or [drawn(signature)], into, precision, asked)
+    return {"changes": [asdict(change) for change in repaired.changes]}
+
+
+def repair(
+    model: onnx.ModelProto, samples: Sequence[Sample], into: Path, precision: str, asked: RewriteChoice
+) -> RepairedOnnx:
+    """The model as REWRITTEN in the folder `into`, if anything of it was rewritten."""
+    repaired = RepairedOnnx(model, samples[:COMPARED], into)
     versions = {
         "qnn": version_in(installed_build()),
         "onnxruntime-qnn": importlib.metadata.version("onnxruntime-qnn"),
@@ -60,7 +68,7 @@ def rewritten(
     repaired.apply(needs_of(precision, "onnx", versions, asked))
     if repaired.rewritten:
         onnx.save(repaired.model.model, str(into / REWRITTEN))
-    return {"changes": [asdict(change) for change in repaired.changes]}
+    return repaired
 
 
 class RepairedOnnx:

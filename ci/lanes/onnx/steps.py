@@ -20,6 +20,7 @@ from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_cont
 from ci.lanes.onnx.events import SourcePlace, places_of, slowest
 from ci.lanes.onnx.flexible import write_flexible
 from ci.lanes.onnx.graph import (
+    REWRITTEN,
     GraphProblem,
     Size,
     all_in_float,
@@ -41,11 +42,12 @@ from ci.pipeline.accuracy import Pair, Unusable, compared, in_words, missed, pai
 from ci.pipeline.findings import BEYOND_FIX, beyond_in_words
 from ci.pipeline.models.arrays import Array, Sample, save, save_one, saved
 from ci.pipeline.models.inputs import checked, drawn
-from ci.pipeline.models.metric import METRIC, measured_by
+from ci.pipeline.models.metric import METRIC, measured_by, side_by_side
+from ci.pipeline.models.wheels import located
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.rewriting import RewriteChoice
-from ci.pipeline.suite import Input, Thresholds
+from ci.pipeline.suite import Input, TaskMetric, Thresholds
 from provisioning.base import commands
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
@@ -170,7 +172,7 @@ def write_context(
         precision=precision.written,
         build_id=build,
         packages=provider.packages(),
-        source=source_digest(Path(order["search_path"]) / case.model if case.model else source),
+        source=source_digest(located(case.model, Path(order["search_path"])) if case.model else source),
         settings=settings.as_dict(),
     )
     record.write(record_path(path))
@@ -187,6 +189,10 @@ def write_context(
     )
     if metric := order.get("metric"):
         near["near"][METRIC] = measured_by(metric, _pairs(expected, outputs, NONE), len(expected))
+    if case.metric and expected:
+        function = f"{order['search_path']}/{case.metric.function}"
+        pairs, against = _pairs(expected, outputs, NONE), _pairs(reference, outputs, NONE)
+        near["near"] |= side_by_side(function, pairs, against if reference else (), len(expected))
     facts = {
         "record": asdict(record),
         "audit": asdict(audit),
@@ -224,7 +230,7 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
         model, samples, calibration, notes = _exported(case, search_path, into, count)
         signature = signature_of(load_graph(model))
     else:
-        model = look(search_path / case.model, case.dimensions, into)
+        model = look(located(case.model, search_path), case.dimensions, into)
         signature = signature_of(load_graph(model))
         every = calibration_samples(case.samples, signature, search_path) if case.samples else []
         samples, calibration = divided(every, case.inferences)
@@ -290,6 +296,8 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
     run, prepared, into = run_of(order), Path(order["prepared"]), Path(order["into"])
     model, precision = Path(order["model"]), precision_named(run.precision)
     _require_precision(model, precision, {node.op_type for node in load_graph(model).graph.node})
+    if run.repaired:
+        model = _repaired(model, prepared, into, run.precision)
     if not precision.quantized:
         return {"model": str(model), "calibrated_by": 0}
     calibration = saved(prepared / CALIBRATION)[: run.calibration]
@@ -318,6 +326,19 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
         **_near(saved(prepared / EXPECTED) if name else [], [], outputs, False),
         "packages": provider.packages(),
     }
+
+
+def _repaired(model: Path, prepared: Path, into: Path, precision: str) -> Path:
+    import onnx
+
+    from ci.lanes.onnx.repair import repair
+
+    samples = [*saved(prepared / SAMPLES), *saved(prepared / CALIBRATION)]
+    if not repair(onnx.load(str(model)), samples, into, precision, RewriteChoice()).rewritten:
+        raise UsageError(
+            f"{model}: nothing of it meets a known fault of this build", fix="take repaired out of this run"
+        )
+    return into / REWRITTEN
 
 
 def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -606,7 +627,9 @@ def order_scores(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def case_of(order: Mapping[str, Any]) -> OnnxCase:
     inputs = tuple(Input.model_validate_json(json.dumps(text)) for text in order["case"].get("inputs", ()))
-    return OnnxCase.model_construct(**{**order["case"], "inputs": inputs})
+    named = order["case"].get("metric")
+    metric = TaskMetric.model_validate(named) if named else None
+    return OnnxCase.model_construct(**{**order["case"], "inputs": inputs, "metric": metric})
 
 
 def run_of(order: Mapping[str, Any]) -> OnnxRun:

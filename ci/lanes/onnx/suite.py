@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.lanes.onnx.options import Settings, settings_of
+from ci.pipeline.models.wheels import PREFIX
 from ci.pipeline.phones import load_forecasts
 from ci.pipeline.precision import PRECISIONS, precision_named
 from ci.pipeline.suite import (
@@ -21,6 +22,7 @@ from ci.pipeline.suite import (
     MixedRun,
     Scalar,
     Suites,
+    TaskMetric,
 )
 from ci.pipeline.suite_file import LaneForm
 from provisioning.base.commands import session
@@ -44,6 +46,8 @@ class OnnxRun(MixedRun):
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] = 32
     """How many samples the ranges are taken from; for an .onnx all but the compared ones."""
+    repaired: bool = False
+    """Whether it is compiled with what `qnn-ci repair` rewrites for this build."""
     options: dict[str, Scalar] = Field(default={})
     """Options of the provider, the session and the run: `python -m ci onnx options`."""
     profiling: bool = False
@@ -58,6 +62,10 @@ class OnnxRun(MixedRun):
     @property
     def kind(self) -> str:
         return precision_named(self.precision).written
+
+    @property
+    def name(self) -> str:
+        return self.label or f"{super().name}{'-repaired' * self.repaired}"
 
     @property
     def earlier_kind(self) -> str:
@@ -121,7 +129,7 @@ class OnnxCase(AnyCase):
     """`module:function`, as in the lowering suite (docs/suites.md)."""
     arguments: dict[str, Scalar] = Field(default={})
     model: str = ""
-    """An .onnx instead, relative to the suite; it may lie outside its folder."""
+    """An .onnx instead, relative to the suite; it may lie outside its folder, or in one of its wheels."""
     dimensions: dict[str, Count | tuple[Count, ...]] = Field(default={})
     """Sizes for the named dimensions of that .onnx, or all sizes of a named input."""
     samples: str = ""
@@ -131,6 +139,7 @@ class OnnxCase(AnyCase):
     """Of a factory that returns the model alone."""
     inferences: Annotated[int, Field(ge=1)] = 2
     """How many samples are compared; of an .onnx the first ones, which are not used to calibrate."""
+    metric: TaskMetric | None = None
     recorded: bool = False
     """Whatever becomes of it is a result, failures too: --accept records it, and another result is
     an error."""
@@ -155,8 +164,8 @@ def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_pa
 
 
 def words_for_one(case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> list[str | Path]:
-    """MODEL and its flags; none of a factory."""
-    if not case.model:
+    """MODEL and its flags; none of a factory, nor of a file in a wheel."""
+    if not case.model or case.model.startswith(PREFIX):
         return []
     words: list[str | Path] = [search_path / case.model, "--precision", run.kind, "--soc", soc]
     if case.samples:

@@ -1,4 +1,4 @@
-"""A user's own measure of a program, FILE:FUNCTION: a number, which is better the larger it is."""
+"""A user's own measure of a program: a number, which is better the larger it is."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from ci.pipeline.models.imports import search_first
 
 METRIC = "metric"
 """The name of its figure."""
+LOSS = f"max_{METRIC}_loss"
+"""And of what is lost of it against the float model."""
 
 
 def measured_by(metric: str, pairs: Iterable[Pair], inferences: int) -> float:
-    """What FUNCTION gives for the program's outputs and the float model's: of both a list for each inference,
-    with the arrays in order."""
+    """What FOLDER/MODULE:FUNCTION, or FOLDER/FILE.py:FUNCTION, gives for the program's outputs and the float
+    model's: of both a list for each inference, with the arrays in order."""
     every = list(pairs)
     count = len(every) // inferences
     outputs, floats = (
@@ -23,8 +25,22 @@ def measured_by(metric: str, pairs: Iterable[Pair], inferences: int) -> float:
         for values in ([pair.found for pair in every], [pair.expected for pair in every])
     )
     path, _, name = metric.rpartition(":")
+    module = Path(path).name.removesuffix(".py")
     search_first(Path(path).parent)
     try:
-        return float(getattr(importlib.import_module(Path(path).stem), name)(outputs, floats))
+        return float(getattr(importlib.import_module(module), name)(outputs, floats))
     except Exception as error:
         raise Unusable(METRIC, f"{metric}: {type(error).__name__}: {error}") from error
+
+
+def side_by_side(
+    metric: str, pairs: Iterable[Pair], against: Iterable[Pair], inferences: int
+) -> dict[str, float]:
+    """The figures of the program, the float model, and the quantized model on the CPU where there is one:
+    `against` pairs the program's outputs with its."""
+    every = list(pairs)
+    floats = [pair._replace(found=pair.expected) for pair in every]
+    quantized = [pair._replace(found=other.expected) for pair, other in zip(every, against, strict=False)]
+    found = {METRIC: every, f"float_{METRIC}": floats, f"reference_{METRIC}": quantized}
+    figures = {name: measured_by(metric, mine, inferences) for name, mine in found.items() if mine}
+    return {**figures, LOSS: max(0.0, figures[f"float_{METRIC}"] - figures[METRIC])}

@@ -23,6 +23,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from ci.engine.closed import declared, key_of_declared
+from ci.pipeline.models.wheels import PinnedWheel
+from ci.pipeline.models.wheels import variables as located_wheels
 from provisioning import lock_files, pip_settings
 from provisioning.base.commands import captured
 from provisioning.base.errors import (
@@ -72,6 +74,7 @@ class Needs:
     project: Path | None = None
     variables: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
+    wheels: Mapping[str, PinnedWheel] = field(default_factory=dict, hash=False)
 
     def __bool__(self) -> bool:
         """Whether there are packages among them."""
@@ -100,6 +103,8 @@ class OwnPackages:
     """Packages without a hash in the author's requirements."""
     elsewhere: tuple[str, ...] = ()
     """Packages that another of the user's indexes has in a version that was not taken, each in words."""
+    wheels: Mapping[str, str] = field(default_factory=dict)
+    """The hashes of the wheels that its models read."""
 
     @property
     def python(self) -> str:
@@ -107,7 +112,8 @@ class OwnPackages:
 
     def key(self) -> dict[str, Metric]:
         parts: dict[str, Metric] = {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
-        return parts | ({"variables": dict(self.declared)} if self.declared else {})
+        named = {"variables": self.declared, "wheels": self.wheels}
+        return parts | {name: dict(values) for name, values in named.items() if values}
 
 
 NO_PACKAGES = OwnPackages()
@@ -167,6 +173,7 @@ def needs_of(
     *,
     variables: Iterable[str] = (),
     secrets: Iterable[str] = (),
+    wheels: Mapping[str, PinnedWheel] = MappingProxyType({}),
 ) -> Needs:
     """The suite's needs, with paths relative to the suite, and those of QNN_CI_REQUIREMENTS."""
     file = suite.parent / requirements if requirements else None
@@ -182,15 +189,17 @@ def needs_of(
             f"{suite}: {folder} is no project: it has none of {', '.join(PROJECT_FILES)}",
             fix="name the folder of pyproject.toml, relative to the suite",
         )
-    return Needs(file, folder, tuple(variables), tuple(secrets))
+    return Needs(file, folder, tuple(variables), tuple(secrets), wheels)
 
 
 def installed(needs: Needs, store: Path) -> OwnPackages:
     """The environment with these packages. If it does not exist it is created, and only then the package
     index is asked."""
-    passed, values = needs.environment(os.environ), key_of_declared(needs.variables, os.environ)
+    passed = {**needs.environment(os.environ), **located_wheels(needs.wheels, store)}
+    values = key_of_declared(needs.variables, os.environ)
+    hashes = {name: wheel.sha256 for name, wheel in needs.wheels.items()}
     if not needs:
-        return OwnPackages(variables=passed, declared=values)
+        return OwnPackages(variables=passed, declared=values, wheels=hashes)
     texts = list(_texts(needs))
     pins = locked_versions()
     # The project's path too: what is installed editable points at one clone.
@@ -224,6 +233,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
         lock=hashlib.sha256(text.encode()).hexdigest(),
         without_hash=tuple(sorted({entry.name for entry in entries} - hashed)),
         elsewhere=tuple((home / ELSEWHERE).read_text(encoding="utf-8").splitlines()),
+        wheels=hashes,
     )
 
 

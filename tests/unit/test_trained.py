@@ -1,0 +1,200 @@
+"""Models with trained weights: where these come from, what their metric gives, and the page that shows it."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnx import load as load_model
+from onnx import save as save_model
+
+from ci.lanes.onnx.suite import FORM, OnnxRun, command_for_one
+from ci.pipeline.accuracy import Pair, missed
+from ci.pipeline.models.metric import side_by_side
+from ci.pipeline.models.shipped import trained
+from ci.pipeline.models.wheels import PinnedWheel, located, variables
+from ci.pipeline.suite import Thresholds
+from ci.pipeline.suite_file import SuiteFile, parse_suite
+from ci.pipeline.thresholds import derived
+from ci.site.trained import models, models_of
+from provisioning.base.errors import IntegrityError, UsageError
+
+SCORE = """\
+def right(outputs, floats):
+    return sum(float(arrays[0][0] > 0) for arrays in outputs) / len(outputs)
+"""
+
+
+def wheel_in(store: Path, **content: bytes) -> PinnedWheel:
+    """A wheel that this store has downloaded."""
+    name = "weights-1.0-py3-none-any.whl"
+    store.joinpath("downloads").mkdir(parents=True)
+    path = store / name
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, data in content.items():
+            archive.writestr(f"weights/{member}", data)
+        archive.writestr("weights-1.0.dist-info/METADATA", "Name: weights\nVersion: 1.0\n")
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    size = path.stat().st_size
+    path.rename(store / "downloads" / sha256)
+    return PinnedWheel(
+        package="weights",
+        version="1.0",
+        filename=name,
+        sha256=sha256,
+        size=size,
+        licence="MIT",
+        files={"weights/net": hashlib.sha256(content["net"]).hexdigest()},
+    )
+
+
+def test_a_pinned_wheel_gives_its_weights_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = wheel_in(tmp_path / "store", net=b"trained", other=b"code")
+    for name, value in variables({"own": wheel}, tmp_path / "store").items():
+        monkeypatch.setenv(name, value)
+    assert located("wheel:own/weights/net", tmp_path).read_bytes() == b"trained"
+    assert located("net.onnx", tmp_path) == tmp_path / "net.onnx"
+    for wrong in ("wheel:own/weights/other", "wheel:another/weights/net"):
+        with pytest.raises(UsageError):
+            located(wrong, tmp_path)
+
+
+def test_weights_that_are_others_than_the_suite_names_are_refused(tmp_path: Path) -> None:
+    wheel = wheel_in(tmp_path / "store", net=b"trained")
+    other = wheel.model_copy(update={"files": {"weights/net": "0" * 64}})
+    with pytest.raises(IntegrityError):
+        other.tree(tmp_path / "store")
+
+
+def test_a_metric_is_measured_in_float_quantized_and_on_htp(tmp_path: Path) -> None:
+    (tmp_path / "score_of_a_task.py").write_text(SCORE, encoding="utf-8")
+    wanted, quantized, found = (
+        [np.array([value]) for value in values] for values in ((1, 1), (1, 1), (1, -1))
+    )
+    pairs = [Pair("y", *arrays) for arrays in zip(wanted, found, strict=True)]
+    against = [Pair("y", *arrays) for arrays in zip(quantized, found, strict=True)]
+    figures = side_by_side(f"{tmp_path}/score_of_a_task:right", pairs, against, 2)
+    assert figures == {
+        "metric": 0.5, "float_metric": 1.0, "reference_metric": 1.0, "max_metric_loss": 0.5,
+    }  # fmt: skip
+    assert "reference_metric" not in side_by_side(f"{tmp_path}/score_of_a_task:right", pairs, (), 2)
+    assert [miss.figure for miss in missed(Thresholds(max_metric_loss=0.4), figures)] == ["max_metric_loss"]
+    assert not missed(Thresholds(max_metric_loss=0.5, metric=0.5), figures)
+
+
+def test_what_is_accepted_of_a_metric_is_its_least() -> None:
+    assert derived(["metric"], [{"metric": 0.9}, {"metric": 0.75}], 1.0) == {"metric": 0.75}
+
+
+def test_readers_give_the_models_own_answers_their_full_score() -> None:
+    outputs = [[np.array([[1.0, 0.0]]) if number % 2 == 0 else np.array([[0.0, 1.0]])] for number in range(4)]
+    assert trained.directions(outputs, outputs) == 1
+    spoken = [[spoken.astype(np.float32)] for _, spoken in islice(trained._talks(), 2)]
+    assert trained.frames(spoken, spoken) == 1
+    silent = [[np.zeros(trained.FRAMES, np.float32)]] * 2
+    assert trained.frames(silent, silent) < 0.8
+
+
+def test_columns_are_read_as_symbols_and_counted_as_edits() -> None:
+    columns = [1, 1, 0, 1, 2, 2, 0]
+    assert trained.read(np.eye(3, dtype=np.float32)[columns], ["", "a", "b"]) == "aab"
+    assert [trained.edits(found, "abc") for found in ("abc", "ac", "abcd", "xyz", "")] == [0, 1, 1, 3, 3]
+
+
+def test_ink_that_hangs_together_is_one_box() -> None:
+    ink = np.zeros((40, 60), bool)
+    ink[5:15, 5:25] = ink[20:30, 30:50] = ink[38, 58] = True
+    first, second = sorted(trained._boxes(ink))
+    assert first[0] < 5 and first[2] > 25 and second[1] < 20
+    assert trained._overlap(first, first) == 1 and trained._overlap(first, second) < 0.2
+
+
+SUITE = {
+    "schema": 2,
+    "wheels": {
+        "own": {
+            "package": "weights", "version": "1.0", "filename": "weights-1.0-py3-none-any.whl",
+            "sha256": "0" * 64, "size": 1, "licence": "MIT", "files": {"weights/net.onnx": "0" * 64},
+        }
+    },
+    "case": {
+        "net": {
+            "model": "wheel:own/weights/net.onnx",
+            "metric": {"name": "words right", "function": "mine:words"},
+            "run": [
+                {"lane": "onnx", "precision": name, "socs": ["SM8650"]} for name in ("16a8w", "8a8w", "fp16")
+            ],
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> SuiteFile:
+    return parse_suite(SUITE, tmp_path / "trained.toml", FORM)
+
+
+def test_the_page_says_which_figures_are_no_good(suite: SuiteFile) -> None:
+    good = {"metric": 0.9, "float_metric": 1.0, "sqnr_db": 40.0, "reference_sqnr_db": 50.0}
+    accepted = {
+        "onnx/net/16a8w/SM8650": good,
+        "onnx/net/8a8w/SM8650": {**good, "sqnr_db": 12.0, "reference_sqnr_db": 30.0},
+        "onnx/net/fp16/SM8650": {**good, "sqnr_db": 12.0, "reference_sqnr_db": 12.0},
+    }
+    (model,) = models_of(suite, accepted)
+    assert (model.name, model.metric, model.file, model.wheel.licence) == (
+        "net", "words right", "weights/net.onnx", "MIT",
+    )  # fmt: skip
+    assert [run.word for run in model.runs] == ["", "LOST", "WRONG"]
+    assert model.runs[0].share("metric") == "90.0 %" and model.runs[0].share("reference_metric") == ""
+    assert {run.word for run in next(models_of(suite, {})).runs} == {"not measured"}
+
+
+def test_every_shipped_model_has_weights_that_its_suite_pins() -> None:
+    for model in models():
+        assert model.file in model.wheel.files and model.wheel.licence
+
+
+def test_commands_printed_for_one_model_are_none_of_a_model_in_a_wheel(suite: SuiteFile) -> None:
+    case = suite.cases["onnx"]["net"]
+    assert command_for_one("divergence", case, case.runs[0], "SM8650", suite.path.parent) == ""
+
+
+def quantized(folder: Path, operator: str, *constants: str) -> Path:
+    """The model of one operator as a run with `repaired` gets it."""
+    from ci.lanes.onnx.steps import CALIBRATION, SAMPLES, order_quantize
+    from ci.pipeline.models.arrays import save
+
+    prepared, into, path = folder / "prepared", folder / "into", folder / "net.onnx"
+    for made in (prepared, into):
+        made.mkdir()
+    values = {name: helper.make_tensor(name, TensorProto.FLOAT, [2], [1.0, 2.0]) for name in constants}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, 3]) for name in "xy"]
+    node = helper.make_node(operator, ["x", *constants], ["y"], name="node")
+    graph = helper.make_graph([node], "net", ends[:1], ends[1:], initializer=list(values.values()))
+    save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    for name in (SAMPLES, CALIBRATION):
+        save(prepared / name, [{"x": np.ones((1, 2, 3), np.float32)}])
+    order = {"case": {}, "run": {"precision": "u8u8", "repaired": True}, "model": str(path)}
+    return Path(order_quantize({**order, "prepared": str(prepared), "into": str(into)})["model"])
+
+
+def test_a_repaired_run_compiles_what_repair_writes(tmp_path: Path) -> None:
+    rewritten = load_model(quantized(tmp_path, "BatchNormalization", "scale", "shift", "mean", "variance"))
+    assert {node.op_type for node in rewritten.graph.node} >= {"Mul", "Add", "QuantizeLinear"}
+
+
+def test_a_repaired_run_of_a_model_without_a_known_fault_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        quantized(tmp_path, "Relu")
+
+
+def test_a_repaired_run_has_a_name_of_its_own() -> None:
+    assert OnnxRun(precision="8a8w", repaired=True, socs=("SM8650",)).name == "8a8w-repaired"
