@@ -38,6 +38,11 @@ def test_a_script_is_of_a_fault_short_and_without_code_of_ours(path: Path) -> No
     assert imported <= packages | set(sys.stdlib_module_names)
 
 
+@pytest.mark.parametrize("fault", load_faults(), ids=lambda fault: fault.id)
+def test_a_fault_has_a_script_or_says_why_not(fault: Fault) -> None:
+    assert bool(fault.script) != bool(fault.unshown)
+
+
 @pytest.mark.parametrize(
     ("printed", "code", "word"),
     [

@@ -70,7 +70,7 @@ def _fault(fault: Fault) -> Iterator[str]:
     if fault.upstream:
         yield from ("", f"**Upstream:** {fault.upstream}.")
     yield from ("", "```console", f"$ {fault.show}", "```", "")
-    script = f", [script](../{fault.script})" if fault.script else ""
+    script = f", [script](../{fault.script})" if fault.script else f", no script: {fault.unshown}"
     yield from (f"**Fix:** {fault.fix}. ({fault.id}: [{source}]({source}){script})", "")
 
 
