@@ -52,6 +52,8 @@ class Fault(Model):
     """Whether this project saw it itself; else the thread says so."""
     upstream: str = ""
     """What those who make the product say of it."""
+    unshown: str = ""
+    """Why it has no script, if it has none."""
 
     @field_validator("versions")
     @classmethod

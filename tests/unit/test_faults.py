@@ -8,9 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from ci.upgrades.faults.stage import FaultRun, chosen, closing, judge, said, table, with_versions
+from ci.upgrades.faults import stage
+from ci.upgrades.faults.stage import (
+    FaultRun,
+    HowToRun,
+    check_all,
+    chosen,
+    closing,
+    judge,
+    said,
+    table,
+    with_versions,
+)
 from provisioning.base.documents import load
 from provisioning.base.errors import UnknownName
+from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import MANIFEST, SCRIPTS, Fault, Faults, load_faults
 
@@ -38,6 +50,11 @@ def test_a_script_is_of_a_fault_short_and_without_code_of_ours(path: Path) -> No
     assert imported <= packages | set(sys.stdlib_module_names)
 
 
+@pytest.mark.parametrize("fault", load_faults(), ids=lambda fault: fault.id)
+def test_a_fault_has_a_script_or_says_why_not(fault: Fault) -> None:
+    assert bool(fault.script) != bool(fault.unshown)
+
+
 @pytest.mark.parametrize(
     ("printed", "code", "word"),
     [
@@ -55,9 +72,9 @@ def test_a_script_is_believed_where_its_word_is_its_exit_code(printed: str, code
 
 
 def rules_of(run: FaultRun, fault: Fault = FAULT, **ended: str) -> list[str]:
-    stage = StageRun("faults", "wheels", "x86_64-linux", "nox -s faults")
-    judge(stage, {fault: run}, ended)
-    return [finding.rule for finding in stage.findings]
+    result = StageRun("faults", "wheels", "x86_64-linux", "nox -s faults")
+    judge(result, {fault: run}, ended)
+    return [finding.rule for finding in result.findings]
 
 
 def test_what_is_not_as_its_entry_says_is_an_error() -> None:
@@ -65,6 +82,7 @@ def test_what_is_not_as_its_entry_says_is_an_error() -> None:
     assert rules_of(FaultRun("gone", "44 dB", "2.51.0")) == ["fault-gone"]
     assert rules_of(FaultRun("gone", "44 dB", "2.51.0"), x=">=2.49.40,<2.51.0") == []
     assert rules_of(FaultRun("changed", "it ends", "2.49.40")) == ["fault-changed"]
+    assert rules_of(FaultRun("", "no answer after 600 s", "2.49.40")) == ["fault-not-measured"]
     # Its entry says already that it is not there, or does not say that it is.
     old = FAULT.model_copy(update={"versions": "<2.48"})
     assert rules_of(FaultRun("gone", "44 dB", "2.51.0"), old) == []
@@ -84,6 +102,33 @@ def test_the_versions_of_a_fault_end_before_the_one_that_has_it_no_more(tmp_path
     (tmp_path / "faults.toml").write_text(new, encoding="utf-8")
     assert load(tmp_path / "faults.toml", Faults).fault
     assert "| x | gone | 44 dB | 2.51.0 | >=2.49.40,<2.51.0 |" in table({FAULT: gone}, ended)
+
+
+def test_a_run_that_did_not_end_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts write into `ran` that they ran."""
+    ran = tmp_path / "ran"
+
+    def write(name: str, word: str, code: int) -> None:
+        lines = [f"open({str(ran)!r}, 'a').write({name!r})", f"print('{word} - 7 dB')", f"exit({code})"]
+        (tmp_path / f"{name}.py").write_text("\n".join(lines), encoding="utf-8")
+
+    faults = {name: FAULT.model_copy(update={"id": name, "lane": "onnx"}) for name in ("a", "b")}
+    monkeypatch.setattr(stage, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(stage, "chosen", lambda names, known: [faults[name] for name in names])
+    monkeypatch.setattr(stage.PythonEnvironments, "interpreter", lambda self, lane: Path(sys.executable))
+    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path / "reports")
+
+    def run(*names: str) -> int:
+        return check_all(selection, names, HowToRun(600, 2, resume=True), close=False, environ={})
+
+    write("a", "still", 1)
+    write("b", "still", 1)
+    assert run("a") == 0 and run("a", "b") == 0
+    assert ran.read_text(encoding="utf-8") == "ab"
+    # Another script is another question.
+    write("a", "gone", 0)
+    assert run("a", "b") == 1
+    assert ran.read_text(encoding="utf-8") == "aba"
 
 
 def test_a_fault_without_a_script_is_no_choice() -> None:

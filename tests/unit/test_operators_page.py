@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -13,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord
-from ci.lanes.upstream.operator_cells import table_of
+from ci.lanes.upstream.operator_cells import table_of, upstream_files
 from ci.lanes.upstream.operators_page import markdown, markdown_of
+from ci.lanes.upstream.value_cases import CHAIN, chains
 from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators.html import html_of
+from ci.operators.names import key_of, names_of
 from ci.operators.table import Cell, OperatorTable, by_name
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.foreign import visible
@@ -224,6 +228,18 @@ def html_rows(found: OperatorTable, place: str = "SM8650") -> dict[str, dict[str
 def results(row: dict[str, Element], scheme: str) -> list[str]:
     """What the filter finds a cell by."""
     return row[scheme].get("data-results", "").split()
+
+
+def test_what_executorchs_partitioner_names_is_tried_in_a_chain() -> None:
+    spec = importlib.util.find_spec("executorch")
+    assert spec and spec.submodule_search_locations
+    lists = Path(spec.submodule_search_locations[0], "backends/qualcomm/partition/common_defs.py").read_text(
+        encoding="utf-8"
+    )
+    refused = {key_of(name) for name in re.findall(r"edge\.aten\.(\w+)\.", lists.partition("constant_op")[0])}
+    tried = {name for case in chains() if case.name == CHAIN for name in names_of(case.operator)}
+    assert "le" in refused and {"scalartensor", "hadamardtransform", "todimorder"} <= {*upstream_files()}
+    assert (refused | {*upstream_files()}) - tried == set()
 
 
 def test_the_page_shows_each_cell_its_worst_case_and_the_files() -> None:

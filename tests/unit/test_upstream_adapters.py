@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -13,7 +14,15 @@ import pytest
 import torch
 
 from ci.lanes.upstream import values
-from ci.lanes.upstream.adapters import SCHEMES, Backend, Rework, ValuesAdapter, built_otherwise, least_db
+from ci.lanes.upstream.adapters import (
+    SCHEMES,
+    Backend,
+    ChainsAdapter,
+    Rework,
+    ValuesAdapter,
+    built_otherwise,
+    least_db,
+)
 from ci.lanes.upstream.value_cases import cases
 from ci.operators.table import EXACT
 from ci.pipeline.models.shipped.operators import alone
@@ -146,6 +155,33 @@ def test_our_own_cases_are_held_to_the_ratio_alone_unless_they_give_integers(
     tester._assert_outputs_equal([tensor], [tensor + 0.7], atol=0.1, rtol=0.0)
     with pytest.raises(AssertionError):
         tester._assert_outputs_equal([tensor.int()], [tensor.int() + 1], atol=0.1, rtol=0.0)
+
+
+def test_a_chain_is_quantized_for_its_chip_and_lowered_as_users_do_it(
+    upstream: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stage:
+        def __init__(self, soc_model: str, use_fp16: bool) -> None:
+            self.compiler_specs = soc_model, use_fp16
+
+    tester = upstream("qualcomm.tests.tester", ToEdgeTransformAndLower=functools.partial(Stage))
+    upstream("test.suite.flows")
+    flows = upstream("test.suite.flows.qualcomm", QnnQuantizer=lambda soc_model: soc_model)
+    upstream("qualcomm.utils")
+    upstream(
+        "qualcomm.utils.utils",
+        get_soc_to_chipset_map=lambda: {"SM8450": 36},
+        to_edge_transform_and_lower_to_qnn=lambda *args, **named: (args, named),
+    )
+    monkeypatch.setattr(ValuesAdapter, "prepare", lambda self: None)
+    monkeypatch.setenv("QNN_SOC_MODEL", "SM8450")
+    ChainsAdapter().prepare()
+    # ExecuTorch's flows hand the choice on in a tuple, which is always true.
+    stage = tester.ToEdgeTransformAndLower(use_fp16=(False,))
+    stage.run(SimpleNamespace(module=lambda: "model", example_inputs=(("x",), {})), generate_etrecord=True)
+    assert flows.QnnQuantizer() == 36
+    lowered = ("model", ("x",), ("SM8450", False)), {"generate_etrecord": True}
+    assert stage.edge_dialect_program == lowered
 
 
 class Compares:

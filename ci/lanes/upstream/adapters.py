@@ -267,6 +267,7 @@ class ValuesAdapter(Backend):
     """Our own cases in ExecuTorch's suite: other values, shapes and schemes."""
 
     arguments = ("-p", "executorch.backends.test.suite.conftest", "-m", "backend_qualcomm")
+    linear_per_channel = False
 
     def prepare(self) -> None:
         super().prepare()
@@ -275,7 +276,13 @@ class ValuesAdapter(Backend):
         dtypes: Any = importlib.import_module("executorch.backends.qualcomm.quantizer.quantizer").QuantDtype
         flows = [create(FLOAT_FLOW)]
         for scheme in SCHEMES:
-            flow = create(f"qnn_{scheme}", quantize=True, quant_dtype=dtypes[f"use_{scheme}"], use_fp16=False)
+            flow = create(
+                f"qnn_{scheme}",
+                quantize=True,
+                quant_dtype=dtypes[f"use_{scheme}"],
+                per_channel_linear=self.linear_per_channel,
+                use_fp16=False,
+            )
             if scheme.endswith("_block"):
                 flow.quantize_stage_factory = functools.partial(_in_blocks, flow.quantize_stage_factory)
             flows.append(flow)
@@ -303,7 +310,13 @@ class ValuesAdapter(Backend):
 
 
 class ChainsAdapter(ValuesAdapter):
-    """Our own operators between layers."""
+    """Our own operators between layers, quantized and lowered as `compile` does it."""
+
+    linear_per_channel = True
+
+    def prepare(self) -> None:
+        super().prepare()
+        _lower_as_users_do(os.environ["QNN_SOC_MODEL"])
 
     def holds(self, item: pytest.Item) -> bool:
         """What has weights in blocks of its own has none beside layers that have others."""
@@ -316,6 +329,32 @@ class ChainsAdapter(ValuesAdapter):
             {**part, "result": "cpu"} if _only_layers(part, summary) else part
             for part, summary in zip(super().parts(item), summaries, strict=True)
         ]
+
+
+def _lower_as_users_do(soc: str) -> None:
+    """ExecuTorch's flows quantize for SM8750, whatever the chip, compile quantized models with fp16, and call
+    passes and partitioner themselves."""
+    tester: Any = importlib.import_module("executorch.backends.qualcomm.tests.tester")
+    flows: Any = importlib.import_module("executorch.backends.test.suite.flows.qualcomm")
+    shared: Any = importlib.import_module("executorch.backends.qualcomm.utils.utils")
+    chip = shared.get_soc_to_chipset_map()[soc]
+    # Before the adapter named the chip.
+    stage: Any = tester.ToEdgeTransformAndLower.func
+
+    class Lower(stage):  # type: ignore[misc]
+        def __init__(self, use_fp16: Sequence[bool]) -> None:
+            super().__init__(soc_model=soc, use_fp16=all(use_fp16))
+
+        def run(self, artifact: Any, inputs: Any = None, generate_etrecord: bool = False) -> None:
+            self.edge_dialect_program = shared.to_edge_transform_and_lower_to_qnn(
+                artifact.module(),
+                artifact.example_inputs[0],
+                self.compiler_specs,
+                generate_etrecord=generate_etrecord,
+            )
+
+    tester.ToEdgeTransformAndLower = Lower
+    flows.QnnQuantizer = functools.partial(flows.QnnQuantizer, soc_model=chip)
 
 
 LAYERS = ("aten::linear", "aten::convolution")

@@ -20,13 +20,14 @@ LANES = {"executorch": "ExecuTorch's lane", "onnx": "ONNX Runtime's lane", "any"
 NOTHING_ON_DEVICES = """\
 **Nothing was run on a device here.** `on the emulator` means Qualcomm's HTP emulator of the QNN SDK, which
 can be wrong where a chip is right, and right where a chip is wrong. What those who make a product say of a
-fault stands with it, and most faults have [a script](#is-each-fault-still-there) that shows them.
+fault stands with it, and what the pinned versions have can be seen by
+[a script of each fault](#is-each-fault-still-there).
 """
 
 STILL_THERE = """\
 ## Is each fault still there
 
-Most have a script in `manifests/faults` that has no code of this project: run it with
+Each has a script in `manifests/faults` that has no code of this project, or says why not: run it with
 packages of your own, and send it to who can repair it. Its last line begins with `still`, `gone` or `changed`
 and has the figure; its exit code is 1, 0 or 2. Run them all with what is pinned, or some by name:
 
@@ -35,8 +36,10 @@ $ nox -s faults -- bias-used-twice
 still    bias-used-twice: 7.3 dB with weights per channel, 40.7 dB per tensor
 ```
 
-A fault that is gone, or another one now, is an error until its entry says so: `--close` ends its versions.
-faults.yml runs them every night on newer pins, and opens a pull request with what is gone.
+`--jobs 2` runs two side by side, and `--resume` goes on where a run was interrupted, as long as script,
+packages and QNN are the same. A fault that is gone, or another one now, is an error until its entry says so:
+`--close` ends its versions. faults.yml runs them every night on newer pins, opens a pull request with what is
+gone, and is red where a fault changed or a newer version has it too.
 """
 
 
@@ -70,7 +73,7 @@ def _fault(fault: Fault) -> Iterator[str]:
     if fault.upstream:
         yield from ("", f"**Upstream:** {fault.upstream}.")
     yield from ("", "```console", f"$ {fault.show}", "```", "")
-    script = f", [script](../{fault.script})" if fault.script else ""
+    script = f", [script](../{fault.script})" if fault.script else f", no script: {fault.unshown}"
     yield from (f"**Fix:** {fault.fix}. ({fault.id}: [{source}]({source}){script})", "")
 
 

@@ -416,15 +416,19 @@ def committed_records(profile: str) -> dict[str, dict[str, SuiteRecord]]:
     }
 
 
+BUILT = r'"(?:(?:aten|dim_order_ops|qnn_custom)\.)?([a-z_]\w+)\.\w+"'
+"""The name of an operator in the file of its builder; those of quantize and dequantize have one part more."""
+
+
 def upstream_files() -> dict[str, list[str]]:
-    """What the installed ExecuTorch has for each operator of aten; empty if it is not installed."""
+    """What the installed ExecuTorch has for each operator; empty if it is not installed."""
     spec = importlib.util.find_spec("executorch")
     roots = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     by_operator: dict[str, list[str]] = defaultdict(list)
     for root in roots:
         backend = root / "backends" / "qualcomm"
         for word, pattern, files in (
-            ("lowers", r'"(aten\.\w+)\.', backend.glob("builders/op_*.py")),
+            ("lowers", BUILT, backend.glob("builders/op_*.py")),
             ("quantizes", r"torch\.ops\.(aten\.\w+)\.", backend.glob("quantizer/annotators/htp_rules.py")),
         ):
             text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import tomlkit
 
 from ci.engine.closed import closed
+from ci.engine.jobs import FunctionSlot, Job, default_slots, memory_budget, run_jobs
 from provisioning.base.commands import captured, logged, session
-from provisioning.base.errors import CheckFailed, UnknownName
-from provisioning.base.files import replace_text
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UnknownName
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
@@ -28,7 +31,7 @@ WORDS = {"gone": 0, "still": 1, "changed": 2}
 
 SAID = re.compile(rf"({'|'.join(WORDS)}) - (.+)")
 
-RULES = {"gone": "fault-gone", "changed": "fault-changed"}
+SCRIPT_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +39,37 @@ class FaultRun:
     """What the script of a fault said."""
 
     word: str
-    """One of WORDS; `changed` too if it said none."""
+    """One of WORDS: `changed` too if it said none. Empty if it did not end in time."""
     figure: str
     version: str
     """Of the product that the fault is of; empty if it cannot be told."""
 
 
+@dataclass(frozen=True, slots=True)
+class HowToRun:
+    """How the scripts are run."""
+
+    timeout: float
+    jobs: int | None
+    resume: bool
+    """Take what an interrupted run of the same scripts with the same versions has said already."""
+
+
 def check_all(
-    selection: Selection, names: Sequence[str], timeout: float, *, close: bool, environ: Mapping[str, str]
+    selection: Selection, names: Sequence[str], how: HowToRun, *, close: bool, environ: Mapping[str, str]
 ) -> int:
     """A fault that is gone, or is another one now, is an error until its entry says so."""
     stage = StageRun.as_typed("faults", selection.profile, selection.target)
     with stage.reported(selection.reports, "fault-not-measured"):
         folder = Path(selection.reports).absolute() / "faults"
-        found = {
-            fault: _run(fault, selection, folder, timeout, environ) for fault in chosen(names, load_faults())
-        }
+        faults = {fault.id: fault for fault in chosen(names, load_faults())}
+        runs = run_jobs(
+            [Job(name, memory=SCRIPT_MEMORY) for name in faults],
+            lambda: FunctionSlot(lambda job: _run(faults[job.name], selection, folder, how, environ)),
+            slots=how.jobs or default_slots(),
+            memory=memory_budget(),
+        )
+        found = {fault: runs[name] for name, fault in faults.items()}
         ended = closing(found) if close else {}
         if ended:
             replace_text(MANIFEST, with_versions(MANIFEST.read_text(encoding="utf-8"), ended))
@@ -70,27 +88,45 @@ def chosen(names: Sequence[str], faults: Sequence[Fault]) -> list[Fault]:
 
 
 def _run(
-    fault: Fault, selection: Selection, folder: Path, timeout: float, environ: Mapping[str, str]
+    fault: Fault, selection: Selection, folder: Path, how: HowToRun, environ: Mapping[str, str]
 ) -> FaultRun:
     lane = "onnx" if fault.lane == "onnx" else "executorch"
     python = PythonEnvironments(environments_folder(), print).interpreter(lane)
-    log = folder / f"{fault.id}.log"
-    variables = closed(environ)
+    log, kept, script = folder / f"{fault.id}.log", folder / f"{fault.id}.json", SCRIPTS / f"{fault.id}.py"
+    variables, version = closed(environ), ""
     if lane == "executorch":
         resolved = resolve(selection, environ)
         variables = closed(resolved.merged(environ))
-    code = logged([python, SCRIPTS / f"{fault.id}.py"], log, variables, fault.id, timeout=timeout)
-    word, figure = said(log.read_text(encoding="utf-8", errors="replace"), code)
-    sys.stdout.write(f"{word:8} {fault.id}: {figure}\n")
+        library = resolved.root(QNN_SDK).path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
+        version = version_in(next(iter(build_ids(library)), ""))
+    packages = _packages(python)
+    key = {"script": hash_file(script), "qnn": version, "packages": packages}
+    if how.resume and kept.is_file() and (said_before := json.loads(kept.read_text("utf-8")))["key"] == key:
+        run = FaultRun(**said_before["run"])
+    else:
+        if fault.product != "qnn":
+            version = packages.get(fault.product, "")
+        try:
+            code = logged([python, script], log, variables, fault.id, timeout=how.timeout)
+            word, figure = said(log.read_text(encoding="utf-8", errors="replace"), code)
+        except EnvironmentLacking as error:
+            word, figure = "", str(error)
+        run = FaultRun(word, figure, version)
+        if word:
+            replace_text(kept, json.dumps({"key": key, "run": asdict(run)}))
+    sys.stdout.write(f"{run.word or 'no word':8} {fault.id}: {run.figure}\n")
     sys.stdout.flush()
-    package = fault.product if fault.product != "qnn" else ""
-    if package:
-        call = f"from importlib.metadata import version; print(version({package!r}))"
-        return FaultRun(word, figure, captured([python, "-c", call]).stdout.strip())
-    if lane == "onnx":
-        return FaultRun(word, figure, "")
-    library = resolved.root(QNN_SDK).path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
-    return FaultRun(word, figure, version_in(next(iter(build_ids(library)), "")))
+    return run
+
+
+@cache
+def _packages(python: Path) -> Mapping[str, str]:
+    """The versions of what an interpreter has."""
+    listed = "import json, importlib.metadata as all; " + (
+        "print(json.dumps({d.name.replace('_', '-'): d.version for d in all.distributions()}))"
+    )
+    versions: dict[str, str] = json.loads(captured([python, "-c", listed]).stdout)
+    return versions
 
 
 def said(printed: str, code: int) -> tuple[str, str]:
@@ -127,7 +163,9 @@ def judge(stage: StageRun, found: Mapping[Fault, FaultRun], ended: Mapping[str, 
     for fault, run in found.items():
         concerned = not run.version or fault.concerns(fault.product, run.version)
         again = session("faults", fault.id)
-        if run.word == "still" and not concerned:
+        if not run.word:
+            stage.add("fault-not-measured", Severity.ERROR, fault.id, run.figure, f"--timeout; {again}")
+        elif run.word == "still" and not concerned:
             message = f"{fault.product} {run.version} has it too ({run.figure}), beside {fault.versions}"
             fix = f"add it to `versions` of {fault.id} in {MANIFEST.relative_to(ROOT)}; {again}"
             stage.add("fault-wider", Severity.ERROR, fault.id, message, fix)
@@ -147,7 +185,7 @@ def table(found: Mapping[Fault, FaultRun], ended: Mapping[str, str]) -> str:
     rows = [
         f"| {fault.id} | {run.word} | {run.figure} | {run.version} | {ended.get(fault.id, '')} |"
         for fault, run in found.items()
-        if run.word != "still"
+        if run.word != "still" or (run.version and not fault.concerns(fault.product, run.version))
     ]
     head = ["| fault | now | figure | version | versions in this change |", "| --- | --- | --- | --- | --- |"]
     places = [f"- {fault_id}: {', '.join(names)}" for fault_id in ended if (names := named_in(fault_id))]

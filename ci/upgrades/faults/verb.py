@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from provisioning.base.command_line import add_timeout
+from provisioning.base.command_line import add_timeout, count
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
   nox -s faults
   nox -s faults -- bias-used-twice ceil-16-bit
+  nox -s faults -- --jobs 2 --resume    go on where a run was interrupted
   nox -s faults -- --close      write into manifests/known_faults.toml that what is gone ends here
 """
 
@@ -23,11 +24,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--close", action="store_true", help="end the versions of faults that are gone in known_faults.toml"
     )
+    parser.add_argument("--jobs", "-j", type=count, metavar="N", help="scripts side by side [cores]")
+    parser.add_argument("--resume", action="store_true", help="take what an interrupted run has said already")
     add_timeout(parser, "a script", 600)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.faults.stage import check_all
+    from ci.upgrades.faults.stage import HowToRun, check_all
     from provisioning.base.selection import selection_of
 
-    return check_all(selection_of(args), args.names, args.timeout, close=args.close, environ=os.environ)
+    how = HowToRun(args.timeout, args.jobs, args.resume)
+    return check_all(selection_of(args), args.names, how, close=args.close, environ=os.environ)

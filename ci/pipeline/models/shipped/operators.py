@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,13 +61,24 @@ class CallsWithIndices(nn.Module):
         return self.function(*inputs, self.indices)
 
 
+class Output(nn.Module):
+    """One of several outputs of a module: `Output(torch.nn.LSTM(16, 8), 1, 0)` is the last hidden state."""
+
+    def __init__(self, module: nn.Module, *place: int) -> None:
+        super().__init__()
+        self.module, self.place = module, place
+
+    def forward(self, x: Tensor) -> Any:
+        return functools.reduce(operator.getitem, self.place, self.module(x))
+
+
 def alone(expression: str, is_module: bool = False, indices: Sequence[int] = ()) -> tuple[nn.Module, int]:
     """An operator alone, of manifests/upstream/values.toml, and how many inputs it has.
 
     Fresh norms multiply by 1 and add 0, which hides faults; their weights and biases are drawn.
     """
     if is_module:
-        model = eval(expression, {"torch": torch}).eval()  # noqa: S307
+        model = eval(expression, {"torch": torch, "Output": Output}).eval()  # noqa: S307
         for weights in model.parameters():
             if weights.unique().tolist() in ([0.0], [1.0]):
                 nn.init.uniform_(weights, 0.5, 1.5)

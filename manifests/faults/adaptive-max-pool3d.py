@@ -1,0 +1,24 @@
+"""adaptive-max-pool3d: `adaptive_max_pool3d` is lowered as if its output size were a kernel
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import sys
+
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+
+
+def shape(net, inputs):
+    module = torch.export.export(net.eval(), inputs, strict=True).module()
+    options = qnn.generate_htp_compiler_spec(use_fp16=True)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    return tuple(method.execute(list(inputs))[0].shape)
+
+
+found = shape(torch.nn.AdaptiveMaxPool3d(4), (torch.rand(1, 4, 8, 8, 8),))
+word = {(4, 4, 4): "gone", (2, 2, 2): "still"}.get(found[-3:], "changed")
+print(word, "-", f"{found} for AdaptiveMaxPool3d(4) of (1, 4, 8, 8, 8), which is (1, 4, 4, 4, 4)")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

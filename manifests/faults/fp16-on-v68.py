@@ -1,0 +1,28 @@
+"""fp16-on-v68: fp16 for a chip without fp16 is computed in float32
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import math
+import sys
+
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+
+
+def decibels(net, inputs, soc):
+    module = torch.export.export(net.eval(), inputs, strict=True).module()
+    options = qnn.generate_htp_compiler_spec(use_fp16=True)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset[soc], options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
+    return 20 * math.log10(max(1e-9, wanted.norm()) / max(1e-9, (found - wanted).norm()))
+
+
+torch.manual_seed(0)
+layer, inputs = torch.nn.Linear(64, 64), (torch.rand(8, 64) * 2 - 1,)
+without, other = (decibels(layer, inputs, soc) for soc in ("SM8350", "SM8650"))
+word = "changed" if other > 100 else "still" if without > 100 else "gone"
+print(word, "-", f"{without:.0f} dB on SM8350, which has no fp16, {other:.0f} dB on SM8650")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -1,0 +1,38 @@
+"""grouped-transposed-convolution: A grouped transposed convolution is wrong
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import math
+import sys
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+
+def decibels(net, inputs, scheme):
+    module = torch.export.export(net.eval(), inputs, strict=True).module()
+    quantizer = QnnQuantizer(soc_model=QcomChipset.SM8650)
+    quantizer.set_default_quant_config(QuantDtype[f"use_{scheme}"], is_conv_per_channel=True)
+    module = prepare_pt2e(module, quantizer)
+    module(*inputs)
+    module = convert_pt2e(module)
+    options = qnn.generate_htp_compiler_spec(use_fp16=False)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
+    return 20 * math.log10(max(1e-9, wanted.norm()) / max(1e-9, (found - wanted).norm()))
+
+
+torch.manual_seed(0)
+inputs = (torch.rand(1, 8, 8, 8) * 2 - 1,)
+layers = [torch.nn.ConvTranspose2d(8, 8, 3, groups=groups) for groups in (2, 1)]
+for layer in layers:
+    layer.weight.data[:, 1::2] *= 50
+grouped, whole = (decibels(layer, inputs, "8a8w") for layer in layers)
+word = "changed" if whole < 20 else "still" if grouped < 20 else "gone"
+print(word, "-", f"{grouped:.1f} dB in two groups, {whole:.1f} dB in one")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -1,0 +1,38 @@
+"""linear-blocks-bias: A linear layer with a bias loses it at 16a4w_block
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import math
+import sys
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+
+def decibels(net, inputs):
+    module = torch.export.export(net.eval(), inputs, strict=True).module()
+    quantizer = QnnQuantizer(soc_model=QcomChipset.SM8650)
+    quantizer.set_default_quant_config(QuantDtype.use_16a4w_block, is_linear_per_channel=True)
+    quantizer.set_block_size_map({"linear": (1, 32)})
+    module = prepare_pt2e(module, quantizer)
+    module(*inputs)
+    module = convert_pt2e(module)
+    options = qnn.generate_htp_compiler_spec(use_fp16=False)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
+    return 20 * math.log10(max(1e-9, wanted.norm()) / max(1e-9, (found - wanted).norm()))
+
+
+torch.manual_seed(0)
+inputs = (torch.rand(4, 64) * 2 - 1,)
+# A lowering is right now and then.
+layers = [torch.nn.Linear(64, 32, bias=bias) for bias in (True, False)]
+biased, plain = (min(decibels(layer, inputs) for _ in range(3)) for layer in layers)
+word = "changed" if plain < 25 else "still" if biased < 25 else "gone"
+print(word, "-", f"{biased:.1f} dB with a bias, {plain:.1f} dB without (least of three lowerings)")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])
