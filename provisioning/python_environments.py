@@ -48,6 +48,12 @@ def environments_folder() -> Path:
     return ROOT / ".nox" if CLONE else outputs_path() / "environments"
 
 
+def base_python() -> str:
+    """The Python that environments are made of, also where this process runs in one of them: a verb that asks
+    for another environment gets the same as nox."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
 @dataclass(frozen=True)
 class PythonEnvironments:
     """The environments below one folder. `log` shows a line of progress."""
@@ -66,7 +72,7 @@ class PythonEnvironments:
             return str(in_image / "bin" / "python")
         home = self.folder / name
         python = home / "bin" / "python"
-        wanted = hashlib.sha256(f"{sys.executable}\n{sys.version}\n{text}".encode()).hexdigest()
+        wanted = hashlib.sha256(f"{base_python()}\n{sys.version}\n{text}".encode()).hexdigest()
         stamp = home / "qnn-ci.stamp"
         if _text(stamp) == wanted:
             return str(python)
@@ -85,7 +91,7 @@ class PythonEnvironments:
                 shutil.rmtree(home, ignore_errors=True)
                 uv = self._uv_for(name)
                 maker = (
-                    [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "virtualenv"]
+                    [uv, "venv", "--python", base_python()] if uv else [sys.executable, "-m", "virtualenv"]
                 )
                 _run([*maker, "--quiet", str(home)])
                 left = self._install_kept(name, home, uv)

@@ -199,6 +199,23 @@ class TestKeptWheels:
         assert (packages / "mine").is_dir() and (packages / "torch").is_dir()
         assert len(list(kept.iterdir())) == 2
 
+    def test_a_verb_in_another_environment_is_given_the_one_that_is_there(
+        self, kept: Path, tmp_path: Path
+    ) -> None:
+        home = tmp_path / "other"
+        subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, home], check=True)
+        code = (
+            "import sys; from pathlib import Path; from provisioning.python_environments import *; home ="
+            " Path(sys.argv[1]); made = PythonEnvironments(home / 'environments', print, home / 'torch', home /"
+            " 'locks'); made.interpreter('small')"
+        )
+        self.make(kept, str(UV))
+        made = os.stat(tmp_path / "environments" / "small").st_ino
+        done = subprocess.run(
+            [home / "bin" / "python", "-c", code, tmp_path], cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        assert not done.stdout and os.stat(tmp_path / "environments" / "small").st_ino == made
+
     @pytest.mark.parametrize("uv", [str(UV), None], ids=["uv", "pip"])
     @pytest.mark.parametrize("name", WHEELS)
     def test_a_changed_one_is_refused_and_the_index_has_another(
