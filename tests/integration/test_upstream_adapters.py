@@ -27,6 +27,9 @@ from ci.lanes.upstream.value_cases import cases
 from ci.operators.table import EXACT
 from ci.pipeline.models.shipped.operators import alone
 
+# Torch takes seconds to import, which unit tests do without.
+pytestmark = [pytest.mark.heavy, pytest.mark.bare]
+
 
 @pytest.fixture
 def upstream(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
