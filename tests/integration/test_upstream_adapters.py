@@ -18,6 +18,7 @@ from ci.lanes.upstream.adapters import (
     SCHEMES,
     Backend,
     ChainsAdapter,
+    DefaultAdapter,
     Rework,
     ValuesAdapter,
     built_otherwise,
@@ -26,6 +27,9 @@ from ci.lanes.upstream.adapters import (
 from ci.lanes.upstream.value_cases import cases
 from ci.operators.table import EXACT
 from ci.pipeline.models.shipped.operators import alone
+
+# Torch takes seconds to import, which unit tests do without.
+pytestmark = [pytest.mark.heavy, pytest.mark.bare]
 
 
 @pytest.fixture
@@ -291,3 +295,20 @@ def test_an_operator_without_weights_is_tried_plainly_where_the_weights_alone_di
     assert held("relu-plain", f"qnn_{scheme}") and not held("relu-small", f"qnn_{scheme}")
     assert scheme.endswith("_block") or held("conv1d-small", f"qnn_{scheme}")
     assert all(held("relu-small", flow) for flow in ("qnn", "qnn_8a8w", "qnn_16a8w"))
+
+
+def test_a_comparison_is_noted_with_its_figure_and_what_the_test_said_of_it() -> None:
+    class Upstream:
+        def assert_close(self, device_output: Any, ref_output: Any) -> None:
+            assert device_output[0].sum() < 10
+
+    adapter = DefaultAdapter()
+    adapter.watch(Upstream, "assert_close", slice(1, 3))
+    right = torch.ones(4)
+    Upstream().assert_close(device_output=[right * 1.1], ref_output=[right])
+    with pytest.raises(AssertionError):
+        Upstream().assert_close([right * 3], [right])
+    assert [(round(comparison.figure or 0), comparison.passed) for comparison in adapter.comparisons] == [
+        (20, True),
+        (-6, False),
+    ]
