@@ -69,8 +69,11 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
             pairs = in_files(outputs, compiled, order["expected"], chosen=False)
             facts["figures"][METRIC] = measured_by(metric, pairs, len(order["inputs"]))
         if task := order.get("task"):
-            both = (in_files(outputs, compiled, order[of], chosen=False) for of in ("expected", "reference"))
-            facts["figures"] |= side_by_side(f"{order['search_path']}/{task}", *both, len(order["inputs"]))
+            pairs, against = (
+                in_files(outputs, compiled, order[of], chosen=False) for of in ("expected", "reference")
+            )
+            function = f"{order['search_path']}/{task}"
+            facts["figures"] |= side_by_side(function, pairs, against, len(order["inputs"]))
         facts["times"] = _times(folder / METRICS)
     except Unusable as error:
         blame(error, order)
