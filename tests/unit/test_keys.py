@@ -32,7 +32,7 @@ from ci.pipeline.options import WorkOptions
 from ci.pipeline.quarantine import Quarantine
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Step, StepTask, tasks_of
-from ci.pipeline.suite import NO_SUITE, AnyProgram, Input, Thresholds
+from ci.pipeline.suite import NO_SUITE, AnyProgram, Input, TaskMetric, Thresholds
 from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS, make_program
 from tests.support.onnx_suites import write_suite
@@ -74,6 +74,7 @@ EXECUTORCH_RUN = RUN | {
     "delegates": 2,
     "cpu_budget": 3,
 }
+RIGHT = TaskMetric(name="words right", function="net:right")
 SWAYS = Quarantine(until=datetime.date(2026, 12, 31), reason="it sways")
 
 EXECUTORCH_CASE = {
@@ -86,6 +87,7 @@ EXECUTORCH_CASE = {
     "samples": "data",
     "files": ("others.bin",),
     "inferences": 3,
+    "metric": RIGHT,
     "delegates": 2,
     "cpu_budget": 3,
 }
@@ -95,6 +97,7 @@ ONNX_RUN = RUN | {
     "nodes": {"u16u8": ("conv",)},
     "per_channel": True,
     "calibration": 5,
+    "repaired": True,
     "options": {"vtcm_mb": 4},
     "profiling": True,
     "budget": {"Galaxy S25": "2 ms"},
@@ -111,6 +114,7 @@ ONNX_CASE = {
     "samples": "data",
     "inputs": (Input(shape=(1, 2)),),
     "inferences": 3,
+    "metric": RIGHT,
     "recorded": True,
 }
 LLM_RUN = RUN | {
