@@ -25,6 +25,7 @@ from provisioning.base.errors import UnknownName
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import MANIFEST, SCRIPTS, Fault, Faults, load_faults
+from provisioning.python_environments import PythonEnvironments
 
 FAULT = load_faults()[0].model_copy(update={"id": "x", "versions": ">=2.49.40", "product": "qnn"})
 SHOWN = sorted(SCRIPTS.glob("*.py"))
@@ -115,7 +116,7 @@ def test_a_run_that_did_not_end_goes_on_where_it_was(tmp_path: Path, monkeypatch
     faults = {name: FAULT.model_copy(update={"id": name, "lane": "onnx"}) for name in ("a", "b")}
     monkeypatch.setattr(stage, "SCRIPTS", tmp_path)
     monkeypatch.setattr(stage, "chosen", lambda names, known: [faults[name] for name in names])
-    monkeypatch.setattr(stage.PythonEnvironments, "interpreter", lambda self, lane: Path(sys.executable))
+    monkeypatch.setattr(PythonEnvironments, "interpreter", lambda self, lane: Path(sys.executable))
     selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path / "reports")
 
     def run(*names: str) -> int:
