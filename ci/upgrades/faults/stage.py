@@ -98,7 +98,7 @@ def _lane(fault: Fault) -> str:
 
 def _run(
     fault: Fault,
-    pythons: Mapping[str, Path],
+    pythons: Mapping[str, str],
     selection: Selection,
     folder: Path,
     how: HowToRun,
@@ -134,7 +134,7 @@ def _run(
 
 
 @cache
-def _packages(python: Path) -> Mapping[str, str]:
+def _packages(python: str) -> Mapping[str, str]:
     """The versions of what an interpreter has."""
     listed = "import json, importlib.metadata as all; " + (
         "print(json.dumps({d.name.replace('_', '-'): d.version for d in all.distributions()}))"
