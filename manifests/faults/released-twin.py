@@ -11,8 +11,8 @@ from executorch.runtime import Runtime
 net, inputs = torch.nn.Linear(8, 8).eval(), (torch.rand(1, 8),)
 options = qnn.generate_htp_compiler_spec(use_fp16=True)
 spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
-edge = qnn.to_edge_transform_and_lower_to_qnn(net, inputs, spec)
-loads = [Runtime.get().load_program(edge.to_executorch().buffer) for _ in range(2)]
+buffer = qnn.to_edge_transform_and_lower_to_qnn(net, inputs, spec).to_executorch().buffer
+loads = [Runtime.get().load_program(buffer) for _ in range(2)]
 methods = [program.load_method("forward") for program in loads]
 for method in methods:
     method.execute(list(inputs))

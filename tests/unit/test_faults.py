@@ -116,7 +116,7 @@ def test_a_run_that_did_not_end_goes_on_where_it_was(tmp_path: Path, monkeypatch
     faults = {name: FAULT.model_copy(update={"id": name, "lane": "onnx"}) for name in ("a", "b")}
     monkeypatch.setattr(stage, "SCRIPTS", tmp_path)
     monkeypatch.setattr(stage, "chosen", lambda names, known: [faults[name] for name in names])
-    monkeypatch.setattr(PythonEnvironments, "interpreter", lambda self, lane: Path(sys.executable))
+    monkeypatch.setattr(PythonEnvironments, "interpreter", lambda self, lane: sys.executable)
     selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path / "reports")
 
     def run(*names: str) -> int:

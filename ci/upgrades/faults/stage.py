@@ -63,9 +63,14 @@ def check_all(
     with stage.reported(selection.reports, "fault-not-measured"):
         folder = Path(selection.reports).absolute() / "faults"
         faults = {fault.id: fault for fault in chosen(names, load_faults())}
+        environments = PythonEnvironments(environments_folder(), print)
+        # Before scripts run side by side: one of two would find an environment that the other one makes.
+        pythons = {lane: environments.interpreter(lane) for lane in {*map(_lane, faults.values())}}
         runs = run_jobs(
             [Job(name, memory=SCRIPT_MEMORY) for name in faults],
-            lambda: FunctionSlot(lambda job: _run(faults[job.name], selection, folder, how, environ)),
+            lambda: FunctionSlot(
+                lambda job: _run(faults[job.name], pythons, selection, folder, how, environ)
+            ),
             slots=how.jobs or default_slots(),
             memory=memory_budget(),
         )
@@ -87,11 +92,20 @@ def chosen(names: Sequence[str], faults: Sequence[Fault]) -> list[Fault]:
     return [known[name] for name in dict.fromkeys(names or known)]
 
 
+def _lane(fault: Fault) -> str:
+    return "onnx" if fault.lane == "onnx" else "executorch"
+
+
 def _run(
-    fault: Fault, selection: Selection, folder: Path, how: HowToRun, environ: Mapping[str, str]
+    fault: Fault,
+    pythons: Mapping[str, str],
+    selection: Selection,
+    folder: Path,
+    how: HowToRun,
+    environ: Mapping[str, str],
 ) -> FaultRun:
-    lane = "onnx" if fault.lane == "onnx" else "executorch"
-    python = PythonEnvironments(environments_folder(), print).interpreter(lane)
+    lane = _lane(fault)
+    python = pythons[lane]
     log, kept, script = folder / f"{fault.id}.log", folder / f"{fault.id}.json", SCRIPTS / f"{fault.id}.py"
     variables, version = closed(environ), ""
     if lane == "executorch":
@@ -120,7 +134,7 @@ def _run(
 
 
 @cache
-def _packages(python: Path) -> Mapping[str, str]:
+def _packages(python: str) -> Mapping[str, str]:
     """The versions of what an interpreter has."""
     listed = "import json, importlib.metadata as all; " + (
         "print(json.dumps({d.name.replace('_', '-'): d.version for d in all.distributions()}))"

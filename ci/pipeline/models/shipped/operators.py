@@ -61,8 +61,8 @@ class CallsWithIndices(nn.Module):
         return self.function(*inputs, self.indices)
 
 
-class Output(nn.Module):
-    """One of several outputs of a module: `Output(torch.nn.LSTM(16, 8), 1, 0)` is the last hidden state."""
+class ResultOf(nn.Module):
+    """One of several outputs of a module: `ResultOf(torch.nn.LSTM(16, 8), 1, 0)` is the last hidden state."""
 
     def __init__(self, module: nn.Module, *place: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def alone(expression: str, is_module: bool = False, indices: Sequence[int] = ())
     Fresh norms multiply by 1 and add 0, which hides faults; their weights and biases are drawn.
     """
     if is_module:
-        model = eval(expression, {"torch": torch, "Output": Output}).eval()  # noqa: S307
+        model = eval(expression, {"torch": torch, "ResultOf": ResultOf}).eval()  # noqa: S307
         for weights in model.parameters():
             if weights.unique().tolist() in ([0.0], [1.0]):
                 nn.init.uniform_(weights, 0.5, 1.5)
