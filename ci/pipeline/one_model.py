@@ -73,7 +73,7 @@ class LaneModel(ABC, Generic[P, L]):
 
     model: OneModel
     how: Compiling
-    given: P | None = None
+    given: P | None = field(default=None, kw_only=True)
     """A suite's program, in place of MODEL."""
 
     lane: ClassVar[Lane[Any, Any]]
