@@ -304,7 +304,10 @@ def workaround_of(
             break
         except Exception as another:
             sys.stderr.write(f"tried with {', '.join(sorted(names))} on the CPU: {another}\n")
-            error, tried = another, f"tried, and the rest does not lower either: {another}"
+            error, tried = (
+                another,
+                f"tried, and the rest does not lower either: {str(another).partition(chr(10))[0]}",
+            )
     every = {name for row in chosen for name in row.nodes}
     return Workaround(tuple(chosen), _patterns(every, search.watch.users), lowered, tried) if chosen else None
 

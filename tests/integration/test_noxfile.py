@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -202,19 +203,20 @@ class TestKeptWheels:
     def test_a_verb_in_another_environment_is_given_the_one_that_is_there(
         self, kept: Path, tmp_path: Path
     ) -> None:
-        home = tmp_path / "other"
-        subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, home], check=True)
-        code = (
-            "import sys; from pathlib import Path; from provisioning.python_environments import *; home ="
-            " Path(sys.argv[1]); made = PythonEnvironments(home / 'environments', print, home / 'torch', home /"
-            " 'locks'); made.interpreter('small')"
-        )
+        other, made = tmp_path / "other", tmp_path / "environments" / "small"
+        subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, other], check=True)
         self.make(kept, str(UV))
-        made = os.stat(tmp_path / "environments" / "small").st_ino
-        done = subprocess.run(
-            [home / "bin" / "python", "-c", code, tmp_path], cwd=ROOT, check=True, capture_output=True, text=True
-        )
-        assert not done.stdout and os.stat(tmp_path / "environments" / "small").st_ino == made
+        before = made.stat().st_ino
+        code = """
+            import sys
+            from pathlib import Path
+            from provisioning.python_environments import PythonEnvironments
+            folders = [Path(sys.argv[1], name) for name in ("environments", "torch", "locks")]
+            PythonEnvironments(folders[0], print, *folders[1:]).interpreter("small")
+        """
+        command = [str(other / "bin" / "python"), "-c", textwrap.dedent(code), str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        assert not done.stdout and made.stat().st_ino == before
 
     @pytest.mark.parametrize("uv", [str(UV), None], ids=["uv", "pip"])
     @pytest.mark.parametrize("name", WHEELS)

@@ -310,7 +310,7 @@ def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_i
         helper.make_node("Add", ["after", "mask"], ["masked"], name="masked"),
         helper.make_node("Softmax", ["masked"], ["y"], name="softmax"),
     ]
-    weights = {"large": np.float32([300.0]), "mask": np.float32([-3e38])}
+    weights = {"large": np.array([300.0], "f4"), "mask": np.array([-3e38], "f4")}
     write(model_of(nodes, output=(1, 3, 8, 8), weights=weights), tmp_path / "net.onnx")
     samples = [{"x": np.full((1, 3, 8, 8), value, "f4")} for value in (1.0, 1000.0)]
     (found,) = beyond_half(tmp_path / "net.onnx", {}, samples, tmp_path / "exposed.onnx")
