@@ -18,7 +18,7 @@ from provisioning.sources import Sha256, Version
 from provisioning.sources.wheel import Wheel
 from provisioning.store import Store
 
-VARIABLE = "QNN_CI_WHEELS"
+VARIABLE = "QNN_CI_MODEL_WHEELS"
 """Tells a model where its suite's wheels are. Their hashes are in the key of its work."""
 PREFIX = "wheel:"
 
