@@ -61,6 +61,15 @@ class Draws(nn.Module):
 
 def good(): return Good().eval(), inputs
 def fixed(): return Good().eval(), (torch.arange(4.0), torch.tensor([3, 9]))
+class Tables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, 2) for size in (9, 2))
+    def forward(self, rows):
+        return torch.cat([table(rows[:, place]) for place, table in enumerate(self.tables)], 1)
+
+def tables(): return Tables().eval(), (torch.tensor([[8, 0], [0, 1]]),)
+def table(): return Tables().eval(), (torch.tensor([[8, 1]]),)
 def training(): return Good(), inputs
 def changes(): return Changes().eval(), inputs
 def keeps(): return Keeps().eval(), inputs
@@ -96,6 +105,15 @@ def test_beside_a_fixed_sample_others_are_drawn_with_a_warning(folder: Path) -> 
     assert not torch.equal(first[0], other[0]) and other[0].min() >= 0 and other[0].max() <= 3
     assert other[1].dtype == torch.int64 and other[1].min() >= 3 and other[1].max() <= 9
     assert [rule for rule, _ in loaded.notes] == ["fixed-inputs"]
+
+
+def test_integers_that_are_drawn_index_the_table_of_their_column(folder: Path) -> None:
+    loaded = make("qnn_ci_net:tables", {}, folder)
+    assert len(infer_all(loaded.model, [loaded.sample(number) for number in range(20)])) == 20
+    loaded = make("qnn_ci_net:table", {}, folder)
+    with pytest.raises(BadFactory) as refused:
+        infer_all(loaded.model, [loaded.sample(number) for number in range(20)])
+    assert "--calibrate" in refused.value.fix
 
 
 def test_a_model_that_changes_its_inputs_changes_no_sample(folder: Path) -> None:

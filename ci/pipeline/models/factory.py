@@ -310,7 +310,8 @@ def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
 
 
 def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Values drawn evenly between the smallest and largest of each input; a constant stays the same."""
+    """Values drawn evenly between the smallest and largest of each input; a constant stays the same. Integers
+    of several rows keep to what stands in their column: each may index another table."""
     if not tensor.numel() or not torch.isfinite(tensor).all():
         return tensor
     low, high = tensor.min(), tensor.max()
@@ -318,6 +319,8 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
         even = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
         return (low + (high - low) * even).to(tensor.dtype)
     drawn = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)
+    if tensor.ndim > 1 and len(tensor) > 1:
+        drawn = drawn.clamp(tensor.long().amin(0), tensor.long().amax(0))
     return drawn.to(tensor.dtype)
 
 
@@ -412,7 +415,15 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[l
 
     Raises BadFactory for a model that gives other outputs the second time: state may be in a list, dict or
     number, where `infer` does not see it."""
-    outputs = [infer(model, sample) for sample in samples]
+    outputs = [infer(model, samples[0])]
+    try:
+        outputs += [infer(model, sample) for sample in samples[1:]]
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise BadFactory(
+            f"the model takes the first sample and not another one: {type(error).__name__}: {error}",
+            "give samples that it takes, a file each (--calibrate DIR), or a function of a torch.Generator that"
+            " draws such",
+        ) from error
     again = infer(model, samples[0])
     if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
         raise BadFactory(
