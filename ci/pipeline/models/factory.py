@@ -421,8 +421,8 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[l
     except (IndexError, RuntimeError, ValueError) as error:
         raise BadFactory(
             f"the model takes the first sample and not another one: {type(error).__name__}: {error}",
-            "give samples that it takes, a file each (--calibrate DIR), or a function of a torch.Generator that"
-            " draws such",
+            "give samples that it takes, a file each (--calibrate DIR), or a function of a torch.Generator"
+            " that draws such",
         ) from error
     again = infer(model, samples[0])
     if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
