@@ -142,9 +142,11 @@ def rounded_model(
     def into(layer: int, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (rounding.given.get(layer, inputs[0]), *inputs[1:])
 
-    def out_of(layer: int, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
-        rounding.kept[f"hidden_{layer + 1}"] = rounding(f"layer {layer}", output)
-        return rounding.kept[f"hidden_{layer + 1}"]
+    def out_of(layer: int, _module: Any, _inputs: Any, output: Any) -> Any:
+        # Gemma 3's layers give a tuple.
+        first, *others = output if isinstance(output, tuple) else (output,)
+        hidden = rounding.kept[f"hidden_{layer + 1}"] = rounding(f"layer {layer}", first)
+        return (hidden, *others) if isinstance(output, tuple) else hidden
 
     linear: dict[str, Any] = {}
     tied = reference.get_input_embeddings().weight
