@@ -32,7 +32,7 @@ from ci.lanes.llm.architecture import (
     upstream_name,
 )
 from ci.lanes.llm.beginning import load_tokenizer
-from ci.lanes.llm.behaviour import WantedAfter, problems
+from ci.lanes.llm.behaviour import WantedAfter, lost, problems
 from ci.lanes.llm.check import read_by_genie
 from ci.lanes.llm.commands import parts_of
 from ci.lanes.llm.estimate import estimated
@@ -63,6 +63,7 @@ from ci.lanes.llm.prompts import (
 )
 from ci.lanes.llm.quality import absolute, warnings
 from ci.lanes.llm.suite import SUITES, LlmProgram
+from ci.lanes.llm.work import weights_of
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report, Severity
@@ -1261,6 +1262,28 @@ def test_calls_are_found_in_a_text_and_judged(
     prompt = WantedAfter.model_validate_json(json.dumps({"text": "?", **wanted}))
     found = list(problems(prompt, text, stopped))
     assert len(found) == len(wrong) and all(a in b for a, b in zip(wrong, found, strict=True)), found
+
+
+def test_a_call_that_float_misses_too_is_not_lost() -> None:
+    def row(floats: str, htp: str) -> dict[str, Any]:
+        said = {who: {"text": who, "problems": [words]} for who, words in (("float", floats), ("htp", htp))}
+        return {"prompt": "b", "said": said}
+
+    missed = [f"expected call(city='Rome'), found call(city={city!r})" for city in ("Oslo", "Bern")]
+    assert not list(lost([row(*missed)]))
+    assert len(list(lost([row(missed[0], "its JSON is not valid")]))) == 1
+
+
+def test_a_text_with_a_nul_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"ab\0c")
+    with pytest.raises(UsageError, match="place 2"):
+        read_corpus(path)
+
+
+def test_the_digest_of_weights_is_kept_and_of_other_files_not(tmp_path: Path, whole_checkpoint: Path) -> None:
+    digests = weights_of(whole_checkpoint, tmp_path / "store")
+    assert list(digests) == ["model.safetensors"] and len(digests["model.safetensors"]) == 64
 
 
 def test_a_damaged_tokenizer_is_told_by_its_bits_and_by_what_comes_back(tmp_path: Path) -> None:

@@ -123,18 +123,20 @@ def problems(prompt: WantedAfter, text: str, stopped: str) -> Iterator[str]:
         yield "its JSON is not valid"
     if prompt.calls is not None and calls != list(prompt.calls):
         wanted, found = (", ".join(map(_shown, listed)) or "no call" for listed in (prompt.calls, calls))
-        yield f"expected {wanted}, found {found}"
+        yield f"expected {wanted}{FOUND}{found}"
     for call in calls:
         if call.name in prompt.forbidden:
             yield f"it calls {call.name}, which is forbidden"
     if prompt.ends and stopped != "eos":
-        yield f"it does not end: stopped by {stopped}"
+        yield f"it does not end{STOPPED}{stopped}"
 
 
 def _shown(call: ToolCall) -> str:
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 
 
+FOUND, STOPPED = ", found ", ": stopped by "
+"""What follows them in a problem is what a model said."""
 WHO = {"float": "float", "cpu": "the quantized model on the CPU", "htp": "the model on HTP"}
 
 
@@ -145,13 +147,16 @@ def kept_in_words(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def lost(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What float does as wanted, and a compiled model does not."""
+    """What float does as wanted, and a compiled model does not. Where both miss a call, it is float's."""
     for row in rows:
+        floats = set(map(_wanted, row["said"]["float"]["problems"]))
         for who, said in row["said"].items():
-            if new := [
-                problem for problem in said["problems"] if problem not in row["said"]["float"]["problems"]
-            ]:
+            if new := [problem for problem in said["problems"] if _wanted(problem) not in floats]:
                 yield f"after {row['prompt'][-60:]!r} {WHO[who]}: {'; '.join(new)}: {said['text'][:80]!r}"
+
+
+def _wanted(problem: str) -> str:
+    return problem.partition(FOUND)[0].partition(STOPPED)[0]
 
 
 def float_alone(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

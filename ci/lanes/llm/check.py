@@ -278,9 +278,8 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
             texts = prefixes_of(tokens, lengths)
             texts = with_chats(texts, folder, tokenizer, shape, record["context"] - record["prefill"])
             texts.append(to_the_end(tokens, max(own, PREFIX + CONTINUED)))
-        bounds = Bounds(limits)
+        bounds = _by_noise(ask, order, texts, limits, given, found)
         if options.on != "parts":
-            bounds = _by_noise(ask, order, texts, limits, given, found)
             order["tie"] = bounds.tie
             _figures(ask, order, places, bounds, found, by_genie=by_genie)
         if by_genie:

@@ -43,7 +43,7 @@ from ci.lanes.llm.prompts import (
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.work import executorch_environment, setup_of
 from ci.pipeline.options import Language, OneModel
-from ci.pipeline.precision import precision_named, scheme_named
+from ci.pipeline.precision import precision_named, scheme_named, written_name
 from ci.pipeline.steps import asking
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
@@ -101,7 +101,8 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
             fix="add it: generation_config.json of the same model may have it",
         )
     if precision != "fp16" and text is None:
-        raise UsageError(f"{precision} needs text to calibrate by", fix="--calibrate text.txt")
+        named = written_name(precision)
+        raise UsageError(f"{named} needs text to calibrate by", fix="--calibrate text.txt")
     if text is not None and not text.is_file():
         raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
     # Quantizing holds a part as floats.
