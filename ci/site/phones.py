@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from ci.pipeline.forecast import ACCEPTED, PROGRAMS
 from provisioning.base.accepted import load_accepted
@@ -82,11 +81,15 @@ class Plot:
         for dot in self.dots:
             errors[dot.precision].append(abs(dot.off))
             errors["all"].append(abs(dot.off))
-        return [(name, len(found), median(found), _p80(found)) for name, found in sorted(errors.items())]
+        return [
+            (name, len(found), _quantile(found, 0.5), _quantile(found, 0.8))
+            for name, found in sorted(errors.items())
+        ]
 
 
-def _p80(errors: Sequence[float]) -> float:
-    return sorted(errors)[math.ceil(0.8 * len(errors)) - 1]
+def _quantile(errors: Sequence[float], part: float) -> float:
+    """As `forecast fit` has it, so that the page and its report agree."""
+    return sorted(errors)[math.ceil(part * len(errors)) - 1]
 
 
 def plots() -> list[Plot]:
