@@ -7,7 +7,9 @@ import sys
 from provisioning.base.command_line import Verb, main
 
 VERBS = {
-    "gate": Verb("ci.gate", "run the stages that decide a pull request, and their summary", "executorch"),
+    "gate": Verb(
+        "ci.gate.verb", "run the stages that decide a pull request, and their summary", "executorch"
+    ),
     "report": Verb(
         "ci.report.verb",
         "render reports/ as a table, JUnit, SARIF, a job summary or a page",

@@ -111,8 +111,7 @@ class Builds(Model):
 
     def components(self) -> list[Component]:
         """The components that measuring provisions."""
-        pinned = load_profile(self.profile).components[QNN_SDK]
-        return [build.component(pinned) for build in self.builds]
+        return [build.component(load_profile(self.profile).components[QNN_SDK]) for build in self.builds]
 
 
 def load_builds() -> Builds:
@@ -169,6 +168,6 @@ def _pair(file: Path, subject: str, values: Values) -> Pair:
     return Pair(**named.groupdict(), values=values)
 
 
-def accept_pair(pair: Pair) -> None:
+def accept_pair(pair: Pair, file: Path) -> None:
     """In place of its earlier measurement."""
-    accept(path(), lambda before: before.updated({pair.subject: {**dict.fromkeys(STEPS), **pair.values}}))
+    accept(file, lambda before: before.updated({pair.subject: {**dict.fromkeys(STEPS), **pair.values}}))

@@ -27,6 +27,8 @@ class Fix(Model):
     """Of a fix that is of no known fault."""
     code: Regex = ""
     """What the model's source line must match."""
+    reason: Regex = ""
+    """What the backend says of it must match."""
     find: Regex = ""
     """What of the source line to replace, and by what; both mean the same."""
     write: str = ""
@@ -74,11 +76,20 @@ def words_of(rule: str) -> str:
     return next(fix.words for fix in load_fixes() if fix.rule == rule)
 
 
-def fix_for(operator: str, code: str, source: str = "", where: Literal["cpu", "builder"] = "cpu") -> str:
-    """What to write instead of an operator; with `source`, FILE:LINE of the code, also the line as it should
-    be."""
+def fix_for(
+    operator: str,
+    code: str,
+    source: str = "",
+    where: Literal["cpu", "builder"] = "cpu",
+    *,
+    reason: str = "",
+) -> str:
+    """What to write instead of an operator that the backend refuses for this reason; with `source`, FILE:LINE
+    of the code, also the line as it should be."""
     for fix in load_fixes():
-        if operator in fix.operators and fix.where == where and re.search(fix.code, code):
+        if operator not in fix.operators or fix.where != where:
+            continue
+        if re.search(fix.code, code) and re.search(fix.reason, reason):
             return _written(fix, code, source)
     return ""
 

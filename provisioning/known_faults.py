@@ -33,6 +33,8 @@ class Fault(Model):
     """Of the operand of a cast, without which it is not met."""
     ranks: tuple[int, ...] = ()
     """Of an operand or the output, without which it is not met."""
+    first: int | None = None
+    """The size of the output's first dimension with which alone it is met."""
     shared: bool = False
     """Whether it needs a module that is called twice."""
     met: bool = True

@@ -63,7 +63,7 @@ class Compiled(Answer):
     @property
     def program(self) -> Path:
         """The .pte, or the compiled .onnx."""
-        return next(Path(each) for each in self.record["files"] if each.endswith((".pte", ".onnx")))
+        return next(Path(file) for file in self.record["files"] if file.endswith((".pte", ".onnx")))
 
     @property
     def accuracy(self) -> Mapping[str, float]:
@@ -106,7 +106,7 @@ class Ran(Answer):
     def outputs(self) -> Sequence[Path]:
         """A .npy for each output, in order."""
         record = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
-        return [self.folder / each["file"] for each in record["outputs"]]
+        return [self.folder / output["file"] for output in record["outputs"]]
 
 
 def compile(
@@ -146,7 +146,7 @@ def audit(
     be known; a precision that does not compile is a row with `error`."""
     __tracebackhide__ = True
     with _request("audit", model, inputs, soc, calibrate) as request:
-        request.words += [word for each in precisions for word in ("--precision", each)]
+        request.words += [word for name in precisions for word in ("--precision", name)]
         request.words += options
         answer = request.answered(needs="precisions")
     return Audited(answer, request.folder)
@@ -162,8 +162,8 @@ def run(
     Failed."""
     __tracebackhide__ = True
     with _request("run", os.fspath(program), output=output) as request:
-        for number, each in enumerate(inputs):
-            request.words += ["--input", str(_input(each, request.scratch / f"{number}.npy"))]
+        for number, array in enumerate(inputs):
+            request.words += ["--input", str(_input(array, request.scratch / f"{number}.npy"))]
         request.words += ["-o", str(request.folder), *options]
         answer = request.answered()
     return Ran(answer, request.folder)
@@ -201,9 +201,9 @@ class _Request:
             raise Failed(f"{self.verb} ended without an answer: {last}", "", {})
         answer: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if done.returncode and not (needs and needs in answer):
-            errors = [each for each in answer["findings"] if each["severity"] == "error"]
-            message = "; ".join(each["message"] for each in errors) or f"exit code {done.returncode}"
-            raise Failed(message, next((each["fix"] for each in errors), ""), answer)
+            errors = [row for row in answer["findings"] if row["severity"] == "error"]
+            message = "; ".join(row["message"] for row in errors) or f"exit code {done.returncode}"
+            raise Failed(message, next((row["fix"] for row in errors), ""), answer)
         return answer
 
 
@@ -275,15 +275,22 @@ def _samples(given: Any, folder: Path) -> Path:
     import torch
 
     folder.mkdir()
-    for number, each in enumerate(given):
-        torch.save(_tuple(each), folder / f"{number:05}.pt")
+    for number, sample in enumerate(given):
+        torch.save(_tuple(sample), folder / f"{number:05}.pt")
     return folder
 
 
 def _input(given: Any, path: Path) -> Path:
     if isinstance(given, (str, os.PathLike)):
         return Path(given)
-    import numpy
+    try:
+        import numpy
+    except ModuleNotFoundError as error:
+        raise Failed(
+            f"an input is given as a .npy file, and {sys.executable} has no numpy to write one",
+            f"{sys.executable} -m pip install numpy",
+            {},
+        ) from error
 
     numpy.save(path, numpy.asarray(given))
     return path

@@ -6,8 +6,9 @@ It imports the standard library and pytest alone; each compile is a command in q
 from __future__ import annotations
 
 import itertools
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ MARKER = "qnn(precision, soc, python): what `qnn` compiles for; lists make a tes
 FIELDS = ("precision", "soc", "python")
 PYTHON = "qnn_python"
 """The property of a test, and of its JUnit case, that names the interpreter of the work."""
+EXPORTED_BY = "qnn_exported_by"
+"""The one that names what exported its model."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,17 @@ class Qnn:
     def compile(self, model: Any, inputs: Any = None, **more: Any) -> api.Compiled:
         """As qnn_ci.compile. Its accuracy is in the JUnit case, too."""
         __tracebackhide__ = True
-        exported = isinstance(model, str) and ".py:" in model
-        chosen = {"precision": self.precision, "soc": self.soc, "python": self.python if exported else None}
-        done = api.compile(model, inputs, **{**chosen, **more})
+        function = isinstance(model, str) and ".py:" in model
+        chosen: dict[str, Any] = {
+            "precision": self.precision,
+            "soc": self.soc,
+            "python": self.python if function else None,
+        }
+        chosen |= more
+        done = api.compile(model, inputs, **chosen)
         figures = {name: done.accuracy[name] for name in ("sqnr_db",) if name in done.accuracy}
-        self._record(done, figures)
+        theirs = chosen["python"] or done.python if function else ""
+        self._record(done, figures, theirs if isinstance(model, (str, os.PathLike)) else sys.executable)
         return done
 
     def audit(self, model: Any, inputs: Any = None, **more: Any) -> api.Audited:
@@ -45,7 +54,7 @@ class Qnn:
         __tracebackhide__ = True
         precisions = (self.precision,) if self.precision else ()
         done = api.audit(model, inputs, **{"precisions": precisions, "soc": self.soc, **more})
-        self._record(done, {})
+        self._record(done, {}, "" if isinstance(model, (str, os.PathLike)) else sys.executable)
         return done
 
     def run(self, program: Any, *inputs: Any, **more: Any) -> api.Ran:
@@ -55,10 +64,12 @@ class Qnn:
         self._record(done, {})
         return done
 
-    def _record(self, done: api.Answer, figures: Mapping[str, float]) -> None:
+    def _record(self, done: api.Answer, figures: Mapping[str, float], exported_by: Any = "") -> None:
         known = [name for name, _ in self.item.user_properties]
         if PYTHON not in known:
             self.item.user_properties.append((PYTHON, done.python))
+        if exported_by and EXPORTED_BY not in known:
+            self.item.user_properties.append((EXPORTED_BY, str(exported_by)))
         self.item.user_properties += [(f"qnn_{name}", f"{value:g}") for name, value in figures.items()]
 
 
@@ -104,13 +115,14 @@ def qnn(request: pytest.FixtureRequest) -> Qnn:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Which Python did the work: the tests' own only imports and exports."""
-    pythons = dict.fromkeys(_pythons(terminalreporter.stats.values()))
-    for python in pythons:
-        terminalreporter.write_line(f"qnn: exported by {sys.executable}, compiled and run by {python}")
+    """Which Python did what: the tests' own only imports and exports."""
+    for exported_by, python in dict.fromkeys(_pythons(terminalreporter.stats.values())):
+        exported = f"exported by {exported_by}, " if exported_by else ""
+        terminalreporter.write_line(f"qnn: {exported}compiled and run by {python}")
 
 
-def _pythons(stats: Any) -> Iterator[str]:
-    reports: Sequence[Any] = [each for group in stats for each in group]
-    for report in reports:
-        yield from (value for name, value in getattr(report, "user_properties", ()) if name == PYTHON)
+def _pythons(stats: Any) -> Iterator[tuple[str, str]]:
+    for report in itertools.chain.from_iterable(stats):
+        properties = dict(getattr(report, "user_properties", ()))
+        if PYTHON in properties:
+            yield properties.get(EXPORTED_BY, ""), properties[PYTHON]

@@ -19,6 +19,9 @@ from tests.support import alone, engine, needs, order, small_disk, twice, whole
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
+# As our commands do: with the default, parsing our code takes three times as long, and imports a sixth more.
+gc.set_threshold(50_000)
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and what tests start would inherit it and not be interruptible.
     signal.signal(signal.SIGINT, signal.default_int_handler)

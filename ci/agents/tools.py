@@ -182,6 +182,14 @@ TOOLS = (
         "qnn-ci diagnose log@16a4w conv2d@8a8w",
     ),
     Tool(
+        "chips",
+        "chips",
+        "Say which chip a device has, and what QNN calls a chip that people call 8 Gen 3 or X Elite.",
+        "chips (hexagon, vtcm_mb, names: each with the chips that it may mean)",
+        (Parameter("name", "a chip or a device, as 8-elite, Galaxy S25 [all]"),),
+        "qnn-ci chips 'Galaxy S25'",
+    ),
+    Tool(
         "parity",
         "buck_parity",
         "Check that ExecuTorch's Buck and CMake files build the same.",

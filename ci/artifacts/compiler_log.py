@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 from provisioning.base.diagnosis import Code, code_named
 
+REFUSES = "QNN's validation refuses it"
+"""What is said of a node that stays on the CPU therefore."""
+OF_INTEGERS = "its values are integers, which no precision changes"
+"""Said of a node that is refused for its types."""
 NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>\s*)?(\S.+)")
 """The start of QNN's own messages in a log; the first one is nearest to the cause."""
 

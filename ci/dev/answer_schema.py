@@ -15,6 +15,12 @@ FACTS = {
         "repair: what it gives with a scale for each channel of the weights; null where that is no better",
     ),
     "changes": ("array", "repair: each place that was rewritten, by which rewrite and for which rule"),
+    "chips": (
+        "object",
+        "chips: by QNN's name its Hexagon, its VTCM, and its other names and devices, each with all chips"
+        " that it may mean",
+    ),
+    "compared": ("object", "run --compare: by output how far it is from the other's"),
     "components": ("array", "provision: each with version, source and place"),
     "cpu": ("array", "profile: operators on the CPU"),
     "cuts": ("object", "divergence: SQNR by the node at which a program was cut"),
@@ -49,6 +55,7 @@ FACTS = {
     "profile": ("string", "provision: the profile"),
     "program": ("string", "divergence, reduce: its name"),
     "programs": ("array", "compile, quantize: the record of each, with its files, words and warnings"),
+    "tuned": ("object", "tune --suite: by program what it became"),
     "reference": ("string", "divergence: what the program is compared with"),
     "refused": ("array", "repair: each place that was not rewritten, and why"),
     "repeated": ("array", "reduce: how many repeats of the whole model and of what is left showed it"),

@@ -81,6 +81,9 @@ TOOLS = {
         "nox -s generate",
         [PYTHON, "-m", "ci", "generate"],
     ),
+    "site": Linter(
+        [PYTHON, "-m", "ci", "site", "--check"], "correct the link in the page that is named above"
+    ),
     "locks": Linter([PYTHON, "-m", "provisioning", "lock", "--check"], "nox -s lock"),
     # The strictest persona; a comment beside a line answers a false alarm.
     "zizmor": Linter(

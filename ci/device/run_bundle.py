@@ -163,7 +163,7 @@ def _run(device: Device, job: DeviceRun, stage: StageRun, *, wrapper: str, secon
     stage.artifacts += [Artifact.of("output", path) for path in outputs]
     stage.metrics["outputs"] = len(outputs)
     if ran.code != 0:
-        _explain(ran, device, job.into, stage, seconds)
+        report_failure(ran, device, job.into, stage, seconds)
 
 
 def _device(options: DeviceOptions, bundle: Bundle) -> AbstractContextManager[Device]:
@@ -200,7 +200,9 @@ def _flags(options: DeviceOptions, bundle: Bundle) -> tuple[str, ...]:
     return (*flags, *options.runner_arguments)
 
 
-def _explain(ran: session.RunResult, device: Device, into: Path, stage: StageRun, seconds: float) -> None:
+def report_failure(
+    ran: session.RunResult, device: Device, into: Path, stage: StageRun, seconds: float
+) -> None:
     system = device.system_log()
     if system:
         _keep(into / "system.log", system, "log", stage)

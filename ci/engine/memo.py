@@ -104,7 +104,7 @@ class CachedResult:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why work must be done: `models/net.py changed`, `never done`."""
+    """Why work must be done: `models/net.py changed`, `not run before`."""
 
     why: str
 
@@ -349,7 +349,7 @@ class Memo:
     def _new_key(self, subject: str, key: Mapping[str, Json]) -> str:
         last = _load(self._subject(subject))
         if last is None:
-            return "never done"
+            return "not run before"
         before, after = dict(_flat(last["parts"])), dict(_flat(key))
         for name in sorted({*before, *after}):
             if before.get(name) != after.get(name):

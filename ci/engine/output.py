@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
+from provisioning.base.command_line import Parser
+from provisioning.base.commands import quoted
 from provisioning.base.errors import UsageError
+from provisioning.base.files import replace_text
 
 SCRATCH = ".qnn-ci-new-"
+ORIGINS = ".qnn-ci-origins.json"
+"""Of files that have no record of their own: whose they are."""
 
 Publish = Callable[[Sequence[Path]], list[Path]]
 
@@ -72,3 +79,42 @@ def _publish(files: Sequence[Path], folder: Path) -> list[Path]:
                 fix="move what is there away, or name another folder with -o",
             ) from error
     return [folder / path.name for path in ordered]
+
+
+def origin_of(typed: str, folder: Path) -> str:
+    """By which a model is told apart from another one that writes to the same folder."""
+    return os.path.relpath(Parser.user_folder() / typed, folder.absolute())
+
+
+def require_own(files: Iterable[Path], typed: str) -> None:
+    """Refuse to overwrite what was written for another model."""
+    for path in files:
+        own = origin_of(typed, path.parent)
+        listed = document_of(path.parent / ORIGINS).get(path.name, own)
+        record = document_of(path) if path.suffix == ".json" else {}
+        other = record.get("origin", listed) if "schema" in record else listed
+        if path.exists() and other != own:
+            raise UsageError(
+                f"{path} is of another model, {os.path.normpath(path.parent / other)}",
+                fix=f"name another place with -o, or remove it: {quoted('rm', '-r', path)}",
+            )
+
+
+def keep_origins(files: Iterable[Path], typed: str) -> None:
+    """Note whose files these are, which `require_own` allowed."""
+    for path in files:
+        place = path.parent / ORIGINS
+        known = {
+            name: origin for name, origin in document_of(place).items() if (place.parent / name).exists()
+        }
+        text = json.dumps({**known, path.name: origin_of(typed, path.parent)}, indent=2, sort_keys=True)
+        replace_text(place, f"{text}\n")
+
+
+def document_of(path: Path) -> dict[str, Any]:
+    """Empty if it is none of ours: a user's own file of this name was always replaced."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -42,6 +42,19 @@ class Measured:
         return f"{self.model} {self.component}" if self.component else self.model
 
 
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """How fast a language model speaks on one device."""
+
+    model: str
+    precision: str
+    device: str
+    runtime: str
+    context: int
+    tokens_per_second: float
+    prompt_tokens_per_second: float | None
+
+
 def tables(forecasts: Forecasts, store: Store) -> Path:
     """The folder of AI Hub's models; fetched on first use."""
     pinned = forecasts.wheel
@@ -78,25 +91,42 @@ def models(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if (path / "perf.yaml").is_file())
 
 
-def measurements(root: Path, model: str) -> Iterator[Measured]:
-    """All that phones measured of a model."""
+def _rows(root: Path, model: str) -> Iterator[tuple[str, str, str, str, Mapping[str, Any]]]:
+    """By precision, component (of several), device and runtime, what phones measured of a model."""
     precisions: Mapping[str, Any] = read_table(root, model, "perf").get("precisions") or {}
     for precision, of_precision in precisions.items():
         components = of_precision.get("components") or {}
         for component, of_component in components.items():
             for device, runtimes in (of_component.get("performance_metrics") or {}).items():
                 for runtime, row in runtimes.items():
-                    if milliseconds := (row or {}).get("inference_time_milliseconds"):
-                        layers = row.get("layer_counts") or {}
-                        total = int(layers.get("total", 0))
-                        yield Measured(
-                            model,
-                            component if len(components) > 1 else "",
-                            precision,
-                            device,
-                            runtime,
-                            float(milliseconds),
-                            total,
-                            total - int(layers.get("npu", total)),
-                            str((row.get("tool_versions") or {}).get("qairt", "")),
-                        )
+                    yield precision, component if len(components) > 1 else "", device, runtime, row or {}
+
+
+def measurements(root: Path, model: str) -> Iterator[Measured]:
+    """All times that phones measured of a model."""
+    for precision, component, device, runtime, row in _rows(root, model):
+        if milliseconds := row.get("inference_time_milliseconds"):
+            layers = row.get("layer_counts") or {}
+            total = int(layers.get("total", 0))
+            yield Measured(
+                model,
+                component,
+                precision,
+                device,
+                runtime,
+                float(milliseconds),
+                total,
+                total - int(layers.get("npu", total)),
+                str((row.get("tool_versions") or {}).get("qairt", "")),
+            )
+
+
+def spoken(root: Path, model: str) -> Iterator[Spoken]:
+    """All that phones measured of a language model."""
+    for precision, _, device, runtime, row in _rows(root, model):
+        for metrics in row.get("llm_metrics") or ():
+            context, own = int(metrics["context_length"]), float(metrics["tokens_per_second"])
+            prompt = metrics.get("prefill_tokens_per_second")
+            yield Spoken(
+                model, precision, device, runtime, context, own, None if prompt is None else float(prompt)
+            )

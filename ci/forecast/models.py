@@ -98,17 +98,20 @@ def as_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
         return onnx.load(str(path)), inputs
 
 
+def as_pytorch(row: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """A factory: the same model for a lane that exports it itself."""
+    torch.manual_seed(0)
+    net, inputs, _ = built(FittedModel.model_validate_json(row))
+    with_weights(net)
+    return net.eval(), inputs
+
+
 def export(model: FittedModel, path: Path) -> dict[str, Any]:
     """Write the model as AI Hub compiles it; returns its inputs. Weights do not decide its time."""
     torch.manual_seed(0)
     torch.backends.mha.set_fastpath_enabled(False)  # The exporter does not know the fused attention.
     net, inputs, names = built(model)
-    for name, value in net.named_parameters():
-        # Quantized, a network with weights so small (ConvNeXt) or zero (ViT's head) would be folded away.
-        if name.endswith("layer_scale"):
-            torch.nn.init.ones_(value)
-        elif value.ndim > 1 and not value.any():
-            torch.nn.init.normal_(value, std=0.02)
+    with_weights(net)
     with torch.no_grad():
         torch.onnx.export(
             net.eval(), inputs, str(path), dynamo=False, opset_version=OPSET, input_names=list(names)
@@ -117,6 +120,15 @@ def export(model: FittedModel, path: Path) -> dict[str, Any]:
     unshare(shared)
     onnx.save(shared, str(path))
     return {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+
+
+def with_weights(net: torch.nn.Module) -> None:
+    """Quantized, a network with weights so small (ConvNeXt) or zero (ViT's head) would be folded away."""
+    for name, value in net.named_parameters():
+        if name.endswith("layer_scale"):
+            torch.nn.init.ones_(value)
+        elif value.ndim > 1 and not value.any():
+            torch.nn.init.normal_(value, std=0.02)
 
 
 def built(model: FittedModel) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], Sequence[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.forecast import hub
-from ci.forecast.hub import Measured
+from ci.forecast.hub import Measured, Spoken
 from ci.pipeline.phones import Forecasts
 from provisioning.base.errors import UnknownName
 from provisioning.base.units import aligned
@@ -20,6 +20,7 @@ class HubModel:
     name: str
     use: str
     measured: tuple[Measured, ...]
+    spoken: tuple[Spoken, ...]
     accuracy: dict[str, str]
     """By precision and runtime, on a device and in PyTorch."""
 
@@ -38,7 +39,13 @@ def found(words: str, table: Forecasts, store: Path) -> list[HubModel]:
         known = f"{name} {about.get('name', '')} {use}".lower()
         if wanted in known.replace("-", "_") or wanted.replace("_", " ") in known:
             models.append(
-                HubModel(name, use, tuple(hub.measurements(root, name)), dict(_accuracy(root, name)))
+                HubModel(
+                    name,
+                    use,
+                    tuple(hub.measurements(root, name)),
+                    tuple(hub.spoken(root, name)),
+                    dict(_accuracy(root, name)),
+                )
             )
     if exact := [model for model in models if model.name == wanted]:
         return exact
@@ -56,6 +63,8 @@ def _accuracy(root: Path, model: str) -> Iterator[tuple[str, str]]:
                 for runtime, cell in runtimes.items():
                     here, float_ = cell["partial_metric"], metric["partial_torch_metric"]
                     words = f"{here:g}{unit} on {device}, {float_:g}{unit} in PyTorch"
+                    if unit == "%" and here < float_:
+                        words += f": {float_ - here:.1f} points lost"
                     yield f"{precision} {runtime}", f"{name} {words}"
 
 
@@ -76,6 +85,19 @@ def in_words(models: Sequence[HubModel], phones: Sequence[str], table: Forecasts
             for row in model.measured
             if row.device in devices
         ]
-        lines += aligned(cells) or ["  nothing on these phones"]
+        spoken = [
+            (
+                "  ",
+                row.precision,
+                devices[row.device],
+                row.runtime,
+                f"{row.tokens_per_second:.1f} tokens/s",
+                f"prompt {prompt:,.0f} tokens/s" if (prompt := row.prompt_tokens_per_second) else "",
+                f"context {row.context:,}",
+            )
+            for row in model.spoken
+            if row.device in devices
+        ]
+        lines += [*aligned(cells), *aligned(spoken)] or ["  nothing on these phones"]
         lines += [f"  {kind}: {what}" for kind, what in model.accuracy.items()]
     return lines

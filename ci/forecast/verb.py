@@ -10,7 +10,7 @@ from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
-from provisioning.base.command_line import count, repeatable
+from provisioning.base.command_line import Parser, count, repeatable
 
 EXAMPLES = """\
   qnn-ci forecast model.onnx --precision 8a8w
@@ -18,10 +18,12 @@ EXAMPLES = """\
   qnn-ci forecast model.onnx --measured 'Galaxy S24=1.42 ms'
   qnn-ci forecast model.onnx --simulate --phone 'Galaxy S25'
   nox -s forecast -- fit
-  nox -s forecast -- fit --without resnet50 --accept
+  nox -s forecast -- fit --kept --without resnet50 --without vit
+  nox -s forecast -- fit --lane executorch --accept
 """
 
 FIT = "fit"
+OF_LANGUAGE_MODELS = ("config.json", "adapter_config.json", "genie_config.json")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     fit = parser.add_argument_group(FIT, "compile the models that phones measured, and fit the constants")
     repeatable(fit, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
-    repeatable(fit, "--without", "MODEL", "leave this model out of the fit")
+    repeatable(fit, "--without", "MODEL", "leave this model out of the fit; with --kept, judge it by that")
+    fit.add_argument("--lane", choices=("onnx", "executorch"), help="whose constants [onnx]")
+    fit.add_argument("--kept", action="store_true", help="compile only what has no accepted estimate")
     fit.add_argument("--shard", metavar="I/N", help="compile the I-th of N parts; a run without it then fits")
     fit.add_argument("--list", action="store_true", help="list the programs, and compile none")
     fit.add_argument(
@@ -56,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
     fits = args.model == FIT
     of_fit = {"-k": args.expressions, "--without": args.without, "--shard": args.shard, "--list": args.list}
+    of_fit |= {"--lane": args.lane, "--kept": args.kept}
     of_model = {"--precision": args.precision, "--phone": args.phone, "--measured": args.measured}
     of_model |= {"--calibrate": args.calibrate, "--option": args.option}
     of_model |= {
@@ -72,21 +77,31 @@ def run(args: argparse.Namespace) -> int:
         words, without = tuple(args.expressions), tuple(args.without)
         return fit_forecasts(
             FitOptions(
-                host_selection(args), work_of(args), words, args.shard or "", without, args.accept, args.list
+                host_selection(args),
+                work_of(args),
+                args.lane or "onnx",
+                args.kept,
+                words,
+                args.shard or "",
+                without,
+                args.accept,
+                args.list,
             )
         )
+    from ci.pipeline.forecast import of_language_model
     from ci.pipeline.one_model import lane_model
     from ci.pipeline.phones import load_forecasts
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]
     model = one_model_of(args)
-    forecasted = lane_model(model).forecasted(args.measured)
+    speaks = any((Parser.user_folder() / model.typed / name).is_file() for name in OF_LANGUAGE_MODELS)
+    forecasted = of_language_model(model.typed) if speaks else lane_model(model).forecasted(args.measured)
     shown = [forecast for forecast in forecasted.forecasts if forecast.phone in phones]
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in shown])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words(shown)))
-    if args.simulate:
+    if args.simulate and not speaks:
         simulate(model, {phone: table.phones[phone].soc for phone in phones})
     return int(bool(forecasted.withheld) and not args.simulate)
 

@@ -219,7 +219,7 @@ def gitlab_pipeline(
 def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str) -> Affected:
     """A file that a factory imports affects its cases; a file that is not known to be harmless
     affects all."""
-    from ci.gate_table import gate_table
+    from ci.gate.table import gate_table
     from ci.lanes.executorch.suite import ExecutorchProgram
     from ci.pipeline.models.imports import closure
 
@@ -263,7 +263,7 @@ def _is_toolkit_code(path: Path) -> bool:
 
 
 def _is_ignored(path: Path, patterns: Sequence[str]) -> bool:
-    from ci.gate_table import matches
+    from ci.gate.table import matches
 
     if path.is_relative_to(ROOT):
         return matches(_shown(path), patterns)

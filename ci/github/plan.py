@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.gate_table import CiJob, GateTable, gate_table, matches
+from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github import digests
 from ci.github import matrix as changes
 from ci.github.files import set_outputs, summarise
 from ci.github.place import SetupInputs, may_be_cached, saves
+from ci.pipeline.stage_names import GATE_TABLE
 from ci.pipeline.suite_file import lanes, lanes_of
-from ci.stage_names import GATE_TABLE
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line, visible

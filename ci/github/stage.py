@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ci.engine.supervision import death, log_of, memory_kills, report_of, supervise
 from ci.engine.trouble import how_it_ended
-from ci.gate import without_annotations
+from ci.gate.verb import without_annotations
 from ci.github.files import annotate, set_outputs
 from ci.github.packages import as_root
 from provisioning.base.commands import session

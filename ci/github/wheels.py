@@ -19,7 +19,7 @@ from provisioning.base.commands import captured
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.foreign import visible
-from provisioning.lock_files import lock_path
+from provisioning.lock_files import LOCKS, lock_path
 from provisioning.python_environments import KEPT_WHEELS, TORCH
 from provisioning.torch_builds import cpu_wheel
 
@@ -47,7 +47,7 @@ def place(environ: Mapping[str, str]) -> dict[str, str]:
         return {**outputs, "wheels-save": ""}
 
 
-def run(environ: Mapping[str, str]) -> int:
+def run(environ: Mapping[str, str], locks: Path = LOCKS) -> int:
     """Download into QNN_CI_WHEELS what the stage QNN_CI_STAGE needs, unless it is there and was installed.
 
     Nothing is missing where that cannot be had: the next run asks the index, as this one did."""
@@ -55,7 +55,7 @@ def run(environ: Mapping[str, str]) -> int:
     if not environment or not top:
         raise UsageError(f"{KEPT_WHEELS} or QNN_CI_STAGE is not set", fix="QNN_CI_MEMORY=place sets it")
     folder = Path(top, environment)
-    new = not any(folder.glob("*.whl")) and _download(environment, folder, environ)
+    new = not any(folder.glob("*.whl")) and _download(locks / f"{environment}.txt", folder, environ)
     set_outputs({"new": str(new).lower()}, environ)
     return 0
 
@@ -68,8 +68,7 @@ def _environment(environ: Mapping[str, str]) -> str:
     return verb.environment if verb else ""
 
 
-def _download(environment: str, folder: Path, environ: Mapping[str, str]) -> bool:
-    lock = lock_path(environment)
+def _download(lock: Path, folder: Path, environ: Mapping[str, str]) -> bool:
     if not _fetched(["-r", str(lock)], folder, environ):
         return False
     if "\n# torch: " in lock.read_text(encoding="utf-8"):
@@ -81,7 +80,7 @@ def _download(environment: str, folder: Path, environ: Mapping[str, str]) -> boo
     for file in folder.iterdir():
         if file.suffix != ".whl":  # the index has only its source, which is built where it is installed
             file.unlink()
-    sys.stdout.write(f"{len(list(folder.iterdir()))} wheels of the environment {environment}\n")
+    sys.stdout.write(f"{len(list(folder.iterdir()))} wheels of the environment {lock.stem}\n")
     return True
 
 

@@ -124,10 +124,10 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
         return [_diagnose(sys.stdin.buffer, "stdin")]
     path = user_path(name, "LOG", str(Parser.user_folder()))
-    if not path.exists() and (found := _of_rule(name)):
-        return [found]
     if not path.exists() and (number := _as_number(name)) is not None:
         return [explain_code(number)]
+    if not path.exists() and (found := _of_rule(name)):
+        return [found]
     if not path.exists() and (match := OPERATOR.fullmatch(name)):
         return [_diagnose_operator(name, *match.groups())]
     try:
@@ -267,16 +267,18 @@ def _as_text(result: Diagnosis) -> str:
     lines = [in_line(result.subject)]
     for number, shown in enumerate(result.explanations):
         if number == 1:
-            lines += ["  later in the same log, perhaps caused by it:"]
+            lines += ["  later in the same log, perhaps caused by it:" if shown.line else "  known from:"]
         where = f"line {shown.line}: {in_line(shown.text)}" if shown.line else ""
         lines += [f"  {shown.id}" + (f"  ({where})" if where else "")]
         lines += [f"    cause: {shown.cause}", f"    fix:   {shown.fix}", f"    see:   {shown.source}"]
         lines += [f"    page:  {page}"] if (page := page_of(shown.id)) else []
-    if any(shown.line for shown in result.explanations) or not result.explanations:
+    alone = result.explanations and not any(shown.line for shown in result.explanations)
+    if not alone or len(result.codes) > 1:
         lines += [f"  code {code}" for code in result.codes]
     lines += [f"  data type {name}" for name in result.data_types]
     lines += [f"  operator {text}" for text in result.operators]
-    lines += [f"  no error: {why}" for why in result.harmless]
+    beside = "beside it, no error" if result.trouble else "no error"
+    lines += [f"  {beside}: {why}" for why in result.harmless]
     if not result.explained:
         lines += ["  the exact cause is not known"]
     lines += [f"  told by: {result.told_by}"] if result.told_by else []

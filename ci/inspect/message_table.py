@@ -53,9 +53,10 @@ class PrintedMessage:
     """The rules that match it, or the names of errors in it, in words."""
 
 
-def printers(store: Path) -> list[Printer]:
-    """Raises EnvironmentLacking if nothing is provisioned."""
-    found = [*trees(store), *wheels(), *_runners()]
+def printers(store: Path, outputs: Path | None = None) -> list[Printer]:
+    """Of the store, the Python environments and what was built here (`outputs`). Raises EnvironmentLacking if
+    there is nothing."""
+    found = [*trees(store), *wheels(), *_runners(outputs or outputs_path())]
     if not found:
         raise EnvironmentLacking(f"nothing is provisioned in {store}", fix="nox -s provision")
     return found
@@ -80,9 +81,9 @@ def wheels() -> Iterator[Printer]:
                 yield Printer(package.replace("_", "-"), version, place, hash_file(about / "RECORD"))
 
 
-def _runners() -> Iterator[Printer]:
+def _runners(outputs: Path) -> Iterator[Printer]:
     for target in TARGETS:
-        runner = outputs_path() / "dist" / target / RUNNER
+        runner = outputs / "dist" / target / RUNNER
         if runner.is_file():
             digest = hash_file(runner)
             yield Printer(RUNNER.name, f"{target} {digest[:12]}", runner, digest)
@@ -145,9 +146,9 @@ def containing(rows: Iterable[PrintedMessage], words: Sequence[str]) -> list[Pri
     return [row for row in rows if all(word in row.text.lower() for word in wanted)]
 
 
-def of_store(store: Path, words: Sequence[str]) -> list[PrintedMessage]:
+def of_store(store: Path, words: Sequence[str], outputs: Path | None = None) -> list[PrintedMessage]:
     """Everything that is provisioned can print, with all these words."""
-    rows = [row for printer in printers(store) for row in table(printer, store)]
+    rows = [row for printer in printers(store, outputs) for row in table(printer, store)]
     found = explained(containing(rows, words))
     if words and not found:
         raise CheckFailed(

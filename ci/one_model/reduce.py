@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             search = lane_model(model).reduction(choice, place, estimated=condition.figure == "ms")
             found = reduced(search, condition, seconds, say)
             lines = found.in_words(condition)
-            files, verdict = written(search, condition, found, output, name)
+            files, verdict = written(search, condition, found, output, name, model.typed or search.name)
         lines += [f"  {search.programs} programs were compiled and run, or were cached"]
         lines += [f"{file.stat().st_size:>9,}  {args.output / file.name}" for file in files]
         lines += [f"the file alone says: {verdict}"] * bool(verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 from ci.pipeline.compile_flags import (
     CHECKPOINT,
     PRECISION_HELP,
+    add_lane,
     add_model,
     add_option,
-    one_model_of,
+    model_or_suite_of,
     require_one_chip,
 )
 from ci.pipeline.flags import add_accept, add_choice, add_work, choice_of
@@ -41,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--may-change-interface", action="store_true", help="also what changes the types of the inputs"
     )
+    add_lane(parser)
     add_choice(parser, "manifests/suites/models.toml")
     how = parser.add_argument_group("how")
     add_work(how, "a step")
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.rewriting import RewriteChoice
     from provisioning.fixes import load_fixes
 
-    model = one_model_of(args)
+    model = model_or_suite_of(args)
     known = {fix.rule: fix for fix in load_fixes()}
     for rule in args.only:
         if rule not in known:
@@ -70,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _repaired_suites(model: OneModel, choice: Choice, asked: RewriteChoice, *, accepts: bool) -> int:
+    from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.one_model import lane_model
     from ci.pipeline.repair import repair_suites
@@ -77,10 +81,12 @@ def _repaired_suites(model: OneModel, choice: Choice, asked: RewriteChoice, *, a
     def work(report: ModelReport) -> int:
         return repair_suites(lane_model(model).of_suites(choice), asked, report, accepts=accepts)
 
-    return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
+    with shared_fork_servers(os.environ):
+        return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
 
 
 def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
+    from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.model_report import reported
     from ci.pipeline.one_model import lane_model
     from ci.pipeline.options import Compiling
@@ -89,7 +95,8 @@ def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
     taken = lane_model(model, Compiling(output))
     if model.lane == CHECKPOINT:
         raise taken.not_taken(model)
-    return reported("repair", model, model.named, lambda report: repair_model(taken, asked, report))
+    with shared_fork_servers(os.environ):
+        return reported("repair", model, model.named, lambda report: repair_model(taken, asked, report))
 
 
 def only_one(precisions: Sequence[str]) -> str | None:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from ci.pipeline.compile_flags import LANES, add_option, lane_of, program_to_run
 from ci.pipeline.options import OneModel
+from provisioning.base import answer
 from provisioning.base.command_line import STARTED_IN, Parser, add_timeout, count, repeatable
 from provisioning.base.selection import add_selection
 from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.pipeline.models.arrays import Sample
+    from provisioning.base.findings import Metric
 
 EXAMPLES = """\
   qnn-ci run out/net-model-SM8750-8a8w.pte --input x.npy -o outputs
@@ -72,13 +74,16 @@ def run(args: argparse.Namespace) -> int:
     def work(report: ModelReport) -> int:
         ran = lane_model(model).ran(inputs, repeat)
         if output:
-            write(ran, output)
+            write(ran, output, model.typed)
             report.wrote(sorted(output.glob("*.npy")))
         print("\n".join(as_text(ran)))
         if not other:
             return 0
         beside = compared(ran.outputs, _outputs(other, ran.inputs), other.typed)
         print("\n".join(beside.lines))
+        figures: dict[str, Metric] = {name: dict(row) for name, row in beside.figures.items()}
+        report.more["compared"] = figures
+        answer.add(compared=figures)
         if beside.differ:
             report.fail(beside.lines[-1])
         return int(beside.differ)

@@ -4,14 +4,18 @@ least cost."""
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ci.pipeline.compile_flags import add_model, one_model_of, require_one_chip
-from ci.pipeline.flags import add_work
-from ci.pipeline.options import OneModel
+from ci.pipeline.compile_flags import add_lane, add_model, model_or_suite_of, require_one_chip
+from ci.pipeline.flags import add_accept, add_choice, add_work, choice_of
+from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.options import Choice, OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count
 from provisioning.base.commands import as_installed
@@ -19,7 +23,9 @@ from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
     from ci.pipeline.model_report import ModelReport
+    from ci.pipeline.one_model import LaneModel
     from ci.pipeline.tuning import Goal
+    from provisioning.base.accepted import Values
 
 EXAMPLES = """\
   qnn-ci tune net.py:make --soc SM8650 --floor 35dB
@@ -27,9 +33,12 @@ EXAMPLES = """\
   qnn-ci tune model.onnx --calibrate samples/ --floor 30dB --budget ms=2
   qnn-ci tune net.py:make --metric score.py:recall --floor 0.9
   qnn-ci tune net.py:make --precision 8a8w --precision fp16 --floor 50dB
+  qnn-ci tune --suite models.toml -k 8a8w --floor 35dB
 """
 
 USUAL = ("8a8w", "16a8w")
+TUNED = "tuned"
+"""In the name of the file of what was accepted of a suite's tuned programs."""
 BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
@@ -40,7 +49,7 @@ class Floor:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
+    add_model(parser, f"{MODEL_HELP}; without it, each program of --suite", optional=True)
     goal = parser.add_argument_group("what must hold")
     goal.add_argument(
         "--floor",
@@ -78,26 +87,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="where the precision file goes [here]",
+        help="where the precision file of MODEL goes [here]",
     )
+    add_lane(parser)
+    add_choice(parser, "manifests/suites/models.toml")
     how = parser.add_argument_group("how")
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
     add_work(how, "a step")
+    add_accept(how, "SUITE.accepted-tuned.json beside the suite, or manifests/accepted")
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.model_report import reported
 
-    model = one_model_of(args)
-    require_one_chip(model.selection)
+    model, choice = model_or_suite_of(args), choice_of(args)
     goal = goal_of(args.floor, args.top1, args.metric, dict(args.budget))
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
         raise UsageError(
             f"--precision {' '.join(precisions)}: expected two", fix="--precision 8a8w --precision 16a8w"
         )
-    pair, output = (precisions[0], precisions[1]), args.output
+    pair, output, accepts = (precisions[0], precisions[1]), args.output, args.accept
     about = [*pair, *(f"{name} {value:g}" for name, value in {**goal.floors, **goal.budget}.items())]
+    if not model.typed:
+        if not choice.suites:
+            raise UsageError("tune what?", fix="name a model, or --suite FILE")
+        about += [*choice.words, *map(str, choice.suites)]
+        return reported(
+            "tune",
+            model,
+            about,
+            lambda report: _tuned_suites(model, choice, pair, goal, report, accepts=accepts),
+        )
+    if accepts:
+        raise UsageError("--accept keeps what programs of --suite became", fix="leave --accept out")
+    require_one_chip(model.selection)
     return reported(
         "tune", model, [*about, *model.named], lambda report: _tuned(model, pair, goal, output, report)
     )
@@ -149,14 +173,16 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
 def _tuned(
     model: OneModel, precisions: tuple[str, str], goal: Goal, output: Path, report: ModelReport
 ) -> int:
-    from ci.engine.output import writing_into
+    from ci.engine.output import keep_origins, require_own, writing_into
+    from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.one_model import ELSEWHERE, lane_model
     from ci.pipeline.precision_file import SUFFIX, written
     from ci.pipeline.tuning import as_text, document, settings_of
     from provisioning.base.disk import disk_errors
 
     taken = lane_model(model)
-    tuned = taken.tuned(precisions, goal)
+    with shared_fork_servers(os.environ):
+        tuned = taken.tuned(precisions, goal)
     frontier = {"model": model.typed, **document(tuned)}
     report.more["frontiers"] = frontier
     answer.add(**frontier)
@@ -175,9 +201,11 @@ def _tuned(
         ".precision.py": taken.in_python(precision, nodes, comment),
     }
     with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
+        require_own([folder / f"{stem}{end}" for end in texts], model.typed)
         for end, text in texts.items():
             (scratch / f"{stem}{end}").write_text(text, encoding="utf-8")
         files = publish([scratch / f"{stem}{end}" for end in texts])
+        keep_origins(files, model.typed)
     report.wrote(files)
     print("\n".join(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files))
     chosen = replace(model, precision_file=output / f"{stem}{SUFFIX}")
@@ -185,3 +213,55 @@ def _tuned(
     print(f"compile it: {command}")
     answer.add(files=[str(path) for path in files], next=as_installed(command))
     return 0
+
+
+def _tuned_suites(
+    model: OneModel,
+    choice: Choice,
+    precisions: tuple[str, str],
+    goal: Goal,
+    report: ModelReport,
+    *,
+    accepts: bool,
+) -> int:
+    from ci.engine.workers.forked import shared_fork_servers
+    from ci.pipeline.one_model import lane_model
+
+    with shared_fork_servers(os.environ):
+        return tune_suites(lane_model(model).of_suites(choice), precisions, goal, report, accepts=accepts)
+
+
+def tune_suites(
+    every: Sequence[LaneModel[Any, Any]],
+    precisions: tuple[str, str],
+    goal: Goal,
+    report: ModelReport,
+    *,
+    accepts: bool,
+) -> int:
+    """Tune each program of suites, rewritten first as `repair` does it, and keep what it costs beside both
+    precisions if that is accepted. Writes no precision file: the command for one does that."""
+    from ci.pipeline.repair import of_rewritten, replaced
+    from ci.pipeline.rewriting import RewriteChoice
+    from ci.pipeline.suite_file import accepted_path
+    from ci.pipeline.tuning import as_accepted, as_text
+    from provisioning.base.accepted import accept
+
+    code = 0
+    found: dict[str, Values] = {}
+    for taken in every:
+        program = taken.given
+        assert program is not None
+        rewritten = taken.rewritten(RewriteChoice())
+        tuned = (of_rewritten(taken, rewritten) or taken).tuned(precisions, goal)
+        print("\n".join((taken.name, *as_text(tuned), *filter(None, [tuned.wrong]))))
+        if tuned.wrong:
+            code = 1
+            report.fail(f"{taken.name}: {tuned.wrong}")
+        name = f"{taken.lane.suites.lane}/{program.case_name}/{program.soc}"
+        made = dict.fromkeys(change.rewrite for change in rewritten.made)
+        found[name] = {**as_accepted(tuned, goal), "rewrites": " ".join(made)}
+        if accepts:
+            accept(accepted_path(program.suite, TUNED), partial(replaced, of_it={name: found[name]}))
+    answer.add(tuned=found)
+    return code

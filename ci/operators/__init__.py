@@ -1,1 +1,1 @@
-"""The measured table of operators: recorded, looked up and rendered."""
+"""What is known of operators: the measured table, recorded, looked up and rendered; and where they run."""

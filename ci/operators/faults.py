@@ -59,6 +59,7 @@ def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator
             and not node.get("added")
             and (not fault.shared or node.get("again"))
             and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.get("kinds", ())))
+            and (fault.first is None or fault.first == node.get("first"))
             and (not fault.ranks or not {*fault.ranks}.isdisjoint(node.get("ranks", ())))
         ):
             yield node

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from ci.engine.rule_texts import parity_texts
 from ci.parity.mapping import Mapping
 from ci.parity.model import TreePlace
+from provisioning.base.parity_rules import parity_texts
 
 ROOTS = ("parity-not-evaluated", "parity-target-missing")
 """Rules whose findings explain others, and so come first."""

@@ -134,21 +134,23 @@ def compared(
     if against:
         quantized = _worst(against, non_finite)
         figures |= {f"reference_{name}": quantized[name] for name in AGAINST_REFERENCE if name in quantized}
-    lost, lines = _parts(floats)
+    lost, lines = _parts(floats, min(LEAST_DB, figures.get("sqnr_db", LEAST_DB) - SAME_DB))
     if "sqnr_db" in figures:
         # Below 0 dB nothing is left, and no threshold is lower.
         figures["slice_sqnr_db"] = min([figures["sqnr_db"], *(max(0.0, value) for value in lost)])
     return figures, lines
 
 
-def _parts(outputs: Mapping[object, Sequence[tuple[Any, Any]]]) -> tuple[list[float], list[str]]:
-    """The SQNR of the parts of outputs that are lost, and a line on each, and on what is constant."""
+def _parts(
+    outputs: Mapping[object, Sequence[tuple[Any, Any]]], least: float
+) -> tuple[list[float], list[str]]:
+    """The SQNR of the parts of outputs that are lost, and a line on each, and on what is not judged."""
     import numpy
 
     lost, lines = [], []
     for number, pairs in enumerate(outputs.values()):
         wanted, found = (numpy.stack(arrays) for arrays in zip(*pairs, strict=True))
-        for part in parts_of(f"output {number}", wanted, found):
+        for part in parts_of(f"output {number}", wanted, found, least):
             lost += [] if part.sqnr_db is None else [part.sqnr_db]
             lines += [str(part)] if part.told else []
     return lost, lines

@@ -154,7 +154,7 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"the whole program: {in_words(result)} against {whose}"
     first = result["first"]
     if result["sqnr_db"] >= least:
-        yield f"that is no difference: at least {least:g} dB"
+        yield f"it matches: at least {least:g} dB"
     elif first is None:
         yield "no output in floats differs in a program of its own: whole numbers may, or all of it together"
     else:

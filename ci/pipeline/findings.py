@@ -230,7 +230,10 @@ def accuracy_fix(
     """What to do about misses: `divergence` and `where` are the commands that name operators, where the chip
     computes something else, and where quantizing loses it; empty if there is no such command."""
     if all(miss.figure == SLICE for miss in misses):
-        return "let the model return what is lost as an output of its own, or give activations 16 bits"
+        alone = "let the model return what is lost as an output of its own"
+        return "; or ".join(
+            filter(None, [alone, causes.steps or _naming(misses, figures, "", where, "", "")])
+        )
     if causes.beyond:
         return causes.beyond_fix
     if causes.chosen and all(miss.figure.endswith("agreement") for miss in misses):
@@ -251,7 +254,7 @@ def _naming(
     if chip_differs(misses, figures) or not against_nearest(figures):
         return f"{divergence} names the operator that differs" if divergence else otherwise
     named = f"{where} names the operators where quantizing loses" if where else otherwise
-    return "; or ".join(filter(None, [named, steps]))
+    return "; or ".join(filter(None, [steps, named]))
 
 
 def accuracy_of_one_model(
@@ -267,6 +270,13 @@ def accuracy_of_one_model(
     message = accuracy_message(misses, figures, causes)
     fix = accuracy_fix(misses, figures, divergence, where, causes=causes)
     return [Finding("compile-accuracy", Severity.ERROR, subject, message, fix)]
+
+
+def accuracy_of_quantized(
+    subject: str, figures: Mapping[str, float], where: str, causes: Causes
+) -> list[Finding]:
+    """As `accuracy_of_one_model`, of the quantized model itself: no chip can be the cause."""
+    return accuracy_of_one_model(subject, {**figures, "reference_sqnr_db": math.inf}, "", where, causes)
 
 
 def differs_on_chip(

@@ -98,7 +98,9 @@ def add_work(
     )
     add_timeout(group, unit, timeout)
     if cached:
-        group.add_argument("--no-cache", action="store_true", help="do also what is cached, and remember it")
+        group.add_argument(
+            "--no-cache", action="store_true", help="ignore cached results; new ones are still written"
+        )
         group.add_argument("--why", action="store_true", help="say of each program why it is done again")
 
 

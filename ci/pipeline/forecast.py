@@ -8,23 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ci.pipeline.phones import Forecasts, Phone
+from ci.pipeline.phones import Forecasts
 from provisioning.base.accepted import Values, load_accepted
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import version_in
 
 ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
 
-PROGRAMS = "onnx-programs"
-"""Of the programs that the constants were fitted by: what a phone measured, and the forecast of constants
-without the program's model."""
+PROGRAMS = "-programs"
+"""After a lane's name: of the programs that its constants were fitted by, what a phone measured, and the
+forecast of constants without the program's model."""
+ESTIMATES = "-estimates"
+"""After a lane's name: of all programs that were compiled to fit it, what QNN said of them."""
 
 BASIS = "least_us"
 """Of QNN's three estimates the one that phones follow best."""
 BY = "by."
 """How names of errors begin that another phone's measurement leaves."""
 SCALE = ".scale"
+BETWEEN = ("newer", "around_us")
 PRECISIONS = {"fp16": "float", "8a8w": "w8a8", "16a8w": "w8a16"}
 """By our names, AI Hub's."""
 
@@ -33,9 +37,23 @@ UNFAMILIAR = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class BetweenChips:
+    """Where phones of a Hexagon lie between the two chips with an estimate."""
+
+    newer: float
+    """How much of their estimate is the newer chip's, from 0 to 1."""
+    around_us: float
+    """What surrounds a network, in microseconds of the estimate."""
+
+    def of(self, first: float, second: float) -> float:
+        return float(first ** (1 - self.newer) * second**self.newer) + self.around_us
+
+
+@dataclass(frozen=True, slots=True)
 class PhoneFit:
     """A phone's constants."""
 
+    between: BetweenChips
     scales: Mapping[str, float]
     """By precision, microseconds on the phone for one of the estimate."""
     errors: Mapping[str, float]
@@ -91,7 +109,8 @@ def _phone_fit(values: Values) -> PhoneFit:
     }
     errors = {name: error for name, error in p80.items() if not name.startswith(BY)}
     scales = {precision: _number(values[precision + SCALE]) for precision in errors}
-    return PhoneFit(scales, errors, by_other)
+    between = BetweenChips(*(_number(values[name]) for name in BETWEEN))
+    return PhoneFit(between, scales, errors, by_other)
 
 
 def _number(value: object) -> float:
@@ -147,42 +166,62 @@ class Forecasted:
         ]
 
 
+def of_language_model(typed: str) -> Forecasted:
+    """Why a checkpoint, or what Genie is given of one, has no forecast."""
+    return Forecasted(
+        withheld=f"{typed} is a language model. AI Hub measured whole ones of 0.6 billion weights and more,"
+        " in tokens a second, and no part of one; so nothing is fitted to what QNN estimates of a part",
+        fix="qnn-ci phones 'text generation', and the model there that is most like it",
+    )
+
+
+def not_fitted(lane: str, build: str, precision: str, fit: LaneFit | None) -> Forecasted | None:
+    """Why this lane has no forecast of any model with this QNN build and precision; None if it has."""
+    if fit is None or build != fit.build_id:
+        fitted_for = f", but for {version_in(fit.build_id)}" if fit else ""
+        return Forecasted(
+            withheld=f"the {lane} lane is not fitted for QNN {version_in(build)}{fitted_for}",
+            fix=session("forecast", "fit", "--lane", lane, "--accept"),
+        )
+    hubs = {hub for phone in fit.phones.values() for hub in phone.errors}
+    if PRECISIONS.get(precision) not in hubs:
+        known = ", ".join(ours for ours, hub in PRECISIONS.items() if hub in hubs)
+        return Forecasted(
+            withheld=f"no phone's {precision} was fitted in the {lane} lane", fix=f"--precision {known}"
+        )
+    return None
+
+
 def forecast(
     lane: str, precision: str, facts: Mapping[str, Any], fit: LaneFit | None, table: Forecasts
 ) -> Forecasted:
     """`facts` are of the step that asked QNN: estimates, refusals, operators; `precision` is ours."""
-    if fit is None:
-        return Forecasted(
-            withheld=f"the {lane} lane is not fitted", fix="export the model to ONNX, and name the .onnx"
-        )
-    build, hub = str(facts["build_id"]), PRECISIONS.get(precision, "")
-    if build != fit.build_id:
-        return Forecasted(
-            withheld=f"not fitted for QNN {version_in(build)}, but for {version_in(fit.build_id)}",
-            fix="nox -s forecast -- fit --accept",
-        )
-    if not hub:
-        return Forecasted(
-            withheld=f"no phone's {precision} was fitted", fix=f"--precision {', '.join(PRECISIONS)}"
-        )
+    build = str(facts["build_id"])
+    if unfitted := not_fitted(lane, build, precision, fit):
+        return unfitted
+    assert fit is not None
     if reason := reason_to_withhold(facts, fit, table):
         return Forecasted(withheld=reason)
+    hub = PRECISIONS[precision]
     forecasts = []
     for name, phone in table.phones.items():
         if (fitted := fit.phones.get(name)) and hub in fitted.errors:
-            us = fitted.scales[hub] * estimate_for(phone, facts, table)
+            us = fitted.scales[hub] * fitted.between.of(*estimates_in(facts, table))
             ms, within = us / 1000, fitted.errors[hub]
             forecasts.append(Forecast(name, phone.soc, ms, ms * (1 - within), ms * (1 + within), within))
     estimates = " and ".join(f"{chip} ({facts['estimates'][chip][BASIS]:,} us)" for chip in table.chips)
+    of_lane = table.lanes[lane]
     basis = f"QNN {version_in(build)}'s lower estimates for {estimates}, by what AI Hub measured"
-    return Forecasted(tuple(forecasts), basis=f"{basis} ({table.wheel.version})")
+    notes = [of_lane.note] if of_lane.note else []
+    if (took := facts.get("cpu_seconds")) is not None:
+        notes.append(f"asking QNN took {took:.1f} s of a processor")
+    return Forecasted(tuple(forecasts), basis="; ".join([f"{basis} ({table.wheel.version})", *notes]))
 
 
-def estimate_for(phone: Phone, facts: Mapping[str, Any], table: Forecasts) -> float:
-    """Microseconds between the two chips' estimates, with what surrounds the network."""
-    between = table.hexagon[phone.like]
-    first, second = (facts["estimates"][chip][BASIS] for chip in table.chips)
-    return float(first ** (1 - between.newer) * second**between.newer) + between.around_us
+def estimates_in(facts: Mapping[str, Any], table: Forecasts) -> tuple[float, float]:
+    """What forecasts rest on, for the older chip and the newer one, in microseconds."""
+    first, second = (float(facts["estimates"][chip][BASIS]) for chip in table.chips)
+    return first, second
 
 
 def reason_to_withhold(facts: Mapping[str, Any], fit: LaneFit, table: Forecasts) -> str:

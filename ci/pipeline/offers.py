@@ -11,6 +11,7 @@ from typing import Literal, TextIO
 
 from pydantic import Field
 
+from ci.pipeline.precision import written_name
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.findings import Finding, Severity
@@ -18,6 +19,10 @@ from provisioning.base.settings import MANIFESTS
 
 Words = Mapping[str, Sequence[str]]
 """By name in braces: what it stands for."""
+
+
+MORE_EXACT = {"8a8w": "16a8w", "8a4w": "16a4w", "16a8w": "fp16"}
+"""By precision: the one that `tune` gives what loses too much."""
 
 
 class Offer(Model):
@@ -53,12 +58,16 @@ def wrong_rules(findings: Iterable[Finding]) -> list[str]:
 
 
 def words_of(model: Sequence[str]) -> Words:
-    """What offers say of MODEL and its flags; `float_model` is without a precision, which `tune` finds."""
+    """What offers say of MODEL and its flags; `tuned_model` has the two precisions that `tune` is to mix, and
+    is empty where none is more exact."""
     words = list(model)
-    if "--precision" in words:
-        place = words.index("--precision")
-        del words[place : place + 2]
-    return {"model": model, "float_model": words}
+    if "--precision" not in words:
+        return {"model": model, "tuned_model": words}
+    place = words.index("--precision")
+    precision = str(written_name(words[place + 1]))
+    both = [precision, MORE_EXACT[precision]] if precision in MORE_EXACT else []
+    pair = [word for name in both for word in ("--precision", name)]
+    return {"model": model, "tuned_model": [*words[:place], *pair, *words[place + 2 :]] if pair else []}
 
 
 def _filled(command: Sequence[str], words: Words) -> Iterator[Sequence[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import shutil
 import sys
 from abc import ABC, abstractmethod
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.artifacts.simulation import Simulation
-from ci.engine.output import Publish, writing_into
+from ci.engine.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.compile_flags import CHECKPOINT, LANES
 from ci.pipeline.forecast import Forecasted
@@ -35,7 +34,7 @@ from ci.pipeline.suite import AnyProgram
 from ci.pipeline.tuning import Goal, Tuned
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
-from provisioning.base.commands import quoted, session
+from provisioning.base.commands import session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.findings import Finding
@@ -111,11 +110,6 @@ class LaneModel(ABC, Generic[P, L]):
     def programs(self) -> Sequence[P]:
         return [self.program(soc) for soc in self.model.selection.socs]
 
-    @property
-    def origin(self) -> str:
-        """By which another model of the same name is told apart in the output."""
-        return os.path.relpath(Parser.user_folder() / self.model.typed, self.how.output.absolute())
-
     def exported(self, scratch: Path, publish: Publish) -> LaneModel[P, L]:
         """The model as it is compiled, where another Python exports it."""
         return self
@@ -177,10 +171,7 @@ class LaneModel(ABC, Generic[P, L]):
 
     def forecasted(self, measured: str | None) -> Forecasted:
         """What phones will take for it; `measured` is what one of them took."""
-        return Forecasted(
-            withheld=f"{self.model.typed}: only ONNX models have forecasts, no other lane is fitted",
-            fix="export it with torch.onnx.export, and name the .onnx; or --simulate",
-        )
+        raise self.not_taken(self.model)
 
     def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
         """What a compiled program gives for these inputs."""
@@ -237,7 +228,6 @@ def compile_model(
     for program in taken.programs:
         require_fp16(program)
     programs, output, store = taken.programs, taken.how.output, taken.model.selection.store
-    origin = taken.origin
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
         exported = taken.exported(new, publish)
         extension = _extension(exported, suite) if suite else None
@@ -246,7 +236,7 @@ def compile_model(
         plan = exported.plan(programs)
         results = exported.do(plan)
         products = [exported.product(plan, program, mine_of(program, results)) for program in plan.programs]
-        _write(products, output, new, publish, origin, report, set() if said is None else said)
+        _write(products, output, new, publish, taken.model.typed, report, set() if said is None else said)
         if extension:
             more = exported.for_suite(plan, results)
             figures = [exported.lane.figures(program, mine_of(program, results)) for program in plan.programs]
@@ -314,7 +304,7 @@ def quantize_model(taken: LaneModel[P, L], report: ModelReport) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
         products = taken.exported(new, publish).quantized()
-        _write(products, output, new, publish, taken.origin, report, set())
+        _write(products, output, new, publish, taken.model.typed, report, set())
     return _shown(products, report)
 
 
@@ -337,21 +327,23 @@ def _write(
     output: Path,
     scratch: Path,
     publish: Publish,
-    origin: str,
+    typed: str,
     report: ModelReport,
     said: set[str],
 ) -> None:
     """Put the files of all into the output at once, and say what they are. Their records name the model's
-    origin, and no other model's record is overwritten."""
+    origin, and no other model's file is overwritten."""
+    require_own([output / name for product in products for name in product.files], typed)
     for product in products:
         for name, content in product.files.items():
             if isinstance(content, Path):
                 shutil.copyfile(content, scratch / name)
             else:
                 (scratch / name).write_text(content, encoding="utf-8")
-            if name.endswith(".json") and (record := _record(scratch / name)):
-                require_own(output / name, origin)
-                (scratch / name).write_text(json.dumps({**record, "origin": origin}, indent=2) + "\n")
+            if name.endswith(".json") and "schema" in (record := document_of(scratch / name)):
+                (scratch / name).write_text(
+                    json.dumps({**record, "origin": origin_of(typed, output)}, indent=2) + "\n"
+                )
     written = publish([scratch / name for product in products for name in product.files])
     report.wrote(path for path in written if path.suffix != ".json")
     for product in products:
@@ -373,7 +365,7 @@ def _write(
 
 def _answered(folder: Path, product: Product) -> dict[str, Any]:
     """A product's record, with its files and what is said of it."""
-    found = (_document(folder / name) for name in product.files if name.endswith(".json"))
+    found = (document_of(folder / name) for name in product.files if name.endswith(".json"))
     record = next((document for document in found if "soc" in document), {})
     files = [str(folder / name) for name in product.files]
     return {
@@ -383,31 +375,6 @@ def _answered(folder: Path, product: Product) -> dict[str, Any]:
         "words": [*product.words],
         "warnings": [*product.warnings],
     }
-
-
-def require_own(path: Path, origin: str) -> None:
-    """Refuse to overwrite the record of another model."""
-    if (other := _record(path).get("origin", origin)) != origin:
-        raise UsageError(
-            f"{path} is of another model, {os.path.normpath(path.parent / other)}",
-            fix=f"name another folder with -o, or remove it: {quoted('rm', path)}",
-        )
-
-
-def _record(path: Path) -> dict[str, Any]:
-    record = _document(path)
-    return record if "schema" in record else {}
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError):
-        # The user's own file of this name, which a compile always replaced.
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _extension(taken: LaneModel[P, L], suite: Path) -> Extension[P]:

@@ -30,17 +30,18 @@ class Phone(Model):
     soc: str
     device: str
     """Its name in the wheel."""
-    like: str
-    """Its Hexagon."""
+    hexagon: str
 
 
-class BetweenChips(Model):
-    """Where phones of a Hexagon lie between the two chips with an estimate."""
+class FittedLane(Model):
+    """A lane of which constants are fitted."""
 
-    newer: float = Field(ge=0, le=1)
-    """How much of their estimate is the newer chip's."""
-    around_us: float = Field(ge=0)
-    """What surrounds a network, in microseconds of the estimate."""
+    runtime: str
+    """Of the rows that it is fitted to."""
+    note: str = ""
+    """What a user must know of them."""
+    models: tuple[str, ...] = ()
+    """Those that it is fitted by; all if none is named."""
 
 
 class FittedModel(Model):
@@ -60,9 +61,8 @@ class FittedModel(Model):
 class Forecasts(Model):
     schema_: Literal[1] = Field(alias="schema")
     chips: tuple[str, str]
-    runtime: str
     wheel: HubWheel
-    hexagon: dict[str, BetweenChips]
+    lanes: dict[str, FittedLane]
     phones: dict[str, Phone]
     models: dict[str, FittedModel]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ci.engine.output import origin_of, require_own
 from ci.pipeline.accuracy import Pair, Unusable, compare, in_words, missed
 from ci.pipeline.suite import Thresholds
 from provisioning.base.commands import session
@@ -52,14 +53,15 @@ def as_text(ran: Ran) -> Iterator[str]:
     yield f"{median(times):.3g} ms a run{spread}: this machine's time, not the chip's"
 
 
-def write(ran: Ran, folder: Path) -> None:
-    """An .npy for each output, and the record."""
+def write(ran: Ran, folder: Path, typed: str) -> None:
+    """An .npy for each output of a program, and the record."""
     import numpy
 
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: f"{re.sub(r'[^-.A-Za-z0-9_]', '_', name)}.npy" for name in ran.outputs}
     if len(set(files.values())) < len(files):
         files = {name: f"output_{index}.npy" for index, name in enumerate(files)}
+    require_own([folder / RECORD], typed)
     for name, array in ran.outputs.items():
         numpy.save(folder / files[name], array)
     record = {
@@ -67,6 +69,7 @@ def write(ran: Ran, folder: Path) -> None:
         "outputs": [{"name": name, "file": file} for name, file in files.items()],
         "milliseconds": list(ran.milliseconds),
         "where": ran.where,
+        "origin": origin_of(typed, folder),
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
@@ -87,6 +90,8 @@ def outputs_in(folder: Path) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
+    figures: Mapping[str, Mapping[str, float]]
+    """By output."""
     lines: Sequence[str]
     differ: bool
     """Whether outputs have little in common, which the last line then says."""
@@ -100,16 +105,17 @@ def compared(ours: Sample, other: Sample, whose: str) -> Compared:
         )
     if set(ours) != set(other):
         other = dict(zip(ours, other.values(), strict=True))
-    lines, strange = list[str](), list[str]()
+    lines, strange, all_figures = list[str](), list[str](), dict[str, Mapping[str, float]]()
     for name, array in ours.items():
         try:
             figures = compare([Pair(name, other[name], array)], non_finite=True)
         except Unusable as error:
             fix = "compare with the same model"
             raise CheckFailed(f"against {whose}: {error}", fix=fix) from error
+        all_figures[name] = figures
         apart = f", at most {figures['max_abs']:.3g} apart" if figures.get("max_abs") else ""
         lines.append(f"against {whose}: {name} {in_words(figures)}{apart}")
         strange += [name] if missed(Thresholds(), figures) else []
     if strange:
         lines.append(f"{', '.join(strange)}: little in common with {whose}, at the same inputs")
-    return Compared(lines, bool(strange))
+    return Compared(all_figures, lines, bool(strange))

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from ci.engine.inputs import Touched
 from ci.engine.jobs import default_slots
+from ci.engine.output import keep_origins, require_own
 from ci.engine.work import empty_folder
 from ci.engine.workers.forked import shared_fork_servers
 from ci.engine.workers.parent import Refused, WorkerDied
@@ -169,11 +170,12 @@ def reduced(
 
 
 def written(
-    work: Reduction[Any], condition: Condition, found: Reduced, folder: Path, name: str | None
+    work: Reduction[Any], condition: Condition, found: Reduced, folder: Path, name: str | None, typed: str
 ) -> tuple[list[Path], str]:
-    """The files of the smallest program, and what its reproducer says."""
+    """The files of the smallest program of what was typed, and what its reproducer says."""
     every = dict.fromkeys(work.operators_of(found.piece))
     kinds, name = ", ".join(every), name or NAME.sub("-", "-".join(every).lower())[:60]
+    require_own([folder / f"{name}.md"], typed)
     files = work.keep(found.piece, folder, name)
     title = f"{kinds} at {work.facts['precision']}: {found.outcome.in_words(condition.figure)}"[:150]
     script = verdict = ""
@@ -186,6 +188,7 @@ def written(
     files.append(folder / f"{name}.md")
     text = issue_text(name, title, condition, found, work.facts, script, verdict)
     files[-1].write_text(text, encoding="utf-8")
+    keep_origins(files, typed)
     return files, verdict
 
 

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci.engine.output import writing_into
+from ci.engine.output import keep_origins, require_own, writing_into
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.lane import mine_of
 from ci.pipeline.model_report import DIES, ModelReport
-from ci.pipeline.one_model import ELSEWHERE, LaneModel, lane_model
-from ci.pipeline.options import Compiling
+from ci.pipeline.offers import words_of
+from ci.pipeline.one_model import ELSEWHERE, LaneModel
+from ci.pipeline.options import Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.suite_file import accepted_path
@@ -35,6 +36,7 @@ WORSE_DB = 1.0
 LOSSY_DB = 30.0
 """Below it, weights get a scale for each channel where that helps."""
 BY_CHANNEL = "--per-channel"
+FLOOR = f"{LOSSY_DB:g}dB"
 REPAIRED = "repaired"
 """In the name of the file of what was accepted of a suite's repairs."""
 
@@ -148,7 +150,7 @@ def _by_channel(repair: Repair) -> ModelResult | None:
     lossy = not now.error and now.sqnr_db < LOSSY_DB
     if model.lane != ONNX or model.per_channel or not lossy or not _is_quantized(model.precision):
         return None
-    of_channels = lane_model(replace(model, per_channel=True), taken.how)
+    of_channels = taken.of(replace(model, per_channel=True), taken.how)
     result = _measured_again(of_channels, repair.rewritten) if repair.after else measured(of_channels)
     return result if result and now.worse_than(result) else None
 
@@ -173,8 +175,8 @@ def repair_model(taken: LaneModel[Any, Any], asked: RewriteChoice, report: Model
         by_channel=_answered(repair.by_channel) if repair.by_channel else None,
         files=[str(path) for path in files],
     )
-    if not after and repair.by_channel:
-        _next(taken.command("compile", taken.model.selection.soc, BY_CHANNEL, "-o", "out"))
+    if not after and (repair.by_channel or now.wrong):
+        _next(repair, replace(taken.model, per_channel=taken.model.per_channel or bool(repair.by_channel)))
     _report(repair, report)
     return 0 if now.green else CheckFailed.exit_code
 
@@ -203,13 +205,13 @@ def repair_suites(
         if accepts and taken.given:
             # At once: a run that is interrupted has then lost nothing.
             of_it = {name: repairs[name]}
-            accept(accepted_path(taken.given.suite, REPAIRED), partial(_replaced, of_it=of_it))
+            accept(accepted_path(taken.given.suite, REPAIRED), partial(replaced, of_it=of_it))
     print("\n".join(aligned(rows)))
     answer.add(repairs=repairs)
     return code
 
 
-def _replaced(accepted: Accepted, of_it: Mapping[str, Values]) -> Accepted:
+def replaced(accepted: Accepted, of_it: Mapping[str, Values]) -> Accepted:
     return accepted.only(lambda name: name not in of_it).updated(of_it)
 
 
@@ -233,16 +235,17 @@ def as_accepted(repair: Repair) -> dict[str, Metric]:
 
 
 def _measured_again(taken: LaneModel[Any, Any], rewritten: Rewritten) -> ModelResult | None:
+    again = of_rewritten(taken, rewritten)
+    return measured(again) if again else None
+
+
+def of_rewritten(taken: LaneModel[Any, Any], rewritten: Rewritten) -> LaneModel[Any, Any] | None:
+    """The rewritten model, with the samples of the first; None if nothing was rewritten."""
     if not rewritten.model or not rewritten.made:
         return None
-    return measured(_of_file(taken, rewritten.model, rewritten.samples))
-
-
-def _of_file(taken: LaneModel[Any, Any], path: Path, samples: Path | None) -> LaneModel[Any, Any]:
-    """The rewritten model, with the samples of the first."""
-    calibrate = str(samples) if samples else taken.model.calibrate
-    model = replace(taken.model, typed=str(path), calibrate=calibrate, dimensions=(), python=None)
-    return lane_model(model, Compiling())
+    samples = str(rewritten.samples) if rewritten.samples else taken.model.calibrate
+    model = replace(taken.model, typed=str(rewritten.model), calibrate=samples, dimensions=(), python=None)
+    return taken.of(model, Compiling())
 
 
 def _without_harm(
@@ -313,6 +316,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
     stem = f"{name.stem if name.suffix in FILES else name.suffix.lstrip('.') or name}-repaired"
     path, samples = output / f"{stem}{rewritten.model.suffix}", model.calibrate
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), model.selection.store) as (new, publish):
+        require_own([path, output / f"{stem}.txt", output / f"{stem}-samples"], model.typed)
         shutil.copyfile(rewritten.model, new / path.name)
         (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.made)) + "\n", encoding="utf-8")
         if rewritten.samples and not samples:
@@ -320,6 +324,7 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
             shutil.rmtree(samples, ignore_errors=True)
             shutil.copytree(rewritten.samples, samples)
         files = publish([file for file in new.iterdir() if file.is_file()])
+        keep_origins([*files, output / f"{stem}-samples"], model.typed)
     report.wrote(files)
     for file in files:
         print(f"{file.stat().st_size:>12,}  {output / file.name}")
@@ -330,12 +335,20 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
         dimensions=(),
         per_channel=model.per_channel or bool(repair.by_channel),
     )
-    verb, into = ("audit", ()) if repair.now.error else ("compile", ("-o", str(output)))
-    _next(session(verb, *again.words(model.selection.soc), *into))
+    _next(repair, again)
     return files
 
 
-def _next(command: str) -> None:
+def _next(repair: Repair, model: OneModel) -> None:
+    """The command for what is red still; else the one that writes the program."""
+    words = model.words(model.selection.soc)
+    output = ("-o", str(repair.taken.how.output))
+    if repair.now.error:
+        command = session("audit", *words)
+    elif repair.now.wrong and (tuned := words_of(words)["tuned_model"]):
+        command = session("tune", *tuned, "--floor", FLOOR, *output)
+    else:
+        command = session("compile", *words, *output)
     print(f"next: {command}")
     answer.add(next=as_installed(command))
 

@@ -6,33 +6,22 @@ graph is created: so the function that creates one is replaced in the table that
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ci.artifacts.simulation import COSTS, TRACE, Simulation, read_simulation
+from ci.pipeline.qnn_table import CREATE_GRAPH, SET_GRAPH_CONFIG, Interface, replaced
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 BURST = 10
 """The highest clocks, with which phones run a benchmark. The simulator's own choice is twice too slow."""
-CREATE_GRAPH, SET_GRAPH_CONFIG = 15, 17
-"""Places in QnnInterface's table."""
 FINALIZE_CONFIG = 7
 INTEGER, TEXT = 0x32, 0x608
 """Kinds of QnnTypes.h: a signed 32-bit number, a string."""
-READ_WRITE = 3
-
-
-class _Interface(ctypes.Structure):
-    _fields_ = (
-        ("backend", ctypes.c_uint32),
-        ("provider", ctypes.c_char_p),
-        ("versions", ctypes.c_uint32 * 6),
-        ("calls", ctypes.c_void_p * 64),
-    )
 
 
 class _Scalar(ctypes.Structure):
@@ -109,25 +98,12 @@ class Simulating:
 @contextmanager
 def simulating(backend: Path, folder: Path) -> Iterator[Simulating]:
     """Graphs that `backend` creates meanwhile are simulated; files go to `folder`."""
-    found, library = Simulating(folder), ctypes.CDLL(str(backend))
-    table, count = ctypes.POINTER(ctypes.POINTER(_Interface))(), ctypes.c_uint32()
-    if library.QnnInterface_getProviders(ctypes.byref(table), ctypes.byref(count)):
-        raise EnvironmentLacking(f"{backend.name} gives no interface", fix="leave --simulate out")
-    replaced: list[tuple[int, int, Any]] = []
-    try:
-        for index in range(count.value):
-            interface = table[index].contents
-            place = ctypes.addressof(interface) + _Interface.calls.offset + 8 * CREATE_GRAPH
-            own = _creator(found, interface)
-            replaced.append((place, interface.calls[CREATE_GRAPH], own))
-            _write(place, ctypes.cast(own, ctypes.c_void_p).value or 0)
+    found = Simulating(folder)
+    with replaced(backend, {CREATE_GRAPH: partial(_creator, found)}, "leave --simulate out"):
         yield found
-    finally:
-        for place, real, _own in replaced:
-            _write(place, real)
 
 
-def _creator(found: Simulating, interface: _Interface) -> Any:
+def _creator(found: Simulating, interface: Interface) -> Any:
     create = _CREATE(interface.calls[CREATE_GRAPH])
     configure = _SET(interface.calls[SET_GRAPH_CONFIG])
 
@@ -147,13 +123,3 @@ def _creator(found: Simulating, interface: _Interface) -> Any:
         return status
 
     return _CREATE(created)
-
-
-def _write(place: int, value: int) -> None:
-    """The table lies in memory that is for reading."""
-    page = place & ~(mmap.PAGESIZE - 1)
-    if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(page), 2 * mmap.PAGESIZE, READ_WRITE):
-        raise EnvironmentLacking(
-            "QNN's table of functions cannot be changed here", fix="leave --simulate out"
-        )
-    ctypes.c_void_p.from_address(place).value = value

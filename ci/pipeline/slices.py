@@ -15,26 +15,20 @@ from provisioning.base.units import decibels
 LEAST_DB = 20.0
 """Outputs with a lower SQNR are wrong, even if the tolerance of a test lets them pass."""
 FEW, MANY = 16, 1000
-"""An output or part with fewer distinct values than FEW, where float has more than MANY, says next to
-nothing: what counts of it is how it varies."""
+"""An output or slice with fewer distinct values than FEW, where float has more than MANY, is lost."""
 LEAST_VALUES = 16
 """Slices with fewer are not looked at: chance makes one of them small."""
 STILL = 0.01
 """A slice that varies by less, beside its size, is constant."""
 APART = 4.0
-"""Slices are of another kind if they vary this many times less than all others. Measured on each tensor of
-trained networks, channels of one kind have every size between."""
-SHARE = 1 / 16
-"""A smaller share of the slices is no kind of its own, but channels that are nearly dead."""
-ALIKE = 4.0
-"""A slice whose variance is this many times less than the mean one is weak by itself."""
-TINY = 1e-300
-HARMLESS = 0.05
-"""A smaller error of values that lie between 0 and 1 changes no decision: without anything to detect, all
-scores are as small."""
-CLEARLY_DB, BROKEN_DB = 10.0, 20.0
-"""How far below its output a kind of slices is, if it is lost and the rest is not; and a slice that varies as
-the others do, if it alone is computed wrongly."""
+"""Slices are of another kind if they vary this many times less than all others."""
+NOISIER = 7.0
+"""A slice is less exact than the others if the power of its error is this many times theirs. With weights of
+4 bits six times is usual (op_grouped_attention at 16a4w: its first row)."""
+DECIDED = 1 / 16
+"""Probabilities that are as near to 0 or 1, everywhere, decide the same if they are a step of 8 bits off."""
+STEP = 1 / 256
+"""Of 8 bits, between 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +45,16 @@ class OutputPart:
         return self.words if self.sqnr_db is None else f"{self.words}: {self.sqnr_db:.1f} dB SQNR"
 
 
-def parts_of(title: str, wanted: Any, found: Any) -> Iterator[OutputPart]:
-    """Of the inferences of one output, stacked: all of it, then what is lost in it, or constant."""
+def parts_of(title: str, wanted: Any, found: Any, least: float = LEAST_DB) -> Iterator[OutputPart]:
+    """Of the inferences of one output, stacked: all of it, then what is lost in it, what is weak, and what is
+    constant. Slices must have `least` dB."""
     # The squares of very large values stay finite.
     size = max(float(abs(wanted).max()), float(abs(found).max())) or 1.0
-    compared = _Compared(title, wanted / size, found / size, HARMLESS / size, 1 / size)
-    whole = compared.part(title, ..., 0)
-    yield whole
+    compared = _Compared(title, wanted / size, found / size, least, 1 / size)
+    yield compared.part(title, ..., 0)
     for axis in sorted({wanted.ndim - 1, 2} if wanted.ndim > 3 else {wanted.ndim - 1}):
         if axis and wanted.shape[axis] > 1 and wanted.size // wanted.shape[axis] >= LEAST_VALUES:
-            yield from compared.along(axis, whole.sqnr_db or 0.0)
+            yield from compared.along(axis)
 
 
 @dataclass(frozen=True)
@@ -68,62 +62,97 @@ class _Compared:
     title: str
     wanted: Any
     found: Any
-    harmless: float
+    least: float
     unit: float
     """What 1 became."""
 
     def part(self, words: str, places: Any, axis: int) -> OutputPart:
+        """As many dB less than `least` as it has values less than FEW, at most."""
         wanted, found = self.wanted[places], self.found[places]
         noise = float(((found - wanted) ** 2).sum())
         sqnr_db, told = decibels(float((wanted**2).sum()), noise), places is not ...
-        distinct = _distinct(found, FEW)
-        if distinct < FEW and (of_float := _distinct(wanted, wanted.size)) > MANY:
+        if (distinct := _few(wanted, found)) is not None:
             others = tuple(index for index in range(wanted.ndim) if index != axis or not told)
             varies = float(((wanted - wanted.mean(others, keepdims=True)) ** 2).sum())
-            sqnr_db, told = min(sqnr_db, decibels(varies, noise)), True
+            sqnr_db, told = min(sqnr_db, decibels(varies, noise), self.least * distinct / FEW), True
+            of_float = _distinct(wanted, wanted.size)
             words += f", {distinct} distinct value{'s' * (distinct != 1)} for {of_float:,} in float"
         return OutputPart(words, sqnr_db, told)
 
-    def along(self, axis: int, whole_db: float) -> Iterator[OutputPart]:
-        """What is lost or constant among the slices of a dimension."""
+    def along(self, axis: int) -> Iterator[OutputPart]:
+        """What is lost, weak or constant among the slices of a dimension."""
         import numpy
 
         wanted, error = self.wanted, self.found - self.wanted
         others = tuple(index for index in range(wanted.ndim) if index != axis)
         power, noise, varies = (wanted**2).mean(others), (error**2).mean(others), wanted.var(others)
+        count = wanted.shape[axis]
 
         def named(numbers: Any) -> str:
-            return f"{self.title}, {_numbers(numbers)} of {wanted.shape[axis]} along dimension {axis - 1}"
+            return f"{self.title}, {_numbers(numbers)} of {count} along dimension {axis - 1}"
 
-        def part(numbers: Any) -> OutputPart:
-            return self.part(named(numbers), (slice(None),) * axis + (numbers,), axis)
+        def slices(numbers: Any) -> Any:
+            return (slice(None),) * axis + (numbers,)
+
+        def lost(numbers: Any) -> Iterator[OutputPart]:
+            part = self.part(named(numbers), slices(numbers), axis)
+            if part.sqnr_db is not None and part.sqnr_db < self.least:
+                yield part
 
         still = varies <= STILL**2 * power
         if still.any() and not still.all():
             yield OutputPart(f"{named(numpy.flatnonzero(still))}: constant in float, not judged", None)
-        order = numpy.flatnonzero(~still)
-        order = order[numpy.argsort(varies[order])]
-        if len(order) < 2:
-            return
-        steps = varies[order[1:]] / varies[order[:-1]]
-        below = int(steps.argmax()) + 1
-        kind = numpy.sort(order[:below])
-        values, errors = wanted.take(kind, axis), error.take(kind, axis)
-        probabilities = values.min() >= 0 and values.max() <= self.unit
-        if (
-            steps.max() >= APART**2
-            and below >= SHARE * wanted.shape[axis]
-            and not (probabilities and abs(errors).max() <= self.harmless)
-        ):
-            yield from _lost(part(kind), whole_db - CLEARLY_DB)
-        alike = order[varies[order] * ALIKE >= varies[order].mean()]
-        worst = alike[[(power[alike] / numpy.maximum(noise[alike], TINY)).argmin()]]
-        yield from _lost(part(worst), whole_db - BROKEN_DB)
+        judged = ~still & ~self._decided(error, others)
+        below = judged & (power < 10 ** (self.least / 10) * noise)
+
+        def has_few(numbers: Any) -> bool:
+            return _few(wanted[slices(numbers)], self.found[slices(numbers)]) is not None
+
+        few = judged & [has_few(index) for index in range(count)]
+        kind = judged & _of_a_weak_kind(varies, ~still)
+        # A slice of them may have too few values in float.
+        weak = kind & (below | (kind.any() and has_few(kind)))
+        noisy = below & (noise * (count - 1) >= NOISIER * (noise.sum() - noise))
+        for several in (few | weak, noisy & ~few & ~weak):
+            if several.any():
+                yield from lost(numpy.flatnonzero(several))
+        if (rest := below & ~few & ~weak & ~noisy).any():
+            worst = decibels(1.0, float((noise[rest] / power[rest]).max()))
+            yield OutputPart(
+                f"{named(numpy.flatnonzero(rest))}: {worst:.1f} dB SQNR at worst, weak and about as exact as"
+                " the others: not judged",
+                None,
+            )
+
+    def _decided(self, error: Any, others: tuple[int, ...]) -> Any:
+        """Which slices of probabilities are near 0 or 1 everywhere, and are found there. Beside values of
+        another kind they have another step, so none is."""
+        import numpy
+
+        wanted = self.wanted / self.unit
+        if wanted.min() < 0 or wanted.max() > 1:
+            return numpy.False_
+        near = numpy.minimum(wanted, 1 - wanted).max(others) <= DECIDED
+        return near & (abs(error).max(others) <= STEP * self.unit)
 
 
-def _lost(part: OutputPart, least_db: float) -> Iterator[OutputPart]:
-    if part.sqnr_db is not None and part.sqnr_db < min(LEAST_DB, least_db):
-        yield part
+def _of_a_weak_kind(varies: Any, judged: Any) -> Any:
+    """Which slices lie below the widest gap, if it is wide."""
+    import numpy
+
+    order = numpy.flatnonzero(judged)
+    order = order[numpy.argsort(varies[order])]
+    weak = numpy.zeros(len(varies), bool)
+    steps = varies[order[1:]] / varies[order[:-1]]
+    if len(steps) and steps.max() >= APART**2:
+        weak[order[: int(steps.argmax()) + 1]] = True
+    return weak
+
+
+def _few(wanted: Any, found: Any) -> int | None:
+    """How many distinct values are found, where they are few for the expected ones."""
+    distinct = _distinct(found, FEW)
+    return distinct if distinct < FEW and _distinct(wanted, wanted.size) > MANY else None
 
 
 def _distinct(values: Any, least: int) -> int:

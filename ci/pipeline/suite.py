@@ -143,7 +143,7 @@ class AnyRun(Model):
         return True
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def required_figures(self) -> tuple[str, ...]:
         """Figures that get a threshold even if the suite does not name them, of programs that have them."""
         return HELD
 

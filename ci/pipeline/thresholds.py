@@ -57,7 +57,9 @@ def accepted_figures(program: AnyProgram[Any, Any], measured: Sequence[Mapping[s
     """Figures that get a threshold: those that always do of floats or integers, where the programs have such
     outputs, and those that have one; without those that the suite demands."""
     has = [
-        name for name in program.run.held if any(name.removeprefix("reference_") in row for row in measured)
+        name
+        for name in program.run.required_figures
+        if any(name.removeprefix("reference_") in row for row in measured)
     ]
     low = [name for figures in measured for name in below_floor(figures)]
     names = dict.fromkeys([*has, *program.accepted.model_dump(exclude_none=True), *low])

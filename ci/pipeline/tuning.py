@@ -7,11 +7,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from ci.pipeline.accuracy import in_words
+from ci.pipeline.accuracy import REQUIRED, in_words
 from ci.pipeline.losses import where_of
 from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned
 
@@ -20,8 +22,10 @@ KEPT_BACK = 3
 """Programs that are left for demoting what is not needed."""
 UNKNOWN_SLACK = 0.1
 """The share of the chosen operators' scores that is tried to go where a figure says nothing of noise."""
-SQNR = "sqnr_db"
+SQNR, PART = "sqnr_db", "slice_sqnr_db"
 SHOWN = 3
+ACCEPTED = (SQNR, "top1", "metric")
+"""The figures that a table of tuned programs has."""
 COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}
 
 
@@ -36,6 +40,8 @@ class Unit:
     cheap: float
     """The noise in the model's outputs, relative to the signal, if these alone are quantized cheaply."""
     exact: float
+    reads: Mapping[str, float] = field(default_factory=dict)
+    """By the name of another unit's operator: how many of its elements this one takes."""
 
     @property
     def gain(self) -> float:
@@ -51,6 +57,8 @@ class Point:
     costs: Mapping[str, float] = field(default_factory=dict)
     failed: str = ""
     """Why there is no program."""
+    cpu_seconds: float = 0.0
+    """Of compiling it, also where that was cached."""
 
 
 Measure = Callable[[Sequence[frozenset[int]]], Sequence[Point]]
@@ -74,9 +82,15 @@ class Goal:
         return point.figures.get(self.figure, -math.inf)
 
     def met(self, point: Point) -> bool:
-        return not point.failed and all(
-            point.figures.get(name, -math.inf) >= least for name, least in self.floors.items()
+        return (
+            not point.failed
+            and all(point.figures.get(name, -math.inf) >= least for name, least in self.floors.items())
+            and not self.loses_a_part(point)
         )
+
+    def loses_a_part(self, point: Point) -> bool:
+        """A floor in dB is for all of an output: scores beside boxes in pixels add nothing to its figure."""
+        return SQNR in self.floors and point.figures.get(PART, math.inf) < REQUIRED[PART]
 
     def affords(self, point: Point) -> bool:
         return not point.failed and all(
@@ -99,15 +113,48 @@ class Tuned:
     wrong: str = ""
     """Why none is chosen."""
 
+    @property
+    def ends(self) -> tuple[Point, Point]:
+        """All at the cheap precision, and all at the exact one."""
+        return self.points[0], self.points[-1]
+
+    @property
+    def cpu_seconds(self) -> float:
+        return sum(point.cpu_seconds for point in self.points)
+
 
 class TuneSearch:
     def __init__(self, units: Sequence[Unit], measure: Measure, goal: Goal, names: tuple[str, str]) -> None:
         """`names` are those of the cheap and of the exact precision."""
         self.units, self.measure, self.goal = units, measure, goal
         self.names = self.cheap, self.exact = names
-        self.order = sorted(range(len(units)), key=lambda index: -units[index].gain / units[index].size)
+        self.neighbours = _neighbours(units)
+        self.free = set[int]()
+        """Units that save more conversions than they cost, if those before them are exact."""
+        self.order = self._grown()
         self.points: dict[frozenset[int], Point] = {}
         self.steps: list[str] = []
+
+    def _grown(self) -> list[int]:
+        """All units; each is the one that gains most for its cost if those before it are exact. It costs its
+        size and the conversions at its borders, of which it saves those to its exact neighbours."""
+        costs = [
+            unit.size + sum(shared.values()) for unit, shared in zip(self.units, self.neighbours, strict=True)
+        ]
+
+        def worth(index: int) -> tuple[bool, float]:
+            cost = costs[index]
+            return cost <= 0, self.units[index].gain / max(cost, 1)
+
+        order, left = list[int](), dict.fromkeys(range(len(self.units)))
+        while left:
+            order.append(best := max(left, key=worth))
+            del left[best]
+            if costs[best] <= 0:
+                self.free.add(best)
+            for index, elements in self.neighbours[best].items():
+                costs[index] -= 2 * elements
+        return order
 
     def run(self) -> Tuned:
         every = len(self.units)
@@ -137,6 +184,8 @@ class TuneSearch:
             self._demote(min(filter(self.goal.met, self.points.values()), key=self._cost))
 
     def _first(self, count: int) -> frozenset[int]:
+        while self.order[count : count + 1] and self.order[count] in self.free:
+            count += 1
         return frozenset(self.order[:count])
 
     def _measured(self, choices: Sequence[frozenset[int]], why: str) -> list[Point]:
@@ -156,14 +205,21 @@ class TuneSearch:
 
     def _cost(self, point: Point) -> tuple[float, ...]:
         """What is budgeted, then DDR traffic in three digits, as a few conversions more say nothing; then how
-        much is computed exactly, which takes a chip longer, and the size."""
+        much is computed exactly or converted, which takes a chip longer, and the size."""
         budgeted = (point.costs.get(name, math.inf) for name in self.goal.budget)
         traffic, size = (point.costs.get(name, math.inf) for name in ("ddr", "bytes"))
-        exact = sum(self.units[index].size for index in point.units)
+        exact = sum(
+            self.units[index].size
+            + sum(count for other, count in self.neighbours[index].items() if other not in point.units)
+            for index in point.units
+        )
         return (*budgeted, float(f"{traffic:.3g}"), exact, size)
 
     def _figure(self, point: Point) -> str:
-        return "no program" if point.failed else _number(self.goal.figure, self.goal.accuracy(point))
+        if point.failed:
+            return "no program"
+        lost = ", a part of an output is lost" * self.goal.loses_a_part(point)
+        return f"{number_in_words(self.goal.figure, self.goal.accuracy(point))}{lost}"
 
     def _boundary(self, beyond: Callable[[Point], bool], first: int) -> None:
         """Measure until the smallest number of units is known that is beyond, or the programs are used up.
@@ -190,19 +246,21 @@ class TuneSearch:
         return max(count, 1)
 
     def _demote(self, chosen: Point) -> None:
-        while len(self.points) < MOST_PROGRAMS and (spare := self._spare(chosen)):
-            choices = dict.fromkeys(
-                chosen.units - frozenset(spare[:count]) for count in (len(spare), (len(spare) + 1) // 2)
-            )
+        """Take back what the floor may not need. Where scores say little of it, also one part of the chosen
+        units after the other, in ever smaller parts."""
+        scored, parts = self.goal.figure == SQNR and not self.goal.loses_a_part(self.points[frozenset()]), 1
+        while len(self.points) < MOST_PROGRAMS and parts <= len(chosen.units):
+            spare = self._spare(chosen)
+            halves = [spare, spare[: (len(spare) + 1) // 2]]
+            left_out = halves if parts == 1 else _parts_of(sorted(chosen.units), parts)
+            choices = dict.fromkeys(chosen.units.difference(units) for units in left_out)
             new = [choice for choice in choices if choice not in self.points]
             new = new[: MOST_PROGRAMS - len(self.points)]
-            if not new:
-                return
-            found = self._measured(new, "without what the floor may not need")
+            found = self._measured(new, "without what the floor may not need") if new else []
             better = min([chosen, *filter(self.goal.met, found)], key=self._cost)
-            if better is chosen:
+            if better is chosen and scored:
                 return
-            chosen = better
+            chosen, parts = better, 2 * parts if better is chosen else parts
 
     def _spare(self, chosen: Point) -> list[int]:
         """The largest units whose scores fit into what the point has above the floor; else the least useful
@@ -256,7 +314,7 @@ class TuneSearch:
                 f" ({self.words(least.units)}), and the budget gives {self._figure(best)}"
                 f" ({self.words(best.units)})"
             )
-        floors = ", ".join(_number(name, least) for name, least in self.goal.floors.items())
+        floors = ", ".join(number_in_words(name, least) for name, least in self.goal.floors.items())
         return (
             f"no program reaches {floors}: the best has {self._figure(best)} ({self.words(best.units)});"
             f" {self._limit()}"
@@ -275,12 +333,31 @@ class TuneSearch:
         return f"at {self.exact} most is lost in {', '.join(unit.where for unit in worst)}"
 
 
+def _neighbours(units: Sequence[Unit]) -> list[dict[int, float]]:
+    """By unit, the elements that each other one gives it or gets from it."""
+    owners = {name: index for index, unit in enumerate(units) for name in unit.nodes}
+    found = [dict[int, float]() for _ in units]
+    for index, unit in enumerate(units):
+        for name, elements in unit.reads.items():
+            other = owners[name]
+            for mine, theirs in ((index, other), (other, index)):
+                found[mine][theirs] = found[mine].get(theirs, 0) + elements
+    return found
+
+
+def _parts_of(units: Sequence[int], parts: int) -> list[Sequence[int]]:
+    cuts = [len(units) * number // parts for number in range(parts + 1)]
+    return [units[low:high] for low, high in pairwise(cuts)]
+
+
 def unit_of(row: Mapping[str, Any]) -> Unit:
     """A group of operators as a lane's worker scored it."""
     nodes = tuple(row["nodes"])
     named = ", ".join(nodes[:2]) + "…" * (len(nodes) > 2)
     cheap, exact = (*row["noise"], 0.0)[:2]
-    return Unit(nodes, " ".join(filter(None, [named, where_of(row)])), max(row["size"], 1), cheap, exact)
+    return Unit(
+        nodes, " ".join(filter(None, [named, where_of(row)])), max(row["size"], 1), cheap, exact, row["reads"]
+    )
 
 
 def settings_of(
@@ -303,7 +380,7 @@ def noise(decibels: float) -> float:
     return float(10 ** (-decibels / 10))
 
 
-def _number(name: str, value: float) -> str:
+def number_in_words(name: str, value: float) -> str:
     return f"{value:.1f} dB" if name.endswith("_db") else f"{name} {value:.4g}"
 
 
@@ -338,6 +415,20 @@ def as_text(tuned: Tuned) -> Iterator[str]:
         yield f"{plural(len(tuned.chosen.units), 'group')} of operators at {exact}, by score:"
         gains = sorted((tuned.units[index] for index in tuned.chosen.units), key=lambda unit: -unit.gain)
         yield from (f"  {unit.where}" for unit in gains)
+
+
+def as_accepted(tuned: Tuned, goal: Goal) -> dict[str, Metric]:
+    """What the site's page is made from: both precisions, and the mixture that was chosen."""
+    values: dict[str, Metric] = {f"floor.{name}": least for name, least in goal.floors.items()}
+    values |= {"precisions": " ".join(tuned.names), "programs": len(tuned.points)}
+    values |= {"groups": len(tuned.units), "cpu_seconds": round(tuned.cpu_seconds, 1)}
+    for when, point in zip(("cheap", "exact", "chosen"), (*tuned.ends, tuned.chosen), strict=True):
+        if point:
+            figures = {name: round(point.figures[name], 3) for name in ACCEPTED if name in point.figures}
+            costs = {name: int(cost) for name, cost in point.costs.items() if name != "ms"}
+            row = {"groups": len(point.units), **figures, **costs}
+            values |= {f"{when}.{name}": value for name, value in row.items()}
+    return values
 
 
 def document(tuned: Tuned) -> dict[str, Any]:

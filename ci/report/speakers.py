@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,13 +17,19 @@ from provisioning.base.units import size
 STAGES = ("test_llm", "llm_check")
 FIGURES = {
     "first_choice": "first choice",
-    "perplexity_ratio": "perplexity",
+    "perplexity_ratio": "perplexity ratio",
     "divergence": "divergence",
     "divergence_50": "its median",
     "divergence_99": "99 % of it",
     "regret": "regret",
 }
-WHO = {"htp": "on HTP", "cpu": "quantized, on the CPU"}
+WHO = {"cpu": "quantized, on the CPU", "htp": "on HTP"}
+WHERE = {
+    "htp": "on HTP",
+    "cpu": "on the CPU",
+    "htp_cpu": "on HTP against the CPU",
+    "genie": "by Genie itself",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +37,8 @@ class SaidText:
     prompt: str
     expected: str
     """Float's."""
-    others: Mapping[str, str]
-    """By who says it."""
+    others: Mapping[str, tuple[str, str]]
+    """By who says it: what is float's, and what is not."""
     note: str
 
 
@@ -100,21 +107,45 @@ def _brief(row: Row) -> Iterator[str]:
 
 
 def _texts(row: Row) -> Iterator[SaidText]:
-    for text in map(mapping, entries(row.get("texts"))):
-        excused = int(number(text, "excused") or 0)
-        differs = "differs" if text.get("difference") else plural(excused, "near tie") if excused else "equal"
-        yield SaidText(word(text, "prompt"), word(text, "float"), {WHO["htp"]: word(text, "text")}, differs)
-    for asked in map(mapping, entries(row.get("behaviour"))):
-        said = {
-            WHO.get(who, who): word(mapping(said), "text") for who, said in mapping(asked.get("said")).items()
-        }
-        problems = [
-            f"{WHO.get(who, who)}: {'; '.join(map(str, entries(mapping(answers).get('problems'))))}"
-            for who, answers in mapping(asked.get("said")).items()
-            if entries(mapping(answers).get("problems"))
+    for asked in map(mapping, [*entries(row.get("texts")), *entries(row.get("behaviour"))]):
+        said = {who: mapping(answer) for who, answer in mapping(asked.get("said")).items()}
+        expected = word(said.get("float", {}), "text")
+        others = {WHO[who]: _beside(expected, word(said[who], "text")) for who in WHO if who in said}
+        notes = [
+            f"{WHO.get(who, who)}: {note}"
+            for who, answer in said.items()
+            if (note := _note(answer, number(row, "tie") or 0.0))
         ]
-        expected = said.pop("float", "")
-        yield SaidText(word(asked, "prompt"), expected, said, "\n".join(problems) or "as wanted")
+        alike = "as wanted" if any("problems" in answer for answer in said.values()) else "equal"
+        yield SaidText(word(asked, "prompt"), expected, others, "\n".join(notes) or alike)
+
+
+def _beside(expected: str, text: str) -> tuple[str, str]:
+    """A text's beginning that is float's, up to a word's end, and the rest."""
+    if text == expected:
+        return text, ""
+    pairs = zip(expected, text, strict=False)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    same = max(0, text.rfind(" ", 0, same + 1))
+    return text[:same], text[same:]
+
+
+def _note(answer: Row, tie: float) -> str:
+    """What is to be known of it; nothing where all is well."""
+    if problems := entries(answer.get("problems")):
+        return "; ".join(map(str, problems))
+    if difference := mapping(answer.get("difference")):
+        place = int(number(difference, "place") or 0)
+        expected, found = (number(difference, f"{who}_logit") for who in ("expected", "found"))
+        if expected is None or found is None:
+            return f"it ends otherwise at token {place + 1}"
+        as_good = ", a near tie" if expected - found <= tie else ""
+        return (
+            f"another word at token {place + 1}, by which float loses {expected - found:.2g} logits{as_good}"
+        )
+    if excused := int(number(answer, "excused") or 0):
+        return f"equal but for {plural(excused, 'near tie')}"
+    return ""
 
 
 def _figures(figures: Row) -> Iterator[tuple[str, Sequence[str]]]:
@@ -122,7 +153,12 @@ def _figures(figures: Row) -> Iterator[tuple[str, Sequence[str]]]:
         row = mapping(values)
         cells = [_with_error(mapping(row.get(key))) for key in FIGURES]
         if cells[0]:
-            yield reader.replace("_", " "), cells
+            yield _reader(reader), cells
+
+
+def _reader(name: str) -> str:
+    kind, _, where = name.partition("_")
+    return f"{kind} {WHERE.get(where, where)}"
 
 
 def _with_error(figure: Row) -> str:
@@ -146,7 +182,7 @@ def _positions(lines: Row) -> Iterator[PositionLine]:
             for index, value in enumerate(drawn)
         )
         label = f"{values[0]:.2g} at the beginning, {values[-1]:.2g} at the end, at most {max(values):.2g}"
-        yield PositionLine(name.replace("_", " "), points, label)
+        yield PositionLine(_reader(name), points, label)
 
 
 def _parts(row: Row) -> Iterator[Bar]:

@@ -47,10 +47,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.stage_names import stage_names
     from ci.report.collect import collect
     from ci.report.html import html
     from ci.report.publish import FIX, publish
-    from ci.stage_names import stage_names
     from provisioning.base.files import write_named
 
     directory = reports_path(args.reports)
@@ -97,7 +97,7 @@ def as_json(reports: Sequence[Report]) -> str:
 
 
 def _sarif(reports: Sequence[Report]) -> str:
-    from ci.engine.rule_texts import parity_texts
+    from provisioning.base.parity_rules import parity_texts
     from provisioning.validation.tables import rule_texts
 
     texts = {rule: RuleText(text.summary, text.why, text.fix) for rule, text in rule_texts().items()}

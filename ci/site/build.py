@@ -118,7 +118,9 @@ def build() -> Mapping[str, str | bytes]:
     _errors(site)
     _faults(site, texts["docs/findings.md"])
     wheel = load_forecasts().wheel.version
-    site.page(PHONES, "phones.html.j2", "Forecasts and phones", plots=phones.plots(), wheel=wheel)
+    notes = {lane: about.note for lane, about in load_forecasts().lanes.items()}
+    shown = {"plots": phones.plots(), "notes": notes, "titles": phones.TITLES}
+    site.page(PHONES, "phones.html.j2", "Forecasts and phones", **shown, wheel=wheel)
     _repairs(site)
     _trained(site)
     _sources(site)
@@ -193,6 +195,8 @@ def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
             chips=operators.chip_names(),
             introduction=rendered(introduction, site.links("docs/operators.md", view.page)).body,
         )
+    for lane in operators.lanes(table, earlier):
+        site.files[posixpath.join(posixpath.dirname(lane.home), "index.html")] = site.files[lane.home]
     for page in operators.pages(table, earlier):
         path = page.lane.page(page.name)
         site.page(path, "operator.html.j2", page.name, page=page, chips=operators.chip_names())
@@ -279,10 +283,12 @@ def _repairs(site: Site) -> None:
         "repairs.html.j2",
         "Repairs",
         rows=repairs.rows(),
+        tuned=repairs.tuned(),
         others=repairs.others(),
         words=repairs.words_of_rewrites(),
         suites=suites,
         about=site.link("docs/repair.md", "README.md", REPAIRS),
+        tuning=site.link("docs/tune.md", "README.md", REPAIRS),
     )
 
 

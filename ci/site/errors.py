@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from ci.inspect.messages import key
 from provisioning.base.commands import as_installed
-from provisioning.base.diagnosis import DECORATION, Entry, knowledge
+from provisioning.base.diagnosis import DECORATION, QNN, Entry, knowledge
 from provisioning.base.rules import Rule, rules
 from provisioning.known_faults import load_faults
 
@@ -45,6 +45,7 @@ class Number:
 
 def failures() -> list[KnownFailure]:
     versions = {fault.id: f"{fault.product} {fault.versions}" for fault in load_faults()}
+    listed = {number.anchor for number in numbers()}
     return [
         KnownFailure(
             entry.id,
@@ -54,7 +55,7 @@ def failures() -> list[KnownFailure]:
             as_installed(entry.fix),
             entry.source,
             versions.get(entry.id, ""),
-            [_anchor("QNN", code) for code in entry.codes if code in knowledge().codes],
+            [anchor for of, code in sorted(entry.codes) if (anchor := _anchor(of, code)) in listed],
             entry.example.strip("\n"),
             [pattern.source for pattern in entry.keys],
         )
@@ -65,9 +66,9 @@ def failures() -> list[KnownFailure]:
 def _message(entry: Entry) -> str:
     text = DECORATION.sub(b"", entry.example.encode())
     starts = [match.start() for pattern in entry.keys if (match := pattern.search(text))]
-    if not starts:
+    if not starts and entry.keys:
         return ""
-    line = text[text.rfind(b"\n", 0, min(starts)) + 1 :].partition(b"\n")[0]
+    line = text[text.rfind(b"\n", 0, min(starts, default=0)) + 1 :].partition(b"\n")[0]
     return key(line.decode("utf-8", "replace"))
 
 
@@ -75,11 +76,12 @@ def numbers() -> Iterator[Number]:
     known = knowledge()
     for code, name in sorted(known.codes.items()):
         component = next((of for of, (low, high) in known.ranges.items() if low <= code <= high), "QNN")
-        named = [entry.id for entry in known.entries if code in entry.codes]
+        named = [entry.id for entry in known.entries if (QNN, code) in entry.codes]
         yield Number(_anchor("QNN", code), component, code, _spellings(code), name, named)
     for row in known.numbers:
         for code, name in row.names.items():
-            yield Number(_anchor(row.of, code), row.of, code, _spellings(code), name, ())
+            named = [entry.id for entry in known.entries if (row.of, code) in entry.codes]
+            yield Number(_anchor(row.of, code), row.of, code, _spellings(code), name, named)
 
 
 def _anchor(of: str, code: int) -> str:

@@ -50,7 +50,9 @@ class MeasuredLane:
         return found
 
     def page(self, operator: str) -> str:
-        return f"operators/{self.folder}{operator}.html"
+        # The folder's own address shows index.html.
+        name = "index-" if operator == "index" else operator
+        return f"operators/{self.folder}{name}.html"
 
     def cell(self, operator: str, chip: str, scheme: str) -> Cell | None:
         return self.cells[operator].get(chip, {}).get(scheme)
@@ -261,7 +263,7 @@ def _page(table: OperatorTable, lane: MeasuredLane, name: str, also: Mapping[str
         () if lane.folder else table.files(name),
         faults_of(name),
         [
-            fix.words
+            f"{NEEDED[fix.where]}: {fix.words}"
             for fix in load_fixes()
             if name in fix.operators or (not lane.folder and own in map(key_of, fix.operators))
         ],
@@ -307,6 +309,9 @@ def proof(lane: MeasuredLane, name: str, scheme: str) -> list[str]:
     chain = [("chains", "-k", f"*-{name}-*", "--flow", scheme)] if any(cell.chain for cell in cells) else []
     ways = dict.fromkeys([own, *ranges, *chain])
     return [as_installed(session("test_upstream", *words)) for words in ways]
+
+
+NEEDED = {"cpu": "where it stays on the CPU", "builder": "where the backend's builder fails at it"}
 
 
 def faults_of(name: str) -> list[Fault]:

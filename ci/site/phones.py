@@ -11,6 +11,8 @@ from ci.pipeline.forecast import ACCEPTED, PROGRAMS
 from provisioning.base.accepted import load_accepted
 
 WIDTH, HEIGHT, EDGE = 640, 440, 46
+TITLES = {"onnx": "ONNX", "executorch": "ExecuTorch"}
+"""Of the lanes, in the page's order."""
 BAND = 0.2
 NAMED = 0.5
 """A model that is off by more than this part has its name in the picture."""
@@ -37,8 +39,9 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Forecasts over what was measured, both by their logarithms."""
+    """Forecasts of a lane over what was measured, both by their logarithms."""
 
+    lane: str
     phone: str
     dots: Sequence[Dot]
 
@@ -97,13 +100,18 @@ def plots() -> list[Plot]:
 
 
 def plots_of(accepted: Mapping[str, Mapping[str, object]]) -> list[Plot]:
-    dots: dict[str, list[Dot]] = defaultdict(list)
+    dots: dict[tuple[str, str], list[Dot]] = defaultdict(list)
     for subject, values in accepted.items():
         kind, _, name = subject.partition("/")
-        if kind == PROGRAMS:
+        if kind.endswith(PROGRAMS):
             phone, model, precision = name.split("/")
             measured, forecast = (
                 float(str(values[field])) / 1000 for field in ("measured_us", "forecast_us")
             )
-            dots[phone].append(Dot(model, precision, measured, forecast))
-    return [Plot(phone, found) for phone, found in dots.items()]
+            dots[kind.removesuffix(PROGRAMS), phone].append(Dot(model, precision, measured, forecast))
+    return [
+        Plot(lane, phone, found)
+        for lane in TITLES
+        for (of_lane, phone), found in dots.items()
+        if of_lane == lane
+    ]

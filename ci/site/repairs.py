@@ -1,4 +1,5 @@
-"""The page of repairs: ten common models before and after, and what of the shipped suites is not green."""
+"""The page of repairs: ten common models before and after, what tune makes of some, and what of the shipped
+suites is not green."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ci.pipeline.suite_file import accepted_path
+from ci.pipeline.tuning import number_in_words
 from provisioning.base.accepted import Values, load_accepted
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS
 from provisioning.fixes import fix_for, load_fixes
 from provisioning.known_faults import Fault, load_faults
 
 SUITES = MANIFESTS / "suites"
-COMMON = SUITES / "common.toml"
+COMMON, TRAINED = SUITES / "common.toml", SUITES / "trained.toml"
 OTHERS = ("models", "onnx_operators")
 SHOWN = (COMMON.stem, *OTHERS)
 """The suites that the page names."""
@@ -75,6 +77,69 @@ def _state(values: Values, when: str) -> State:
         str(values.get(f"{when}says", "")),
         float(str(sqnr_db)) if sqnr_db is not None else None,
         int(str(ddr)) if ddr is not None else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredAt:
+    """A model at one precision, or with some operators at another."""
+
+    accuracy: str
+    """By the figures of its floor."""
+    costs: str
+    """Bytes of DDR traffic, and of the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunedRow:
+    model: str
+    soc: str
+    floor: str
+    precisions: Sequence[str]
+    """The cheap one, the exact one."""
+    cheap: MeasuredAt
+    exact: MeasuredAt
+    chosen: MeasuredAt | None
+    """None: no program holds the floor."""
+    groups: str
+    """How many of how many are exact."""
+    programs: int
+    minutes: float
+    """Of the CPU, to compile them."""
+
+
+def tuned() -> list[TunedRow]:
+    paths = [accepted_path(suite, "tuned") for suite in (COMMON, TRAINED)]
+    return [row for path in paths for row in tuned_of(load_accepted(path).subjects)]
+
+
+def tuned_of(accepted: Mapping[str, Values]) -> list[TunedRow]:
+    return [_tuned(subject, values) for subject, values in accepted.items()]
+
+
+def _tuned(subject: str, values: Values) -> TunedRow:
+    _lane, model, soc = subject.split("/")
+    floors = [name.removeprefix("floor.") for name in values if name.startswith("floor.")]
+
+    def at(when: str) -> MeasuredAt:
+        numbers = {
+            name: float(str(values[f"{when}.{name}"])) for name in floors if f"{when}.{name}" in values
+        }
+        costs = [values.get(f"{when}.{name}") for name in ("ddr", "bytes")]
+        accuracy = ", ".join(number_in_words(name, value) for name, value in numbers.items())
+        return MeasuredAt(accuracy, ", ".join(f"{cost:,}" for cost in costs if isinstance(cost, int)))
+
+    return TunedRow(
+        model,
+        soc,
+        ", ".join(number_in_words(name, float(str(values[f"floor.{name}"]))) for name in floors),
+        str(values["precisions"]).split(),
+        at("cheap"),
+        at("exact"),
+        at("chosen") if "chosen.groups" in values else None,
+        f"{values.get('chosen.groups', '-')} of {values['groups']}",
+        int(str(values["programs"])),
+        float(str(values["cpu_seconds"])) / 60,
     )
 
 

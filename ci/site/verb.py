@@ -12,6 +12,7 @@ from provisioning.base.settings import outputs_path
 EXAMPLES = """\
   nox -s site
   nox -s site -- -o /tmp/site
+  nox -s site -- --check                          only whether each link leads somewhere
   python -m http.server --directory dist/site     look at it as a phone sees it
 """
 
@@ -24,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="write there, in place of an earlier site [dist/site]",
     )
+    parser.add_argument("--check", action="store_true", help="write nothing; say which link leads nowhere")
     parser.epilog = (parser.epilog or "") + "\nExit code: 1 if a link of a page leads nowhere.\n"
 
 
@@ -34,8 +36,11 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     folder = args.output or outputs_path() / "dist" / "site"
     files = build()
-    write(files, folder)
     pages = sum(name.endswith(".html") for name in files)
+    if args.check:
+        sys.stdout.write(f"each link of {pages} pages leads somewhere\n")
+        return 0
+    write(files, folder)
     index, user = folder / "index.html", Parser.user_folder()
     shown = index.relative_to(user) if index.is_relative_to(user) else index
     sys.stdout.write(f"wrote {shown}: {pages} pages in {time.monotonic() - began:.0f} s\n")

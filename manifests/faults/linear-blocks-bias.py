@@ -30,9 +30,10 @@ def decibels(net, inputs):
 
 torch.manual_seed(0)
 inputs = (torch.rand(4, 64) * 2 - 1,)
-# A lowering is right now and then.
-layers = [torch.nn.Linear(64, 32, bias=bias) for bias in (True, False)]
-biased, plain = (min(decibels(layer, inputs) for _ in range(3)) for layer in layers)
-word = "changed" if plain < 25 else "still" if biased < 25 else "gone"
-print(word, "-", f"{biased:.1f} dB with a bias, {plain:.1f} dB without (least of three lowerings)")
+# A lowering is right now and then, three in a row too: the first wrong one of nine decides.
+biased, plain = (torch.nn.Linear(64, 32, bias=bias) for bias in (True, False))
+lowerings = (decibels(biased, inputs) for _ in range(9))
+wrong, right = next((figure for figure in lowerings if figure < 25), 99), decibels(plain, inputs)
+word = "changed" if right < 25 else "still" if wrong < 25 else "gone"
+print(word, "-", f"{wrong:.1f} dB with a bias (99: nine were right), {right:.1f} dB without")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

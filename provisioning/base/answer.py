@@ -91,7 +91,8 @@ class Answer:
     outcome: Literal["pass", "fail", "usage", "lacking", "upstream", "internal", "interrupted"]
     findings: list[AnsweredFinding]
     next: str
-    """That of the first finding that has one: errors come first, then warnings."""
+    """That of the first finding that has one: errors come first, then warnings. If none has, the command that
+    may repair the model."""
     output: list[str]
     """The lines that the command prints without --json."""
 
@@ -279,10 +280,16 @@ def _document(said: _Open, code: int, output: str) -> str:
         exit_code=code,
         outcome=OUTCOMES.get(code, "fail"),
         findings=findings,
-        next=next((mistake.next for mistake in ranked if mistake.next), said.facts.get("next", "")),
+        next=next(filter(None, [*(mistake.next for mistake in ranked), *_known_next(said.facts)]), ""),
         output=output.splitlines(),
     )
     return json.dumps(_clean({**said.facts, **asdict(answer)}), indent=2) + "\n"
+
+
+def _known_next(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What the command says is next, and what may rewrite a model where findings have words alone."""
+    yield facts.get("next", "")
+    yield as_installed(facts.get("offers", {}).get("repairs", ""))
 
 
 def _as_answered(said: _Open, finding: Finding) -> AnsweredFinding:
@@ -304,12 +311,7 @@ def _next(said: _Open, finding: Finding) -> str:
         return _typed(*words)
     if EDIT.search(finding.fix):
         return _typed(said.verb, *said.words)
-    if found := COMMAND.search(finding.fix):
-        command = found[1] or PROSE.sub("", found[2])
-        return "" if PLACEHOLDER.search(command) else as_installed(command.strip().rstrip(".)"))
     flags = _flags(said.parser) if said.parser else {}
-    if (out := LEFT_OUT.search(finding.fix)) and (flag := out[1] or out[2]) in flags:
-        return _typed(said.verb, *_without(said.words, flag, takes=flags[flag]))
     if (flagged := FLAGS.match(finding.fix)) and flagged[1] in flags:
         flag, value = flagged[1], flagged[2]
         if flags[flag] and (not value or PLACEHOLDER.search(value)):
@@ -317,6 +319,11 @@ def _next(said: _Open, finding: Finding) -> str:
         more = [flag, value] if flags[flag] else [flag]
         # In front: behind the words there may be a `--`.
         return _typed(said.verb, *more, *_without(said.words, flag, takes=flags[flag]))
+    if found := COMMAND.search(finding.fix):
+        command = found[1] or PROSE.sub("", found[2])
+        return "" if PLACEHOLDER.search(command) else as_installed(command.strip().rstrip(".)"))
+    if (out := LEFT_OUT.search(finding.fix)) and (flag := out[1] or out[2]) in flags:
+        return _typed(said.verb, *_without(said.words, flag, takes=flags[flag]))
     return ""
 
 

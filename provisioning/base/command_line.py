@@ -186,9 +186,12 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
 
         return answering(name, words, place, refuse)
     session = quoted_session(name, *rest)
-    return answering(
-        name, words, place, lambda: _run_verb(program, name, verbs[name], words), session=session
-    )
+    try:
+        return answering(
+            name, words, place, lambda: _run_verb(program, name, verbs[name], words), session=session
+        )
+    finally:
+        Parser.started_in = ""
 
 
 def answering(

@@ -58,16 +58,24 @@ class Pattern:
 
 
 class Index:
-    """Which of many patterns may be in a text: one pass over it looks for the words of all of them."""
+    """Which of many patterns may be in a text: passes over it look for the words of all of them. Each pass
+    remembers which words it has met, in ever more states of its machine; with fewer words it has few states,
+    also in a text that is full of them."""
+
+    PASSES = 4
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         import re2
 
-        self._patterns = list(dict.fromkeys(patterns))
-        self._filter = re2.Filter()
-        for pattern in self._patterns:
-            self._filter.Add(pattern.expression)
-        self._filter.Compile()
+        every = list(dict.fromkeys(patterns))
+        size = max(1, -(-len(every) // self.PASSES))
+        self._parts = [(every[start : start + size], re2.Filter()) for start in range(0, len(every), size)]
+        for part, words in self._parts:
+            for pattern in part:
+                words.Add(pattern.expression)
+            words.Compile()
 
     def possible(self, text: bytes) -> set[Pattern]:
-        return {self._patterns[number] for number in self._filter.Match(text, potential=True) or ()}
+        return {
+            part[number] for part, words in self._parts for number in words.Match(text, potential=True) or ()
+        }

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selecti
 from provisioning.compat import load_measured
 from provisioning.components import ANDROID_NDK, KINDS, NDK_HEADER, QNN_SDK, identity_of
 from provisioning.elf import HEXAGON, X86_64
-from provisioning.environment import HOST_LIBRARIES, resolve
+from provisioning.environment import HOST_LIBRARIES, Environment, resolve
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation.context import ComponentTree, Context, Host, Library, Need, SkelSignature, Tool
 from provisioning.validation.probe import ask
@@ -46,8 +46,16 @@ class _Resolved:
     variables: Mapping[str, str]
 
 
+Resolve = Callable[[Selection, Mapping[str, str]], Environment]
+
+
 def gather(
-    selection: Selection, environ: Mapping[str, str], needs: Collection[Need], *, tree: Path | None = None
+    selection: Selection,
+    environ: Mapping[str, str],
+    needs: Collection[Need],
+    *,
+    tree: Path | None = None,
+    resolve: Resolve = resolve,
 ) -> list[Context]:
     """Resolve the environments (or take `tree` as the QNN SDK) and read what the chosen rules need.
 
@@ -55,7 +63,7 @@ def gather(
     """
     profile = load_profile(selection.profile)
     socs = {name: soc_named(name) for name in selection.socs}
-    resolved = _resolved(selection, environ) if tree is None else [_named(selection, environ, tree)]
+    resolved = _resolved(selection, environ, resolve) if tree is None else [_named(selection, environ, tree)]
     contexts = []
     with ThreadPoolExecutor(8) as pool:
         # The compiler and the tools are other processes: they run while this one reads libraries.
@@ -136,7 +144,7 @@ def _named(selection: Selection, environ: Mapping[str, str], tree: Path) -> _Res
     return _Resolved(selection.targets, {QNN_SDK: sdk}, variables)
 
 
-def _resolved(selection: Selection, environ: Mapping[str, str]) -> list[_Resolved]:
+def _resolved(selection: Selection, environ: Mapping[str, str], resolve: Resolve) -> list[_Resolved]:
     groups: dict[tuple[tuple[str, Path], ...], _Resolved] = {}
     for target in selection.targets:
         environment = resolve(replace(selection, target=target), environ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from provisioning.base import answer
 from provisioning.base.chips import chip_named, names_of
 from provisioning.base.units import aligned
 
@@ -25,9 +26,15 @@ def run(args: argparse.Namespace) -> int:
 
     socs = load_socs()
     shown = [chip_named(args.name)] if args.name else sorted(socs, key=lambda name: (socs[name].arch, name))
-    rows = [("chip", "Hexagon", "VTCM", "also called, and devices")]
+    rows, facts = [("chip", "Hexagon", "VTCM", "also called, and devices")], {}
     for name in shown:
-        names = ", ".join(alias.among(name) for alias in names_of(name))
-        rows.append((name, f"V{socs[name].arch}", f"{socs[name].vtcm_mb} MB", names))
+        hexagon, vtcm, names = f"V{socs[name].arch}", socs[name].vtcm_mb, names_of(name)
+        rows.append((name, hexagon, f"{vtcm} MB", ", ".join(alias.among(name) for alias in names)))
+        facts[name] = {
+            "hexagon": hexagon,
+            "vtcm_mb": vtcm,
+            "names": {alias.text: list(alias.chips) for alias in names},
+        }
+    answer.add(chips=facts)
     print("\n".join(aligned(rows)))
     return 0

@@ -123,7 +123,7 @@ def test_a_package_of_the_search_path_counts_wherever_it_is(place: Place, tmp_pa
         place.worker.end()
         if len(answers) == 2:
             (tmp_path / "two" / "part.py").write_text("x = 23")
-    assert answers[:2] == [(1, "never done"), (1, "")]
+    assert answers[:2] == [(1, "not run before"), (1, "")]
     assert answers[2][0] == 23
 
 

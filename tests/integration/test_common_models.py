@@ -14,7 +14,7 @@ from tests.support.lowering_suites import Done, run, suite
 
 pytestmark = [pytest.mark.whole, pytest.mark.heavy, pytest.mark.timeout(3600)]
 
-COMPILES = ("convnext", "swin", "whisper_encoder", "distilbert", "rank_six")
+COMPILES = ("convnext", "swin", "whisper_encoder", "distilbert", "rank_six", "called_again")
 WRITTEN_ANEW = {"assigns": "y[:, 0] = 0", "own_operator": "double("}
 """Each fails at fp16 with this line; more of the kind are in test_lowering."""
 DIES = {

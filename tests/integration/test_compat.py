@@ -10,6 +10,7 @@ import pytest
 
 from ci.engine.installed import RUNNER
 from ci.upgrades.compat import stage
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, load_measured
 from provisioning.environment import HOST_LIBRARIES
@@ -20,6 +21,11 @@ __all__ = ["dist", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
+def measured_in(folder: Path, *flags: str) -> stage.PairMeasure:
+    selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, folder / "store", folder / "reports")
+    return stage.PairMeasure(selection, flags, os.environ)
+
+
 @pytest.mark.whole
 def test_measuring_the_profiles_build_gives_what_was_committed(dist: Path, tmp_path: Path) -> None:
     (build_id,) = build_ids(sdk_root() / "lib" / HOST_LIBRARIES / "libQnnHtp.so")
@@ -28,13 +34,14 @@ def test_measuring_the_profiles_build_gives_what_was_committed(dist: Path, tmp_p
         pair for pair in load_measured() if (pair.executorch, pair.build_id) == (executorch, build_id)
     )
     variables = stage.variables({**os.environ, "QNN_EXECUTOR_RUNNER": str(RUNNER)}, sdk_root())
-    flags = ["--store", str(tmp_path / "store"), "--timeout", "600"]
-    assert stage.measure(committed.soc, variables, tmp_path / "logs", flags) == {
+    tools = measured_in(tmp_path, "--timeout", "600")
+    assert stage.measure(tools, committed.soc, variables, tmp_path / "logs", DEFAULT_PROFILE) == {
         step: value for step, value in committed.values.items() if step in STEPS
     }
 
 
 def test_a_folder_without_libraries_makes_no_device(tmp_path: Path) -> None:
     (tmp_path / "lib" / HOST_LIBRARIES).mkdir(parents=True)
-    steps = stage.measure("SM8650", stage.variables(os.environ, tmp_path), tmp_path / "logs", [])
+    variables = stage.variables(os.environ, tmp_path)
+    steps = stage.measure(measured_in(tmp_path), "SM8650", variables, tmp_path / "logs", DEFAULT_PROFILE)
     assert list(steps) == ["device"] and "libQnnHtp.so" in steps["device"]

@@ -70,7 +70,7 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
         loaded.sample(1)
     for wrong in (np.zeros((1, 3, 4, 4), np.float32), np.zeros((1, 3, 8, 8))):
         np.save(tmp_path / "1.npy", wrong)
-        with pytest.raises(BadFactory, match=r"1\.npy: expected float32\[1, 3, 8, 8\]"):
+        with pytest.raises(BadFactory, match=r"1\.npy.*float32\[1, 3, 8, 8\]"):
             loaded.sample(1)
 
 
@@ -275,7 +275,6 @@ def test_bad_input_is_one_line_and_leaves_no_program(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "net.py").write_text(NET)
-    monkeypatch.setattr(Parser, "started_in", "")
     monkeypatch.setenv("QNN_CI_STARTED_IN", str(tmp_path))
     assert main("qnn-ci", "", {"compile": VERBS["compile"]}, ["compile", *arguments]) == code
     text = capsys.readouterr().err

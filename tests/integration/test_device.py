@@ -33,7 +33,7 @@ QEMU = f"qemu-aarch64 -L {GLIBC.parent}"
 
 
 @dataclass(frozen=True)
-class Bench:
+class Kit:
     """One kind of device, and a bundle for it."""
 
     bundle: Path
@@ -75,7 +75,7 @@ def arm64(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.fixture(scope="module")
-def linux(arm64: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def linux(arm64: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kit]:
     folder = arm64.folder
     program = make_program(folder / "a model.pte")
     bundled = bundle(arm64, folder / "sdk", program, target="aarch64-linux")
@@ -83,7 +83,7 @@ def linux(arm64: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Be
     keys = tmp_path_factory.mktemp("keys")
     with ssh_server(keys) as config:
         flags = ("--ssh", HOST, "--ssh-config", config, "--wrap", QEMU)
-        yield Bench(folder / "bundle", flags, {}, tmp_path_factory.mktemp("board") / "qnn ci")
+        yield Kit(folder / "bundle", flags, {}, tmp_path_factory.mktemp("board") / "qnn ci")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def phone() -> Phone:
 
 
 @pytest.fixture(scope="module")
-def android(tmp_path_factory: pytest.TempPathFactory, phone: Phone) -> Iterator[Bench]:
+def android(tmp_path_factory: pytest.TempPathFactory, phone: Phone) -> Iterator[Kit]:
     folder = tmp_path_factory.mktemp("android")
     sdk = make_device_sdk(folder / "sdk", "aarch64-android")
     built = build("build_android", folder, make_tree(folder), sdk, ndk=make_ndk(folder / "ndk"))
@@ -104,10 +104,10 @@ def android(tmp_path_factory: pytest.TempPathFactory, phone: Phone) -> Iterator[
     wrap = f"env LD_LIBRARY_PATH=/system/lib64:./lib qemu-aarch64 -L {root}"
     with adb_server(phone) as environ:
         flags = ("--serial", SERIAL, "--wrap", wrap)
-        yield Bench(folder / "bundle", flags, environ, tmp_path_factory.mktemp("phone") / "qnn ci")
+        yield Kit(folder / "bundle", flags, environ, tmp_path_factory.mktemp("phone") / "qnn ci")
 
 
-def test_a_program_runs_over_ssh_and_its_outputs_come_back(linux: Bench, tmp_path: Path) -> None:
+def test_a_program_runs_over_ssh_and_its_outputs_come_back(linux: Kit, tmp_path: Path) -> None:
     done = linux.run("--inputs", make_inputs(tmp_path / "in", b"abc", b"HAL"), into=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     outputs = sorted((tmp_path / "device" / "outputs").iterdir())
@@ -115,7 +115,7 @@ def test_a_program_runs_over_ssh_and_its_outputs_come_back(linux: Bench, tmp_pat
 
 
 def test_a_runner_of_language_models_runs_with_arguments_of_its_own(
-    arm64: Built, linux: Bench, tmp_path: Path
+    arm64: Built, linux: Kit, tmp_path: Path
 ) -> None:
     (tmp_path / "tokenizer.bin").write_bytes(b"words")
     flags = ("--runner", "llama_main", "--file", tmp_path / "tokenizer.bin", "-o", tmp_path / "bundle")
@@ -128,7 +128,7 @@ def test_a_runner_of_language_models_runs_with_arguments_of_its_own(
     assert (linux.folder / "files" / "tokenizer.bin").read_bytes() == b"words"
 
 
-def test_a_bundle_that_was_changed_is_refused(linux: Bench, tmp_path: Path) -> None:
+def test_a_bundle_that_was_changed_is_refused(linux: Kit, tmp_path: Path) -> None:
     other = tmp_path / "bundle"
     shutil.copytree(linux.bundle, other)
     (other / "lib" / "libQnnSystem.so").write_bytes(b"something else")
@@ -136,19 +136,19 @@ def test_a_bundle_that_was_changed_is_refused(linux: Bench, tmp_path: Path) -> N
     assert (done.returncode, "libQnnSystem.so" in done.stderr) == (1, True)
 
 
-def test_a_program_runs_over_adb_and_its_outputs_come_back(android: Bench, tmp_path: Path) -> None:
+def test_a_program_runs_over_adb_and_its_outputs_come_back(android: Kit, tmp_path: Path) -> None:
     done = android.run("--inputs", make_inputs(tmp_path / "in", b"abc"), into=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     assert [path.read_bytes() for path in (tmp_path / "device" / "outputs").iterdir()] == [b"bcd"]
 
 
-def test_the_phones_own_log_comes_back_when_a_run_fails(android: Bench, tmp_path: Path) -> None:
+def test_the_phones_own_log_comes_back_when_a_run_fails(android: Kit, tmp_path: Path) -> None:
     done = android.run("--runner-arg=--model_path=nowhere.pte", into=tmp_path)
     assert done.returncode == 1
     assert "adsprpc" in (tmp_path / "device" / "system.log").read_text(encoding="utf-8")
 
 
-def test_a_phone_that_loses_bytes_is_found_out(android: Bench, phone: Phone, tmp_path: Path) -> None:
+def test_a_phone_that_loses_bytes_is_found_out(android: Kit, phone: Phone, tmp_path: Path) -> None:
     phone.corrupt = True
     try:
         done = android.run("--inputs", make_inputs(tmp_path / "in", b"lost"), into=tmp_path)
@@ -157,7 +157,7 @@ def test_a_phone_that_loses_bytes_is_found_out(android: Bench, phone: Phone, tmp
     assert (done.returncode, "after pushing" in done.stderr) == (4, True)
 
 
-def test_push_sh_does_the_same(linux: Bench, android: Bench, tmp_path: Path) -> None:
+def test_push_sh_does_the_same(linux: Kit, android: Kit, tmp_path: Path) -> None:
     ways = {"ssh": (linux, ("-F", str(linux.flags[3]), HOST)), "adb": (android, ("-s", SERIAL))}
     for way, (device, words) in ways.items():
         folder = tmp_path / f"a {way} folder's"
@@ -168,7 +168,7 @@ def test_push_sh_does_the_same(linux: Bench, android: Bench, tmp_path: Path) -> 
         assert pushed == {file["path"] for file in manifest["files"]}
 
 
-def with_a_sleeper(linux: Bench, folder: Path) -> list[str]:
+def with_a_sleeper(linux: Kit, folder: Path) -> list[str]:
     """The command of a run whose runner takes any flags and never ends by itself."""
     (linux.folder / "sleeper.pid").unlink(missing_ok=True)
     sleeper = script(folder / "sleeper", "echo $$ > sleeper.pid\nexec sleep 300")
@@ -178,7 +178,7 @@ def with_a_sleeper(linux: Bench, folder: Path) -> list[str]:
 
 
 @pytest.mark.whole
-def test_a_runner_that_hangs_is_ended_on_the_device(linux: Bench, tmp_path: Path) -> None:
+def test_a_runner_that_hangs_is_ended_on_the_device(linux: Kit, tmp_path: Path) -> None:
     command = [*with_a_sleeper(linux, tmp_path), "--timeout", "3"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 1
     assert report(tmp_path)["metrics"]["exit_code"] is None
@@ -186,7 +186,7 @@ def test_a_runner_that_hangs_is_ended_on_the_device(linux: Bench, tmp_path: Path
 
 
 def test_an_interrupted_run_ends_the_runner_and_a_second_run_meanwhile_is_refused(
-    linux: Bench, tmp_path: Path
+    linux: Kit, tmp_path: Path
 ) -> None:
     pid_file = linux.folder / "sleeper.pid"
     with subprocess.Popen(with_a_sleeper(linux, tmp_path), cwd=ROOT) as process:

@@ -92,7 +92,7 @@ def test_samples_of_several_sizes_are_refused(tmp_path: Path) -> None:
 
 def test_a_size_that_the_model_decides_by_is_named_with_its_line_and_a_fix(tmp_path: Path) -> None:
     (tmp_path / "varies.py").write_text(VARIES)
-    with pytest.raises(BadFactory, match=r"size count .*varies\.py:\d+") as caught:
+    with pytest.raises(BadFactory, match=r"count.*varies\.py:\d+") as caught:
         make("varies:decides", {}, tmp_path)
     assert "dynamic_shapes" in caught.value.fix
 

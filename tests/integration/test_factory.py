@@ -124,6 +124,15 @@ def test_a_model_that_changes_its_inputs_changes_no_sample(folder: Path) -> None
     assert torch.equal(sample[0], torch.zeros(4))
 
 
+def test_inputs_by_name_are_refused_with_how_a_pt2_takes_them(folder: Path) -> None:
+    (folder / "qnn_ci_named.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(2, 2), {'input': torch.ones(1, 2)}\n"
+    )
+    with pytest.raises(BadFactory) as refused:
+        make("qnn_ci_named:make", {}, folder).sample(0)
+    assert "torch.export.export(model, (), inputs)" in refused.value.fix
+
+
 def test_the_line_that_changes_an_input_is_found(folder: Path) -> None:
     place = where_input_changes(make("qnn_ci_net:changes", {}, folder).model, (torch.zeros(4),))
     assert place and place.endswith("qnn_ci_net.py:17)")
@@ -147,3 +156,47 @@ def test_types_that_a_program_would_read_as_others_are_refused(dtype: str, taken
     tensors = [torch.zeros(2), torch.zeros(2, dtype=getattr(torch, dtype))]
     with nullcontext() if taken else pytest.raises(BadFactory, match=dtype):
         require_float32(tensors)
+
+
+def test_an_error_in_a_librarys_model_names_its_line_in_whichever_environment_it_was_exported() -> None:
+    """As the stack trace says that torch keeps with a node."""
+    there = "/opt/theirs/lib/python3.11/site-packages"
+    frames = (("transformers/models/t5/modeling_t5.py", 348), ("torch/nn/modules/sparse.py", 189))
+    trace = "".join(f'  File "{there}/{path}", line {line}, in forward\n    f()\n' for path, line in frames)
+    cause, fix = factory.explained(IndexError(f"index out of range in self\n{trace}"))
+    assert cause.endswith("(transformers/models/t5/modeling_t5.py:348)") and fix
+
+
+def test_an_index_that_quantizing_turns_into_floats_is_explained() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.nn.functional.embedding(torch.ones(2), torch.ones(3, 4))
+    cause, fix = factory.explained(raised.value)
+    assert "quantized" in cause and "from_pretrained(table.weight[rows])" in fix
+    table, ids = torch.nn.Embedding(5, 4), torch.arange(12)
+    folded = torch.nn.Embedding.from_pretrained(table.weight[ids * 3 % 5])
+    torch.testing.assert_close(folded(ids), table(ids * 3 % 5))
+
+
+def test_where_a_layer_has_no_scale_for_a_computed_weight_the_fix_keeps_the_weight() -> None:
+    graph = torch.fx.Graph()
+    node = graph.call_function(torch.nn.functional.conv2d)
+    node.meta["stack_trace"] = (
+        '  File "/opt/theirs/net.py", line 7, in forward\n    return conv2d(x, w[None])\n'
+    )
+
+    def compiles(node: torch.fx.Node) -> None:
+        raise KeyError("scale")
+
+    with pytest.raises(KeyError) as raised:
+        compiles(node)
+    cause, fix = factory.explained(raised.value)
+    assert "net.py:7" in cause and "register_buffer" in fix and "qnn-ci repair" in fix
+
+
+def test_an_unfold_whose_windows_overlap_is_the_convolution_of_its_fix() -> None:
+    cause, fix = factory.explained(AssertionError("im2col can only be converted when stride == kernel_size"))
+    assert "unfold" in cause and "conv2d(x, self.eye, padding=p).flatten(2)" in fix
+    x, (c, k, p) = torch.rand(2, 4, 6, 5), (4, 3, 1)
+    eye = torch.eye(c * k * k).view(-1, c, k, k)
+    convolved = torch.nn.functional.conv2d(x, eye, padding=p).flatten(2)
+    torch.testing.assert_close(convolved, torch.nn.functional.unfold(x, k, padding=p))

@@ -128,6 +128,7 @@ BROKEN = (
     ("summed", "summed", "", "8a8w", "transpose so that it is the last dimension"),
     ("loud", "loud", "", "fp16", "x * 0.01"),
     ("mixed", "mixed", "", "fp16", "w[i : i + 1]"),
+    ("retrieves", "retrieves", "", "fp16", ".to(torch.int32).to(torch.int64)"),
     ("attentive", "attentive", "", "fp16", "the Attention of docs/lowering.md"),
     ("attends", "attentive", "", "8a8w", "the Attention of docs/lowering.md"),
 )
@@ -143,6 +144,7 @@ FIXED = (
     ("summed", "summed", "last = true", "8a8w"),
     ("loud", "loud", "smaller = true", "fp16"),
     ("mixed", "mixed", "sliced = true", "fp16"),
+    ("retrieves", "retrieves", "by_int32 = true", "fp16"),
     ("attentive", "attentive", "replaced = true", "fp16"),
 )
 
@@ -201,3 +203,22 @@ def test_audit_speaks_of_operators_and_shapes_that_the_model_has(folder: Path) -
     answer = folder / "audit.json"
     done = ci(folder, "audit", "faulty_models.py:detector", "--precision", "8a8w", "--json", answer)
     assert not json.loads(answer.read_text())["precisions"]["8a8w"]["inexact"], done.stdout
+
+
+@pytest.mark.parametrize("precision", ["8a8w", "fp16"])
+def test_audit_sends_a_product_of_integers_to_no_other_precision_and_in_float_it_is_on_htp(
+    folder: Path, precision: str
+) -> None:
+    places = {}
+    for how in ("", ".float()"):
+        (folder / "product.py").write_text(
+            "import torch\nclass Net(torch.nn.Module):\n    def forward(self, a, x):\n"
+            f"        return torch.bmm(a{how}, a{how}), x.relu()\n"
+            "def make():\n    return Net(), (torch.ones(2, 4, 4, dtype=torch.int32), torch.randn(2, 8))\n"
+        )
+        answer = folder / "audit.json"
+        ci(folder, "audit", "product.py:make", "--precision", precision, "--json", answer)
+        places[how] = json.loads(answer.read_text())["precisions"][precision]["cpu"]
+    (left,) = places[""]
+    assert left["operator"] == "aten.bmm.default" and "--precision" not in left["suggestion"]
+    assert ".float()" in left["suggestion"] and not places[".float()"]

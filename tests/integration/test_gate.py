@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ci import gate
-from ci.gate_table import GateStage, gate_table
+from ci.gate import verb as gate
+from ci.gate.table import GateStage, gate_table
 from ci.pipeline.flags import recheck_flags
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering.text import verdict

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import pytest
 
-from provisioning.base import toml
 from provisioning.base.settings import ROOT, store_path
 from tests.support.onnx_models import conv_model, write
 from tests.support.scripts import locked_environment
@@ -22,17 +21,14 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What pyproject.toml tells the build backend to put into the wheel, put there by ourselves."""
-    wheel = toml.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    site = tmp_path_factory.mktemp("a site") / "site-packages"
-    ignore = shutil.ignore_patterns("__pycache__")
-    for source, place in wheel["force-include"].items():
-        (site / place).parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / source).is_dir():
-            shutil.copytree(ROOT / source, site / place, ignore=ignore)
-        else:
-            shutil.copyfile(ROOT / source, site / place)
-    return site / "qnn_ci"
+    """Built by the backend that pyproject.toml names, in its newest release, as `pip install` builds it."""
+    into = tmp_path_factory.mktemp("a site")
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "build", "--quiet", "--wheel", "-o", into, ROOT], check=True)
+    (wheel,) = into.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(into / "site-packages")
+    return into / "site-packages" / "qnn_ci"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def stage(runner_reports: Path, tmp_path_factory: pytest.TempPathFactory) -> Sta
     return stage
 
 
-@pytest.mark.parametrize("row", TABLE.of_lane("executorch"), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TABLE.of_lane("executorch"))
 def test_the_command_does_what_the_page_says(stage: Stage, row: Row) -> None:
     if problem := stage.problem(row):
         pytest.fail(problem, pytrace=False)

@@ -16,7 +16,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(tmp_path_factory, TABLE)
 
 
-@pytest.mark.parametrize("row", TABLE.of_lane("onnx"), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TABLE.of_lane("onnx"))
 def test_the_command_does_what_the_page_says(stage: Stage, row: Row) -> None:
     if problem := stage.problem(row):
         pytest.fail(problem, pytrace=False)

@@ -55,6 +55,7 @@ PLANTED = {
         (ACTION, "-s github -- stage", "-s github -- $STAGE", "SC2086"),
         ("careless", "", "#!/usr/bin/env bash\ncd $1\nrm -rf $2/*\n", "SC2164"),
     ],
+    "site": [("docs/tune.md", "", "[x](operators.md#nowhere)\n", "#nowhere, which is not there")],
 }
 """For each check: a file, what stands there, what is planted instead, and what the tool says of it."""
 
@@ -117,7 +118,8 @@ def test_the_workflow_that_comments_may_be_copied_as_it_is_and_its_one_exception
 
 
 @pytest.mark.parametrize(
-    "check", [pytest.param(name, marks=pytest.mark.whole if name == "actions" else ()) for name in PLANTED]
+    "check",
+    [pytest.param(name, marks=pytest.mark.whole if name in ("actions", "site") else ()) for name in PLANTED],
 )
 def test_what_is_planted_is_found(python: Path, clone: Path, check: str) -> None:
     (clone / "careless").touch()

@@ -162,7 +162,7 @@ from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, Quant
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils import utils
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-from ci.partition.failing_operators import naming
+from ci.operators.partition.failing_operators import naming
 from tests.support import lowering_models
 
 model, inputs = getattr(lowering_models, sys.argv[2])()
@@ -206,7 +206,7 @@ class Searched:
         self.alone: list[bool] = []
 
     def culprits(self, error: BaseException, *, alone: bool) -> list[Any]:
-        from ci.partition.failing_operators import Culprit
+        from ci.operators.partition.failing_operators import Culprit
 
         self.alone.append(alone)
         return [Culprit((f"n{len(self.alone)}",), "aten.add", "", "", "")]
@@ -226,7 +226,7 @@ def fails(nodes: frozenset[str]) -> None:
 def test_what_the_compiler_dies_of_is_told_without_a_fix_too(
     brief: bool, nodes: list[str], tried: str
 ) -> None:
-    from ci.partition import failing_operators
+    from ci.operators.partition import failing_operators
 
     search = Searched()
     workaround = failing_operators.workaround_of(

@@ -352,7 +352,7 @@ def test_a_store_that_takes_nothing_costs_the_memory_alone(place: Place) -> None
     place.write("net.py", "def work(): return 1")
     (place.store / "cache" / "memo").mkdir(parents=True)
     (place.store / "cache" / "memo" / "test").touch()
-    assert place.do() == (1, "never done; not remembered: Not a directory")
+    assert place.do() == (1, "not run before; not remembered: Not a directory")
 
 
 UDP = "import socket\nudp = socket.socket(type=socket.SOCK_DGRAM)\ndef work(): return udp."
@@ -371,7 +371,7 @@ def test_what_cannot_be_seen_is_not_remembered(code: str, place: Place) -> None:
     os.mkfifo(place.folder / "pipe")
     place.write("net.py", code)
     assert UNSEEN[code] in place.do()[1]
-    assert "never done" in place.do()[1]
+    assert "not run before" in place.do()[1]
 
 
 def test_no_cache_does_the_work_and_remembers_it(place: Place) -> None:
@@ -475,7 +475,7 @@ def test_a_crash_or_a_timeout_costs_the_order_and_leaves_the_worker(place: Place
         place.do("crash")
     with pytest.raises(WorkerDied, match="1 s"):
         place.worker.ask({"module": "hang", "path": place.path, "into": ""}, timeout=1)
-    assert place.do() == (1, "never done")
+    assert place.do() == (1, "not run before")
 
 
 def test_where_nothing_can_be_watched_nothing_is_remembered(place: Place) -> None:

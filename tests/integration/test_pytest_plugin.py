@@ -13,17 +13,20 @@ import pytest
 from provisioning.base import toml
 from provisioning.base.settings import ROOT
 from tests.integration.test_installed import package
+from tests.support.journey_files import FILES
 from tests.support.journeys import Stage, journeys
 from tests.support.runner import runner_reports
+from tests.support.scripts import script
 from tests.support.typed import typed
 
 __all__ = ["package", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
 
 TESTS = """\
+import numpy
 import pytest
 import torch
-from qnn_ci import Failed, Qnn, compile
+from qnn_ci import Failed, Qnn, audit, compile, run
 
 
 def net(width=8):
@@ -54,9 +57,19 @@ def test_function():
         compile(*net(), precision="8a8")
 
 
+def test_onnx(qnn: Qnn):
+    (output,) = run("net.onnx", torch.ones(1, 3, 8, 8)).outputs
+    assert numpy.load(output).shape == (1, 4, 8, 8)
+    assert audit("net.onnx", precisions=["fp16"]).precisions["fp16"]["delegated"] == {"Conv": 1, "Relu": 1}
+
+
 @pytest.mark.qnn(chip="SM8650")
 def test_wrong_marker(qnn: Qnn):
     pass
+"""
+THEIRS = """\
+def test_net(qnn):
+    assert qnn.compile("net.py:make", precision="fp16").sqnr_db > 40
 """
 
 ALONE = """\
@@ -99,6 +112,14 @@ def test_it_imports_the_standard_library_and_pytest_alone(site: Path, tmp_path: 
     assert (site / "qnn_ci" / "py.typed").is_file()
 
 
+def pytest_in(folder: Path, variables: dict[str, str], *words: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", *words]
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=900
+    )
+    return done.stdout + done.stderr
+
+
 @pytest.mark.journey
 def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     site: Path, runner_reports: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
@@ -108,15 +129,8 @@ def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "test_net.py").write_text(TESTS, encoding="utf-8")
-
-    def run(*words: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", *words]
-        done = subprocess.run(
-            command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=900
-        )
-        return done.stdout + done.stderr
-
-    first = run("-n2", "-k", "8a8w or function", "--junitxml=junit.xml")
+    FILES["ONNX convolution"](folder / "net.onnx")
+    first = pytest_in(folder, variables, "-n2", "-k", "8a8w or function", "--junitxml=junit.xml")
     assert "2 passed" in first, first
     # The interpreter of the work is said, and is not the tests' own word alone.
     assert "compiled and run by" in first
@@ -125,7 +139,21 @@ def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     )
     properties = {element.get("name"): element.get("value", "") for element in case.iter("property")}
     assert float(properties["qnn_sqnr_db"]) > 20 and properties["qnn_python"]
-    second = run("-k", "equal or not_so_good or marker")
-    assert "1 failed, 1 passed" in second and "1 error" in second, second
+    second = pytest_in(folder, variables, "-k", "equal or not_so_good or onnx or marker")
+    assert "1 failed, 2 passed" in second and "1 error" in second, second
     assert "200" in second and "expected @pytest.mark.qnn(precision, soc, python)" in second
-    assert sorted(path.name for path in folder.iterdir()) == ["junit.xml", "test_net.py"]
+    assert sorted(path.name for path in folder.iterdir()) == ["junit.xml", "net.onnx", "test_net.py"]
+
+
+@pytest.mark.whole
+def test_a_function_is_exported_by_the_python_that_is_asked_for(
+    site: Path, runner_reports: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert typed("provision", "--reports", tmp_path / "reports", package="provisioning").returncode == 0
+    FILES["net"](tmp_path / "net.py")
+    (tmp_path / "test_net.py").write_text(THEIRS, encoding="utf-8")
+    theirs = script(tmp_path / "python", f'touch "{tmp_path}/used"\nexec "{sys.executable}" "$@"')
+    variables = _variables(site, Stage(tmp_path_factory, journeys()).variables)
+    said = pytest_in(tmp_path, variables, "--qnn-python", str(theirs))
+    assert "1 passed" in said and f"exported by {theirs}, compiled and run by" in said, said
+    assert (tmp_path / "used").is_file()

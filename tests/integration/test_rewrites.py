@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from ci.lanes.onnx import repair as onnx_repair
 from ci.lanes.onnx import rewrites as onnx_rewrites
 from ci.lanes.onnx.rewriting import OnnxMatch, Writer
 from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, needs_of
-from provisioning.fixes import load_fixes
+from provisioning.fixes import load_fixes, words_of
 from provisioning.known_faults import load_faults
 from tests.support.repaired_graphs import TEXTS, model_of, sample_of
 from tests.support.repaired_nets import NETS, counted, weight_normed
@@ -63,6 +65,15 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
         assert [change.refused for change in repaired.changes] == [""] * len(matches)
         assert repaired.changes[0].source.startswith("tests/support/repaired_nets.py:")
         assert not [match for find in rewrites.REWRITES[name] for match in find(repaired.model)]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_the_words_for_an_embedding_bag_compute_the_same_in_each_of_its_modes(mode: str) -> None:
+    method = re.search(rf"\.(\w+)\(1\) of mode {mode}\b", words_of("embedding-bag-on-cpu"))
+    assert method
+    bag, ids = torch.nn.EmbeddingBag(10, 4, mode=mode), torch.tensor([[1, 2, 3], [4, 5, 9]])
+    rows = torch.nn.Embedding.from_pretrained(bag.weight)(ids)
+    torch.testing.assert_close(getattr(rows, method[1])(1), bag(ids))
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != onnx_rewrites.FOLDED])
@@ -126,6 +137,52 @@ def test_the_type_of_an_input_changes_only_where_that_is_allowed(interface: bool
         repaired.apply(needs)
         assert repaired.fed(sample)[0].dtype == kind and repaired.rewritten is interface
         assert repaired.exported().example_inputs[0][0].dtype == kind
+
+
+def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def larger(model: torch.nn.Module) -> torch.nn.Module:
+        model = computed(model)
+        for weight in model.parameters():
+            weight.mul_(1.01)
+        return model
+
+    computed = repair.with_constant_weights
+    monkeypatch.setattr(repair, "with_constant_weights", larger)
+    with torch.no_grad():
+        model, sample = weight_normed()
+        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired.apply([need(rewrites.WEIGHTS)])
+    assert repaired.changes and all(change.refused for change in repaired.changes)
+
+
+@pytest.mark.parametrize("name", rewrites.INPUTS)
+def test_an_input_of_a_type_that_cannot_hold_its_values_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _ = rewrites.INPUTS[name]
+    monkeypatch.setitem(rewrites.INPUTS, name, (old, torch.int8))
+    with torch.no_grad():
+        model, _ = counted()
+        sample = (torch.tensor([[3, 130, 250]], dtype=old),)
+        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired.apply([need(name)])
+    assert repaired.changes and all(change.refused for change in repaired.changes)
+
+
+def test_a_model_that_is_folded_to_another_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(model: onnx.ModelProto, into: Path) -> onnx.ModelProto:
+        folded = optimized(model, into)
+        next(node for node in folded.graph.node if node.op_type == "Neg").op_type = "Abs"
+        return folded
+
+    optimized = onnx_repair.optimized
+    monkeypatch.setattr(onnx_repair, "optimized", other)
+    model = model_of(onnx_rewrites.FOLDED)
+    repaired = onnx_repair.RepairedOnnx(model, [sample_of(model)], tmp_path)
+    repaired.apply([need(onnx_rewrites.FOLDED)])
+    assert repaired.changes and all(change.refused for change in repaired.changes)
 
 
 def test_a_build_without_the_fault_needs_no_rewrite_and_is_told_so() -> None:

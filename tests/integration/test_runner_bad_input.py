@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.support.runner import Bench, bench, dist, programs, runner_reports
+from tests.support.runner import Home, dist, home, programs, runner_reports
 
-__all__ = ["bench", "dist", "programs", "runner_reports"]
+__all__ = ["dist", "home", "programs", "runner_reports"]
 pytestmark = pytest.mark.heavy
 
 BAD = ("--model_path", "bad.pte")
@@ -114,19 +114,19 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input_is_named_and_leaves_no_file(name: str, bench: Bench) -> None:
+def test_bad_input_is_named_and_leaves_no_file(name: str, home: Home) -> None:
     case = CASES[name]
-    os.mkfifo(bench.folder / "pipe")
+    os.mkfifo(home.folder / "pipe")
     for file, content in case.files.items():
-        bench.write(file, content)
+        home.write(file, content)
     if case.spoil:
-        bench.write("bad.pte", case.spoil(bench.read(f"{case.program}.pte")))
-    before = bench.files()
+        home.write("bad.pte", case.spoil(home.read(f"{case.program}.pte")))
+    before = home.files()
 
-    ran = bench.program(case.program, *case.flags, limit=case.limit)
+    ran = home.program(case.program, *case.flags, limit=case.limit)
 
     assert ran.code == case.code, ran.err
     assert case.names in ran.err
     # The buffer is found too small after the inference.
-    written = {file for file in bench.files() - before if not (case.code == 31 and file.endswith(".raw"))}
+    written = {file for file in home.files() - before if not (case.code == 31 and file.endswith(".raw"))}
     assert written == set()

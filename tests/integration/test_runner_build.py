@@ -72,8 +72,15 @@ def test_nothing_changed_nothing_is_built(dist: Path, tmp_path: Path) -> None:
     assert digests(dist) == before
 
 
+def test_a_cached_build_is_copied_into_another_folder(dist: Path, tmp_path: Path) -> None:
+    done = build_in_place(tmp_path / "reports", "--output", str(tmp_path / "other"))
+    assert (done.returncode, "building the runner" in done.stderr) == (0, False), done.stderr
+    assert digests(tmp_path / "other") == digests(dist)
+    assert os.access(tmp_path / "other" / "bin" / "qnn_executor_runner", os.X_OK)
+
+
 @dataclass(frozen=True)
-class Bench:
+class Clone:
     """A checkout, an executorch package and a compiler of its own, and what was built with them."""
 
     folder: Path
@@ -89,18 +96,18 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    folder = tmp_path_factory.mktemp("bench")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    folder = tmp_path_factory.mktemp("clone")
     package = find_executorch(None, HERE).root
     for name in ("include", "lib", "share/cmake"):
         shutil.copytree(package / name, folder / "package" / name)
     compiler = folder / "g++"
     compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@"\n', encoding="utf-8")
     compiler.chmod(0o755)
-    bench = Bench(folder, copied(folder / "checkout"), folder / "package", compiler)
-    result = bench.run()
+    clone = Clone(folder, copied(folder / "checkout"), folder / "package", compiler)
+    result = clone.run()
     assert result.returncode == 0 and "starts anew" not in result.stderr, result.stdout + result.stderr
-    return bench
+    return clone
 
 
 INPUTS = {
@@ -117,52 +124,44 @@ INPUTS = {
 
 @pytest.mark.whole
 @pytest.mark.parametrize("place", INPUTS.values(), ids=INPUTS)
-def test_whatever_the_build_read_has_it_built_again_and_is_named(bench: Bench, place: str) -> None:
+def test_whatever_the_build_read_has_it_built_again_and_is_named(clone: Clone, place: str) -> None:
     """Also when the new file is older than what was built, as of a package that was installed anew."""
-    path = bench.folder / place
+    path = clone.folder / place
     content, status = path.read_bytes(), path.stat()
     path.write_bytes(content + b"\n")
     os.utime(path, (0, 0))
     try:
-        changed = bench.run("--dry-run").stdout
+        changed = clone.run("--dry-run").stdout
     finally:
         path.write_bytes(content)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert f"{path.name} changed" in changed, changed
-    assert "up to date" in bench.run("--dry-run").stdout
-
-
-def test_a_cached_build_is_copied_into_another_folder(bench: Bench) -> None:
-    other = bench.folder / "other"
-    done = bench.run("--output", str(other))
-    assert (done.returncode, "building the runner" in done.stderr) == (0, False), done.stderr
-    assert digests(other) == digests(bench.folder / "dist")
-    assert os.access(other / "bin" / "qnn_executor_runner", os.X_OK)
+    assert "up to date" in clone.run("--dry-run").stdout
 
 
 @pytest.mark.whole
-def test_a_changed_file_is_replaced_by_what_was_there_once_a_build_passes_its_checks(bench: Bench) -> None:
+def test_a_changed_file_is_replaced_by_what_was_there_once_a_build_passes_its_checks(clone: Clone) -> None:
     """Whatever variables compilers and CMake would read."""
-    before = digests(bench.folder / "dist")
-    victim = bench.folder / "dist" / "lib" / "libexecutorch.so"
+    before = digests(clone.folder / "dist")
+    victim = clone.folder / "dist" / "lib" / "libexecutorch.so"
     victim.write_bytes(victim.read_bytes()[:-1])
-    damaged = digests(bench.folder / "dist")
-    refused = bench.run("--glibc", "2.2")
+    damaged = digests(clone.folder / "dist")
+    refused = clone.run("--glibc", "2.2")
     assert (refused.returncode, "build-glibc" in refused.stdout) == (1, True), refused.stdout
-    assert digests(bench.folder / "dist") == damaged
-    assert "up to date" not in bench.run("--dry-run").stdout
-    decoy = bench.folder / "decoy" / "share/cmake/executorch/executorch-config.cmake"
+    assert digests(clone.folder / "dist") == damaged
+    assert "up to date" not in clone.run("--dry-run").stdout
+    decoy = clone.folder / "decoy" / "share/cmake/executorch/executorch-config.cmake"
     decoy.parent.mkdir(parents=True)
     decoy.write_text('message(FATAL_ERROR "another executorch")\n', encoding="utf-8")
     variables = {
         "CXXFLAGS": "-O1 -DX",
         "LDFLAGS": "-Wl,-rpath,/opt",
-        "EXECUTORCH_ROOT": str(bench.folder / "decoy"),
+        "EXECUTORCH_ROOT": str(clone.folder / "decoy"),
     }
-    done = bench.run(**variables)
+    done = clone.run(**variables)
     assert done.returncode == 0, done.stderr
-    assert digests(bench.folder / "dist") == before
-    assert "up to date" in bench.run("--dry-run", CXXFLAGS="-O0").stdout
+    assert digests(clone.folder / "dist") == before
+    assert "up to date" in clone.run("--dry-run", CXXFLAGS="-O0").stdout
 
 
 def test_the_report_names_every_file_of_dist(dist: Path, runner_reports: Path) -> None:

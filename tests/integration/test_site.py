@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import shutil
-import subprocess
 from collections.abc import Mapping
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,11 @@ import pytest
 from ci.site import verb
 from ci.site.build import build
 from provisioning.base.settings import DEFAULT_SOC
-from tests.support.http_server import FileServer, Reply
+from tests.support.browser import NEEDS
+from tests.support.browser import browse as in_browser
 from tests.support.typed import run_here
 
-pytestmark = [pytest.mark.heavy, pytest.mark.needs("chromium"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, NEEDS, pytest.mark.timeout(300)]
 
 GRID, OPERATOR = f"operators/on-{DEFAULT_SOC}.html", "operators/softmax.html"
 PAGES = (
@@ -35,12 +33,6 @@ SEARCHED = {
     "14001": "errors.html#qnn-14001",
     "datatypes-mismatch": "errors.html#datatypes-mismatch",
     "vtcm": "",
-}
-KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
 }
 QUESTIONS = """<!DOCTYPE html><html lang="en"><body><script>
 (async () => {
@@ -112,40 +104,13 @@ QUESTIONS = """<!DOCTYPE html><html lang="en"><body><script>
 def browse(files: Mapping[str, str | bytes], folder: Path, *flags: str) -> dict[str, Any]:
     """The answers of a headless Chromium, what it wrote on the console, and what was not there."""
     questions = QUESTIONS.replace("PAGES", json.dumps(PAGES)).replace("GRID", GRID)
+    questions = questions.replace("WORDS", json.dumps([*SEARCHED]))
     axe = importlib.resources.files("axe_core_python") / "axe.min.js"
-    every = {
-        **files,
-        "questions.html": questions.replace("WORDS", json.dumps([*SEARCHED])),
-        "axe.js": axe.read_text(encoding="utf-8"),
-    }
-    paths = {
-        f"/{name}": Reply(
-            body=text.encode() if isinstance(text, str) else text,
-            headers={"Content-Type": KINDS.get(Path(name).suffix, "text/plain")},
-        )
-        for name, text in every.items()
-    }
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-    own = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--window-size=1400,900"]
-    own += [
-        "--enable-logging=stderr",
-        "--virtual-time-budget=200000",
-        f"--user-data-dir={folder}/home",
-        *flags,
-    ]
-    with FileServer(b"", paths=paths) as server:
-        done = subprocess.run(
-            [program, *own, "--dump-dom", server.url("/questions.html")],
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=True,
-        )
-        # The browser itself asks for the icon of the page with the questions.
-        lacking = {request.path for request in server.requests} - paths.keys() - {"/favicon.ico"}
-    body = done.stdout.partition("<body>")[2].partition("</body>")[0]
-    console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-    return {"console": console, "lacking": lacking, **json.loads(unescape(body))}
+    every = {**files, "axe.js": axe.read_text(encoding="utf-8")}
+    seen = in_browser(questions, every, folder, *flags, milliseconds=200000)
+    # The browser itself asks for the icon of the page with the questions.
+    lacking = seen["requested"] - {f"/{name}" for name in every} - {"/", "/favicon.ico"}
+    return {**seen, "lacking": lacking}
 
 
 def test_the_site_works_in_a_browser_and_on_a_phone(tmp_path: Path) -> None:

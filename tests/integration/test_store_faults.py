@@ -161,7 +161,7 @@ def test_a_disk_that_fills_up_is_a_clear_error_and_later_all_is_well(
         store.provision("qnn-sdk", sdk, FileSelection(frozenset({"x86_64-linux"})))
         with monkeypatch.context() as patch:
             patch.setattr(step, full)
-            with pytest.raises(EnvironmentLacking, match="space"):
+            with pytest.raises(EnvironmentLacking, match=os.strerror(errno.ENOSPC)):
                 store.provision("qnn-sdk", sdk)
         assert [store.verify(tree) for tree in store.trees()] == [[]]
         assert store.verify(store.provision("qnn-sdk", sdk)) == []

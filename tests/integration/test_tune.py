@@ -20,7 +20,7 @@ from ci.pipeline.models.arrays import Sample
 from ci.pipeline.precision import precision_named
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment
-from tests.support.onnx_models import model_of, write
+from tests.support.onnx_models import model_of, photographs, write
 from tests.support.typed import typed
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -43,6 +43,11 @@ class Net(nn.Module):
 def make():
     torch.manual_seed(0)
     return Net().eval(), (torch.rand(1, 3, 16, 16),)
+
+
+def again():
+    layer = nn.Linear(8, 8, bias=False)
+    return nn.Sequential(layer, nn.ReLU(), layer).eval(), (torch.rand(4, 8),)
 """
 
 
@@ -67,7 +72,12 @@ kinds = {
 }
 plain = run.model_copy(update={"nodes": {}})
 units = lower.scored(loaded, sample, batches, plain, "16a8w", *where)
-(folder / "found.json").write_text(json.dumps([kinds, units]))
+loaded = make("net:again", {}, folder, None)
+batches = lower.calibration_of(loaded, plain)
+model, *_ = lower.prepared_model(loaded, loaded.sample(0), batches, plain, *where).quantized()
+read = [node for node in model.graph.find_nodes(op="get_attr") if len(node.users) > 1]
+types = [str(getattr(model, node.target).dtype) for node in read]
+(folder / "found.json").write_text(json.dumps([kinds, units, types]))
 """
 
 
@@ -105,16 +115,29 @@ def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_pat
         assert sum(unit["noise"][number] for unit in units) == pytest.approx(whole, rel=3)
 
 
-def test_the_quantizer_gives_named_operators_their_precision(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET)
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("quantized")
+    (folder / "net.py").write_text(NET)
     done = subprocess.run(
-        [sys.executable, "-c", QUANTIZED, tmp_path],
+        [sys.executable, "-c", QUANTIZED, folder],
         cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert not done.returncode, done.stderr
-    kinds, units = json.loads((tmp_path / "found.json").read_text())
+    return json.loads((folder / "found.json").read_text())
+
+
+def test_what_two_calls_of_a_layer_read_has_types_that_need_no_cast(quantized: Any) -> None:
+    """ExecuTorch casts int64, and a cast that two parts of the program need is an input neither knows."""
+    *_, types = quantized
+    assert "torch.int8" in types and "torch.int64" not in types
+
+
+def test_the_quantizer_gives_named_operators_their_precision(quantized: Any) -> None:
+    kinds, units, _ = quantized
     assert kinds == {"conv2d": 2**8 - 1, "linear": 2**16 - 1}
     assert any(nodes[0] == "conv2d" and len(nodes) == 2 for nodes in nodes_of(units))
+    assert any({"cat", "mean", "amax"} <= {*nodes} for nodes in nodes_of(units))
     assert all(0 <= exact <= cheap < 1e-2 for cheap, exact in (unit["noise"] for unit in units))
 
 
@@ -140,3 +163,20 @@ def test_a_mixture_holds_a_floor_between_both_ends_and_its_file_gives_it_again(t
     assert done.returncode == 0 and 0 < chosen["exact"] <= chosen["of"], done.stdout
     again, same = tune(tmp_path, "--floor", floor)
     assert same["frontier"] == found["frontier"] and "1 to do" not in again.stderr
+
+
+@pytest.mark.whole
+def test_a_budget_in_milliseconds_is_held_by_the_forecast_of_the_chips_phone(tmp_path: Path) -> None:
+    model = write(photographs(448), tmp_path / "net.onnx")
+    places = ("-o", tmp_path, "--reports", tmp_path / "reports")
+
+    def within(milliseconds: str) -> tuple[int, dict[str, Any]]:
+        answer, budget = tmp_path / "tuned.json", f"ms={milliseconds}"
+        done = typed("tune", model, "--soc", "SM8650", "--budget", budget, "--json", answer, *places)
+        return done.returncode, json.loads(answer.read_text())
+
+    code, found = within("1000")
+    times = [point["costs"]["ms"] for point in found["frontier"]]
+    assert code == 0 and all(0 < time < 1000 for time in times)
+    code, found = within("0.001")
+    assert code == 1 and not any(point["chosen"] for point in found["frontier"])

@@ -18,25 +18,25 @@ from ci.lanes.upstream.ledger import Kind, RecordedTest, SuiteRecord, load_ledge
 from ci.lanes.upstream.verdict import RecordedPart
 from provisioning.base.findings import Report, Severity
 from tests.support.stale_entries import alter, entries
-from tests.support.upstream_suite import Bench, counts, findings
+from tests.support.upstream_suite import Suite, counts, findings
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path).activated(monkeypatch)
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    return Suite(tmp_path).activated(monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Suite:
     """One run of every test without a ledger, so that each is judged for itself."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        bench = Bench(tmp_path_factory.mktemp("whole")).activated(monkeypatch)
-        bench.code, bench.report = bench.run("--timeout", "4", "--jobs", "2")
-    return bench
+        suite = Suite(tmp_path_factory.mktemp("whole")).activated(monkeypatch)
+        suite.code, suite.report = suite.run("--timeout", "4", "--jobs", "2")
+    return suite
 
 
 @pytest.fixture
-def whole(whole_run: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def whole(whole_run: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return whole_run.activated(monkeypatch)
 
 
@@ -57,7 +57,7 @@ SURPRISES = {
 }
 
 
-def test_every_surprise_is_an_error_with_its_reason(whole: Bench) -> None:
+def test_every_surprise_is_an_error_with_its_reason(whole: Suite) -> None:
     assert {name: severity for name, (_, severity) in findings(whole.report).items()} == dict.fromkeys(
         SURPRISES, Severity.ERROR
     )
@@ -68,92 +68,92 @@ def test_every_surprise_is_an_error_with_its_reason(whole: Bench) -> None:
     assert "qnn-tool, which this QNN SDK does not have" in messages["tool"]
 
 
-def test_tests_that_pass_are_counted_and_a_bad_neighbour_does_not_matter(whole: Bench) -> None:
+def test_tests_that_pass_are_counted_and_a_bad_neighbour_does_not_matter(whole: Suite) -> None:
     # abs, poisons, poisoned, random_1 and random_2
     assert counts(whole.report) == {"passed": 5, "failed": 10, "not_run": 5}
     # One waited until its time was up, and so has no verdict.
     assert whole.code == 3
 
 
-def test_nothing_that_a_hung_test_started_is_left(whole: Bench) -> None:
+def test_nothing_that_a_hung_test_started_is_left(whole: Suite) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 assert str(whole.logs) not in str((entry / "cwd").readlink())
 
 
-def test_files_of_failed_tests_are_kept_and_of_others_only_on_request(whole: Bench, bench: Bench) -> None:
+def test_files_of_failed_tests_are_kept_and_of_others_only_on_request(whole: Suite, suite: Suite) -> None:
     kept = {path.name.removeprefix("TestOps.test_") for path in whole.logs.iterdir() if path.is_dir()}
     assert {"fails", "aborts"} <= kept and "abs" not in kept
     assert list((whole.logs / "TestOps.test_fails").rglob("model.pte"))
-    stale = bench.logs / "TestOps.test_abs" / "stale"
-    bench.write(stale, "")
-    bench.run("-k", "abs and not absent", "--keep")
+    stale = suite.logs / "TestOps.test_abs" / "stale"
+    suite.write(stale, "")
+    suite.run("-k", "abs and not absent", "--keep")
     assert {path.name for path in stale.parent.iterdir()} == {"model.pte"}
 
 
-def test_junit_has_a_case_for_every_test(whole: Bench) -> None:
-    suite = ElementTree.parse(whole.logs / "junit.xml").getroot()
+def test_junit_has_a_case_for_every_test(whole: Suite) -> None:
+    root = ElementTree.parse(whole.logs / "junit.xml").getroot()
     failures = {
-        str(case.get("name")).removeprefix("test_") for case in suite if case.find("failure") is not None
+        str(case.get("name")).removeprefix("test_") for case in root if case.find("failure") is not None
     }
     assert failures == {*SURPRISES, "expected"}
-    assert (suite.get("tests"), suite.get("failures")) == ("20", "15")
-    failure = suite.find("testcase[@name='test_subtests']/failure")
+    assert (root.get("tests"), root.get("failures")) == ("20", "15")
+    failure = root.find("testcase[@name='test_subtests']/failure")
     assert failure is not None and failure.text == "(i=1) AssertionError: 1 == 1"
-    allocates = suite.find("testcase[@name='test_allocates']/failure")
+    allocates = root.find("testcase[@name='test_allocates']/failure")
     assert allocates is not None and allocates.get("type") == "memory"
 
 
-def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(bench: Bench) -> None:
-    bench.ledger({"fails": "failed", "aborts": "crash", "skips": "not_run"})
+def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(suite: Suite) -> None:
+    suite.ledger({"fails": "failed", "aborts": "crash", "skips": "not_run"})
     chosen = ("-k", "fails or aborts or skips", "-k", "*_abs")
-    code, report = bench.run(*chosen)
+    code, report = suite.run(*chosen)
     assert (code, counts(report)) == (0, {"passed": 1, "expected_failures": 2, "not_run": 1})
     assert findings(report) == {
         "fails": ("delegate-known-failure", Severity.NOTE),
         "aborts": ("delegate-known-failure", Severity.NOTE),
         "skips": ("delegate-not-run", Severity.NOTE),
     }
-    code, report = bench.run(*chosen)
-    assert (code, bench.executed) == (0, set())
+    code, report = suite.run(*chosen)
+    assert (code, suite.executed) == (0, set())
     assert counts(report) == {"passed": 1, "expected_failures": 2, "not_run": 1, "cached": 4}
-    suite = ElementTree.parse(bench.logs / "junit.xml").getroot()
-    assert suite.find("testcase[@name='test_abs']/properties/property[@name='cached']") is not None
+    root = ElementTree.parse(suite.logs / "junit.xml").getroot()
+    assert root.find("testcase[@name='test_abs']/properties/property[@name='cached']") is not None
 
 
 @pytest.mark.whole
-def test_a_process_that_ended_without_a_signal_runs_again(bench: Bench) -> None:
+def test_a_process_that_ended_without_a_signal_runs_again(suite: Suite) -> None:
     """As it does where a disk is full."""
-    bench.ledger({"leaves": "crash"})
+    suite.ledger({"leaves": "crash"})
     for _ in range(2):
-        assert bench.run("-k", "leaves")[0] == 0
-        assert bench.executed == {"leaves"}
+        assert suite.run("-k", "leaves")[0] == 0
+        assert suite.executed == {"leaves"}
 
 
-def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(bench: Bench) -> None:
-    bench.ledger({"aborts": "crash"})
+def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(suite: Suite) -> None:
+    suite.ledger({"aborts": "crash"})
     for executed in ({"aborts"}, set()):
-        bench.run("-k", "aborts")
-        assert bench.executed == executed
-    package = bench.package / "anything-1.dist-info/METADATA"
-    for path, text in ((bench.root / "read", "2"), (package, "Name: anything\nVersion: 1\n")):
-        bench.write(path, text)
-        bench.run("-k", "aborts")
-        assert bench.executed == {"aborts"}
+        suite.run("-k", "aborts")
+        assert suite.executed == executed
+    package = suite.package / "anything-1.dist-info/METADATA"
+    for path, text in ((suite.root / "read", "2"), (package, "Name: anything\nVersion: 1\n")):
+        suite.write(path, text)
+        suite.run("-k", "aborts")
+        assert suite.executed == {"aborts"}
 
 
 @pytest.mark.whole
-def test_a_line_marks_surprises_alone(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    bench.ledger({"hangs_in_native_code": "timeout"})
-    bench.run("-k", "hangs or fails", "--timeout", "3")
+def test_a_line_marks_surprises_alone(suite: Suite, capfd: pytest.CaptureFixture[str]) -> None:
+    suite.ledger({"hangs_in_native_code": "timeout"})
+    suite.run("-k", "hangs or fails", "--timeout", "3")
     lines = capfd.readouterr().err
     assert "TIMEOUT " in lines and "FAILED! " in lines
 
 
-def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(bench: Bench) -> None:
-    bench.ledger({"abs": "failed"})
-    code, report = bench.run("-k", "*_abs", "-k", "skips")
+def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(suite: Suite) -> None:
+    suite.ledger({"abs": "failed"})
+    code, report = suite.run("-k", "*_abs", "-k", "skips")
     assert (code, findings(report)) == (
         1,
         {"abs": ("delegate-passed", Severity.ERROR), "skips": ("delegate-not-run", Severity.ERROR)},
@@ -163,17 +163,17 @@ def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(bench: Bench) ->
 
 
 @pytest.fixture(scope="module")
-def remembered_run(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def remembered_run(tmp_path_factory: pytest.TempPathFactory) -> Suite:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        bench = Bench(tmp_path_factory.mktemp("remembered")).activated(monkeypatch)
-        bench.run("-k", "*_abs")
-        bench.run("-k", "*_abs")
-        assert bench.executed == set()
-    return bench
+        suite = Suite(tmp_path_factory.mktemp("remembered")).activated(monkeypatch)
+        suite.run("-k", "*_abs")
+        suite.run("-k", "*_abs")
+        assert suite.executed == set()
+    return suite
 
 
 @pytest.fixture
-def remembered(remembered_run: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def remembered(remembered_run: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return remembered_run.activated(monkeypatch)
 
 
@@ -201,7 +201,7 @@ SAMPLE = {"the test", "the emulator"}
         for name, file in CHANGES.items()
     ],
 )
-def test_a_test_runs_again_when_something_changed(remembered: Bench, file: str) -> None:
+def test_a_test_runs_again_when_something_changed(remembered: Suite, file: str) -> None:
     path = remembered.root / file
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as stream:
@@ -211,7 +211,7 @@ def test_a_test_runs_again_when_something_changed(remembered: Bench, file: str) 
 
 
 def test_a_test_runs_again_for_another_chip_or_variable(
-    remembered: Bench, monkeypatch: pytest.MonkeyPatch
+    remembered: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
         remembered.run("-k", "*_abs")
@@ -223,7 +223,7 @@ def test_a_test_runs_again_for_another_chip_or_variable(
     assert remembered.executed == {"abs"}
 
 
-def test_a_runner_in_another_place_is_as_good(remembered: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_in_another_place_is_as_good(remembered: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another clone."""
     remembered.run("-k", "*_abs")
     shutil.copytree(remembered.root / "dist", remembered.root / "moved")
@@ -232,13 +232,13 @@ def test_a_runner_in_another_place_is_as_good(remembered: Bench, monkeypatch: py
     assert remembered.executed == set()
 
 
-def test_a_surprise_runs_each_time_until_the_ledger_expects_it(bench: Bench) -> None:
+def test_a_surprise_runs_each_time_until_the_ledger_expects_it(suite: Suite) -> None:
     for _ in range(2):
-        assert bench.run("-k", "fails")[0] == 1
-        assert bench.executed == {"fails"}
-    bench.ledger({"fails": "failed"})
-    assert bench.run("-k", "fails")[0] == 0
-    assert bench.executed == set()
+        assert suite.run("-k", "fails")[0] == 1
+        assert suite.executed == {"fails"}
+    suite.ledger({"fails": "failed"})
+    assert suite.run("-k", "fails")[0] == 0
+    assert suite.executed == set()
 
 
 EXPECTED: dict[str, Kind] = {
@@ -252,85 +252,85 @@ OF_EVERY_KIND = ("-k", "fails or aborts or outputs or skips or subtests", "-k", 
 
 
 @pytest.mark.whole
-def test_what_is_cached_and_right_passes_a_recheck(bench: Bench) -> None:
-    bench.ledger(EXPECTED)
-    bench.run(*OF_EVERY_KIND)
-    before = {path: path.read_bytes() for path in entries(bench.root / "store", "test_delegate")}
+def test_what_is_cached_and_right_passes_a_recheck(suite: Suite) -> None:
+    suite.ledger(EXPECTED)
+    suite.run(*OF_EVERY_KIND)
+    before = {path: path.read_bytes() for path in entries(suite.root / "store", "test_delegate")}
     assert len(before) > len(EXPECTED)
-    code, report = bench.run(*OF_EVERY_KIND, "--recheck", "100%")
-    assert (code, bench.executed) == (0, {*EXPECTED, "abs"})
+    code, report = suite.run(*OF_EVERY_KIND, "--recheck", "100%")
+    assert (code, suite.executed) == (0, {*EXPECTED, "abs"})
     assert report.metrics["rechecked"] == "6 of 6" and not any(f.rule[:5] == "cache" for f in report.findings)
     assert {path: path.read_bytes() for path in before} == before
-    bench.run(*OF_EVERY_KIND, "--recheck", "1%")
-    assert len(bench.executed) == 1
+    suite.run(*OF_EVERY_KIND, "--recheck", "1%")
+    assert len(suite.executed) == 1
 
 
-def test_a_stale_verdict_is_found_and_the_test_has_its_new_one(bench: Bench) -> None:
+def test_a_stale_verdict_is_found_and_the_test_has_its_new_one(suite: Suite) -> None:
     """In the cache the test fails, as the ledger has it; now it passes."""
-    bench.ledger({"fails": "failed", "abs": "failed"})
+    suite.ledger({"fails": "failed", "abs": "failed"})
     chosen = ("-k", "fails", "-k", "*_abs")
-    bench.run(*chosen, "--resume")
-    for path in entries(bench.root / "store", "test_delegate"):
+    suite.run(*chosen, "--resume")
+    for path in entries(suite.root / "store", "test_delegate"):
         if '"outcome": "passed"' in path.read_text(encoding="utf-8"):
             alter(path, lambda document: document["result"].update(outcome="failed"))
-    assert bench.run(*chosen)[0] == 0 and bench.executed == set(), "without a recheck it is believed"
-    code, report = bench.run(*chosen, "--recheck", "100%")
+    assert suite.run(*chosen)[0] == 0 and suite.executed == set(), "without a recheck it is believed"
+    code, report = suite.run(*chosen, "--recheck", "100%")
     assert code == 1 and {(f.rule, f.subject) for f in report.findings if f.severity is Severity.ERROR} == {
         ("flaky", "TestOps.test_abs"),
         ("delegate-passed", "TestOps.test_abs"),
     }
     fix = next(f.fix for f in report.findings if f.rule == "flaky")
     assert fix.startswith("nox -s test_delegate -- -k test_abs --no-cache")
-    bench.run("-k", "fails", "-k", "*_abs")
-    assert bench.executed == {"abs"}, "the stale verdict is not used any more"
+    suite.run("-k", "fails", "-k", "*_abs")
+    assert suite.executed == {"abs"}, "the stale verdict is not used any more"
 
 
-def test_a_killed_run_loses_no_verdict(bench: Bench) -> None:
+def test_a_killed_run_loses_no_verdict(suite: Suite) -> None:
     if not (run := os.fork()):
         try:
-            bench.command("-k", "fails or hangs or outputs", "-k", "*_abs", "--jobs", "1")
+            suite.command("-k", "fails or hangs or outputs", "-k", "*_abs", "--jobs", "1")
         finally:
             # Whatever happens, this is no second run of all tests.
             os._exit(1)
-    _wait_for(bench, "hangs")
+    _wait_for(suite, "hangs")
     os.kill(run, signal.SIGKILL)
     os.waitpid(run, 0)
-    code, report = bench.run("-k", "fails or outputs", "-k", "*_abs", "--resume")
+    code, report = suite.run("-k", "fails or outputs", "-k", "*_abs", "--resume")
     # The tests run in the order of their names: this one had not begun.
-    assert (code, bench.executed) == (1, {"outputs"})
+    assert (code, suite.executed) == (1, {"outputs"})
     assert counts(report) == {"passed": 1, "failed": 2, "cached": 2}
 
 
-def test_a_killed_worker_is_no_verdict_of_its_test(bench: Bench) -> None:
+def test_a_killed_worker_is_no_verdict_of_its_test(suite: Suite) -> None:
     def kill_worker() -> None:
-        _wait_for(bench, "hangs")
+        _wait_for(suite, "hangs")
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                ours = str(bench.root).encode() in (entry / "environ").read_bytes()
+                ours = str(suite.root).encode() in (entry / "environ").read_bytes()
                 if ours and b"ci.lanes.upstream.worker" in (entry / "cmdline").read_bytes():
                     os.kill(int(entry.name), signal.SIGKILL)
 
     threading.Thread(target=kill_worker, daemon=True).start()
-    _, report = bench.run("-k", "fails or hangs", "--jobs", "1", "--timeout", "3")
-    assert bench.executed_so_far().split() == ["test_fails", *["test_hangs_in_native_code"] * 2]
+    _, report = suite.run("-k", "fails or hangs", "--jobs", "1", "--timeout", "3")
+    assert suite.executed_so_far().split() == ["test_fails", *["test_hangs_in_native_code"] * 2]
     assert "no result after 3 s" in next(f.message for f in report.findings if "hangs" in f.subject)
 
 
-def _wait_for(bench: Bench, name: str) -> None:
+def _wait_for(suite: Suite, name: str) -> None:
     deadline = time.monotonic() + 120
-    while name not in bench.executed_so_far():
+    while name not in suite.executed_so_far():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("worse", ["crash", "whole"])
-def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(bench: Bench, worse: str) -> None:
-    bench.ledger({"outputs": "wrong"})
+def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(suite: Suite, worse: str) -> None:
+    suite.ledger({"outputs": "wrong"})
     path = ledgers.record_path("delegate", "wheels", "SM8650")
     record = SuiteRecord("x", {"TestOps.test_outputs": RecordedTest(1, 1, (RecordedPart(worse, 30.0),))})
-    bench.write(path, record.as_json())
-    code, report = bench.run("-k", "outputs")
+    suite.write(path, record.as_json())
+    code, report = suite.run("-k", "outputs")
     (finding,) = report.findings
     better = worse == "crash"
     assert (code, finding.rule) == ((0, "delegate-better") if better else (1, "delegate-changed"))
@@ -338,36 +338,36 @@ def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(bench:
 
 
 @pytest.mark.whole
-def test_a_test_that_fails_and_passed_when_it_was_recorded_is_told_with_both_figures(bench: Bench) -> None:
+def test_a_test_that_fails_and_passed_when_it_was_recorded_is_told_with_both_figures(suite: Suite) -> None:
     path = ledgers.record_path("delegate", "wheels", "SM8650")
-    bench.write(
+    suite.write(
         path,
         SuiteRecord(
             "x", {"TestOps.test_outputs": RecordedTest(1, 1, (RecordedPart("passed", 30.0),))}
         ).as_json(),
     )
-    _, report = bench.run("-k", "outputs")
+    _, report = suite.run("-k", "outputs")
     (finding,) = report.findings
     assert "passed 30.0 dB" in finding.message and "wrong 0.4 dB" in finding.message
 
 
-def test_a_known_failure_for_another_reason_is_an_error_until_an_update_accepts_it(bench: Bench) -> None:
+def test_a_known_failure_for_another_reason_is_an_error_until_an_update_accepts_it(suite: Suite) -> None:
     chosen = ("-k", "aborts or absent or fails or skips")
-    bench.run(*chosen, "--accept")
-    path = bench.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
+    suite.run(*chosen, "--accept")
+    path = suite.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
     text = path.read_text(encoding="utf-8").replace("SIGSEGV", "SIGABRT").replace("libc++", "libother")
     text = text.replace("import torchvision", "import torchvision, timm").replace(
         "def test_absent(self):", "def test_absent(self):\n        timm.create_model()"
     )
-    bench.write(path, text.replace("self.assertEqual(1, 2", "self.assertEqual(3, 4"))
-    code, report = bench.run(*chosen)
+    suite.write(path, text.replace("self.assertEqual(1, 2", "self.assertEqual(3, 4"))
+    code, report = suite.run(*chosen)
     changed = {name for name, (rule, _) in findings(report).items() if rule == "delegate-changed"}
     assert (code, changed) == (1, {"aborts", "absent"})
     messages = {f.subject.partition("_")[2]: f.message for f in report.findings}
     assert "SIGSEGV" in messages["aborts"] and "SIGABRT" in messages["aborts"]
     assert "torchvision" in messages["absent"] and "timm" in messages["absent"]
-    bench.run(*chosen, "--accept")
-    code, report = bench.run(*chosen)
+    suite.run(*chosen, "--accept")
+    code, report = suite.run(*chosen)
     assert (code, {f.severity for f in report.findings}) == (0, {Severity.NOTE})
     assert "SIGABRT" in {f.subject.partition("_")[2]: f.message for f in report.findings}["aborts"]
 
@@ -381,16 +381,16 @@ class TestQNNFloatingPointOperator(unittest.TestCase):
 
 
 @pytest.mark.whole
-def test_a_warm_up_that_ends_its_worker_is_a_verdict_and_not_the_end(bench: Bench) -> None:
-    path = bench.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
-    bench.write(path, path.read_text(encoding="utf-8") + WARM_UP)
-    code, report = bench.run("-k", "*_abs or relu")
+def test_a_warm_up_that_ends_its_worker_is_a_verdict_and_not_the_end(suite: Suite) -> None:
+    path = suite.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
+    suite.write(path, path.read_text(encoding="utf-8") + WARM_UP)
+    code, report = suite.run("-k", "*_abs or relu")
     assert (code, counts(report)) == (1, {"passed": 1, "failed": 1})
 
 
-def test_updating_the_ledger_makes_the_next_run_pass(bench: Bench) -> None:
+def test_updating_the_ledger_makes_the_next_run_pass(suite: Suite) -> None:
     chosen = ("-k", "fails or skips or expected", "-k", "*_abs")
-    assert bench.run(*chosen, "--accept")[0] == 0
+    assert suite.run(*chosen, "--accept")[0] == 0
     book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))
     assert {row.test.partition("_")[2]: row.outcome for row in book.expected} == {
         "expected": "expected_failure",
@@ -399,29 +399,29 @@ def test_updating_the_ledger_makes_the_next_run_pass(bench: Bench) -> None:
         "unexpected": "failed",
     }
     assert "TestOps.test_abs" in load_record("delegate", "wheels", "SM8650").tests
-    assert bench.run(*chosen)[0] == 0
+    assert suite.run(*chosen)[0] == 0
 
 
-def test_fail_fast_stops_and_counts_what_was_not_reached(bench: Bench) -> None:
-    code, report = bench.run("-k", "fails or random or poison", "--fail-fast")
+def test_fail_fast_stops_and_counts_what_was_not_reached(suite: Suite) -> None:
+    code, report = suite.run("-k", "fails or random or poison", "--fail-fast")
     assert (code, report.metrics["not_reached"]) == (1, 4)
     assert "delegate-stopped" in {finding.rule for finding in report.findings}
 
 
 def test_list_sample_and_shards_choose_and_run_nothing_else(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
+    suite: Suite, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def listed(*flags: str) -> list[str]:
-        assert bench.command("--list", *flags) == 0
+        assert suite.command("--list", *flags) == 0
         return [line.split()[1] for line in capsys.readouterr().out.splitlines()[:-1]]
 
-    bench.ledger({"skips": "not_run"}, sample=("abs", "skips"))
+    suite.ledger({"skips": "not_run"}, sample=("abs", "skips"))
     every = listed()
     assert len(every) == 20
     assert sorted(test for i in (1, 2, 3) for test in listed("--shard", f"{i}/3")) == every
     assert listed("--sample") == ["TestOps.test_abs", "TestOps.test_skips"]
     assert listed("--sample", "-k", "skips") == ["TestOps.test_skips"]
-    assert not bench.ran.exists()
+    assert not suite.ran.exists()
 
 
 @pytest.mark.parametrize(
@@ -437,21 +437,21 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
         ("-k", "abs conv"),
     ],
 )
-def test_usage_errors_run_nothing(bench: Bench, flags: tuple[str, ...]) -> None:
-    assert bench.command(*flags) == 2
-    assert not bench.ran.exists()
+def test_usage_errors_run_nothing(suite: Suite, flags: tuple[str, ...]) -> None:
+    assert suite.command(*flags) == 2
+    assert not suite.ran.exists()
 
 
-def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(bench: Bench) -> None:
-    bench.ledger({"gone": "failed"}, sample=("missing", "abs"))
+def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(suite: Suite) -> None:
+    suite.ledger({"gone": "failed"}, sample=("missing", "abs"))
     path = ledgers.record_path("delegate", "wheels", "SM8650")
     tests = {f"TestOps.test_{name}": RecordedTest(1, 1) for name in ("removed", "abs")}
-    bench.write(path, SuiteRecord("x", tests).as_json())
-    code, report = bench.run("--sample")
+    suite.write(path, SuiteRecord("x", tests).as_json())
+    code, report = suite.run("--sample")
     removed = dict.fromkeys(("gone", "missing", "removed"), ("delegate-gone", Severity.ERROR))
-    assert (code, findings(report), bench.executed) == (1, removed, {"abs"})
+    assert (code, findings(report), suite.executed) == (1, removed, {"abs"})
     assert report.findings[0].fix == "nox -s test_delegate -- --sample --accept"
-    code, report = bench.run("--sample", "--accept")
+    code, report = suite.run("--sample", "--accept")
     removed = dict.fromkeys(removed, ("delegate-recorded", Severity.NOTE))
     assert (code, findings(report)) == (0, removed)
     book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))
@@ -459,24 +459,24 @@ def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(b
     assert set(load_record("delegate", "wheels", "SM8650").tests) == {"TestOps.test_abs"}
 
 
-def test_tests_that_cannot_be_imported_are_an_environment_error(bench: Bench) -> None:
-    bench.write(
-        bench.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py", "import nothing"
+def test_tests_that_cannot_be_imported_are_an_environment_error(suite: Suite) -> None:
+    suite.write(
+        suite.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py", "import nothing"
     )
-    assert bench.command() == 3
-    assert Report.read(bench.root / "reports" / "test_delegate.json").outcome == "error"
+    assert suite.command() == 3
+    assert Report.read(suite.root / "reports" / "test_delegate.json").outcome == "error"
 
 
-def test_an_interrupted_run_says_so_and_keeps_what_it_had(bench: Bench) -> None:
-    bench.ledger({"fails": "failed"})
+def test_an_interrupted_run_says_so_and_keeps_what_it_had(suite: Suite) -> None:
+    suite.ledger({"fails": "failed"})
 
     def interrupt_once_it_hangs() -> None:
-        _wait_for(bench, "hangs")
+        _wait_for(suite, "hangs")
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt_once_it_hangs, daemon=True).start()
-    assert bench.command("-k", "fails or hangs") == 130
-    (finding,) = Report.read(bench.root / "reports" / "test_delegate.json").findings
+    assert suite.command("-k", "fails or hangs") == 130
+    (finding,) = Report.read(suite.root / "reports" / "test_delegate.json").findings
     assert (finding.rule, finding.message) == ("delegate-not-measured", "interrupted")
-    bench.run("-k", "fails")
-    assert bench.executed == set()
+    suite.run("-k", "fails")
+    assert suite.executed == set()

@@ -26,7 +26,7 @@ from ci.lanes.upstream.adapters import (
 )
 from ci.lanes.upstream.value_cases import cases
 from ci.operators.table import EXACT
-from ci.pipeline.models.shipped.operators import alone
+from ci.pipeline.models.shipped.operators import Chained, alone
 
 # Torch takes seconds to import, which unit tests do without.
 pytestmark = [pytest.mark.heavy, pytest.mark.bare]
@@ -51,6 +51,11 @@ def upstream(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
     return add
 
 
+class Unwatched(Rework):
+    def watch(self, *args: object) -> None:
+        """Nothing of torch is here to be watched."""
+
+
 def test_rework_binds_its_tests_to_the_chosen_chip(
     upstream: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,8 +70,7 @@ def test_rework_binds_its_tests_to_the_chosen_chip(
         with_htp_context=lambda test, hw_arch: lambda request, kwargs: (hw_arch, kwargs.pop("expected")),
     )
     monkeypatch.setenv("QNN_SOC_MODEL", "SM8750")
-    monkeypatch.setattr(Rework, "watch", lambda *args: None)
-    Rework().prepare()
+    Unwatched().prepare()
     bound, kwargs = htp.with_htp_context(None, hw_arch=68), {"expected": "whole"}
     # A test that runs a second time finds its parameters again.
     assert [bound(None, kwargs) for _ in range(2)] == [(79, "whole")] * 2
@@ -312,3 +316,15 @@ def test_a_comparison_is_noted_with_its_figure_and_what_the_test_said_of_it() ->
         (20, True),
         (-6, False),
     ]
+
+
+def test_a_chain_makes_floats_of_booleans_without_a_cast() -> None:
+    """A cast of them is wrong before a linear layer at 8 bits, which says nothing of the operator."""
+    compared, _ = alone("~(x > 0.1)")
+    inputs = (torch.rand(2, 3, 7),)
+    chain = Chained(compared, inputs).eval()
+    (layer,) = chain.after
+    wanted = layer(compared(chain.before[0](inputs[0])).float())
+    assert torch.equal(chain(*inputs), wanted)
+    nodes = torch.export.export(chain, inputs).graph.nodes
+    assert not [node for node in nodes if "aten.to" in str(node.target) or "_to_copy" in str(node.target)]

@@ -9,13 +9,12 @@ import pytest
 
 from ci.engine import trouble
 from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream import operator_cells, operators_page, stage
+from ci.lanes.upstream import operator_cells, stage
 from ci.lanes.upstream.ledger import load_ledger, load_record
-from ci.operators import history
 from provisioning.base.findings import Report, Severity
-from tests.support.upstream_suite import Bench
+from tests.support.upstream_suite import Suite
 
-TABLE, PAGE = "manifests/table.json", "operators.md"
+TABLE, PAGE = "manifests/table.json", "manifests/operators.md"
 
 TESTS = """\
 import os, signal, time
@@ -64,21 +63,17 @@ def test_conv1d(flow):
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench = Bench(tmp_path).activated(monkeypatch)
-    bench.write(bench.tests / "test_passes.py", TESTS + PASSES)
-    bench.write(bench.tests / "test_conv_bn_qat.py", TESTS + TRAINING)
-    monkeypatch.setattr(operator_cells, "DIRECTORY", ledgers.DIRECTORY)
-    monkeypatch.setattr(operators_page, "TABLE", tmp_path / TABLE)
-    monkeypatch.setattr(operators_page, "PAGE", tmp_path / PAGE)
-    monkeypatch.setattr(history, "HISTORY", tmp_path / "history.json")
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    suite = Suite(tmp_path).activated(monkeypatch)
+    suite.write(suite.tests / "test_passes.py", TESTS + PASSES)
+    suite.write(suite.tests / "test_conv_bn_qat.py", TESTS + TRAINING)
     for module in (operator_cells, stage):
         monkeypatch.setattr(module, "OPERATORS", ("passes", "qat"))
-    return bench
+    return suite
 
 
-def both(bench: Bench, *flags: str) -> tuple[int, Report]:
-    return bench.run("passes", "qat", *flags, stage="test_upstream")
+def both(suite: Suite, *flags: str) -> tuple[int, Report]:
+    return suite.run("passes", "qat", *flags, stage="test_upstream")
 
 
 def measured(table: Path) -> set[str]:
@@ -86,46 +81,46 @@ def measured(table: Path) -> set[str]:
     return {operator for operator, chips in cells.items() if "SM8650" in chips}
 
 
-def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(bench: Bench) -> None:
-    code, _ = both(bench, "-k", "conv1d", "-k", "relu")
-    assert (code, bench.executed) == (0, {"conv1d", "relu"})
-    bench.ran.unlink()
-    assert bench.command("passes", "qat", "-k", "relu", "-k", "convv1d", stage="test_upstream") == 2
-    assert not bench.ran.exists()
-    code, _ = both(bench, "-k", "conv1d")
-    assert (code, bench.executed) == (0, set())
+def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(suite: Suite) -> None:
+    code, _ = both(suite, "-k", "conv1d", "-k", "relu")
+    assert (code, suite.executed) == (0, {"conv1d", "relu"})
+    suite.ran.unlink()
+    assert suite.command("passes", "qat", "-k", "relu", "-k", "convv1d", stage="test_upstream") == 2
+    assert not suite.ran.exists()
+    code, _ = both(suite, "-k", "conv1d")
+    assert (code, suite.executed) == (0, set())
 
 
-def test_the_table_of_a_run_has_all_its_suites(bench: Bench) -> None:
-    code, report = both(bench, "-k", "relu or conv1d")
+def test_the_table_of_a_run_has_all_its_suites(suite: Suite) -> None:
+    code, report = both(suite, "-k", "relu or conv1d")
     assert code == 0
     (table,) = (artifact.path for artifact in report.artifacts if artifact.path.endswith("table.json"))
     assert measured(Path(table)) == {"relu", "conv1d"}
-    assert not (bench.root / TABLE).exists() and not load_record("passes", "wheels", "SM8650").tests
+    assert not (suite.root / TABLE).exists() and not load_record("passes", "wheels", "SM8650").tests
 
 
 @pytest.mark.whole
-def test_an_accepted_table_has_what_all_suites_recorded(bench: Bench) -> None:
-    both(bench, "-k", "relu or conv1d", "--accept")
-    assert measured(bench.root / TABLE) == {"relu", "conv1d"}
-    page = (bench.root / PAGE).read_text(encoding="utf-8")
+def test_an_accepted_table_has_what_all_suites_recorded(suite: Suite) -> None:
+    both(suite, "-k", "relu or conv1d", "--accept")
+    assert measured(suite.root / TABLE) == {"relu", "conv1d"}
+    page = (suite.root / PAGE).read_text(encoding="utf-8")
     assert "| relu |" in page and "| conv1d |" in page
 
 
-def test_a_shard_is_not_accepted(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shard_is_not_accepted(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("passes", "-k", "relu", "--accept", "--shard", "1/2")
-    assert bench.command(*flags, stage="test_upstream") == 2
-    assert "--shard" in capsys.readouterr().err and not bench.ran.exists()
+    assert suite.command(*flags, stage="test_upstream") == 2
+    assert "--shard" in capsys.readouterr().err and not suite.ran.exists()
 
 
 @pytest.mark.whole
 def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_words(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Other tests run beside this one, and take the processor from what computes.
     monkeypatch.setattr(trouble, "BUSY", 0.1)
     chosen = "hangs or waits or killed or full"
-    code, report = both(bench, "-k", chosen, "--timeout", "3", "--accept")
+    code, report = both(suite, "-k", chosen, "--timeout", "3", "--accept")
     (entry,) = load_ledger("passes", "wheels", ledgers.ledger_path("passes", "wheels")).expected
     assert (entry.test, entry.outcome, entry.cause) == ("test_hangs", "timeout", "no result after 3 s")
     assert list(load_record("passes", "wheels", "SM8650").tests) == ["test_hangs"]
@@ -137,11 +132,11 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
 
 
 @pytest.mark.whole
-def test_what_is_recorded_over_something_else_is_noted(bench: Bench) -> None:
-    both(bench, "-k", "relu or conv1d", "--accept")
-    bench.write(bench.tests / "test_passes.py", TESTS + PASSES.replace("test_relu", "test_relu6"))
-    bench.write(bench.tests / "test_conv_bn_qat.py", TESTS + TRAINING.replace("pass", "assert 0"))
-    code, report = both(bench, "-k", "relu6 or conv1d", "--accept")
+def test_what_is_recorded_over_something_else_is_noted(suite: Suite) -> None:
+    both(suite, "-k", "relu or conv1d", "--accept")
+    suite.write(suite.tests / "test_passes.py", TESTS + PASSES.replace("test_relu", "test_relu6"))
+    suite.write(suite.tests / "test_conv_bn_qat.py", TESTS + TRAINING.replace("pass", "assert 0"))
+    code, report = both(suite, "-k", "relu6 or conv1d", "--accept")
     notes = {
         finding.subject: finding.message for finding in report.findings if finding.rule == "upstream-recorded"
     }
@@ -149,11 +144,11 @@ def test_what_is_recorded_over_something_else_is_noted(bench: Bench) -> None:
     assert "was passed, and is failed" in notes["test_conv1d[qnn_8a8w]"]
 
 
-def test_a_suite_that_has_lost_its_tests_is_an_error(bench: Bench) -> None:
-    both(bench, "-k", "relu or conv1d", "--accept")
-    bench.write(bench.tests / "test_conv_bn_qat.py", "")
+def test_a_suite_that_has_lost_its_tests_is_an_error(suite: Suite) -> None:
+    both(suite, "-k", "relu or conv1d", "--accept")
+    suite.write(suite.tests / "test_conv_bn_qat.py", "")
     for flags in ((), ("--accept",)):
-        code, report = both(bench, "-k", "relu", *flags)
+        code, report = both(suite, "-k", "relu", *flags)
         assert (code, [(finding.rule, finding.subject) for finding in report.findings]) == (
             1,
             [("upstream-gone", "qat")],
@@ -163,10 +158,10 @@ def test_a_suite_that_has_lost_its_tests_is_an_error(bench: Bench) -> None:
 
 
 @pytest.mark.whole
-def test_tests_without_a_record_are_counted(bench: Bench) -> None:
-    bench.run("passes", "-k", "relu", "--accept", stage="test_upstream")
-    bench.write(bench.tests / "test_passes.py", TESTS + PASSES + PASSES.replace("test_relu", "test_relu6"))
-    code, report = bench.run("passes", "-k", "relu", stage="test_upstream")
+def test_tests_without_a_record_are_counted(suite: Suite) -> None:
+    suite.run("passes", "-k", "relu", "--accept", stage="test_upstream")
+    suite.write(suite.tests / "test_passes.py", TESTS + PASSES + PASSES.replace("test_relu", "test_relu6"))
+    code, report = suite.run("passes", "-k", "relu", stage="test_upstream")
     assert (code, [(finding.rule, finding.subject) for finding in report.findings]) == (
         0,
         [("upstream-no-record", "passes")],
@@ -174,19 +169,19 @@ def test_tests_without_a_record_are_counted(bench: Bench) -> None:
 
 
 @pytest.mark.whole
-def test_rules_have_the_name_of_their_stage(bench: Bench) -> None:
-    _, report = bench.run("passes", "-k", "killed or relu", "--fail-fast", stage="test_upstream")
+def test_rules_have_the_name_of_their_stage(suite: Suite) -> None:
+    _, report = suite.run("passes", "-k", "killed or relu", "--fail-fast", stage="test_upstream")
     assert [finding.rule for finding in report.findings if finding.subject == "test_upstream"] == [
         "upstream-stopped"
     ]
-    bench.write(bench.tests / "test_passes.py", "import nothing")
-    code, report = both(bench)
+    suite.write(suite.tests / "test_passes.py", "import nothing")
+    code, report = both(suite)
     assert (code, [finding.rule for finding in report.findings]) == (3, ["upstream-not-measured"])
 
 
-def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remembers(bench: Bench) -> None:
-    assert bench.run("delegate", "-k", "*_abs", stage="test_upstream")[0] == 0
-    assert (bench.run("-k", "*_abs")[0], bench.executed) == (0, set())
+def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remembers(suite: Suite) -> None:
+    assert suite.run("delegate", "-k", "*_abs", stage="test_upstream")[0] == 0
+    assert (suite.run("-k", "*_abs")[0], suite.executed) == (0, set())
 
 
 @pytest.mark.whole
@@ -198,22 +193,22 @@ def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remem
     ],
 )
 def test_a_finding_of_the_delegate_suite_names_the_command_that_was_run(
-    bench: Bench, stage: str, words: list[str], rule: str, log: str
+    suite: Suite, stage: str, words: list[str], rule: str, log: str
 ) -> None:
-    _, report = bench.run(*words, "-k", "skips", stage=stage)
+    _, report = suite.run(*words, "-k", "skips", stage=stage)
     (finding,) = report.findings
     assert (finding.rule, finding.fix) == (
         rule,
         " ".join(["nox -s", stage, "--", *words, "-k test_skips"]),
     )
-    assert (bench.root / "reports" / log / "TestOps.test_skips.log").is_file()
+    assert (suite.root / "reports" / log / "TestOps.test_skips.log").is_file()
 
 
 @pytest.mark.whole
-def test_a_chip_without_a_record_is_named(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_chip_without_a_record_is_named(suite: Suite, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = ("qat", "--soc", "SM8750")
-    bench.run(*chosen, stage="test_upstream")
+    suite.run(*chosen, stage="test_upstream")
     assert "no record of qat for SM8750: " in capfd.readouterr().err
-    bench.run(*chosen, "--accept", stage="test_upstream")
-    bench.run(*chosen, stage="test_upstream")
+    suite.run(*chosen, "--accept", stage="test_upstream")
+    suite.run(*chosen, stage="test_upstream")
     assert "no record" not in capfd.readouterr().err

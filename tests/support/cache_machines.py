@@ -28,10 +28,12 @@ def pems(key: Ed25519PrivateKey) -> tuple[str, str]:
 class Machine:
     """A clone and a store, and the remote cache as this machine knows it."""
 
-    def __init__(self, folder: Path, url: str, token: str = "", *, writes: bool = False) -> None:
+    def __init__(
+        self, folder: Path, url: str, token: str = "", *, writes: bool = False, pushes: bool = True
+    ) -> None:
         self.folder, self.store = folder / "clone", folder / "store"
         self.folder.mkdir(parents=True)
-        self.shares = True
+        self.shares, self.pushes = True, pushes
         self.remote = Remote(url, token, (OURS.public_key(),))
         self.results = folder / "results" if writes else None
         if self.results:
@@ -50,7 +52,7 @@ class Machine:
 
     def push(self) -> None:
         """As another command does after the work."""
-        for path in packed(self.results) if self.results else ():
+        for path in packed(self.results) if self.results and self.pushes else ():
             result = read(path)
             self.remote.send(OURS, result.key, result.document, result.blobs)
             remove(path)

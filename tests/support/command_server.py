@@ -17,7 +17,11 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Set
+from functools import cache
 from typing import Any
+
+from ci.engine.distributions import files_in, site_folders
 
 MOST_BYTES = 1 << 17
 """Of a command with its environment."""
@@ -25,10 +29,18 @@ MOST_BYTES = 1 << 17
 LATER = (
     *("ci.lanes.executorch.stage", "ci.lanes.onnx.stage", "ci.lanes.upstream.stage"),
     *("ci.builds.emulator_runner", "ci.device.bundle.assemble", "ci.parity.fix", "ci.report.publish"),
-    *("ci.inspect.package.report", "ci.inspect.libraries", "ci.signing.lpai.sign", "ci.gate_table"),
+    *("ci.inspect.package.report", "ci.inspect.libraries", "ci.signing.lpai.sign", "ci.gate.table"),
     *("provisioning.store", "provisioning.validation.gather", "ci.engine.stage_output"),
+    *("ci.pipeline.into_suite", "ci.pipeline.ran", "ci.pipeline.reduce", "ci.pipeline.audit_table"),
+    *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.user_program"),
+    *("ci.engine.output", "ci.pipeline.models.other_python", "ci.report.html", "ci.github.release"),
+    *("provisioning.sources.directory", "provisioning.validation.compiler"),
+    *("filelock", "jinja2", "platformdirs.unix", "rich.console", "rich.table", "tomlkit"),
 )
 """What verbs import when they run."""
+
+WORKING = ("executorch", "onnx", "llm", "upstream")
+"""Environments of verbs that work on models."""
 
 LATE = "late"
 
@@ -36,8 +48,9 @@ HEAVY = ("torch", "onnx", "onnxruntime", "executorch", "numpy", "transformers")
 """They read variables when they are imported, and start threads."""
 
 
-def next_command(channel: socket.socket) -> dict[str, Any]:
-    """Returns in the process that is to become the command, whose output goes where its sender wants it."""
+def next_command(channel: socket.socket, working: Set[str]) -> dict[str, Any]:
+    """Returns in the process that is to become the command, whose output goes where its sender wants it.
+    `working` are the verbs that work on models."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MOST_BYTES, 3)
         with contextlib.suppress(ChildProcessError):
@@ -45,12 +58,14 @@ def next_command(channel: socket.socket) -> dict[str, Any]:
                 pass
         if not message:
             os._exit(0)
+        sent: dict[str, Any] = json.loads(message)
+        if sent["words"][:1] and sent["words"][0] in working:
+            _look_at_packages()
         if os.fork() == 0:
             break
         for descriptor in descriptors:
             os.close(descriptor)
     channel.close()
-    sent: dict[str, Any] = json.loads(message)
     output, errors, status = descriptors
     if command := os.fork():
         os.close(output)
@@ -62,6 +77,14 @@ def next_command(channel: socket.socket) -> dict[str, Any]:
     for descriptor in descriptors:
         os.close(descriptor)
     return sent
+
+
+@cache
+def _look_at_packages() -> None:
+    """At what is installed in this Python, once for all commands: no test changes it, and each key has it."""
+    for folder in site_folders():
+        _ = files_in(folder).sweep
+    gc.freeze()
 
 
 def _say_how_it_ends(command: int, status: int, timeout: float) -> None:
@@ -76,10 +99,12 @@ def _say_how_it_ends(command: int, status: int, timeout: float) -> None:
 
 def main(channel: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    working = set[str]()
     for package in ("ci", "provisioning"):
         verbs = importlib.import_module(f"{package}.__main__").VERBS
         for verb in verbs.values():
             importlib.import_module(verb.module.partition(":")[0])
+        working |= {name for name, verb in verbs.items() if verb.environment in WORKING}
         # It runs as __main__.
         del sys.modules[f"{package}.__main__"]
     for module in LATER:
@@ -88,7 +113,7 @@ def main(channel: int) -> None:
     assert not heavy, heavy
     gc.collect()
     gc.freeze()
-    sent = next_command(socket.socket(fileno=channel))
+    sent = next_command(socket.socket(fileno=channel), working)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(sent["environ"])

@@ -135,6 +135,23 @@ def rank_six() -> Sample:
     return Windows().eval(), (torch.rand(1, 3, 16, 16),)
 
 
+class CalledAgain(nn.Module):
+    """One layer in two parts of the program: erf between its calls stays on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.layer(torch.erf(self.layer(x))))
+        return result
+
+
+def called_again() -> Sample:
+    torch.manual_seed(0)
+    return CalledAgain().eval(), (torch.randn(4, 8),)
+
+
 class Assigns(nn.Module):
     def __init__(self) -> None:
         super().__init__()

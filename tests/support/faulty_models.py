@@ -240,6 +240,23 @@ def mixed(sliced: bool = False) -> Any:
     return Mixed(sliced=sliced).eval(), _drawn(4, 16)
 
 
+class Retrieves(nn.Module):
+    """The rows with the best scores, as a detector chooses its queries."""
+
+    def __init__(self, by_int32: bool) -> None:
+        super().__init__()
+        self.score, self.out, self.by_int32 = nn.Linear(8, 1), nn.Linear(8, 3), by_int32
+
+    def forward(self, x: Tensor) -> Tensor:
+        best = self.score(x).squeeze(-1).topk(4, dim=1).indices
+        best = best.to(torch.int32).to(torch.int64) if self.by_int32 else best
+        return self.out(x.gather(1, best.unsqueeze(-1).expand(-1, -1, 8)))
+
+
+def retrieves(by_int32: bool = False) -> Any:
+    return Retrieves(by_int32).eval(), _drawn(1, 16, 8)
+
+
 class Attentive(nn.Module):
     """Torch's own attention, of one sample."""
 

@@ -77,9 +77,9 @@ def main(argv: list[str]) -> int:
 
 
 def _gate(args: argparse.Namespace) -> int:
-    from ci import gate
     from ci.engine import supervision
-    from ci.gate_table import GateStage
+    from ci.gate import verb as gate
+    from ci.gate.table import GateStage
 
     stages = [GateStage(name=name, program=MODULE) for name in args.stages]
     supervision.PATIENCE = 0.1

@@ -82,12 +82,24 @@ def _root_mean_square(path: Path) -> None:
     write(root_mean_square(), path)
 
 
-def _exported(path: Path) -> None:
+def _net() -> Any:
     import torch
 
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU()).eval()
-    torch.export.save(torch.export.export(net, (torch.randn(1, 3, 8, 8),)), path)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU()).eval()
+
+
+def _exported(path: Path) -> None:
+    import torch
+
+    torch.export.save(torch.export.export(_net(), (torch.randn(1, 3, 8, 8),)), path)
+
+
+def _as_onnx(path: Path) -> None:
+    from tests.support.onnx_models import conv_model, write
+
+    weights = {name: tensor.numpy() for name, tensor in _net().state_dict().items()}
+    write(conv_model(weights=weights), path)
 
 
 def _checkpoint(**changes: Any) -> Callable[[Path], object]:
@@ -154,6 +166,7 @@ FILES: dict[str, Callable[[Path], object]] = {
         SUITE.replace('"executorch"', '"onnx"').replace('factory = "net:make"', ONNX_CASE)
     ),
     "program of torch.export": _exported,
+    "its model as ONNX": _as_onnx,
     "images": lambda path: _some(path, (1, 3, 8, 8)),
     "function that gives images": _text(IMAGES),
     "small rows": lambda path: _some(path, (4, 16), 0.05),

@@ -34,16 +34,19 @@ def model_of(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-def conv_model(shape: tuple[int | str | None, ...] = (1, 3, 8, 8)) -> Any:
-    weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+def conv_model(
+    shape: tuple[int | str | None, ...] = (1, 3, 8, 8), weights: dict[str, Any] | None = None
+) -> Any:
+    drawn = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    weights = {"w": drawn} if weights is None else weights
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["x", *weights], ["c"], name="conv", pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["c"], ["y"], name="relu"),
     ]
-    return model_of(nodes, shape=shape, output=(shape[0], 4, *shape[2:]), weights={"w": weights})
+    return model_of(nodes, shape=shape, output=(shape[0], 4, *shape[2:]), weights=weights)
 
 
-def photographs() -> Any:
+def photographs(size: int = 224) -> Any:
     """Large enough that a phone takes it longer than to be asked: some tenths of a millisecond."""
     generator, nodes, weights = np.random.default_rng(0), [], {}
     read, channels = "x", 3
@@ -65,7 +68,7 @@ def photographs() -> Any:
         ]
         read, channels = f"r{number}", width
     nodes.append(helper.make_node("GlobalAveragePool", [read], ["y"], name="pool"))
-    return model_of(nodes, shape=(1, 3, 224, 224), output=(1, 256, 1, 1), weights=weights)
+    return model_of(nodes, shape=(1, 3, size, size), output=(1, 256, 1, 1), weights=weights)
 
 
 def root_mean_square() -> Any:

@@ -46,8 +46,6 @@ class Planted:
     make: str = ""
     """In place of `net = Net()`."""
     typed: str = COMPILE
-    green: bool = True
-    """Whether following the answers ends with a program of which nothing is bad."""
 
     @property
     def model(self) -> str:
@@ -56,7 +54,7 @@ class Planted:
 
 
 FAULTS = (
-    Planted("chip", typed=f"{COMPILE} --soc SM875O"),
+    Planted("chip", typed=f"{COMPILE} --soc SM865O"),
     Planted("function", typed=COMPILE.replace(":make", ":mak")),
     Planted("flag", typed=COMPILE.replace("--precision", "--presicion")),
     Planted("samples", typed=f"{COMPILE} --calibrate sampels"),
@@ -64,13 +62,8 @@ FAULTS = (
     Planted("gelu", line="return x * 0.5 * (1.0 + torch.erf(x * 0.70710678))"),
     Planted("product", line="return torch.cumprod(torch.sigmoid(x), dim=1)"),
     Planted("clamp", line="x[x > 1.0] = 1.0\n        return x"),
-    # The fixes of these two are words: what they change is in no line that the compiler names.
-    Planted(
-        "weight norm", make="net = nn.Sequential(weight_norm(nn.Conv1d(4, 4, 3)), nn.ReLU())", green=False
-    ),
-    Planted(
-        "rounded away", line="return (x + 300.0) - 300.0", typed=COMPILE.replace("fp16", "8a8w"), green=False
-    ),
+    Planted("weight norm", make="net = nn.Sequential(weight_norm(nn.Conv1d(4, 4, 3)), nn.ReLU())"),
+    Planted("rounded away", line="return (x + 300.0) - 300.0", typed=COMPILE.replace("fp16", "8a8w")),
 )
 
 

@@ -9,7 +9,7 @@ import functools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,28 +123,48 @@ def _set(module: Any, weight: Any) -> None:
     module.weight = torch.nn.Parameter(weight.detach().clone())
 
 
-FAULTS: dict[str, Callable[[Any], None]] = {
-    "none": lambda decoder: None,
-    "rope backwards in one layer": backwards,
-    "keys and values of the other heads": other_group,
-    "gate and up projection swapped": swapped_gate,
-    "a norm without its weight": norm_without_weight,
-    "one layer's residual dropped": without_residual,
-    "GELU in place of SiLU": gelu,
-    "embedding scaled by 1.5": scaled_embedding,
-    "rows of the head one off": rolled_head,
-    "one layer's keys one place on": keys_one_place_on,
-    "one head's values negated": negated_values,
+@dataclass(frozen=True)
+class DecoderFault:
+    plant: Callable[[Any], None]
+    layer: int
+    """The first that is wrong."""
+    everywhere: bool = False
+    """It looks itself which decoders to change."""
+
+
+FAULTS = {
+    "none": DecoderFault(lambda decoder: None, 0, everywhere=True),
+    "rope backwards in one layer": DecoderFault(backwards, int(LAYER)),
+    "keys and values of the other heads": DecoderFault(other_group, int(LAYER)),
+    "gate and up projection swapped": DecoderFault(swapped_gate, int(FIRST)),
+    "a norm without its weight": DecoderFault(norm_without_weight, int(FIRST)),
+    "one layer's residual dropped": DecoderFault(without_residual, int(LAYER)),
+    "GELU in place of SiLU": DecoderFault(gelu, 0, everywhere=True),
+    "embedding scaled by 1.5": DecoderFault(scaled_embedding, 0, everywhere=True),
+    "rows of the head one off": DecoderFault(rolled_head, PARTS - 1, everywhere=True),
+    "one layer's keys one place on": DecoderFault(keys_one_place_on, int(LAYER)),
+    "one head's values negated": DecoderFault(negated_values, int(LAYER)),
 }
-
-
 BELOW_THE_NOISE = frozenset(
     (fault, "executorch-16a4w")
     for fault in ("a norm without its weight", "GELU in place of SiLU", "embedding scaled by 1.5")
 )
-"""Faults of which a figure may tell, and no part: its rounding is louder."""
-EVERY_LAYER = ("none", "GELU in place of SiLU", "embedding scaled by 1.5", "rows of the head one off")
-OF_THE_FIRST = ("gate and up projection swapped", "a norm without its weight")
+"""Faults of which a figure tells, and no part: its rounding is louder. The nearest part is named."""
+
+
+def part_of(fault: str, way: str) -> str:
+    """What `llm check` calls the part that has the fault: through Genie each layer is a part."""
+    layer = FAULTS[fault].layer
+    return f"layers {layer} to {layer}:" if WAYS[way].through == "genie" else f"layers 0 to {PARTS - 1}:"
+
+
+def unnamed(fault: str, way: str, errors: Sequence[str]) -> str:
+    """What is wrong with the findings of a fault; nothing where they name its part."""
+    told = "nearest comes" if (fault, way) in BELOW_THE_NOISE else "it goes wrong in"
+    named = [error for error in errors if told in error and part_of(fault, way) in error]
+    return "" if named else f"{way}, {fault}: no finding says {told!r} of {part_of(fault, way)!r}: {errors}"
+
+
 IN_MODULES = ("rope backwards in one layer", "one layer's residual dropped", "GELU in place of SiLU")
 """Faults that are no weights, so that a copy of the weights lacks them."""
 
@@ -153,17 +173,31 @@ def planting(fault: str, right: Callable[..., Any]) -> Callable[..., Any]:
     def planted(*arguments: Any) -> Any:
         import torch
 
-        decoder = right(*arguments)
-        layer = FIRST if fault in OF_THE_FIRST else LAYER
-        if fault in EVERY_LAYER or layer in decoder.layers:
+        decoder, planted_fault = right(*arguments), FAULTS[fault]
+        if planted_fault.everywhere or str(planted_fault.layer) in decoder.layers:
             with torch.no_grad():
-                FAULTS[fault](decoder)
+                planted_fault.plant(decoder)
         return decoder
 
     return planted
 
 
-def compile_with(fault: str, way: Way, model: Path, texts: Path, out: Path) -> None:
+def kept_by_compile(model: Path, calibration: Path, through: str, precision: str) -> dict[str, Any]:
+    """What `compile` writes to its record of rounding, of which other tokens are judged here: the ranges."""
+    from ci.lanes.llm.checkpoint_check import order_noise
+    from ci.lanes.llm.genie import ROUNDING
+    from ci.lanes.llm.work import weights_of
+    from provisioning.base.settings import store_path
+
+    few = {"text": str(calibration), "windows": 1, "length": 16}
+    order = {"model": str(model), "adapter": "", "through": through, "precision": precision, "parts": 1}
+    calibrate = "" if precision == "fp16" else str(calibration)
+    order |= {"context": CONTEXT, "calibrate": calibrate, "texts": [], **few, "few": few}
+    ranges = order_noise(order)["ranges"]
+    return {"weights": weights_of(model, "", store_path()), ROUNDING: {"ranges": ranges, "judged": ""}}
+
+
+def compile_with(fault: str, way: Way, model: Path, texts: Path, out: Path, kept: Mapping[str, Any]) -> None:
     from ci.lanes.llm import decoder
     from ci.lanes.llm.genie import RECORD
 
@@ -188,7 +222,7 @@ def compile_with(fault: str, way: Way, model: Path, texts: Path, out: Path) -> N
             patch.setattr(lowering, "load_decoder", planted)
             patch.setattr(lowering, "resized", functools.partial(planted_copy, fault))
             lowering.order_program(order)
-    record = {**order, "through": way.through, "checkpoint": str(model), "calibrated by": []}
+    record = {**order, "through": way.through, "checkpoint": str(model), "calibrated by": [], **kept}
     (out / RECORD).write_text(json.dumps(record))
 
 
@@ -197,20 +231,24 @@ def planted_copy(fault: str, whole: Any, count: int) -> Any:
 
     copy = resized(whole, count)
     if fault in IN_MODULES:
-        FAULTS[fault](copy)
+        FAULTS[fault].plant(copy)
     return copy
 
 
-def check(out: Path, texts: Path, reports: Path) -> dict[str, Any]:
+def check(out: Path, texts: Path, reports: Path, ask: Callable[..., Any]) -> dict[str, Any]:
     """The row of the report, and its errors."""
-    from ci.__main__ import VERBS
-    from provisioning.base.command_line import main
+    from ci.lanes import llm
+    from ci.lanes.llm.commands import Emulated
+    from provisioning.base.command_line import guarded
+    from tests.support.typed import parsed
 
     text = str(texts / "judged.txt")
-    words = ["llm", "check", str(out), "--text", text, "--reports", str(reports)]
+    words = ["check", str(out), "--text", text, "--reports", str(reports)]
     words += ["--tokens", str(TOKENS), "--prefixes", str(PREFIXES)]
     with contextlib.redirect_stdout(sys.stderr):
-        code = main("python -m ci", "", {"llm": VERBS["llm"]}, words)
+        emulated = Emulated(lambda *_: contextlib.nullcontext(ask))
+        arguments = parsed(llm, *words)
+        code = guarded(lambda: llm.run(arguments, emulated), debug=False)
     report = json.loads((reports / "llm_check.json").read_text())
     errors = [finding["message"] for finding in report["findings"] if finding["severity"] == "error"]
     rows = report["metrics"].get("programs", {})
@@ -228,7 +266,6 @@ def write_texts(model: Path, folder: Path) -> Path:
 
 
 def run(way_name: str, model: Path, folder: Path, faults: list[str]) -> Iterator[dict[str, Any]]:
-    from ci.lanes.llm import check as checking
     from ci.lanes.llm import worker
 
     way, remembered = WAYS[way_name], dict[str, Any]()
@@ -243,14 +280,16 @@ def run(way_name: str, model: Path, folder: Path, faults: list[str]) -> Iterator
         return worker.facts_of({**order, "log": "", "timeout": 900.0})
 
     texts = write_texts(model, folder / "texts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checking, "asking", lambda *_: contextlib.nullcontext(ask))
-        patch.setattr(checking, "worker_for", lambda *_: None)
-        for fault in faults or FAULTS:
-            out = folder / way_name
-            shutil.rmtree(out, ignore_errors=True)
-            compile_with(fault, way, model, texts, out)
-            yield {"fault": fault, "way": way_name, **check(out, texts, folder / f"{way_name}-reports")}
+    kept: dict[str, Any] = {}
+    # No flag of `compile` gives 16 bits to Genie's cache.
+    if way.cache != "uint16":
+        kept = kept_by_compile(model, texts / "calibration.txt", way.through, way.precision)
+    for fault in faults or FAULTS:
+        out = folder / way_name
+        shutil.rmtree(out, ignore_errors=True)
+        compile_with(fault, way, model, texts, out, kept)
+        found = check(out, texts, folder / f"{way_name}-reports", ask)
+        yield {"fault": fault, "way": way_name, **found}
 
 
 if __name__ == "__main__":

@@ -93,6 +93,14 @@ def _reading(divergence: float) -> dict[str, Metric]:
     return {name: {"value": divergence, "error": divergence / 10} for name in names}
 
 
+def said(prompt: str, floats: str, cpu: str, htp: str, lost: float | None = None) -> dict[str, Metric]:
+    """What three say after a prompt; on HTP the second word is another by which float loses so much."""
+    difference: Metric = lost and {"place": 1, "expected_logit": lost, "found_logit": 0.0}
+    answers: dict[str, Metric] = {"float": {"text": floats}, "cpu": {"text": cpu, "difference": None}}
+    answers["htp"] = {"text": htp, "difference": difference}
+    return {"prompt": prompt, "said": answers}
+
+
 def speaker() -> Report:
     """A language model of whose two parts one is wrong, and that lost a call."""
     asked: dict[str, Metric] = {
@@ -123,21 +131,10 @@ def speaker() -> Report:
                 "cpu_db": 3.0,
             },
         ],
+        "tie": 0.05,
         "texts": [
-            {
-                "prompt": "The answer",
-                "text": "is a tensor",
-                "float": "is a tensor",
-                "difference": None,
-                "excused": 0,
-            },
-            {
-                "prompt": "A module",
-                "text": "has hooks",
-                "float": "has names",
-                "difference": {"place": 1},
-                "excused": 0,
-            },
+            said("The answer", "is a tensor", "is a tensor", "is a tensor"),
+            said("A module", "has names here", "has names here", "has hooks", lost=0.3),
         ],
         "behaviour": [{"prompt": "How late is it?", "said": asked}],
     }

@@ -36,6 +36,8 @@ TEXTS = {
         e = Cosh(d) f = Acosh(e) h = Asinh(f) t = Tanh(h) y = Atanh(t)
         k = ReduceL1(v, rows) l = ReduceLogSum(v, rows) m = ReduceLogSumExp(x, rows)
         o = ReduceSumSquare(x, rows) z = Sum(k, l, m, o) n = ReduceLogSumExp<keepdims = 0>(x, rows) }}""",
+    "matmul-for-einsum": """g (float[1,5,2,4] x, float[1,3,2,4] u) => (float[1,2,5,3] y, float[5,3] z) {
+        y = Einsum<equation = "bihd,bjhd->bhij">(x, u) z = Einsum<equation = "bihd, bjhd -> ij">(x, u) }""",
     "constants-folded": f"""g ({IMAGE} x) => ({IMAGE} y) {{
         c = Constant<value = bool[1] {{1}}>() s = Squeeze(c)
         t = If(s) <then_branch = one () => ({IMAGE} p) {{ p = Relu(x) }},

@@ -73,9 +73,33 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
         lambda: _of(*IMAGE)(lambda x: functional.avg_pool2d(x, 4)),
         lambda: _of(*IMAGE)(lambda x: functional.adaptive_avg_pool2d(x, 2)),
     ],
+    "pool-as-convolution": [
+        lambda: _of(*IMAGE)(lambda x: functional.avg_pool2d(x, 3, 3, 1)),
+        lambda: _of(1, 4, 10, 8)(lambda x: functional.avg_pool2d(x, 3, 2, ceil_mode=True)),
+        lambda: _of(*IMAGE)(lambda x: functional.avg_pool2d(x, (2, 4), 2, (1, 2), count_include_pad=False)),
+        lambda: _of(2, 4, 9)(lambda x: functional.avg_pool1d(x, 3, 2, 1)),
+    ],
     "pool-with-kernel": [lambda: _of(1, 2, 8, 8, 8)(lambda x: functional.adaptive_max_pool3d(x, 4))],
     "prelu-by-relus": [lambda: _of(*IMAGE, parts=(nn.PReLU(4),))(lambda prelu, x: prelu(x))],
     "pad-by-dimension": [lambda: _of(*IMAGE)(lambda x: functional.pad(x, (0, 1, 0, 2)))],
+    "pad-by-slices": [
+        lambda: _of(*IMAGE)(lambda x: functional.pad(x, (1, 2, 0, 1), mode="replicate")),
+        lambda: _of(*IMAGE)(lambda x: functional.pad(x, (3, 2, 0, 1), mode="circular")),
+        lambda: _of(*IMAGE, parts=(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),))(
+            lambda conv, x: conv(x)
+        ),
+    ],
+    "roll-by-positive-dimensions": [lambda: _of(2, 4, 4)(lambda x: torch.roll(x, (1, -2), (-2, -1)))],
+    "slice-by-positive-dimension": [lambda: _of(2, 4, 6)(lambda x: x.narrow(-1, 1, 3) * 2)],
+    "root-of-variance": [
+        lambda: _of(*IMAGE)(lambda x: torch.std(x, (2, 3), keepdim=True)),
+        lambda: _of(*ROW)(lambda x: x.std(-1, unbiased=False) * 2),
+    ],
+    "pool-as-mean": [
+        lambda: _of(1, 4, 12)(lambda x: functional.adaptive_avg_pool1d(x, 1)),
+        lambda: _of(1, 4, 12)(lambda x: functional.adaptive_avg_pool1d(x, 3)),
+    ],
+    "root-of-squares": [lambda: _of(*ROW)(lambda x: torch.hypot(x, x * 2 + 1))],
     "transposed-convolution-by-group": [
         lambda: _of(*IMAGE, parts=(nn.ConvTranspose2d(4, 6, 3, 2, groups=2),))(lambda conv, x: conv(x))
     ],
@@ -123,6 +147,16 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
     "recurrent-cell-by-cell": [
         lambda: _of(1, 4, 3, parts=(_lstm(nn.LSTM, bidirectional=True),))(lambda rnn, x: rnn(x)[0]),
         lambda: _of(1, 4, 3, parts=(_lstm(nn.GRU, num_layers=2),))(lambda rnn, x: rnn(x)[0]),
+    ],
+    "activation-of-fewer-dimensions": [
+        lambda: _of(1, 2, 3, 4, 5)(functional.elu),
+        lambda: _of(1, 2, 3, 4, 5, parts=(nn.RMSNorm(5),))(lambda norm, x: norm(x)),
+        lambda: _of(1, 4, 3, 4, 5, parts=(nn.GroupNorm(2, 4),))(lambda norm, x: norm(x)),
+    ],
+    "indices-as-int32": [
+        lambda: _of(2, 5, 3)(
+            lambda x: x.gather(1, x.sum(-1).topk(2, dim=1).indices.unsqueeze(-1).expand(-1, -1, 3))
+        )
     ],
     "fewer-dimensions": [
         lambda: _of(1, 8, 8, 3)(

@@ -27,7 +27,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Home:
     """A folder with every program in it and the runner to run them, as a user would type it there."""
 
     runner: Path
@@ -96,10 +96,10 @@ def build(
     return _build_runner(into / "reports", *outputs, *map(str, flags), cwd=cwd, environ=environ)
 
 
-def build_in_place(reports: Path) -> subprocess.CompletedProcess[str]:
+def build_in_place(reports: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """`build_runner` as it is typed, where stages look for the runner, with the user's own store."""
     with FileLock(f"{reports}.lock"):
-        return _build_runner(reports, cwd=ROOT)
+        return _build_runner(reports, *flags, cwd=ROOT)
 
 
 def _build_runner(
@@ -143,7 +143,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bench(dist: Path, programs: Path, tmp_path: Path) -> Bench:
+def home(dist: Path, programs: Path, tmp_path: Path) -> Home:
     folder = tmp_path / "work"
     shutil.copytree(programs, folder)
-    return Bench(dist / "bin" / "qnn_executor_runner", folder)
+    return Home(dist / "bin" / "qnn_executor_runner", folder)

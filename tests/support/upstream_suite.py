@@ -14,6 +14,7 @@ from ci.lanes.upstream.ledger import ExpectedTests, Kind, Ledger
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report, Severity
 from tests.support.miniature_executorch import make_sdk
+from tests.support.own_manifests import own_ledgers
 
 TESTS = """\
 import ctypes, os, random, signal, subprocess, sys, tempfile, unittest, urllib.request
@@ -160,8 +161,8 @@ FILES = {
 }
 
 
-class Bench:
-    """Runs `test_delegate` on the small suite."""
+class Suite:
+    """A small suite of delegate tests, and `test_delegate` on it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -182,9 +183,9 @@ class Bench:
         self.write(self.sdk / "lib" / "x86_64-linux-clang" / "libQnnSystem.so", "")
         self.write(self.runner.parent.parent / "lib" / "libexecutorch.so", "")
 
-    def activated(self, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    def activated(self, monkeypatch: pytest.MonkeyPatch) -> Suite:
         """For the test that this is a fixture of: another may use another one between two that use this."""
-        monkeypatch.setattr(ledgers, "DIRECTORY", self.root / "manifests")
+        own_ledgers(monkeypatch, self.root / "manifests")
         for name in [name for name in sys.modules if name.partition(".")[0] in ("executorch", "torch")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.syspath_prepend(self.package)

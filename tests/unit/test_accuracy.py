@@ -29,6 +29,7 @@ from ci.pipeline.findings import (
     accuracy_fix,
     accuracy_message,
     accuracy_of_one_model,
+    accuracy_of_quantized,
     chip_differs,
     constant_outputs,
     differs_on_chip,
@@ -368,6 +369,15 @@ def test_a_known_fault_is_said_where_the_chip_may_have_it(figures: dict[str, flo
     assert ("cumsum is wrong" in found.message) == ("transpose" in found.fix) == said
 
 
+def test_of_the_quantized_model_itself_quantizing_is_the_cause_and_no_chip() -> None:
+    causes = Causes(
+        "quantizing loses most in aten.add", steps="more steps", known=[("cumsum is wrong", "no")]
+    )
+    (found,) = accuracy_of_quantized("net", {"sqnr_db": 3.0}, "where", causes)
+    assert found.message.endswith("quantizing loses most in aten.add")
+    assert found.fix == "more steps; or where names the operators where quantizing loses"
+
+
 def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_them() -> None:
     causes = Causes(beyond="mul has 1e6", beyond_fix="x * 0.01", known=[("cumsum is wrong", "transpose")])
     (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "divergence", "where", causes)
@@ -387,6 +397,15 @@ def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_th
 def test_the_fix_follows_the_figures(figures: dict[str, float], fix: str) -> None:
     misses = missed(Thresholds(), figures)
     assert misses and fix in accuracy_fix(misses, figures, "divergence", "where")
+
+
+@pytest.mark.parametrize(
+    ("steps", "fix"), [("more steps", "own; or more steps"), ("", "own; or where names")]
+)
+def test_a_lost_slice_is_given_more_steps_only_where_there_are_some(steps: str, fix: str) -> None:
+    figures = {"sqnr_db": 21.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(steps=steps))
+    assert fix in found.fix
 
 
 @pytest.mark.parametrize(("reference", "said"), [(140.0, True), (4.1, False)])

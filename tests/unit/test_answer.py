@@ -18,7 +18,7 @@ from provisioning.base.answer import EDIT, taken
 from provisioning.base.command_line import Verb, main
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.fixes import fix_for
-from tests.support.sources import nodes
+from tests.support.sources import nodes, with_any
 
 SCHEMA = json.loads((MANIFESTS / "schema" / "answer.json").read_text(encoding="utf-8"))
 
@@ -44,6 +44,10 @@ def run(args):
         stage.add("emulator-run", Severity.WARNING, "a", "slow\\x1b[31m", "`qnn-ci diagnose emulator-run`")
         stage.add("emulator-run", Severity.ERROR, "b", "bad", "in net.py:3 write `y` for `x`: it is faster")
         return stage.close(answer_reports())
+    if args.what == "words":
+        offers = {"tunes": "nox -s tune -- a.py:f", "repairs": "nox -s repair -- a.py:f -o repaired"}
+        answer.add(offers=offers)
+        raise errors.CheckFailed("it dies", fix="write it in another way")
     if args.what == "chip":
         raise errors.UnknownName("no chip SM875O", args.soc, ["SM8750", "SM8650"])
     raise errors.UsageError("it is so", fix=args.what)
@@ -98,6 +102,10 @@ def test_findings_of_a_report_are_the_answers_and_errors_say_what_is_next(said: 
         (["--", "--soc SM8650, or another"], "qnn-ci verb --soc SM8650 -- '--soc SM8650, or another'"),
         (["--", "--soc CHIP"], ""),
         (["--", "--unknown flag of another command"], ""),
+        (
+            ["--", "--soc SM8650 has it; or `qnn-ci chips` lists them"],
+            "qnn-ci verb --soc SM8650 -- '--soc SM8650 has it; or `qnn-ci chips` lists them'",
+        ),
         (["read the page"], ""),
         (["qnn-ci provision --soc SM8650"], "qnn-ci provision --soc SM8650"),
         (["try `qnn-ci audit MODEL`"], ""),
@@ -109,6 +117,10 @@ def test_a_fix_becomes_the_next_command_where_it_names_one(
     said: Any, words: list[str], following: str
 ) -> None:
     assert said(*words, code=2)["next"] == following
+
+
+def test_where_a_fix_is_words_alone_the_offered_rewrite_is_next(said: Any) -> None:
+    assert said("words", code=1)["next"] == "qnn-ci repair a.py:f -o repaired"
 
 
 def test_a_command_line_that_is_refused_is_answered_too(said: Any) -> None:
@@ -164,7 +176,7 @@ def test_every_verb_has_the_flag_and_none_defines_it_anew(
 def test_each_fact_that_a_verb_names_is_in_the_schema() -> None:
     named = set()
     for folder in ("ci", "provisioning"):
-        for file in (ROOT / folder).rglob("*.py"):
+        for file in with_any((ROOT / folder).rglob("*.py"), "answer.add"):
             for node in nodes(file):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "answer.add":
                     named |= {word.arg for word in node.keywords if word.arg}
@@ -193,3 +205,18 @@ def test_a_line_is_rewritten_only_where_it_means_the_same(operator: str, code: s
     edit = EDIT.search(fix)
     assert fix and (edit["new"] if edit else "") == new
     assert edit is None or (edit["file"], edit["line"]) == ("net.py", "7")
+
+
+def test_what_ends_the_builder_has_its_fix_by_the_error() -> None:
+    convolution = "aten.convolution.default"
+    assert "* given" in fix_for(
+        convolution, "", where="builder", reason="Expect aten_mul_tensor to be parameter"
+    )
+    assert not fix_for(convolution, "", where="builder", reason="KeyError: 'scale'")
+    assert not fix_for(convolution, "", reason="Expect aten_mul_tensor to be parameter")
+
+
+def test_a_permutation_of_six_dimensions_has_a_fix_and_one_of_five_none() -> None:
+    permutation = "aten.permute_copy.default"
+    assert "reshape" in fix_for(permutation, "x.transpose(2, 3)", reason="[4294967295] has incorrect Rank 6.")
+    assert not fix_for(permutation, "x.transpose(2, 3)", reason="[4294967295] has incorrect Rank 0.")

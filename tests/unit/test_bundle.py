@@ -35,7 +35,7 @@ def qnn(name: str, build: str = BUILD, **more: Any) -> Library:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Maker:
     """An SDK with v75 and v79, a build, and the command."""
 
     root: Path
@@ -71,28 +71,28 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench = Bench(tmp_path)
+def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
+    maker = Maker(tmp_path)
     for name in (*BASE, "libQnnHtpV75Stub.so", "libQnnHtpV79Stub.so"):
         needed = ["libc.so.6"] + (["libcdsprpc.so"] if "Stub" in name else [])
-        qnn(name, needed=needed).write(bench.sdk / SDK_FOLDER / name)
+        qnn(name, needed=needed).write(maker.sdk / SDK_FOLDER / name)
     for arch in (75, 79):
         skel(arch, BUILD).write(
-            bench.sdk / "lib" / f"hexagon-v{arch}" / "unsigned" / f"libQnnHtpV{arch}Skel.so"
+            maker.sdk / "lib" / f"hexagon-v{arch}" / "unsigned" / f"libQnnHtpV{arch}Skel.so"
         )
-    (bench.sdk / "sdk.yaml").write_text("version: 2.37.0\n", encoding="utf-8")
-    (bench.sdk / "include" / "QNN").mkdir(parents=True)
-    (bench.sdk / "lib" / "x86_64-linux-clang").mkdir()
+    (maker.sdk / "sdk.yaml").write_text("version: 2.37.0\n", encoding="utf-8")
+    (maker.sdk / "include" / "QNN").mkdir(parents=True)
+    (maker.sdk / "lib" / "x86_64-linux-clang").mkdir()
     backend = "libqnn_executorch_backend.so"
-    Library(machine=AARCH64, needed=["libc.so.6", backend]).write(bench.dist / "bin" / "qnn_executor_runner")
-    Library(machine=AARCH64, needed=["libc.so.6"], soname=backend).write(bench.dist / "lib" / backend)
-    monkeypatch.setenv("QNN_SDK_ROOT", str(bench.sdk))
-    return bench
+    Library(machine=AARCH64, needed=["libc.so.6", backend]).write(maker.dist / "bin" / "qnn_executor_runner")
+    Library(machine=AARCH64, needed=["libc.so.6"], soname=backend).write(maker.dist / "lib" / backend)
+    monkeypatch.setenv("QNN_SDK_ROOT", str(maker.sdk))
+    return maker
 
 
-def test_a_bundle_is_the_files_of_its_chip_alone(bench: Bench) -> None:
-    assert bench.make(bench.model()) == 0
-    places = {str(path.relative_to(bench.bundle)) for path in bench.bundle.rglob("*") if path.is_file()}
+def test_a_bundle_is_the_files_of_its_chip_alone(maker: Maker) -> None:
+    assert maker.make(maker.model()) == 0
+    places = {str(path.relative_to(maker.bundle)) for path in maker.bundle.rglob("*") if path.is_file()}
     assert places == {
         "bin/qnn_executor_runner",
         "lib/libqnn_executorch_backend.so",
@@ -107,12 +107,12 @@ def test_a_bundle_is_the_files_of_its_chip_alone(bench: Bench) -> None:
     }
 
 
-def dialog(bench: Bench, *flags: str | Path, **changes: Any) -> int:
+def dialog(maker: Maker, *flags: str | Path, **changes: Any) -> int:
     """A language model's folder, bundled for a device."""
-    folder = bench.root / "speaks"
+    folder = maker.root / "speaks"
     folder.mkdir(exist_ok=True)
     for name in ("libGenie.so", "libQnnHtpNetRunExtensions.so"):
-        qnn(name, needed=["libc.so.6"]).write(bench.sdk / SDK_FOLDER / name)
+        qnn(name, needed=["libc.so.6"]).write(maker.sdk / SDK_FOLDER / name)
     (folder / "decode_0.bin").write_text(f"{BUILD} soc_type=SM8650;arch=75 \0")
     for name in ("tokenizer.json", "htp.json", "README.md"):
         (folder / name).touch()
@@ -120,16 +120,16 @@ def dialog(bench: Bench, *flags: str | Path, **changes: Any) -> int:
     engine["model"] = {"binary": {"ctx-bins": changes.get("binaries", ["decode_0.bin"])}}
     config = {"dialog": {"tokenizer": {"path": "tokenizer.json"}, "engine": engine}}
     (folder / "genie_config.json").write_text(json.dumps(config))
-    return bench.run("--soc", changes.get("soc", "SM8650"), "--target", "aarch64-linux", *flags, folder)
+    return maker.run("--soc", changes.get("soc", "SM8650"), "--target", "aarch64-linux", *flags, folder)
 
 
-def test_a_language_model_is_bundled_with_genie(bench: Bench) -> None:
-    assert dialog(bench) == 0 and bench.rules() == ["bundle-runner"]
+def test_a_language_model_is_bundled_with_genie(maker: Maker) -> None:
+    assert dialog(maker) == 0 and maker.rules() == ["bundle-runner"]
     Library(machine=AARCH64, needed=["libGenie.so"]).write(
-        bench.sdk / SDK_FOLDER.replace("lib", "bin", 1) / "genie-t2t-run"
+        maker.sdk / SDK_FOLDER.replace("lib", "bin", 1) / "genie-t2t-run"
     )
-    assert dialog(bench) == 0 and bench.rules() == []
-    places = {str(path.relative_to(bench.bundle)) for path in bench.bundle.rglob("*") if path.is_file()}
+    assert dialog(maker) == 0 and maker.rules() == []
+    places = {str(path.relative_to(maker.bundle)) for path in maker.bundle.rglob("*") if path.is_file()}
     assert places == {
         *("genie_config.json", "htp.json", "tokenizer.json", "decode_0.bin", "bin/genie-t2t-run"),
         *("lib/libGenie.so", "lib/libQnnHtpNetRunExtensions.so", "lib/libQnnHtpV75Stub.so"),
@@ -137,34 +137,34 @@ def test_a_language_model_is_bundled_with_genie(bench: Bench) -> None:
     }
 
 
-def test_a_language_model_that_does_not_fit_makes_no_bundle(bench: Bench) -> None:
-    assert dialog(bench, soc="SM8750") == 1 and "bundle-model-soc" in bench.rules()
+def test_a_language_model_that_does_not_fit_makes_no_bundle(maker: Maker) -> None:
+    assert dialog(maker, soc="SM8750") == 1 and "bundle-model-soc" in maker.rules()
     with pytest.raises(CheckFailed, match=r"prefill_0\.bin"):
-        dialog(bench, binaries=["prefill_0.bin"])
+        dialog(maker, binaries=["prefill_0.bin"])
     with pytest.raises(CheckFailed, match="passwd"):
-        dialog(bench, binaries=["../../etc/passwd"])
+        dialog(maker, binaries=["../../etc/passwd"])
     with pytest.raises(UsageError, match="--dist"):
-        dialog(bench, "--dist", bench.dist)
-    assert not bench.bundle.exists()
+        dialog(maker, "--dist", maker.dist)
+    assert not maker.bundle.exists()
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """A change of the bench, or a model, and what a bundle then says."""
+    """A change of the maker, or a model, and what a bundle then says."""
 
     rule: str
-    change: Callable[[Bench], object] = lambda bench: None
+    change: Callable[[Maker], object] = lambda maker: None
     model: str = f"{BUILD} soc_type=SM8650;arch=75 \0"
     code: int = 1
 
 
-def _runner(bench: Bench, **more: Any) -> None:
-    Library(**more).write(bench.dist / "bin" / "qnn_executor_runner")
+def _runner(maker: Maker, **more: Any) -> None:
+    Library(**more).write(maker.dist / "bin" / "qnn_executor_runner")
 
 
-def _without_backend(bench: Bench) -> None:
-    (bench.dist / "lib" / "libqnn_executorch_backend.so").unlink()
-    _runner(bench, machine=AARCH64, needed=["libc.so.6"])
+def _without_backend(maker: Maker) -> None:
+    (maker.dist / "lib" / "libqnn_executorch_backend.so").unlink()
+    _runner(maker, machine=AARCH64, needed=["libc.so.6"])
 
 
 @pytest.mark.parametrize(
@@ -189,42 +189,42 @@ def _without_backend(bench: Bench) -> None:
     ],
     ids=lambda misfit: misfit.rule,
 )
-def test_files_that_do_not_fit_together_make_no_bundle(bench: Bench, misfit: Misfit) -> None:
-    misfit.change(bench)
-    code = bench.make(bench.model(misfit.model))
-    assert (code, f"bundle-{misfit.rule}" in bench.rules()) == (misfit.code, True)
-    assert bench.bundle.exists() is (misfit.code == 0)
+def test_files_that_do_not_fit_together_make_no_bundle(maker: Maker, misfit: Misfit) -> None:
+    misfit.change(maker)
+    code = maker.make(maker.model(misfit.model))
+    assert (code, f"bundle-{misfit.rule}" in maker.rules()) == (misfit.code, True)
+    assert maker.bundle.exists() is (misfit.code == 0)
 
 
-def test_a_program_that_is_not_what_its_record_says_makes_no_bundle(bench: Bench) -> None:
-    model = bench.model()
+def test_a_program_that_is_not_what_its_record_says_makes_no_bundle(maker: Maker) -> None:
+    model = maker.model()
     model.with_suffix(".json").write_text(json.dumps({"program": model.name, "sha256": hash_file(model)}))
-    assert bench.make(model) == 0
+    assert maker.make(model) == 0
     model.write_bytes(model.read_bytes()[:-1])
     with pytest.raises(CheckFailed, match=r"model\.pte"):
-        bench.make(model)
+        maker.make(model)
 
 
-def test_what_cannot_be_bundled_is_refused_before_anything_is_written(bench: Bench) -> None:
-    (twin := bench.root / "elsewhere" / "model.pte").parent.mkdir()
-    shutil.copy(bench.model(), twin)
+def test_what_cannot_be_bundled_is_refused_before_anything_is_written(maker: Maker) -> None:
+    (twin := maker.root / "elsewhere" / "model.pte").parent.mkdir()
+    shutil.copy(maker.model(), twin)
     for flags, words in (
-        ((bench.model(), twin), r"model\.pte"),
+        ((maker.model(), twin), r"model\.pte"),
         (("--runner", "../lib/libqnn_executorch_backend.so"), "qnn_executor_runner"),
-        (("--file", bench.root / "nowhere"), "nowhere"),
-        (("--root", bench.model()), "--lpai"),
-        (("--lpai", "--root", bench.root / "nowhere"), "nowhere"),
+        (("--file", maker.root / "nowhere"), "nowhere"),
+        (("--root", maker.model()), "--lpai"),
+        (("--lpai", "--root", maker.root / "nowhere"), "nowhere"),
     ):
         with pytest.raises(UsageError, match=words):
-            bench.make(*flags)
+            maker.make(*flags)
     with pytest.raises(UsageError, match="x86_64-linux"):
-        bench.make(bench.model(), target="x86_64-linux")
+        maker.make(maker.model(), target="x86_64-linux")
     with pytest.raises(EnvironmentLacking, match="lib/aarch64-android"):
-        bench.make(bench.model(), target="aarch64-android")
-    (bench.sdk / SDK_FOLDER / "libQnnHtpV75Stub.so").unlink()
+        maker.make(maker.model(), target="aarch64-android")
+    (maker.sdk / SDK_FOLDER / "libQnnHtpV75Stub.so").unlink()
     with pytest.raises(EnvironmentLacking, match=r"libQnnHtpV75Stub\.so"):
-        bench.make(bench.model())
-    assert not bench.bundle.exists()
+        maker.make(maker.model())
+    assert not maker.bundle.exists()
 
 
 @pytest.mark.parametrize(
@@ -237,51 +237,51 @@ def test_what_cannot_be_bundled_is_refused_before_anything_is_written(bench: Ben
         ('{"target": "aarch64-linux", "files": [{}]}', "manifest"),
     ],
 )
-def test_a_build_that_is_not_what_its_manifest_says_is_refused(bench: Bench, text: str, words: str) -> None:
-    (bench.dist / "manifest.json").write_text(text, encoding="utf-8")
+def test_a_build_that_is_not_what_its_manifest_says_is_refused(maker: Maker, text: str, words: str) -> None:
+    (maker.dist / "manifest.json").write_text(text, encoding="utf-8")
     with pytest.raises(CheckFailed, match=words):
-        bench.make(bench.model())
+        maker.make(maker.model())
 
 
-def test_a_folder_that_has_a_run_sh_of_its_own_is_not_overwritten(bench: Bench) -> None:
-    bench.bundle.mkdir()
-    (bench.bundle / "run.sh").touch()
-    (bench.bundle / "thesis.txt").touch()
-    with pytest.raises(UsageError, match=str(bench.bundle)):
-        bench.make(bench.model())
-    assert (bench.bundle / "thesis.txt").is_file()
+def test_a_folder_that_has_a_run_sh_of_its_own_is_not_overwritten(maker: Maker) -> None:
+    maker.bundle.mkdir()
+    (maker.bundle / "run.sh").touch()
+    (maker.bundle / "thesis.txt").touch()
+    with pytest.raises(UsageError, match=str(maker.bundle)):
+        maker.make(maker.model())
+    assert (maker.bundle / "thesis.txt").is_file()
 
 
-def lpai_sdk(bench: Bench) -> None:
+def lpai_sdk(maker: Maker) -> None:
     """An SDK that is new enough for LPAI v6, whole for SM8850."""
     for name in (*BASE, "libQnnHtpV81Stub.so", "libQnnLpai.so", "libQnnLpaiStub.so"):
-        qnn(name, NEWER, needed=["libc.so.6"]).write(bench.sdk / SDK_FOLDER / name)
-    skel(81, NEWER).write(bench.sdk / "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so")
+        qnn(name, NEWER, needed=["libc.so.6"]).write(maker.sdk / SDK_FOLDER / name)
+    skel(81, NEWER).write(maker.sdk / "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so")
     lpai_skel = Library(
         machine=HEXAGON, flags=0x81, soname="libQnnLpaiSkel.so", content=f"{NEWER}\0".encode()
     )
-    lpai_skel.write(bench.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so")
-    (bench.sdk / "sdk.yaml").write_text("version: 2.49.40.260810\n", encoding="utf-8")
+    lpai_skel.write(maker.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so")
+    (maker.sdk / "sdk.yaml").write_text("version: 2.49.40.260810\n", encoding="utf-8")
 
 
 @pytest.fixture
-def overlay(bench: Bench) -> Path:
+def overlay(maker: Maker) -> Path:
     """A folder with the skel, signed as a rehearsal."""
-    lpai_sdk(bench)
-    library = bench.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so"
-    signed = bench.root / "overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so"
+    lpai_sdk(maker)
+    library = maker.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so"
+    signed = maker.root / "overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so"
     signed.parent.mkdir(parents=True)
     signed.write_bytes(rehearsal.sign(library.read_bytes(), chains.signer()))
-    return bench.root / "overlay"
+    return maker.root / "overlay"
 
 
 SIGNED = "dsp/libQnnLpaiSkel.so"
 
 
-def test_a_bundle_for_lpai_has_its_libraries_and_its_signed_skel(bench: Bench, overlay: Path) -> None:
-    model = bench.model(f"{NEWER} soc_type=SM8850;arch=81 \0")
-    assert bench.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
-    files = {file.path: file.kind for file in manifest.read_bundle(bench.bundle).files}
+def test_a_bundle_for_lpai_has_its_libraries_and_its_signed_skel(maker: Maker, overlay: Path) -> None:
+    model = maker.model(f"{NEWER} soc_type=SM8850;arch=81 \0")
+    assert maker.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
+    files = {file.path: file.kind for file in manifest.read_bundle(maker.bundle).files}
     assert files == {
         "bin/qnn_executor_runner": "runner",
         "lib/libqnn_executorch_backend.so": "library",
@@ -294,50 +294,50 @@ def test_a_bundle_for_lpai_has_its_libraries_and_its_signed_skel(bench: Bench, o
     }
 
 
-def signing_rules(bench: Bench, overlay: Path, *flags: str | Path) -> tuple[int, list[str]]:
-    code = bench.make("--lpai", "--signed", overlay, *flags, soc="SM8850")
-    return code, [rule for rule in bench.rules() if rule.startswith("signing-")]
+def signing_rules(maker: Maker, overlay: Path, *flags: str | Path) -> tuple[int, list[str]]:
+    code = maker.make("--lpai", "--signed", overlay, *flags, soc="SM8850")
+    return code, [rule for rule in maker.rules() if rule.startswith("signing-")]
 
 
-def test_who_signed_the_skel_is_reported(bench: Bench, overlay: Path) -> None:
+def test_who_signed_the_skel_is_reported(maker: Maker, overlay: Path) -> None:
     for name, signer in (("root.pem", chains.signer()), ("other.pem", chains.other_signer())):
-        (bench.root / name).write_bytes(signer.root_pem)
-    assert signing_rules(bench, overlay) == (0, ["signing-development-only", "signing-signer-unknown"])
-    assert signing_rules(bench, overlay, "--root", bench.root / "root.pem") == (
+        (maker.root / name).write_bytes(signer.root_pem)
+    assert signing_rules(maker, overlay) == (0, ["signing-development-only", "signing-signer-unknown"])
+    assert signing_rules(maker, overlay, "--root", maker.root / "root.pem") == (
         0,
         ["signing-development-only", "signing-signer-known"],
     )
-    shutil.rmtree(bench.bundle)
-    code, rules = signing_rules(bench, overlay, "--root", bench.root / "other.pem")
-    assert (code, "signing-root" in rules, bench.bundle.exists()) == (1, True, False)
+    shutil.rmtree(maker.bundle)
+    code, rules = signing_rules(maker, overlay, "--root", maker.root / "other.pem")
+    assert (code, "signing-root" in rules, maker.bundle.exists()) == (1, True, False)
 
 
-def test_a_skel_that_is_not_signed_or_was_changed_since_does_not_ship(bench: Bench, overlay: Path) -> None:
+def test_a_skel_that_is_not_signed_or_was_changed_since_does_not_ship(maker: Maker, overlay: Path) -> None:
     signed = overlay / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
     signed.write_bytes(signed.read_bytes().replace(b"libQnnLpaiSkel.so", b"libQnnLpaiSkel.no"))
-    code, rules = signing_rules(bench, overlay)
+    code, rules = signing_rules(maker, overlay)
     assert (code, "signing-segments" in rules) == (1, True)
-    shutil.copy(bench.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so", signed)
-    assert signing_rules(bench, overlay) == (1, ["signing-unsigned"])
-    assert not bench.bundle.exists()
+    shutil.copy(maker.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so", signed)
+    assert signing_rules(maker, overlay) == (1, ["signing-unsigned"])
+    assert not maker.bundle.exists()
 
 
-def test_a_program_for_lpai_needs_what_lpai_needs(bench: Bench, overlay: Path) -> None:
-    model = bench.root / "for.pte"
+def test_a_program_for_lpai_needs_what_lpai_needs(maker: Maker, overlay: Path) -> None:
+    model = maker.root / "for.pte"
     content = programs.context("SM8850", 81, build_id=NEWER)
     spec = programs.options(soc_id=87, arch=81, backend_type=4)
     model.write_bytes(programs.program(data=content, spec=spec))
-    assert (bench.make(model, soc="SM8850"), bench.rules()) == (1, ["bundle-lpai"])
-    assert bench.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
+    assert (maker.make(model, soc="SM8850"), maker.rules()) == (1, ["bundle-lpai"])
+    assert maker.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
 
 
-def test_a_program_for_the_lpai_of_another_chip_makes_no_bundle(bench: Bench, overlay: Path) -> None:
+def test_a_program_for_the_lpai_of_another_chip_makes_no_bundle(maker: Maker, overlay: Path) -> None:
     """Only the HTP's compiler writes the chip into its graph: of an LPAI program its options tell."""
-    model = bench.root / "for.pte"
+    model = maker.root / "for.pte"
     spec = programs.options(soc_id=95, arch=81, vtcm_mb=4, backend_type=4)
     model.write_bytes(programs.program(data=f"{NEWER}\0".encode().ljust(256, b"\0"), spec=spec))
-    code = bench.make("--lpai", "--signed", overlay, model, soc="SM8850")
-    assert (code, "bundle-model-soc" in bench.rules(), bench.bundle.exists()) == (1, True, False)
+    code = maker.make("--lpai", "--signed", overlay, model, soc="SM8850")
+    assert (code, "bundle-model-soc" in maker.rules(), maker.bundle.exists()) == (1, True, False)
 
 
 @pytest.fixture(params=["aarch64-android", "aarch64-linux"])
@@ -422,9 +422,9 @@ def test_push_sh_removes_nothing_there_the_second_time_either(written: Path, tmp
 
 
 @pytest.mark.parametrize(("old", "new"), [('"run.sh"', '"../run.sh"'), ("aarch64-linux", "riscv64-linux")])
-def test_a_manifest_that_cannot_be_trusted_is_refused(bench: Bench, old: str, new: str) -> None:
-    bench.make(bench.model())
-    path = bench.bundle / "manifest.json"
+def test_a_manifest_that_cannot_be_trusted_is_refused(maker: Maker, old: str, new: str) -> None:
+    maker.make(maker.model())
+    path = maker.bundle / "manifest.json"
     path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     with pytest.raises(UsageError, match=re.escape(new.strip('"'))):
-        manifest.read_bundle(bench.bundle)
+        manifest.read_bundle(maker.bundle)

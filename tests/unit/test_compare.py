@@ -12,6 +12,7 @@ import pytest
 
 from ci.pipeline.baseline import load_tolerances
 from ci.upgrades import releases
+from ci.upgrades.compare import verb
 from ci.upgrades.compare.bisect import bisect, first_change
 from ci.upgrades.compare.judge import differences, severity_of, verdict_of
 from ci.upgrades.compare.stage import (
@@ -31,6 +32,7 @@ from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
+from tests.support.typed import run_here
 
 ROW: dict[str, Any] = {
     "verdict": "pass",
@@ -168,6 +170,22 @@ def test_what_cannot_be_compared_is_a_usage_error(refused: ComparedBuilds) -> No
         stacks(refused)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--lane", "executorch", "--onnxruntime-qnn", "2.5..2.7"),
+        ("--simulate", "net.onnx", "--bisect", "--qnn", "2.47..2.51"),
+        ("--simulate", "net.onnx", "--where"),
+        ("--bisect", "--precision", "8a8w"),
+        ("--where", "--qnn", "2.51.0"),
+        ("--bisect", "--accept"),
+    ],
+)
+def test_flags_that_mean_nothing_together_are_refused(words: Sequence[str]) -> None:
+    with pytest.raises(UsageError):
+        run_here(verb, *words)
+
+
 def test_a_process_that_would_import_another_package_is_refused(tmp_path: Path) -> None:
     def tree(version: str) -> Path:
         metadata = tmp_path / version / f"onnxruntime_qnn-{version}.dist-info" / "METADATA"
@@ -230,27 +248,24 @@ def test_a_version_of_onnxruntime_qnn_is_the_build_that_it_brings() -> None:
     assert of_onnxruntime(["2.4..2.5"]) == ["2.49.40", "2.48.40"]
 
 
-def bisected(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, rows: dict[str, dict[str, Any]]
-) -> tuple[int, Report]:
+def bisected(folder: Path, rows: dict[str, dict[str, Any]]) -> tuple[int, Report]:
     """`--bisect` over the builds of these rows."""
 
     def measured(stack: Stack, *rest: object) -> Measurement:
         return Measurement(stack, {"net/16a8w/SM8650": rows[stack.name]})
 
-    monkeypatch.setattr("ci.upgrades.compare.bisect.measure", measured)
     selection = Selection("wheels", "x86_64-linux", "SM8650", store=folder, reports=folder)
-    code = bisect(selection, choice(qnn=[*rows]), {}, where=False)
+    code = bisect(selection, choice(qnn=[*rows]), {}, where=False, by=measured)
     return code, Report.read(folder / "compare.json")
 
 
 def test_the_build_from_which_on_a_program_is_worse_is_named_with_its_figures(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last build is right again, and costs differ everywhere."""
     wrong, small = row(sqnr_db=15.5), row(context_bytes=500_000)
     rows = {"2.47.0": row(), "2.48.40": wrong, "2.49.40": wrong, "2.50.40": wrong, "2.51.0": small}
-    code, report = bisected(monkeypatch, tmp_path, rows)
+    code, report = bisected(tmp_path, rows)
     assert code == 1 and "QNN 2.48.40" in capsys.readouterr().out
     assert report.metrics["bisect"] == {
         "order": [*rows],
@@ -261,8 +276,8 @@ def test_the_build_from_which_on_a_program_is_worse_is_named_with_its_figures(
 
 
 def test_builds_that_are_alike_have_no_first_that_differs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, report = bisected(monkeypatch, tmp_path, {"2.49.40": row(), "2.51.0": row()})
+    code, report = bisected(tmp_path, {"2.49.40": row(), "2.51.0": row()})
     assert code == 0 and "none differs" in capsys.readouterr().out
     assert not report.findings

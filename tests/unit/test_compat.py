@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.__main__ import VERBS
-from ci.upgrades import releases
 from ci.upgrades.compat import stage
-from provisioning import compat
 from provisioning.base.accepted import accept
-from provisioning.base.command_line import main
+from provisioning.base.command_line import guarded
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Metric, Outcome, Report, Severity
+from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.compat import PASSED, STEPS, Pair, Release, load_builds, load_measured
+from provisioning.compat import PASSED, STEPS, Build, Pair, Release, load_builds, load_measured
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
-from provisioning.validation import probe
 from provisioning.validation.probe import Answer
 
 LANE = (stage.LOWER, stage.RUN)
@@ -60,19 +59,9 @@ class Lane:
         page.write_text(
             "before\n<!-- measured pairs -->\n<!-- end of measured pairs -->\nafter\n", encoding="utf-8"
         )
-        versions = {"executorch": "1.5.1", "torch": "2", "torchao": "3"}
-        monkeypatch.setattr(stage, "PAGE", page)
-        monkeypatch.setattr(compat, "path", lambda: root / "compat.json")
-        monkeypatch.setattr(stage, "provision", lambda build, pinned, store: Path("sdk") / build.qnn)
-        monkeypatch.setattr(releases, "variables_of", self.variables_of)
-        monkeypatch.setattr(stage, "_installed", versions.__getitem__)
-        monkeypatch.setattr(probe, "ask", self.ask)
         monkeypatch.setattr(subprocess, "run", self.run)
 
-    def variables_of(self, release: Release | None, store: object, environ: dict[str, str]) -> dict[str, str]:
-        return {**environ, "PYTHONPATH": release.version if release else ""}
-
-    def ask(self, soc: str, variables: dict[str, str]) -> Answer:
+    def device(self, variables: Mapping[str, str]) -> Answer:
         if not variables["QNN_SDK_ROOT"].endswith(self.working):
             return Answer("backend", detail="unknown custom config socModel 0; error=14001")
         return self.answer
@@ -95,11 +84,12 @@ class Lane:
     def measure(
         self, *builds: str, socs: tuple[str, ...] = (), executorch: str = "1.5.1"
     ) -> tuple[int, tuple[Pair, ...]]:
-        folders = ["--store", str(self.root / "store"), "--reports", str(self.root / "reports")]
-        folders += ["--executorch", executorch]
-        flags = [word for build in builds for word in ("--build", build)]
-        flags += [word for soc in socs for word in ("--soc", soc)]
-        code = main("python -m ci", "", {"compat": VERBS["compat"]}, ["compat", *folders, *flags])
+        selection = Selection(
+            "wheels", "x86_64-linux", "SM8650", self.root / "store", self.root / "reports", socs
+        )
+        files = self.root / "compat.json", self.root / "compat.md"
+        tools = MeasuredHere(selection, [], {}, *files, lane=self)
+        code = guarded(lambda: stage.measure_all(tools, builds, [executorch]), debug=False)
         return code, load_measured(self.root / "compat.json")
 
     def steps(self) -> dict[str, Metric]:
@@ -108,6 +98,23 @@ class Lane:
 
     def report(self) -> Report:
         return Report.read(self.root / "reports" / "compat.json")
+
+
+@dataclass(frozen=True)
+class MeasuredHere(stage.PairMeasure):
+    lane: Lane = field(kw_only=True)
+
+    def installed(self, package: str) -> str:
+        return {"executorch": "1.5.1", "torch": "2", "torchao": "3"}[package]
+
+    def executorch(self, release: Release | None) -> dict[str, str]:
+        return {"PYTHONPATH": release.version if release else ""}
+
+    def sdk(self, build: Build, pinned: object) -> Path:
+        return Path("sdk") / build.qnn
+
+    def device(self, soc: str, variables: Mapping[str, str]) -> Answer:
+        return self.lane.device(variables)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_an_input_list_that_cannot_be_used_is_refused(tmp_path: Path, text: str)
 
 
 def test_a_broken_connection_is_not_an_exit_code(tmp_path: Path) -> None:
-    with pytest.raises(UpstreamError, match="connection"):
+    with pytest.raises(UpstreamError):
         Adb(str(script(tmp_path / "adb", "echo half of an answ"))).shell("true")
 
 
@@ -140,7 +140,9 @@ def test_device_stage_page_and_annotations_give_the_answers_of_diagnose(tmp_path
     assert [answer.id for answer in answers] == ["stub-mismatch", "disk-full"]
 
     run = StageRun("run_device", "wheels", "aarch64-android", "qnn-ci run_device")
-    run_bundle._explain(session.RunResult(1, log.read_text(encoding="utf-8")), Local(), tmp_path, run, 5)
+    run_bundle.report_failure(
+        session.RunResult(1, log.read_text(encoding="utf-8")), Local(), tmp_path, run, 5
+    )
     notes = [finding for finding in run.findings if finding.rule == "device-diagnosis"]
     assert [(note.message, note.fix) for note in notes] == [(answer.cause, answer.fix) for answer in answers]
     assert [note.subject for note in notes] == [f"run.log: {answer.id}" for answer in answers]
@@ -158,7 +160,7 @@ def test_device_stage_page_and_annotations_give_the_answers_of_diagnose(tmp_path
 
 def test_a_device_whose_log_no_cause_explains_says_who_speaks_and_what_to_collect(tmp_path: Path) -> None:
     run = StageRun("run_device", "wheels", "aarch64-android", "qnn-ci run_device")
-    run_bundle._explain(
+    run_bundle.report_failure(
         session.RunResult(1, "[ERROR] QnnDsp <E> it broke somehow\n"), Local(), tmp_path, run, 5
     )
     (note,) = (finding for finding in run.findings if finding.rule == "device-diagnosis")

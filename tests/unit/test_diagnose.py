@@ -77,7 +77,7 @@ def test_of_a_folder_and_of_an_archive_the_logs_with_a_known_failure_are_shown(
             "ONNX Runtime's QNN",
             "execution",
         ),
-        ("GenieDialog_create returned: -1\nException: Failed to create the Genie Dialog.", "Genie", "start"),
+        ("Genie: the engine's thread could not start", "Genie", "start"),
         ("CMake Error at CMakeLists.txt:7 (find_package): not found", "CMake", "not found"),
     ],
 )
@@ -492,6 +492,29 @@ def test_how_a_program_ended_is_told_only_if_nothing_is_known_of_why() -> None:
     assert [shown.id for shown in diagnosis.explain(crash)] == ["segmentation-fault"]
     refused = "[ERROR] [Qnn ExecuTorch]: QNN context cache is invalid.\n"
     assert [shown.id for shown in diagnosis.explain(refused + crash)] == ["context-binary-refused"]
+
+
+def test_a_rule_of_another_programs_number_has_its_name() -> None:
+    known = diagnosis.knowledge()
+    named = {(row.of, code) for row in known.numbers for code in row.names}
+
+    assert not [
+        (entry.id, of, code)
+        for entry in known.entries
+        for of, code in entry.codes
+        if of != diagnosis.QNN and (of, code) not in named
+    ]
+
+
+def test_what_a_number_means_is_told_only_if_no_cause_is_known() -> None:
+    number = "[ERROR] [Qnn ExecuTorch]: Failed to create QNN context for Backend ID 6, error=1002\n"
+    assert [shown.id for shown in diagnosis.explain(number)] == ["code-memory"]
+    assert [shown.id for shown in diagnosis.explain(number.replace("1002", "QNN_COMMON_ERROR_SYSTEM"))] == [
+        "code-system"
+    ]
+    cause = diagnosis.knowledge().entry("stub-mismatch").example
+    assert [shown.id for shown in diagnosis.explain(number + cause)] == ["stub-mismatch"]
+    assert diagnosis.explain("my own program: error 1002\n") == []
 
 
 def test_the_failure_that_made_another_comes_first() -> None:

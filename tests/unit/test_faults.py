@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from ci.upgrades.faults import stage
 from ci.upgrades.faults.stage import (
     FaultRun,
     HowToRun,
@@ -25,7 +25,7 @@ from provisioning.base.errors import UnknownName
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import MANIFEST, SCRIPTS, Fault, Faults, load_faults
-from provisioning.python_environments import PythonEnvironments
+from provisioning.python_environments import IN_IMAGE, LOCKS
 
 FAULT = load_faults()[0].model_copy(update={"id": "x", "versions": ">=2.49.40", "product": "qnn"})
 SHOWN = sorted(SCRIPTS.glob("*.py"))
@@ -114,13 +114,16 @@ def test_a_run_that_did_not_end_goes_on_where_it_was(tmp_path: Path, monkeypatch
         (tmp_path / f"{name}.py").write_text("\n".join(lines), encoding="utf-8")
 
     faults = {name: FAULT.model_copy(update={"id": name, "lane": "onnx"}) for name in ("a", "b")}
-    monkeypatch.setattr(stage, "SCRIPTS", tmp_path)
-    monkeypatch.setattr(stage, "chosen", lambda names, known: [faults[name] for name in names])
-    monkeypatch.setattr(PythonEnvironments, "interpreter", lambda self, lane: sys.executable)
+    environment = tmp_path / "environments" / "onnx"
+    (environment / "bin").mkdir(parents=True)
+    shutil.copy(LOCKS / "onnx.txt", environment / "lock.txt")
+    (environment / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setenv(IN_IMAGE, str(environment.parent))
     selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path / "reports")
 
     def run(*names: str) -> int:
-        return check_all(selection, names, HowToRun(600, 2, resume=True), close=False, environ={})
+        how = HowToRun(600, 2, resume=True, scripts=tmp_path)
+        return check_all(selection, lambda: [faults[name] for name in names], how, close=False, environ={})
 
     write("a", "still", 1)
     write("b", "still", 1)

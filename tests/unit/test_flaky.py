@@ -21,7 +21,7 @@ from ci.pipeline.steps import Ask, run_step
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.rendering.junit_xml import junit
 from provisioning.base.settings import Selection
-from tests.unit import test_lane
+from tests.unit.test_lane import WORKER as PLAIN
 from tests.unit.test_lane import Compile, Program, Toy
 
 CHANCE = "CHANCE"
@@ -44,13 +44,13 @@ class ByChance(Compile):
 
 class ChanceLane(Toy):
     def do(self, plan: AnyPlan[Program], *, new_baseline: bool) -> Results:
-        return {"toy": run_step(ByChance(plan), plan.programs)}
+        return {"toy": run_step(ByChance(plan, self.code), plan.programs)}
 
 
-@pytest.fixture(autouse=True)
-def _figures_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = test_lane.WORKER.replace('10.0 * order["width"]', '10.0 * order["width"] + order["more"]')
-    monkeypatch.setattr(test_lane, "WORKER", worker)
+WORKER = PLAIN.replace('10.0 * order["width"]', '10.0 * order["width"] + order["more"]')
+"""Its figures are changed by the order."""
+FULL = 'if True:\n        raise OSError(28, "No space left on device")\n    if False:'
+FAILING = WORKER.replace('if order["width"] > 90:', FULL)
 
 
 class Gate:
@@ -67,14 +67,18 @@ class Gate:
     def quarantine(self, until: dt.date, reason: str = "it sways") -> None:
         self.write(f'quarantine = {{ until = {until}, reason = "{reason}" }}')
 
-    def run(self, chance: str = "0", *, cache: bool = True, recheck: Part | None = None) -> int:
+    def run(
+        self, chance: str = "0", *, cache: bool = True, recheck: Part | None = None, code: str = WORKER
+    ) -> int:
         (self.folder / CHANCE).write_text(chance, encoding="utf-8")
         selection = Selection(
             "wheels", "x86_64-linux", "SM8650", self.folder / "store", self.folder / "reports"
         )
         choice = Choice(suites=(self.folder / "toy.toml",))
         work = WorkOptions(jobs=1, cache=cache, recheck=recheck)
-        return run(ChanceLane(), StageOptions(selection, choice, work, Accept(), False))
+        lane = ChanceLane()
+        lane.code = code
+        return run(lane, StageOptions(selection, choice, work, Accept(), False))
 
     @property
     def report(self) -> Report:
@@ -153,30 +157,26 @@ def test_another_key_has_its_own_runs(gate: Gate) -> None:
     assert gate.run() == 0
 
 
-def test_a_changed_input_is_no_chance(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_input_is_no_chance(gate: Gate) -> None:
     weights = gate.folder / "weights"
     reads = f"    if open({str(weights)!r}).read() == 'bad': raise ValueError('bad weights')\n"
-    worker = test_lane.WORKER.replace("def work(order):\n", f"def work(order):\n{reads}")
-    monkeypatch.setattr(test_lane, "WORKER", worker)
+    worker = WORKER.replace("def work(order):\n", f"def work(order):\n{reads}")
     for content, code in (("bad", 1), ("good", 0), ("bad", 1), ("good", 0)):
         weights.write_text(content)
-        assert gate.run(cache=False) == code
+        assert gate.run(cache=False, code=worker) == code
         assert "flaky" not in gate.errors(), content
     weights.write_text("good")
-    assert gate.run("fails", cache=False) == 1 and "flaky" in gate.errors()
+    assert gate.run("fails", cache=False, code=worker) == 1 and "flaky" in gate.errors()
 
 
-def test_of_a_worker_that_died_whole_nobody_knows_what_it_read(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_worker_that_died_whole_nobody_knows_what_it_read(gate: Gate) -> None:
     weights = gate.folder / "weights"
     dies = f"    if open({str(weights)!r}).read() == 'bad': import os; os.kill(os.getppid(), 11)\n"
-    worker = test_lane.WORKER.replace("def work(order):\n", f"def work(order):\n{dies}")
-    monkeypatch.setattr(test_lane, "WORKER", worker)
+    worker = WORKER.replace("def work(order):\n", f"def work(order):\n{dies}")
     weights.write_text("bad")
-    assert gate.run() == 1
+    assert gate.run(code=worker) == 1
     weights.write_text("good")
-    assert gate.run() == 0
+    assert gate.run(code=worker) == 0
 
 
 def test_a_failure_is_kept_and_is_never_a_result(gate: Gate) -> None:
@@ -203,11 +203,8 @@ def test_a_recheck_that_differs_is_flaky_and_says_how_often(gate: Gate) -> None:
     assert [finding.rule for finding in gate.report.findings].count("flaky") == 1
 
 
-def test_the_machine_is_no_chance(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as changed:
-        full = 'if True:\n        raise OSError(28, "No space left on device")\n    if False:'
-        changed.setattr(test_lane, "WORKER", test_lane.WORKER.replace('if order["width"] > 90:', full))
-        assert gate.run() == 3
+def test_the_machine_is_no_chance(gate: Gate) -> None:
+    assert gate.run(code=FAILING) == 3
     assert gate.run() == 0
 
 
@@ -232,11 +229,9 @@ def test_what_is_in_quarantine_is_done_in_every_run(gate: Gate) -> None:
     assert gate.run() == 0 and gate.row["cached"], "a quarantine is in no key"
 
 
-def test_a_quarantine_excuses_no_machine(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quarantine_excuses_no_machine(gate: Gate) -> None:
     gate.quarantine(quarantine.today() + 20 * DAY)
-    full = 'if True:\n        raise OSError(28, "No space left on device")\n    if False:'
-    monkeypatch.setattr(test_lane, "WORKER", test_lane.WORKER.replace('if order["width"] > 90:', full))
-    assert gate.run() == 3
+    assert gate.run(code=FAILING) == 3
 
 
 @pytest.mark.parametrize(

@@ -8,30 +8,40 @@ from typing import Any
 
 import pytest
 
-from ci.artifacts.estimate import read_estimate
+from ci.__main__ import VERBS
+from ci.artifacts.estimate import estimate_of, read_estimate
+from ci.forecast import phones
+from ci.forecast import verb as forecast_verb
 from ci.lanes.onnx.budgets import over_budget
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.pipeline.forecast import LaneFit, PhoneFit, by_measurement, forecast, load_fit
+from ci.pipeline.forecast import BetweenChips, LaneFit, PhoneFit, by_measurement, forecast, load_fit
 from ci.pipeline.phones import Forecasts, load_forecasts
+from provisioning.base.command_line import parsed
 from provisioning.base.errors import UsageError
 
 BUILD = "v2.51.0.260929181845"
 TABLE = Forecasts.model_validate_json(
-    """{"schema": 1, "chips": ["QCS9100", "SA8797"], "runtime": "onnx", "models": {},
+    """{"schema": 1, "chips": ["QCS9100", "SA8797"], "models": {},
+    "lanes": {"onnx": {"runtime": "onnx"}, "executorch": {"runtime": "qnn_dlc", "note": "rows of qnn_dlc"}},
     "wheel": {"version": "0.65.0", "filename": "a-0.65.0-py3-none-any.whl", "sha256": "%s", "size": 1},
-    "hexagon": {"V75": {"newer": 0, "around_us": 100}, "V79": {"newer": 0.5, "around_us": 50}},
-    "phones": {"Galaxy S24": {"soc": "SM8650", "device": "Samsung Galaxy S24", "like": "V75"},
-               "Galaxy S25": {"soc": "SM8750", "device": "Samsung Galaxy S25", "like": "V79"}}}"""
+    "phones": {"Galaxy S24": {"soc": "SM8650", "device": "Samsung Galaxy S24", "hexagon": "V75"},
+               "Galaxy S25": {"soc": "SM8750", "device": "Samsung Galaxy S25", "hexagon": "V79"}}}"""
     % ("0" * 64)
 )
 FIT = LaneFit(
     BUILD,
     {
         "Galaxy S24": PhoneFit(
-            {"float": 0.8, "w8a8": 0.9}, {"float": 0.1, "w8a8": 0.25}, {"Galaxy S25": 0.05}
+            BetweenChips(0, 100),
+            {"float": 0.8, "w8a8": 0.9},
+            {"float": 0.1, "w8a8": 0.25},
+            {"Galaxy S25": 0.05},
         ),
         "Galaxy S25": PhoneFit(
-            {"float": 0.5, "w8a8": 0.6}, {"float": 0.2, "w8a8": 0.25}, {"Galaxy S24": 0.06}
+            BetweenChips(0.5, 50),
+            {"float": 0.5, "w8a8": 0.6},
+            {"float": 0.2, "w8a8": 0.25},
+            {"Galaxy S24": 0.06},
         ),
     },
     least_us=100,
@@ -107,8 +117,25 @@ def test_a_cut_graph_and_operators_without_a_cost_have_no_forecast(field: str) -
     assert "2" in forecast("onnx", "fp16", given, FIT, TABLE).withheld
 
 
-def test_a_lane_without_a_fit_says_so() -> None:
-    assert forecast("executorch", "fp16", facts(), None, TABLE).withheld
+def test_a_lane_without_a_fit_says_so_with_the_command() -> None:
+    found = forecast("executorch", "fp16", facts(), None, TABLE)
+    assert "not fitted for QNN 2.51.0" in found.withheld
+    assert found.fix == "nox -s forecast -- fit --lane executorch --accept"
+
+
+def test_a_precision_that_no_phone_has_constants_of_is_no_empty_forecast() -> None:
+    found = forecast("onnx", "16a8w", facts(), FIT, TABLE)
+    assert found.withheld and "fp16, 8a8w" in found.fix
+
+
+def test_a_language_model_says_why_it_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what Genie is given, and of a checkpoint."""
+    for name in ("genie_config.json", "config.json"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        assert forecast_verb.run(parsed(VERBS["forecast"], [str(folder)])) == 1
+        assert "tokens a second" in capsys.readouterr().out
 
 
 def test_one_phone_tells_the_others() -> None:
@@ -151,6 +178,31 @@ def test_a_profile_without_an_estimate_has_none(tmp_path: Path) -> None:
     assert read_estimate(path) is None
 
 
+CYCLES = [
+    ("Performance Estimates", 0),
+    ("Simulated (Accelerator exec cycles)", 302018),
+    ("Simulated (Accelerator exec cycles (lower estimate))", 272776),
+    ("Simulated (Accelerator exec cycles (upper estimate))", 347084),
+]
+
+
+def test_cycles_alone_are_read_by_the_chips_clock() -> None:
+    """QNN 2.49.40 has no time."""
+    estimate = estimate_of(CYCLES, "QCS9100")
+    assert estimate is not None
+    assert (estimate.us, estimate.least_us, estimate.most_us) == (201, 182, 231)
+    assert estimate_of(CYCLES, "SM8750") is None
+
+
+def test_a_forecast_says_what_it_cost() -> None:
+    assert "took 3.2 s" in forecast("onnx", "fp16", facts(cpu_seconds=3.2), FIT, TABLE).basis
+    assert "took" not in forecast("onnx", "fp16", facts(), FIT, TABLE).basis
+
+
+def test_rows_that_stand_in_for_a_lane_are_named() -> None:
+    assert "rows of qnn_dlc" in forecast("executorch", "fp16", facts(), FIT, TABLE).basis
+
+
 def test_phones_are_found_by_their_usual_names() -> None:
     assert {TABLE.named(name) for name in ("galaxy s25", "Samsung Galaxy S25", "GalaxyS25")} == {"Galaxy S25"}
 
@@ -189,3 +241,43 @@ def test_a_budget_that_cannot_be_held_is_no_pass_without_a_word() -> None:
 def test_a_budget_names_a_phone_and_milliseconds(budget: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="budget"):
         OnnxRun(precision="fp16", socs=("SM8750",), forecast=True, budget=budget)
+
+
+PERF = """\
+precisions:
+  w4a16:
+    components:
+      Llama:
+        performance_metrics:
+          Samsung Galaxy S25:
+            genie:
+              llm_metrics:
+              - {context_length: 4096, tokens_per_second: 67.2, prefill_tokens_per_second: 1783.4}
+            geniex_qairt:
+              llm_metrics:
+              - {context_length: 4096, tokens_per_second: 47.6}
+"""
+NUMERICS = """\
+metrics:
+- metric_name: Top-1 Accuracy
+  metric_unit: '%'
+  partial_torch_metric: 80.6
+  device_metric:
+    Samsung Galaxy S25:
+      w8a8: {onnx: {partial_metric: 78.0}}
+      float: {onnx: {partial_metric: 80.6}}
+"""
+
+
+def test_language_models_have_tokens_a_second_and_accuracy_the_points_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "perf.yaml").write_text(PERF)
+    (folder / "numerics.yaml").write_text(NUMERICS)
+    monkeypatch.setattr("ci.forecast.hub.tables", lambda table, store: tmp_path)
+    words = "\n".join(phones.in_words(phones.found("llama", TABLE, tmp_path), ["Galaxy S25"], TABLE))
+    assert "67.2 tokens/s" in words and "prompt 1,783 tokens/s" in words and "47.6 tokens/s" in words
+    assert "78% on Samsung Galaxy S25, 80.6% in PyTorch: 2.6 points lost" in words
+    assert words.count("points lost") == 1

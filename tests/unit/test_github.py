@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ci import github as verb
-from ci.gate_table import CiJob, GateTable, IgnoredChanges, gate_table
+from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
 from ci.github import digests, place, plan, publish, release, setup, stage, verdict
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Outcome

@@ -402,8 +402,8 @@ def test_the_token_is_sent_to_githubs_api_alone(github: GitHub) -> None:
     assert not any("authorization" in request.headers for request in other.requests)
 
 
-def wheel_settings(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A job's environment after the step `place`, with a lock file of one package that an index here has."""
+def wheel_settings(environ: dict[str, str]) -> tuple[dict[str, str], Path]:
+    """A job's environment after the step `place`, and lock files, of one package that an index here has."""
     home = Path(environ["RUNNER_TEMP"])
     for name in ("links", "locks"):
         (home / name).mkdir()
@@ -411,21 +411,19 @@ def wheel_settings(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> 
     (home / "links" / name).write_bytes(content)
     hashed = hashlib.sha256(content).hexdigest()
     (home / "locks" / "executorch.txt").write_text(f"mine==1.0 \\\n    --hash=sha256:{hashed}\n")
-    monkeypatch.setattr(wheels, "lock_path", lambda name: home / "locks" / f"{name}.txt")
     pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(home / "links")}
-    return {"PATH": os.environ["PATH"], **environ, **pip, "QNN_CI_STAGE": "test_lowering"}
+    job = {"PATH": os.environ["PATH"], **environ, **pip, "QNN_CI_STAGE": "test_lowering"}
+    return job, home / "locks"
 
 
-def test_the_locked_packages_are_kept_as_wheels_and_again_where_they_were_refused(
-    github: GitHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environ = wheel_settings(github.environ("refs/heads/main"), monkeypatch)
+def test_the_locked_packages_are_kept_as_wheels_and_again_where_they_were_refused(github: GitHub) -> None:
+    environ, locks = wheel_settings(github.environ("refs/heads/main"))
     outputs = github.step("place", {**environ, "GITHUB_ENV": str(github.home / "env")})
     environ |= pairs(github.home / "env")
     assert environ["QNN_CI_WHEELS"] == outputs["wheels"] and "UV_CACHE_DIR" not in environ
 
     def new() -> str:
-        assert wheels.run(environ) == 0
+        assert wheels.run(environ, locks) == 0
         return pairs(Path(environ["GITHUB_OUTPUT"]))["new"]
 
     kept = Path(outputs["wheels"], "executorch")
@@ -455,11 +453,11 @@ def test_no_wheels_are_restored_but_those_that_the_default_branch_saved(
     assert outputs["wheels-restore"] == outputs["wheels-save"] == ""
 
 
-def test_wheels_that_cannot_be_had_fail_no_job(github: GitHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = wheel_settings(github.environ("refs/heads/main"), monkeypatch)
+def test_wheels_that_cannot_be_had_fail_no_job(github: GitHub) -> None:
+    environ, locks = wheel_settings(github.environ("refs/heads/main"))
     shutil.rmtree(environ["PIP_FIND_LINKS"])
     kept = github.home / "wheels"
-    assert wheels.run({**environ, "QNN_CI_WHEELS": str(kept)}) == 0
+    assert wheels.run({**environ, "QNN_CI_WHEELS": str(kept)}, locks) == 0
     assert pairs(Path(environ["GITHUB_OUTPUT"]))["new"] == "false" and not any(kept.rglob("*.whl"))
 
 

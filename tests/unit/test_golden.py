@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ci.upgrades import releases
 from ci.upgrades.golden import executorch, stage
 from ci.upgrades.golden.stage import (
     SUMS,
@@ -161,6 +161,11 @@ case $0$model in *1.5.1/*1.5.0/*) {does};; *) write 1;; esac
 """Stands in for a version's runner: what 1.5.1 does with a program of 1.5.0, and the right thing else."""
 
 
+class WithoutQnn(executorch.Toolkit):
+    def qnn(self) -> dict[str, str]:
+        return dict(os.environ)
+
+
 @pytest.mark.parametrize(
     ("does", "result"),
     [
@@ -172,24 +177,29 @@ case $0$model in *1.5.1/*1.5.0/*) {does};; *) write 1;; esac
     ],
 )
 def test_a_program_of_an_older_executorch_is_judged_by_what_a_later_runtime_does(
-    does: str, result: Result | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    does: str, result: Result | None, tmp_path: Path
 ) -> None:
     pte = tmp_path / "made.pte"
     pte.write_bytes(program())
 
-    def runner(version: str, *arguments: object) -> Path:
-        return script(tmp_path / "runners" / version / "runner", RUNNER.replace("{does}", does))
+    class Scripts(WithoutQnn):
+        """Runners that are scripts, and one program of all versions."""
 
-    monkeypatch.setattr(executorch, "_runner", runner)
-    monkeypatch.setattr(executorch, "_compile", lambda maker, names, *more: dict.fromkeys(names, pte))
-    monkeypatch.setattr(executorch, "environment_of", lambda *arguments: dict(os.environ))
-    monkeypatch.setattr(releases, "variables_of", lambda release, store, environ: environ)
+        def executorch(self, release: object, variables: Mapping[str, str]) -> dict[str, str]:
+            return dict(variables)
+
+        def runner(self, version: str, release: object) -> Path:
+            return script(tmp_path / "runners" / version / "runner", RUNNER.replace("{does}", does))
+
+        def compile(self, maker: str, programs: Sequence[str], variables: object) -> dict[str, Path]:
+            return dict.fromkeys(programs, pte)
+
     golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
     selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
 
     def measured() -> str:
-        versions, folder = ["1.5.1", "1.5.0"], tmp_path / "golden"
-        results = executorch.measure_all(golden, versions, selection, folder, 9, {}, tmp_path / "kept")
+        tools = Scripts(selection, tmp_path / "golden", 9, {})
+        results = executorch.measure(golden, ["1.5.1", "1.5.0"], tools, tmp_path / "kept")
         return results[PROGRAM]["1.5.0"].runtimes["1.5.1"].result
 
     if result is None:
@@ -207,9 +217,8 @@ def test_a_runner_of_another_executorch_runs_nothing(tmp_path: Path, monkeypatch
         ran.finish().write(Path(command[command.index("--reports") + 1]))
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(executorch, "environment_of", lambda *arguments: {})
     monkeypatch.setattr(subprocess, "run", run)
     golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
     selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
     with pytest.raises(EnvironmentLacking, match=r"1\.5\.1.*1\.4\.0"):
-        executorch.measure_all(golden, ["1.5.1"], selection, tmp_path / "golden", 9, {})
+        executorch.measure(golden, ["1.5.1"], WithoutQnn(selection, tmp_path / "golden", 9, {}))

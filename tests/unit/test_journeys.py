@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ci.gate_table import gate_table
+from ci.gate.table import gate_table
 from provisioning.base.settings import ROOT
 from tests.support.journeys import Row, differences, journeys, promised
 from tests.support.sources import parsed

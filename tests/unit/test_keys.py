@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from ci.engine.inputs import key_of, roots_of
-from ci.engine.memo import Memo
+from ci.engine.inputs import Touched, key_of, roots_of
+from ci.engine.memo import CachedResult, Memo, Miss
 from ci.engine.work import Result
 from ci.engine.workers.parent import Worker
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
@@ -21,8 +22,8 @@ from ci.lanes.executorch.emulate import RunOnEmulator
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import ModuleScheme, parse_request
 from ci.lanes.llm.suite import SUITES as LLM
-from ci.lanes.llm.suite import Limits, LlmRun
-from ci.lanes.llm.work import Generate, LlmPlan
+from ci.lanes.llm.suite import Limits, LlmCase, LlmProgram, LlmRun
+from ci.lanes.llm.work import CompileCheckpoint, Generate, LlmPlan
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan
 from ci.lanes.onnx.steps import case_of, run_of
 from ci.lanes.onnx.suite import SUITES as ONNX
@@ -217,6 +218,32 @@ def test_work_is_compared_with_earlier_work_of_the_same_model_alone(tmp_path: Pa
     # A suite's case is the same case, whatever model it has now.
     assert subject(program) == subject(of_another)
     assert subject(program) != subject(replace(program, suite=tmp_path / "others.toml"))
+
+
+def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes_and_blames_no_other(tmp_path: Path) -> None:
+    """Wherever it is, and whatever else of the same name was compiled before."""
+
+    def task(name: str, config: str) -> StepTask[Any]:
+        folder = tmp_path / name / "model"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(config)
+        run = LlmRun.model_construct(precision="fp16", socs=("SM8650",))
+        case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
+        program = LlmProgram(folder / NO_SUITE, folder.name, case, run, "SM8650")
+        request = {"model": str(folder), "adapter": "", "calibrate": "", "context": 128}
+        step = CompileCheckpoint(_plan(LlmPlan, program, tmp_path, qnn_environment=None), request)
+        return tasks_of(step, NO_PACKAGES, [program], tmp_path)[0]
+
+    first, moved, other = task("first", "{}"), task("moved", "{}"), task("other-model", '{"a": 1}')
+    assert first.key == moved.key and str(tmp_path) not in json.dumps([first.key, other.key])
+    first.memo.remember(first.subject, first.key, {}, Touched())
+    assert isinstance(moved.memo.find(moved.subject, moved.key), CachedResult)
+    assert other.memo.find(other.subject, other.key) == Miss("not run before")
+    other.memo.remember(other.subject, other.key, {}, Touched())
+    (tmp_path / "first" / "model" / "config.json").write_text('{"a": 2}')
+    again = first.step.key(first.program, first.memo, {})
+    why = first.memo.find(first.subject, again)
+    assert isinstance(why, Miss) and why.why.startswith("files.config.json: ") and "nothing" not in why.why
 
 
 CHANGES = [

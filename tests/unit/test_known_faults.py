@@ -60,6 +60,8 @@ VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
         ("aten.softmax.int", {}, "fp16", "SM8850", {"minus-infinity-on-v81"}),
         ("aten.full.default", {"ranks": [5]}, "fp16", "SM8650", {"constant-of-five-dimensions"}),
         ("aten.full.default", {"ranks": [4]}, "fp16", "SM8650", set()),
+        ("aten.max.dim", {"first": 2}, "fp16", "SM8650", {"max-of-two"}),
+        ("aten.max.dim", {"first": 1}, "fp16", "SM8650", set()),
         ("aten.linear.default", {"again": True}, "8a8w", "SM8650", {"bias-used-twice"}),
         ("aten.linear.default", {}, "8a8w", "SM8650", set()),
         (

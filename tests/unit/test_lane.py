@@ -69,13 +69,14 @@ serve(int(sys.argv[-1]), lambda: reporting(work, error_of), forks=True)
 class Compile(Step[Program]):
     kind, title, keeps_files = "toy", "toys", True
     plan: AnyPlan[Program]
+    code: str = WORKER
 
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
         return {"PATH": "/usr/bin:/bin"}
 
     def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         return WorkerSpec(
-            ("-c", WORKER), self.environment(own), self.plan.logs, 60, "nothing", "", forks=True
+            ("-c", self.code), self.environment(own), self.plan.logs, 60, "nothing", "", forks=True
         )
 
     def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Any]:
@@ -87,6 +88,7 @@ class Compile(Step[Program]):
 
 class Toy(Lane[Program, AnyPlan[Program]]):
     stage, rules = "test_toy", "toy"
+    code = WORKER
     suites = Suites("test_toy", Path("toy.toml"), Program, LaneForm("toy", ToyCase, ("test_toy",)))
 
     def plan(self, programs: Sequence[Program], options: StageOptions) -> AnyPlan[Program]:
@@ -94,7 +96,7 @@ class Toy(Lane[Program, AnyPlan[Program]]):
         return AnyPlan(tuple(programs), selection, options.work, selection.reports / "toy", baselines)
 
     def do(self, plan: AnyPlan[Program], *, new_baseline: bool) -> Results:
-        return {"toy": run_step(Compile(plan), plan.programs)}
+        return {"toy": run_step(Compile(plan, self.code), plan.programs)}
 
     def findings(self, plan: AnyPlan[Program], program: Program, mine: Mine) -> Iterator[Finding]:
         if failure := mine["toy"].failure:
@@ -147,6 +149,7 @@ def toys(
     accept: Accept | None = None,
     listed: bool = False,
     work: WorkOptions = WorkOptions(jobs=1),  # noqa: B008
+    code: str = WORKER,
     **choice: Any,
 ) -> tuple[int, dict[str, Any]]:
     suite = folder / "toy.toml"
@@ -154,10 +157,12 @@ def toys(
         suite.write_text(SUITE)
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder / "reports")
     chosen = Choice(suites=(suite,), **choice)
-    code = run(Toy(), StageOptions(selection, chosen, work, accept or Accept(), listed))
+    lane = Toy()
+    lane.code = code
+    ended = run(lane, StageOptions(selection, chosen, work, accept or Accept(), listed))
     rows = {} if listed else Report.read(folder / "reports/test_toy.json").metrics["programs"]
     assert isinstance(rows, dict)
-    return code, {name.partition("/")[0]: row for name, row in rows.items()}
+    return ended, {name.partition("/")[0]: row for name, row in rows.items()}
 
 
 def test_its_programs_are_cached_and_judged_and_those_that_fail_are_done_again(tmp_path: Path) -> None:
@@ -252,14 +257,15 @@ def rechecked(
     folder: Path,
     part: Part = Part("100%"),  # noqa: B008
     words: tuple[str, ...] = GOOD,
+    code: str = WORKER,
 ) -> tuple[int, dict[str, Finding], dict[str, Any]]:
     """The exit code, the findings by rule, and what the report says of it."""
-    code, _ = toys(folder, work=WorkOptions(jobs=1, recheck=part), words=words)
+    ended, _ = toys(folder, work=WorkOptions(jobs=1, recheck=part), code=code, words=words)
     report = Report.read(folder / "reports/test_toy.json")
     detail = report.metrics["recheck"]
     assert isinstance(detail, dict)
     assert report.metrics["rechecked"] == f"{detail['compared']} of {detail['cached']}"
-    return code, {finding.rule: finding for finding in report.findings}, detail
+    return ended, {finding.rule: finding for finding in report.findings}, detail
 
 
 def entry_of(folder: Path, width: int) -> Path:
@@ -316,19 +322,15 @@ def test_a_stale_file_is_found(tmp_path: Path) -> None:
     assert rechecked(tmp_path)[0] == 0
 
 
-def test_bytes_that_are_others_each_time_are_no_difference_and_a_changed_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_that_are_others_each_time_are_no_difference_and_a_changed_one_is(tmp_path: Path) -> None:
     """As QNN leaves what memory held between a constant's values."""
     long, padded = '"x" * 9000', '"x" * 8996 + os.urandom(2).hex()'
-    plain = WORKER
     for text in (padded, long):
-        worker = plain.replace('"x" * order["width"]', text).replace("import sys", "import os, sys")
-        monkeypatch.setitem(globals(), "WORKER", worker)
-        toys(tmp_path, words=("net2",), work=WorkOptions(jobs=1, cache=False))
-        assert rechecked(tmp_path, words=("net2",))[:2] == (0, {})
+        worker = WORKER.replace('"x" * order["width"]', text).replace("import sys", "import os, sys")
+        toys(tmp_path, words=("net2",), work=WorkOptions(jobs=1, cache=False), code=worker)
+        assert rechecked(tmp_path, words=("net2",), code=worker)[:2] == (0, {})
     alter_file(entry_of(tmp_path, 2), "program", b"y" + b"x" * 8999)
-    code, findings, _ = rechecked(tmp_path, words=("net2",))
+    code, findings, _ = rechecked(tmp_path, words=("net2",), code=worker)
     assert code == 1 and "program" in findings["flaky"].message
 
 
@@ -342,25 +344,17 @@ def test_a_stale_entry_that_lacks_an_input_is_no_longer_found(tmp_path: Path) ->
     assert len(left) == 3 and not any("99.0" in text for text in left)
 
 
-def test_work_that_fails_now_is_a_difference_and_is_not_cached_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_that_fails_now_is_a_difference_and_is_not_cached_any_more(tmp_path: Path) -> None:
     toys(tmp_path, words=GOOD)
-    with monkeypatch.context() as changed:
-        changed.setitem(globals(), "WORKER", WORKER.replace("> 90", "== 3"))
-        code, findings, _ = rechecked(tmp_path)
-        assert code == 1 and {"flaky", "toy-refused"} == set(findings)
+    code, findings, _ = rechecked(tmp_path, code=WORKER.replace("> 90", "== 3"))
+    assert code == 1 and {"flaky", "toy-refused"} == set(findings)
     assert [name for name, row in toys(tmp_path, words=GOOD)[1].items() if not row["cached"]] == ["net3"]
 
 
-def test_a_machine_in_trouble_is_no_difference_and_takes_nothing_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_in_trouble_is_no_difference_and_takes_nothing_away(tmp_path: Path) -> None:
     toys(tmp_path, words=GOOD)
-    with monkeypatch.context() as changed:
-        full = 'if order["width"] == 3:\n        raise OSError(28, "No space left on device")\n    if False:'
-        changed.setitem(globals(), "WORKER", WORKER.replace('if order["width"] > 90:', full))
-        code, findings, detail = rechecked(tmp_path)
+    full = 'if order["width"] == 3:\n        raise OSError(28, "No space left on device")\n    if False:'
+    code, findings, detail = rechecked(tmp_path, code=WORKER.replace('if order["width"] > 90:', full))
     assert code == 3 and set(findings) == {"cache-machine"}
     assert (detail["compared"], detail["different"]) == (2, 0)
     assert all(row["cached"] for row in toys(tmp_path, words=GOOD)[1].values())
@@ -375,13 +369,12 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     assert (detail["cached"], detail["compared"]) == (3, 0) and list(detail["left_out"].values()) == [3]
 
 
-def test_nothing_starts_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_starts_when_the_time_is_over(tmp_path: Path) -> None:
     toys(tmp_path, words=GOOD)
     for entry in entries(tmp_path / "store", "toy"):
         alter(entry, lambda document: document["result"].update(seconds=0.01))
     slow = WORKER.replace("def work(order):", "def work(order):\n    import time; time.sleep(2)")
-    monkeypatch.setitem(globals(), "WORKER", slow)
-    code, _, detail = rechecked(tmp_path, Part("0.025min", seconds=1.5))
+    code, _, detail = rechecked(tmp_path, Part("0.025min", seconds=1.5), code=slow)
     assert code == 0 and detail["compared"] == 1 and list(detail["left_out"].values()) == [2]
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import math
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from ci.__main__ import VERBS
 from ci.engine.trouble import InTrouble
 from ci.engine.work import Failure, Result
 from ci.engine.workers.child import reporting
+from ci.lanes import llm
 from ci.lanes.llm import verb
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.architecture import (
@@ -34,10 +37,12 @@ from ci.lanes.llm.architecture import (
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.behaviour import WantedAfter, lost, problems
 from ci.lanes.llm.check import read_by_genie
-from ci.lanes.llm.commands import parts_of
+from ci.lanes.llm.commands import Emulated, parts_of
 from ci.lanes.llm.estimate import estimated
 from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.lanes.llm.genie import (
+    KINDS,
+    ForcedText,
     GeneratedText,
     contradictions,
     generate,
@@ -47,6 +52,7 @@ from ci.lanes.llm.genie import (
     write_config,
 )
 from ci.lanes.llm.judge import TextComparison, compare_text, figures_of, misses, window_of
+from ci.lanes.llm.judged import digest_of, judged, windows_of
 from ci.lanes.llm.measure import choices, windows
 from ci.lanes.llm.prompts import (
     SPECIAL_PLACES,
@@ -63,14 +69,15 @@ from ci.lanes.llm.prompts import (
 )
 from ci.lanes.llm.quality import absolute, warnings
 from ci.lanes.llm.suite import SUITES, LlmProgram
+from ci.lanes.llm.time_left import Pace, Work
 from ci.lanes.llm.work import weights_of
-from provisioning.base.command_line import main
+from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.manifest import soc_named
 from qnn_ci.command import program_of
 from tests.support.checkpoints import write_adapter
-from tests.support.typed import run_here
+from tests.support.typed import parsed, run_here
 
 EOS = 9
 EXPECTED = (3, 4, 5, 6)
@@ -482,6 +489,42 @@ class TestCheckpoint:
         assert self.compiled(["compile"], whole_checkpoint) == 2
         assert unread in capsys.readouterr().err
 
+    def test_compile_keeps_what_rounding_costs_where_float_fits_into_memory(
+        self, whole_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """What its workers compute is given."""
+        out, made = whole_checkpoint.parent / "out", whole_checkpoint.parent / "made"
+        made.mkdir()
+        binaries = [made / "prefill_0.bin", made / "decode_0.bin"]
+        for binary in binaries:
+            binary.touch()
+        shape, soc = read_architecture(whole_checkpoint), soc_named("SM8650")
+        write_config(made, shape, binaries, soc, context=128, most=5)
+        costs = {"bytes": 10, "cpu_seconds": 1.0, "peak": 5}
+        kept = {**costs, "noise": {}, "tie": 0.1, "parts": [], "absolute": {}, "ranges": {"layer 0": [-1, 2]}}
+        asked: list[Mapping[str, Any]] = []
+
+        def run_step(step: Any, programs: Sequence[Any]) -> dict[str, Result]:
+            asked.append(step.request)
+            facts = kept if step.request["do"] == "noise" else {**costs, "binaries": 2}
+            return {program.name: Result(facts, made) for program in programs}
+
+        monkeypatch.setattr("ci.lanes.llm.one_model.run_step", run_step)
+        monkeypatch.setattr("ci.lanes.llm.one_model.require_installed", lambda: None)
+        monkeypatch.setattr("ci.lanes.llm.one_model.available_memory", lambda: None)
+        assert self.compiled(["compile"], whole_checkpoint) == 0
+        _, order = asked
+        rows = windows_of(whole_checkpoint, shape, order)
+        record = json.loads((out / "compiled.json").read_text())
+        assert record["rounding"]["judged"] == digest_of(rows, order["texts"])
+        assert record["rounding"]["ranges"] == kept["ranges"] and list(record["weights"]) == [
+            "model.safetensors"
+        ]
+        monkeypatch.setattr("ci.lanes.llm.one_model.available_memory", lambda: 1 << 20)
+        assert self.compiled(["compile"], whole_checkpoint) == 0 and len(asked) == 3
+        assert "left to llm check" in capsys.readouterr().err
+        assert "rounding" not in json.loads((out / "compiled.json").read_text())
+
     def test_a_folder_that_holds_other_things_is_refused(self, whole_checkpoint: Path) -> None:
         theirs = whole_checkpoint.parent / "out" / "theirs.bin"
         theirs.parent.mkdir()
@@ -571,7 +614,7 @@ class TestCheckpoint:
         require_tensors(tmp_path, shape)
         for changes in ({"num_key_value_heads": 1}, {"head_dim": 32}, {"vocab_size": 500}):
             other = read_architecture(checkpoint(tmp_path, model_type=kind, **changes))
-            with pytest.raises(CheckFailed, match="expected"):
+            with pytest.raises(CheckFailed, match=r"\.weight"):
                 require_tensors(tmp_path, other)
 
 
@@ -632,7 +675,7 @@ class TestConfiguration:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any
     ) -> None:
         """It would read unrelated memory, and what it says differs from run to run."""
-        monkeypatch.setattr("ci.lanes.llm.genie.subprocess.Popen", None)
+        monkeypatch.setattr(subprocess, "Popen", None)
         dialog = self.read(tmp_path)
         dialog["engine"]["backend"]["QnnHtp"] = backend
         config = tmp_path / "genie_config.json"
@@ -668,7 +711,10 @@ class TestConfiguration:
     ) -> None:
         """As in DeepSeek-R1-Distill-Qwen: bos_token_id is 0, and the tokenizer puts 1."""
         shape = read_architecture(self.begun(tmp_path, "b $A", 1))
-        assert shape.bos == 1
+        assert shape.bos == 1 and shape.beginning == (1,)
+        binaries = [tmp_path / "decode_0.bin"]
+        config = write_config(tmp_path, shape, binaries, soc_named("SM8650"), context=128, most=5)
+        assert setting(config, "context", "bos-token") == 1
         warning = beginning_warning(tmp_path, shape)
         assert "config.json names bos_token_id 0" in warning and "tokenizer.json puts token 1" in warning
         assert beginning_warning(tmp_path, read_architecture(self.begun(tmp_path, "a $A", 0))) == ""
@@ -774,6 +820,57 @@ def messages(folder: Path) -> str:
     return "\n".join(finding.message for finding in found_by(folder))
 
 
+@pytest.mark.parametrize("through", ["genie", "executorch"])
+def test_what_is_said_keeps_the_space_that_its_first_word_begins_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], through: str
+) -> None:
+    """sentencepiece's words begin with it, and alone its first one loses it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    from ci.lanes.llm.genie import PROGRAM, RECORD
+
+    words = {"\u2581when": 3, "\u2581error": 4, "s": 5, "\u2581": 6}
+    tokenizer = Tokenizer(models.WordLevel(words, "\u2581"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    shape = read_architecture(checkpoint(tmp_path))
+    (tmp_path / RECORD).write_text(json.dumps({"through": through, "context": 128, "prefill": 32}))
+
+    def genie(config: Path, prompts: Any, *, on_token: Callable[[int], None], **_: Any) -> Any:
+        for token in (4, 5):
+            on_token(token)
+        return [GeneratedText((4, 5), "length", 1.0, 1.0)]
+
+    asked: list[dict[str, Any]] = []
+
+    def program(**order: Any) -> dict[str, Any]:
+        asked.append(order)
+        return {"answers": [{"tokens": [4, 5], "stopped": "length", "seconds": 1.0}]}
+
+    if through == "genie":
+        binaries = [tmp_path / "decode_0.bin"]
+        binaries[0].touch()
+        write_config(tmp_path, shape, binaries, soc_named("SM8650"), context=128, most=5)
+    else:
+        (tmp_path / PROGRAM).touch()
+    emulated = Emulated(lambda *_: contextlib.nullcontext(program), genie)
+    assert run_llm(emulated, "run", tmp_path, "when", "--tokens", "2") == 0
+    out, err = capsys.readouterr()
+    assert out == "when errors\n" and "2 tokens, stopped by length" in err
+    assert [(order["who"], order["prompts"], order["most"]) for order in asked] == (
+        [("htp", [[3]], 2)] if through == "executorch" else []
+    )
+
+
+PACED = [f"{kind}_{where}" for kind in ("prefill", "decode") for where in ("htp", "cpu")]
+
+
+def run_llm(emulated: Emulated, *words: object) -> int:
+    """The exit code of `llm`, with these in place of processes."""
+    arguments = parsed(llm, *map(str, words))
+    return guarded(lambda: llm.run(arguments, emulated), debug=False)
+
+
 class TestCheck:
     """Of a compiled model; what its worker measures is given."""
 
@@ -794,7 +891,9 @@ class TestCheck:
         kept: Sequence[float] = (0.0, 0.0),
         worst: float = 42.0,
         bits: float = 1.0,
-        genie: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
+        stopped: str = "eos",
+        genie_figure: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
+        rounding: Mapping[str, Any] | None = None,
         **figures: float,
     ) -> int:
         from ci.lanes.llm.genie import RECORD
@@ -811,6 +910,7 @@ class TestCheck:
         record: dict[str, Any] = {"checkpoint": str(model), "soc": "SM8650", "precision": precision}
         record |= {"context": 128, "prefill": 32, "parts": 2}
         record |= {"calibrated by": list(calibrated)}
+        record |= {} if rounding is None else {"weights": {}, "rounding": rounding}
         (out / RECORD).write_text(json.dumps(record))
         save_tokenizer(out)
         save_tokenizer(model, vocabulary)
@@ -821,39 +921,50 @@ class TestCheck:
             for name, value in GOOD.items()
         }
         answers: dict[str, dict[str, Any]] = {
-            "pace": {"ready": 1.0, "pace": {"prefill_htp": 0.1, "decode_htp": 0.1}},
+            "pace": {"ready": 1.0, "pace": dict.fromkeys(PACED, 0.1)},
+            "float pace": dict.fromkeys(("start", "ready", "row", "token", "judge", "spent"), 0.01),
             "noise": {
                 "noise": dict.fromkeys(("windows", "prefill_genie", "decode_genie"), bounds),
                 "tie": 0.01,
                 "parts": [{"typical_db": typical, "db": worst} for typical in kept],
                 "absolute": ABSOLUTE | {"bits_per_byte": bits},
             },
-            "answers": {"answers": [{"tokens": [0], "stopped": "eos"}] * 2},
+            "answers": {"answers": [{"tokens": [0], "stopped": "eos"}] * 3},
             "figures": {"decode_htp": values, "positions": {"decode_htp": [0.0]}},
-            "part pace": {"ready": 1.0, "token": 0.01},
+            "part pace": {"ready": 1.0, "pace": dict.fromkeys(PACED, 0.01)},
             "genie choices": {
                 "prefill": chosen(1.0),
                 "decode": chosen(choices),
                 "cpu_seconds": 1.0,
                 "peak": 1,
             },
-            "genie figures": {} if genie is None else {"decode_genie": values | {"divergence": dict(genie)}},
+            "genie figures": {}
+            if genie_figure is None
+            else {"decode_genie": values | {"divergence": dict(genie_figure)}},
             "parts": {"parts": list(parts)},
         }
 
         def answer(**order: Any) -> dict[str, Any]:
             if asked is not None:
                 asked.append(order)
+            if order["do"] == "beside float":
+                others = [
+                    {who: said[place] for who, said in order["answers"].items()}
+                    for place in range(len(order["prompts"]))
+                ]
+                floats = {"tokens": [5], "stopped": "eos"}
+                return json.loads(json.dumps({"texts": [{"said": {"float": floats, **o}} for o in others]}))  # type: ignore[no-any-return]
             return answers[order["do"]]
+
+        def genie(config: Path, prompts: Sequence[Any], **_: Any) -> list[GeneratedText]:
+            return [GeneratedText((0,), stopped, 1, 1)] * len(prompts)
 
         ask = contextlib.nullcontext(answer)
         monkeypatch.setenv("QNN_CI_REPORTS", str(folder / "reports"))
-        monkeypatch.setattr("ci.lanes.llm.check.asking", lambda *_: ask)
-        monkeypatch.setattr(
-            "ci.lanes.llm.check.encoded", lambda _, texts, **__: [[0] * len(text.split()) for text in texts]
+        self.emulated = Emulated(
+            lambda *_: ask, genie, lambda _, texts, **__: [[0] * len(text.split()) for text in texts]
         )
-        command = ["llm", "check", str(out), "--text", str(folder / "text.txt"), *flags]
-        return main("python -m ci", "", {"llm": VERBS["llm"]}, command)
+        return run_llm(self.emulated, "check", out, "--text", folder / "text.txt", *flags)
 
     def test_it_is_held_to_its_limits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.check(tmp_path, monkeypatch) == 0
@@ -867,12 +978,12 @@ class TestCheck:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """They are of few tokens, so three standard errors are allowed."""
-        assert self.check(tmp_path, monkeypatch, genie={"value": 0.06, "error": 0.01}) == 0
-        assert self.check(tmp_path, monkeypatch, genie={"value": 0.09, "error": 0.01}) == 1
-        assert self.check(tmp_path, monkeypatch, genie={"value": 0.11, "error": 0.5}) == 1
+        assert self.check(tmp_path, monkeypatch, genie_figure={"value": 0.06, "error": 0.01}) == 0
+        assert self.check(tmp_path, monkeypatch, genie_figure={"value": 0.09, "error": 0.01}) == 1
+        assert self.check(tmp_path, monkeypatch, genie_figure={"value": 0.11, "error": 0.5}) == 1
         assert "Genie's decode: divergence" in messages(tmp_path)
         capsys.readouterr()
-        assert self.check(tmp_path, monkeypatch, genie=None) == 0
+        assert self.check(tmp_path, monkeypatch, genie_figure=None) == 0
         assert "gives no logits" in capsys.readouterr().out
 
     def test_a_quantized_model_may_lose_what_rounding_alone_costs_and_no_more(
@@ -886,6 +997,40 @@ class TestCheck:
             assert (
                 self.check(tmp_path, monkeypatch, precision="fp16", noise=1e-6, divergence=divergence) == code
             )
+
+    def test_what_rounding_costs_is_what_the_compile_kept_of_the_same_tokens_and_weights(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def noise_of(*flags: str, code: int, **kept: Any) -> list[dict[str, Any]]:
+            asked: list[dict[str, Any]] = []
+            assert self.check(tmp_path, monkeypatch, *flags, asked=asked, divergence=0.012, **kept) == code
+            return [order for order in asked if order["do"] == "noise"]
+
+        # Measured now rounding costs .1 nats, and the compile found .001.
+        [order] = noise_of(code=0)
+        assert order["ranges"] is None
+        rows = windows_of(tmp_path / "model", read_architecture(tmp_path / "model"), order)
+        limits = {name: {"value": value, "error": 1e-4} for name, value in GOOD.items()}
+        kept = {
+            "noise": {"windows": limits | {"divergence": {"value": 0.001, "error": 1e-4}}},
+            "tie": 0.01,
+            "parts": [{"typical_db": 0.0, "db": 42.0}] * 2,
+            "absolute": ABSOLUTE | {"bits_per_byte": 1.0},
+            "ranges": {"layer 0": [-1.0, 2.0]},
+            "judged": digest_of(rows, order["texts"]),
+        }
+        assert noise_of(code=1, rounding=kept) == []
+        # What calibration cuts off is part of it: nothing is allowed beside it.
+        limits["divergence"] = {"value": 0.0002, "error": 1e-5}
+        exact = kept | {"noise": {"windows": limits}}
+        for divergence, code in ((0.00022, 0), (0.0008, 1)):
+            assert self.check(tmp_path, monkeypatch, rounding=exact, divergence=divergence) == code
+        # Of other tokens it is measured anew, with the ranges that quantizing saw.
+        [order] = noise_of("--tokens", "300", code=0, rounding=kept)
+        assert order["ranges"] == kept["ranges"]
+        (tmp_path / "model" / "model.safetensors").write_bytes(b"others")
+        [order] = noise_of(code=0, rounding=kept)
+        assert order["ranges"] is None and "weights have changed" in capsys.readouterr().err
 
     def test_a_wrong_part_is_told_without_being_asked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -911,9 +1056,9 @@ class TestCheck:
     ) -> None:
         assert self.check(tmp_path, monkeypatch) == 0
         moved = (tmp_path / "model").rename(tmp_path / "moved")
-        command = ["llm", "check", str(tmp_path / "out"), "--text", str(tmp_path / "text.txt")]
-        for flags, code in (([], 2), (["--checkpoint", str(moved)], 0)):
-            assert main("python -m ci", "", {"llm": VERBS["llm"]}, [*command, *flags]) == code
+        command = ("check", tmp_path / "out", "--text", tmp_path / "text.txt")
+        for flags, code in (((), 2), (("--checkpoint", moved), 0)):
+            assert run_llm(self.emulated, *command, *flags) == code
         assert "--checkpoint FOLDER" in capsys.readouterr().err
 
     def test_a_text_that_is_not_utf_8_is_named(
@@ -960,12 +1105,15 @@ class TestCheck:
         assert "without tokenizer_config.json" in capsys.readouterr().err
 
     def test_a_template_that_begins_twice_is_refused_before_the_emulator_works(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr("ci.lanes.llm.check.has_template", lambda _: True)
-        monkeypatch.setattr("ci.lanes.llm.check.chat_text", lambda *_: "a a")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "chat_template.jinja").write_text("a a")
+        config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        (tmp_path / "out" / "tokenizer_config.json").write_text(json.dumps(config))
         asked: list[dict[str, Any]] = []
         assert self.check(tmp_path, monkeypatch, asked=asked) == 2 and not asked
+        assert "twice" in capsys.readouterr().err
 
     @pytest.mark.parametrize(("words", "code"), [(1002, 0), (1001, 2)])
     def test_a_text_too_short_for_its_prefixes_is_refused(
@@ -1054,12 +1202,10 @@ class TestCheck:
         wanted.write_text('[[prompt]]\ntext = "b"\ncalls = []\n[[prompt]]\ntext = "b a"\n')
         flags = ("--behaviour", str(wanted))
         for stopped, code in (("eos", 0), ("length", 1)):
-            answers = [GeneratedText((0,), stopped, 1, 1)] * 2
-            monkeypatch.setattr("ci.lanes.llm.check.generate", lambda *_, a=answers, **__: a)
-            assert self.check(tmp_path, monkeypatch, *flags) == code
+            assert self.check(tmp_path, monkeypatch, *flags, stopped=stopped) == code
         assert {finding.rule for finding in found_by(tmp_path)} == {"llm-behaviour"}
         wanted.write_text('[[prompt]]\ntext = "b"\ncalls = [{ name = "clock" }]\n')
-        assert self.check(tmp_path, monkeypatch, *flags) == 1
+        assert self.check(tmp_path, monkeypatch, *flags, stopped="length") == 1
         assert "llm-behaviour-float" in {finding.rule for finding in found_by(tmp_path)}
         wanted.write_text("[[prompt]]\ntxt = 1\n")
         assert self.check(tmp_path, monkeypatch, *flags) == 2
@@ -1071,6 +1217,32 @@ class TestCheck:
         [row] = report.metrics["programs"].values()  # type: ignore[union-attr]
         assert isinstance(row, dict) and row["verdict"] == "pass" and row["precision"] == "16a8w"
         assert {"figures", "parts", "absolute", "speed"} <= set(row)
+        texts: Any = row["texts"]
+        assert len(texts) == 3 and all(text["prompt"] for text in texts)
+        words = {who: said["text"].strip() for who, said in texts[0]["said"].items()}
+        assert words == {"float": "b", "cpu": "a", "htp": "a"}
+
+    @pytest.mark.parametrize(
+        ("flags", "who"), [((), {"cpu", "htp"}), (("--on", "cpu"), {"cpu"}), (("--on", "parts"), None)]
+    )
+    def test_who_computes_is_heard_beside_float(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        flags: tuple[str, ...],
+        who: set[str] | None,
+    ) -> None:
+        asked: list[dict[str, Any]] = []
+        assert (
+            self.check(tmp_path, monkeypatch, *flags, "--prefixes", "4", "--tokens", "40", asked=asked) == 0
+        )
+        heard = [
+            (set(order["answers"]), len(order["prompts"]), order["most"])
+            for order in asked
+            if order["do"] == "beside float"
+        ]
+        # No more tokens are read than decode is judged by.
+        assert heard == ([] if who is None else [(who, 1, 10)])
 
 
 def test_binaries_too_large_for_the_emulator_leave_the_prompt_to_decode(tmp_path: Path) -> None:
@@ -1145,6 +1317,17 @@ def chosen(share: float = 0.97) -> dict[str, float]:
 DIFFERENCE = {"place": 3, "expected": 4, "found": 5, "expected_logit": 7.0, "found_logit": 5.0}
 
 
+class Counting:
+    """A float model: after a token comes the next one."""
+
+    config = generation_config = SimpleNamespace(eos_token_id=[0, 1])
+
+    def __call__(self, tokens: Any, logits_to_keep: int = 0) -> SimpleNamespace:
+        import torch
+
+        return SimpleNamespace(logits=torch.eye(512).roll(1, 1)[tokens][:, -logits_to_keep:])
+
+
 class TestVerdicts:
     @pytest.mark.parametrize(
         ("texts", "found"),
@@ -1194,20 +1377,16 @@ class TestVerdicts:
     def test_genies_prefill_and_decode_are_both_held_to_float(
         self,
         tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
         said: Callable[[int], tuple[int, ...]],
         found: list[str],
     ) -> None:
         """Float counts on, whatever was said before."""
-        counting = np.roll(np.eye(512), 1, axis=1)
-        monkeypatch.setattr("ci.lanes.llm.measure.logits_of", lambda _, tokens: counting[tokens])
-        monkeypatch.setattr("ci.lanes.llm.measure.ends_of", lambda _: (0, 1))
         shape = read_architecture(checkpoint(tmp_path))
         prefixes = [text.prompt for text in prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))]
         assert {len(prefix) for prefix in prefixes} == {20, 40}
         assert len({prefix[-1] for prefix in prefixes}) == len(prefixes)
         generated = [GeneratedText(said(prefix[-1]), "", 1, 1) for prefix in prefixes]
-        facts = choices(shape, None, prefixes, generated)
+        facts = choices(shape, Counting(), prefixes, generated)
         good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
         every = {"figures": dict.fromkeys(READER_NAMES, good), "choices": facts, "texts": []}
         every["behaviour"] = []
@@ -1282,7 +1461,7 @@ def test_a_text_with_a_nul_is_refused_with_its_place(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_weights_is_kept_and_of_other_files_not(tmp_path: Path, whole_checkpoint: Path) -> None:
-    digests = weights_of(whole_checkpoint, tmp_path / "store")
+    digests = weights_of(whole_checkpoint, "", tmp_path / "store")
     assert list(digests) == ["model.safetensors"] and len(digests["model.safetensors"]) == 64
 
 
@@ -1299,6 +1478,87 @@ def test_a_damaged_tokenizer_is_told_by_its_bits_and_by_what_comes_back(tmp_path
         assert not list(warnings(found))
         [warned] = warnings(absolute(tokenizer, [row], len(row) * 8.0, text))
         assert ("come back" in warned) == bool(unknown)
+
+
+@pytest.mark.parametrize(("whole", "last"), [(True, 1024), (False, 26)])
+def test_genies_last_text_goes_to_the_contexts_end_though_ours_is_shorter(
+    tmp_path: Path, whole: bool, last: int
+) -> None:
+    """Without a graph for prefill it would take hours to come there, and ends where the windows do."""
+    save_tokenizer(tmp_path)
+    shape, text = read_architecture(checkpoint(tmp_path)), tmp_path / "text.txt"
+    sizes = {"context": 1024, "prefill": 32}
+    text.write_text("a b " * 150)
+    read = judged(tmp_path, load_tokenizer(tmp_path), shape, text, sizes, tokens=100, prefixes=3, whole=whole)
+    end = read.to_the_end
+    assert len(shape.beginning) + len(end.prompt) + len(end.tokens) == last
+    # Genie takes no longer prompt.
+    assert len(end.prompt) <= 1024 - 32
+    assert [*end.prompt, *end.tokens] == ([0, 5] * 600)[: last - len(shape.beginning)]
+
+
+class TestTimeLeft:
+    """Of `llm check`, by paces of one second for whatever is counted."""
+
+    def seconds(self, *, of: str, cpu: bool = False, texts: int = 0, block: int = 32) -> float:
+        """With a pace for one thing alone: of a reader, to be ready, or of float's."""
+        order: dict[str, Any] = {"windows": 4, "length": 51, "decode_tokens": 100, "cpu": cpu}
+        order["few"] = {"windows": 1, "length": 101}
+        work = Work(
+            order,
+            ["cpu"],
+            [([[1] * 10] * 2, 5)],
+            [ForcedText([1] * 40, [1] * 2)] * texts,
+            block,
+        )
+        pace = Pace(
+            {kind: float(of == f"{kind} ready") for kind in KINDS},
+            {name: float(of == name) for name in PACED},
+            {name: float(of == f"float {name}") for name in ("start", "ready", "row", "token", "judge")},
+            float(of == "order"),
+        )
+        nothing = replace(pace, ready=dict.fromkeys(KINDS, 0.0), token=dict.fromkeys(PACED, 0.0))
+        nothing = replace(nothing, floats=dict.fromkeys(pace.floats, 0.0), order=0.0)
+        return round(work.seconds(pace) - work.seconds(nothing), 6)
+
+    def test_a_reader_reads_windows_parts_and_answers(self) -> None:
+        assert self.seconds(of="prefill_cpu") == 4 * 50 + 100
+        # Decode is judged by 25 tokens of each of four windows, and reads the prompts of answers.
+        assert self.seconds(of="decode_cpu") == 4 * 25 + 100 + 2 * (10 + 5)
+        assert self.seconds(of="decode_cpu", cpu=True) == 4 * 25 + 2 * (10 + 5)
+
+    def test_genie_reads_whole_blocks_and_by_decode_where_it_has_no_other(self) -> None:
+        without = self.seconds(of="prefill_htp")
+        # Twice 40 tokens for choices, three times for logits, and the two prompts of 10 that are answered.
+        blocks = 2 * 2 + 3 * 2 + 2 * 1
+        assert self.seconds(of="prefill_htp", texts=3) - without == 32 * blocks
+        assert self.seconds(of="prefill_htp", texts=3, block=0) == without
+        by_decode = self.seconds(of="decode_htp", texts=3, block=0) - self.seconds(of="decode_htp", texts=3)
+        assert by_decode == 5 * 40 + 2 * 10
+
+    def test_float_is_loaded_for_each_order_and_answers_row_by_row(self) -> None:
+        # Two kinds of windows, two of parts, the answers; then Genie's choices and its logits.
+        assert self.seconds(of="float ready") == 5 and self.seconds(of="float ready", texts=3) == 7
+        # Parts are held to our own decoder.
+        assert self.seconds(of="float start") == 3
+        assert self.seconds(of="float row") == 4 + 4 + 1 + 1 + 2 * (1 + 5)
+
+
+def test_what_reads_to_the_contexts_end_can_be_typed(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    shape, text = read_architecture(checkpoint(tmp_path)), tmp_path / "text.txt"
+    sizes = {"context": 512, "prefill": 32}
+
+    def hint(words: int, tokens: int) -> str:
+        text.write_text("a " * words)
+        read = judged(tmp_path, load_tokenizer(tmp_path), shape, text, sizes, tokens=tokens, prefixes=40)
+        return read.short_of(512, len(shape.beginning))
+
+    assert "--tokens 2044 --text FILE, of 2044 tokens" in hint(1200, 1000)
+    assert "--text" not in hint(2044, 1000) and hint(2044, 2044) == ""
+    with pytest.raises(UsageError, match="1200 tokens") as caught:
+        hint(1200, 2044)
+    assert "2044 tokens, --text FILE" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -1356,13 +1616,14 @@ class TestChats:
     )
 
     def folder(self, folder: Path, *, template: bool) -> Path:
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer, processors
 
         checkpoint(folder, eos_token_id=3, vocab_size=40)
         names = ["<s>", "[user]", "[assistant]", "[end]", "a"]
         save_tokenizer(folder, {name: index for index, name in enumerate(names)})
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.add_special_tokens(names[:4])
+        tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
         tokenizer.save(str(folder / "tokenizer.json"))
         settings = {"bos_token": "<s>", "tokenizer_class": "PreTrainedTokenizerFast"}
         chat = {"chat_template": self.TEMPLATE} if template else {}
@@ -1378,6 +1639,8 @@ class TestChats:
         chats = [index for index, row in enumerate(rows) if 3 in row]
         assert chats == [1, 5, 9] and {len(row) for row in rows} == {128}
         assert {1, 2} <= set(rows[1]) if template else rows[1].count(3) == 4
+        # A second one would be calibrated and judged, and no text has it.
+        assert all(row[0] == 0 and (0, 0) not in itertools.pairwise(row) for row in rows)
         places = special_places(folder, shape, rows)
         assert {rows[1][place] for place in places[1]} == set(rows[1]) - {4}
         assert all(len(place) <= SPECIAL_PLACES * 4 for place in places)

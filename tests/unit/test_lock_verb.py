@@ -16,6 +16,7 @@ from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest_edit import with_source_keys
 from tests.support.http_server import FileServer
+from tests.support.own_manifests import own_manifests
 from tests.support.sdk_archives import PLACE, STRIP, sdk_zip
 
 
@@ -51,10 +52,8 @@ def user(
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[User]:
     manifests = tmp_path / "manifests"
-    (manifests / "profiles").mkdir(parents=True)
-    shutil.copy(MANIFESTS / "socs.toml", manifests)
     rules = "\n".join(f"  {{ match = '{rule['match']}' }}," for rule in PLACE)
-    (manifests / "profiles/small.toml").write_text(
+    profile = (
         'schema = 1\nname = "small"\nsummary = "One SDK."\n[packages]\n[host]\n'
         '[components.qnn-sdk]\nversion = "2.37.0.250724"\n'
         '[components.qnn-sdk.licence]\nid = "l"\ntitle = "L"\nurl = "https://example.com/l"\n'
@@ -62,15 +61,11 @@ def user(
         f'[components.qnn-sdk.parts.source]\ntype = "archive"\nurl = "{server.url("/sdk.zip")}"\n'
         f'strip = "{STRIP}"\n# The hash is not public.\n'
     )
-    monkeypatch.setattr("provisioning.manifest.MANIFESTS", manifests)
-    monkeypatch.setattr("provisioning.verbs.lock.MANIFESTS", manifests)
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
-    # The lock files are not what is looked at here.
-    monkeypatch.setattr("provisioning.lock_files.lockable", list)
-    monkeypatch.setattr("provisioning.lock_files.LOCKS", tmp_path / "locks")
-    yield User(manifests, capsys)
-    manifest.load_profile.cache_clear()
+    with own_manifests(manifests):
+        (manifests / "profiles/small.toml").write_text(profile)
+        yield User(manifests, capsys)
 
 
 def locks(user: User) -> int:
@@ -91,9 +86,9 @@ def test_what_fails_its_identity_check_is_not_recorded(user: User) -> None:
     assert user.profile.read_text() == text
 
 
-def test_check_names_a_lock_file_of_no_environment(user: User, tmp_path: Path) -> None:
-    (tmp_path / "locks").mkdir()
-    (tmp_path / "locks/old.txt").touch()
+def test_check_names_a_lock_file_of_no_environment(user: User) -> None:
+    (user.manifests / "locks").mkdir()
+    (user.manifests / "locks/old.txt").touch()
     assert user.types("lock", "--check") == 1
     assert "old.txt: no environment of that name" in user.err
 

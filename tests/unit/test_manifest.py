@@ -130,6 +130,8 @@ def test_a_chip_is_found_by_what_people_call_it_or_its_phone(said: str, chip: st
     ("said", "choices"),
     [
         ("Galaxy S24", ["SM8650", "Exynos 2400"]),
+        # Not the Ultra, whose name it begins.
+        ("Galaxy S26", ["SM8850", "Exynos 2600"]),
         ("elite", ["SC8380XP", "SM8750", "SM8850"]),
         ("gen 3", ["8cx Gen 3", "8 Gen 3"]),
     ],

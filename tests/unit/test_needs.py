@@ -6,14 +6,14 @@ import ast
 
 from provisioning.base.settings import ROOT
 from tests.support.needs import PACKAGES
-from tests.support.sources import nodes
+from tests.support.sources import nodes, with_any
 
 NAMING = ("pytest.mark.needs", "needs.program")
 
 
 def test_every_program_that_a_mark_or_a_test_names_has_a_row_in_the_table() -> None:
     named = set()
-    for file in (ROOT / "tests").rglob("*.py"):
+    for file in with_any((ROOT / "tests").rglob("*.py"), *NAMING):
         for node in nodes(file):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue

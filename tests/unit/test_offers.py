@@ -24,9 +24,14 @@ def test_a_wrong_result_is_repaired_tuned_explained_and_reduced_by_one_command_e
     found = offers_of(["compile-accuracy"], words_of(MODEL))
     assert list(found) == ["repairs", "tunes", "explains", "reduces"]
     assert " repair" in found["repairs"] and "--precision 16a8w" in found["repairs"]
-    assert "--precision" not in found["tunes"] and "--calibrate samples" in found["tunes"]
+    assert "--precision 16a8w --precision fp16" in found["tunes"] and "--calibrate samples" in found["tunes"]
     assert "--when wrong" in found["reduces"]
     assert "--when dies" in offers_of(["model-dies"], words_of(MODEL))["reduces"]
+
+
+def test_what_no_precision_makes_more_exact_is_not_to_be_tuned() -> None:
+    model = ["net.py:make", "--soc", "SM8650", "--precision", "fp16"]
+    assert "tunes" not in offers_of(["compile-accuracy"], words_of(model))
 
 
 def test_what_was_just_done_and_what_cannot_be_typed_are_not_offered() -> None:

@@ -14,16 +14,16 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.inputs import Touched
-from ci.engine.output import SCRATCH, writing_into
+from ci.engine.output import SCRATCH, keep_origins, require_own, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Refused, WorkerDied, WorkerSpec
 from ci.lanes.onnx.suite import programs_of
-from ci.operators.table import OperatorTable
 from ci.pipeline.models.arrays import save
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.onnx_suites import facts
+from tests.support.own_table import own_table
 
 
 class TestOutput:
@@ -48,6 +48,20 @@ class TestOutput:
             with pytest.raises(UsageError):
                 publish([scratch / "net.pte"])
         assert [path.name for path in tmp_path.iterdir()] == ["net.pte"]
+
+    def test_another_models_file_is_never_overwritten_and_a_users_own_one_is(self, tmp_path: Path) -> None:
+        files = [tmp_path / "net.pt2", tmp_path / "net-samples"]
+        files[0].write_text("the user's own")
+        require_own(files, "a/net.py:make")
+        files[1].mkdir()
+        keep_origins(files, "a/net.py:make")
+        require_own(files, "a/net.py:make")
+        for path in files:
+            with pytest.raises(UsageError) as error:
+                require_own([path], "b/net.py:make")
+            assert "a/net.py:make" in error.value.message and str(path) in (error.value.fix or "")
+        files[0].unlink()
+        require_own(files[:1], "b/net.py:make")
 
 
 def onnx(*arguments: str) -> int:
@@ -159,7 +173,6 @@ class StandIn:
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     worker = StandIn()
     monkeypatch.setattr("ci.pipeline.steps.Worker", worker.started)
-    monkeypatch.setattr("ci.lanes.onnx.compile.NEEDED", ())
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -269,26 +282,18 @@ class TestAudit:
         assert [what for what, _ in stand_in.orders].count("mixed") == 2
 
     def test_an_operator_that_fails_in_the_table_is_named_if_the_model_has_it(
-        self, stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, stand_in: StandIn, tmp_path: Path
     ) -> None:
-        known = OperatorTable.model_validate(
-            {
-                "schema": 1,
-                "measured": {},
-                "upstream": {},
-                "cells": {},
-                "onnx": {
-                    "cells": {name: {"SM8650": {"8a8w": {"result": "dies"}}} for name in ("Conv", "LRN")}
-                },
+        known = {name: {"SM8650": {"8a8w": {"result": "dies"}}} for name in ("Conv", "LRN")}
+        with own_table(onnx=known):
+            _, rows = self.audited(tmp_path)
+            named = {
+                name: [operator["operator"] for operator in row["inexact"]] for name, row in rows.items()
             }
-        )
-        monkeypatch.setattr("ci.operators.table.shipped", lambda: known)
-        _, rows = self.audited(tmp_path)
-        named = {name: [operator["operator"] for operator in row["inexact"]] for name, row in rows.items()}
-        # What compiles here does, whatever is known of it.
-        assert named == {"fp16": [], "8a8w": [], "16a8w": []}
-        stand_in.replies["mixed"] = {"error": {**REFUSAL, "problems": []}}
-        code, rows = self.audited(tmp_path, "--no-cache")
+            # What compiles here does, whatever is known of it.
+            assert named == {"fp16": [], "8a8w": [], "16a8w": []}
+            stand_in.replies["mixed"] = {"error": {**REFUSAL, "problems": []}}
+            code, rows = self.audited(tmp_path, "--no-cache")
         assert code == 1 and [operator["operator"] for operator in rows["8a8w"]["inexact"]] == ["Conv"]
 
     def test_what_a_model_is_refused_for_is_exit_code_1(self, stand_in: StandIn, tmp_path: Path) -> None:

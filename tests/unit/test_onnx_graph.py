@@ -19,6 +19,7 @@ from ci.lanes.onnx.graph import (
     load_graph,
     make_plain,
     problems_of,
+    shapes_of,
     signature_of,
     simplify_gathers,
     wrong_reciprocals,
@@ -316,3 +317,14 @@ def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_i
     (found,) = beyond_half(tmp_path / "net.onnx", {}, samples, tmp_path / "exposed.onnx")
     assert (found["node"], found["largest"]) == ("far", 300_000)
     assert not beyond_half(tmp_path / "net.onnx", {}, samples[:1], tmp_path / "exposed.onnx")
+
+
+def test_a_softmax_over_another_axis_is_another_operator_in_a_forecasts_difference() -> None:
+    """Its shape is the same, and a phone takes twice as long."""
+
+    def listed(axis: int) -> dict[str, int]:
+        model = model_of([helper.make_node("Softmax", ["x"], ["y"], axis=axis)], output=(1, 3, 8, 8))
+        return shapes_of(model, model.graph.node)
+
+    assert listed(1) == {"Softmax axis=1 1x3x8x8": 1}
+    assert listed(1) != listed(2)

@@ -76,6 +76,5 @@ def test_what_qnn_fails_with_stays_a_result(
         raise OF_QNN
 
     monkeypatch.setattr(provider, what, fails)
-    monkeypatch.setattr(steps, "installed_build", lambda: "v2.51.0")
     reply = step(order(tmp_path))
     assert (reply["failed"], reply["message"]) == ("dies", OF_QNN.message)

@@ -121,7 +121,7 @@ class TestFunction:
     @pytest.mark.parametrize(
         ("body", "words"),
         [
-            ("yield np.ones((1,), np.float32)", "sample 1.*float32"),
+            ("yield np.ones((1,), np.float32)", "1.*float32"),
             ("yield (1, 2)", "1.*2"),
             ("return []", "qnn_ci_samples_of_this_test"),
             ("yield 1 / 0", "ZeroDivisionError"),
@@ -136,3 +136,11 @@ class TestFunction:
 def test_a_drawn_mask_hides_a_part_only(dtype: str) -> None:
     array = drawn(GraphSignature((Tensor("mask", dtype, (4, 16)),), ()))["mask"]
     assert array.dtype == dtype and {int(number) for number in array.ravel()} == {0, 1}
+
+
+def test_drawn_values_lie_within_the_range_of_others() -> None:
+    """One beyond it is cut by what was calibrated, and is then all of the error."""
+    compared, *others = (
+        drawn(GraphSignature((Tensor("x", "float32", (40, 50)),), ()), seed) for seed in range(3)
+    )
+    assert abs(compared["x"]).max() <= max(abs(sample["x"]).max() for sample in others)

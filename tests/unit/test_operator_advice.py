@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +17,9 @@ from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord
 from ci.lanes.upstream.operator_cells import table_of
 from ci.lanes.upstream.verdict import RecordedPart
-from ci.operators import table as operator_table
-from ci.operators.table import Inexact, OperatorTable, inexact, inexact_onnx, read
+from ci.operators.table import Inexact, inexact, inexact_onnx, read
 from ci.pipeline.audit_table import as_text
-from ci.pipeline.compile_flags import PYTORCH
-from ci.pipeline.options import OneModel, WorkOptions
-from provisioning.base.settings import Selection
+from tests.support.own_table import own_table
 
 WHOLE = {"result": "whole", "sqnr_db": 50, "models": 9}
 LOW = {"across [0.5, 2.5]": {"result": "wrong", "sqnr_db": -6}}
@@ -32,21 +29,14 @@ Cells = Mapping[str, Mapping[str, Any]]
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the table: the rows of an operator by chip."""
+def given() -> Iterator[Any]:
+    """Sets the table: the rows of an operator by chip, and the build that measured each."""
+    with ExitStack() as stack:
 
-    def put(name: str = "log", **chips: Cells) -> None:
-        document = {
-            "schema": 1,
-            "measured": dict.fromkeys(chips, "x"),
-            "upstream": {},
-            "cells": {name: chips},
-        }
-        monkeypatch.setattr(
-            operator_table, "shipped", lambda: OperatorTable.model_validate_json(json.dumps(document))
-        )
+        def put(name: str = "log", build: str = "x", **chips: Cells) -> None:
+            stack.enter_context(own_table(dict.fromkeys(chips, build), {name: chips}))
 
-    return put
+        yield put
 
 
 def only(operator: str, scheme: str, soc: str = "SM8650") -> Inexact:
@@ -175,12 +165,8 @@ def test_another_chip_is_named_and_is_in_the_command(given: Any) -> None:
         ("QNN v2.51.0.26; 3 of 4 tests with QNN v2.49.40.26", "SM8650 with"),
     ],
 )
-def test_the_build_that_was_measured_is_named_if_there_is_one(
-    given: Any, monkeypatch: pytest.MonkeyPatch, measured: str, place: str
-) -> None:
-    given(SM8650={"16a4w": {**WHOLE, "bad": LOW}})
-    table = operator_table.shipped().model_copy(update={"measured": {"SM8650": measured}})
-    monkeypatch.setattr(operator_table, "shipped", lambda: table)
+def test_the_build_that_was_measured_is_named_if_there_is_one(given: Any, measured: str, place: str) -> None:
+    given(build=measured, SM8650={"16a4w": {**WHOLE, "bad": LOW}})
     assert f"on the emulator of {place}" in only("log", "16a4w").message
 
 
@@ -225,9 +211,7 @@ def test_the_committed_table_says_where_logarithms_lose_accuracy() -> None:
     )
 
 
-def test_audit_names_them_with_the_command(
-    given: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
     given(SM8350={"16a8w": {**WHOLE, "bad": LOW}, "8a8w": WHOLE})
     nodes = {"log": {"operator": "aten.log.default"}, "q": {"operator": "quantized_decomposed.quantize"}}
     facts: dict[str, Any] = {
@@ -237,18 +221,7 @@ def test_audit_names_them_with_the_command(
         "delegates": 1,
         "ddr": {"read": 1, "written": 1},
     }
-    compiled = Result(facts, tmp_path)
-    answers: dict[str, Any] = {
-        "pytorch_model": SimpleNamespace(quantized=False),
-        "program_of": SimpleNamespace(run=SimpleNamespace(precision="16a8w")),
-        "plan_of_model": None,
-        "compile_programs": {},
-        "require_done": compiled,
-    }
-    for name, value in answers.items():
-        monkeypatch.setattr(audit, name, lambda *args, value=value, **named: value)
-    selection = Selection("wheels", "x86_64-linux", "SM8350", tmp_path, tmp_path)
-    rows = audit.audited(OneModel(selection, "m", PYTORCH, WorkOptions()), ["16a8w"], run=False)
+    rows = {"16a8w": audit.row_of(Result(facts, tmp_path), "16a8w", "SM8350")}
     text = "\n".join(as_text(rows))
     assert "log at 16a8w loses accuracy on the emulator of SM8350" in text and "keep it at 8a8w" in text
     assert "→ nox -s test_upstream -- values --flow 16a8w -k '*-log-*' --soc SM8350" in text
@@ -272,12 +245,9 @@ ONNX = {
 
 
 @pytest.fixture
-def given_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = {name: {"SM8650": row} for name, row in ONNX.items()}
-    document = {"schema": 1, "measured": {}, "upstream": {}, "cells": {}, "onnx": {"cells": cells}}
-    monkeypatch.setattr(
-        operator_table, "shipped", lambda: OperatorTable.model_validate_json(json.dumps(document))
-    )
+def given_onnx() -> Iterator[None]:
+    with own_table(onnx={name: {"SM8650": row} for name, row in ONNX.items()}):
+        yield
 
 
 @pytest.mark.usefixtures("given_onnx")

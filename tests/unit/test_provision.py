@@ -14,10 +14,12 @@ from provisioning import compat
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
-from provisioning.manifest import Component, Profile
+from provisioning.manifest import Component
 from tests.support.http_server import FileServer
+from tests.support.own_manifests import own_manifests, write_profile
 from tests.support.sdk_archives import component, sdk_zip
 
+NOTHING_IS_MEASURED = 'schema = 1\nprofile = "wheels"\nsoc = "SM8650"\nbuilds = []\n'
 HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
 
 
@@ -34,6 +36,7 @@ class User:
     err: str = ""
 
     def types(self, *argv: str) -> int:
+        write_profile(self.home / "manifests", self.components)
         code = main("python -m provisioning", "", VERBS, argv)
         self.out, self.err = self.capture.readouterr()
         return code
@@ -58,15 +61,11 @@ def user(
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     archive = sdk_zip(tmp_path / "v2.37.zip")
-    with FileServer(archive) as server:
+    with FileServer(archive) as server, own_manifests(tmp_path / "manifests") as manifests:
+        (manifests / "compat.toml").write_text(NOTHING_IS_MEASURED)
         user = User(tmp_path, server, archive, capsys)
         user.components["qnn-sdk"] = component(server.url("/v2.37.zip"), archive)
 
-        def load_profile(name: str) -> Profile:
-            data = {"schema": 1, "name": "wheels", "summary": "Small.", "packages": {}, "host": {}}
-            return Profile.model_validate({**data, "components": user.components}, strict=False)
-
-        monkeypatch.setattr("provisioning.manifest.load_profile", load_profile)
         yield user
 
 

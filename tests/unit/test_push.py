@@ -18,7 +18,7 @@ from ci.engine.memo import CachedResult, Miss
 from ci.engine.packed import ENTRY, MARK
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import secrets
-from provisioning.base.command_line import Parser, main
+from provisioning.base.command_line import main
 from provisioning.base.settings import ROOT
 from tests.support.cache_machines import OURS, Machine
 from tests.support.cache_server import CacheServer, serving
@@ -50,12 +50,10 @@ def server() -> Iterator[CacheServer]:
 @pytest.fixture
 def run(tmp_path: Path, server: CacheServer, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine that packed a result, and the variables of the job that pushes."""
-    monkeypatch.setattr(Parser, "started_in", "")
     monkeypatch.setenv(secrets.URL, server.url)
     monkeypatch.setenv(secrets.PUBLIC_KEYS, public(OURS))
     monkeypatch.setenv(secrets.SIGNING_KEY, pem(OURS))
-    run = Machine(tmp_path / "run", server.url, writes=True)
-    monkeypatch.setattr(run, "push", lambda: None)
+    run = Machine(tmp_path / "run", server.url, writes=True, pushes=False)
     run.work()
     return run
 
@@ -231,7 +229,6 @@ def test_a_run_that_finds_a_key_ends_before_it_starts(
     verb: str, name: str, form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name + form, SECRET)
-    monkeypatch.setattr(Parser, "started_in", "")
     assert main("qnn-ci", "", VERBS, [verb]) == 2
     error = capsys.readouterr().err
     assert f"{name}{form} is set" in error and "cache -- push" in error and SECRET not in error

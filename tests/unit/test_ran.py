@@ -20,15 +20,23 @@ def ran(outputs: Sample) -> Ran:
 
 def test_outputs_are_written_and_read_again_by_their_names_in_order(tmp_path: Path) -> None:
     outputs = {"/head/y:0": VALUES, "b": VALUES[0], "a": np.arange(3)}
-    write(ran(outputs), tmp_path / "out")
+    write(ran(outputs), tmp_path / "out", "net.pte")
     assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".json", ".npy", ".npy", ".npy"]
     again = outputs_in(tmp_path / "out")
     assert list(again) == list(outputs)
     assert all(np.array_equal(again[name], outputs[name]) for name in outputs)
 
 
+def test_outputs_of_another_program_are_not_overwritten(tmp_path: Path) -> None:
+    write(ran({"y": VALUES}), tmp_path, "a/net.pte")
+    write(ran({"y": VALUES + 1}), tmp_path, "a/net.pte")
+    with pytest.raises(UsageError, match=r"a/net\.pte"):
+        write(ran({"y": VALUES}), tmp_path, "b/net.pte")
+    assert np.array_equal(outputs_in(tmp_path)["y"], VALUES + 1)
+
+
 def test_names_that_would_be_one_file_are_two(tmp_path: Path) -> None:
-    write(ran({"a/b": VALUES, "a:b": VALUES[0]}), tmp_path)
+    write(ran({"a/b": VALUES, "a:b": VALUES[0]}), tmp_path, "net.pte")
     assert outputs_in(tmp_path)["a:b"].shape == (4,)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +14,14 @@ from ci.one_model import repair as verb
 from ci.pipeline import repair
 from ci.pipeline.compile_flags import ONNX, PYTORCH
 from ci.pipeline.model_report import ModelReport
+from ci.pipeline.one_model import Product
 from ci.pipeline.options import Compiling, OneModel, WorkOptions
 from ci.pipeline.repair import ModelResult
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.suite_file import accepted_path
 from ci.site.repairs import lossy_of, rows_of
 from provisioning.base.accepted import load_accepted
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.stage_run import StageRun
 from tests.support.typed import run_here
@@ -32,14 +35,41 @@ def green(sqnr_db: float) -> ModelResult:
     return ModelResult(figures={"sqnr_db": sqnr_db})
 
 
-class Taken:
-    """A model of which two rewrites are possible; each set of them is a file of its own."""
+Gives = Callable[[OneModel], ModelResult]
 
-    def __init__(self, folder: Path, name: str = "net.py:make", lane: str = PYTORCH) -> None:
+
+class Taken:
+    """A model of which two rewrites are possible; each set of them is a file of its own. `gives` says what
+    the pipeline gives of it and of what is made from it."""
+
+    programs = ()
+
+    def __init__(
+        self, folder: Path, name: str = "net.py:make", lane: str = PYTORCH, gives: Gives = lambda _: RED
+    ) -> None:
         selection: Any = SimpleNamespace(soc="SM8650", store=folder / "store", socs=("SM8650",))
         self.name, self.model = name, OneModel(selection, name, lane, WorkOptions(), "16a8w")
         self.how = Compiling(folder / "out")
-        self.folder = folder
+        self.folder, self.gives = folder, gives
+        self.lane: Any = SimpleNamespace(suites=SimpleNamespace(lane="executorch"))
+        self.given: Any = None
+
+    def of(self, model: OneModel, how: Compiling) -> Taken:
+        other = copy.copy(self)
+        other.model, other.how = model, how
+        return other
+
+    def plan(self, programs: object) -> Any:
+        return SimpleNamespace(programs=[SimpleNamespace(name=self.name)])
+
+    def do(self, plan: object) -> dict[str, Any]:
+        return {}
+
+    def product(self, plan: object, program: object, mine: object) -> Product:
+        result = self.gives(self.model)
+        if result.error:
+            raise CheckFailed(result.error, fix="")
+        return Product({}, [], facts={"accuracy": dict(result.figures)}, wrong=result.wrong)
 
     def rewritten(self, asked: RewriteChoice) -> Rewritten:
         made = [change for change in (HELPS, HARMS) if asked.rules is None or change.rules[0] in asked.rules]
@@ -71,13 +101,10 @@ def test_a_rewrite_that_is_worse_on_the_emulator_is_refused_and_the_others_are_k
     kept: list[str],
     code: int,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(repair, "lane_model", lambda model, how: SimpleNamespace(model=model))
-    monkeypatch.setattr(repair, "measured", lambda taken: figures[Path(taken.model.typed).stem])
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
-    taken: Any = Taken(tmp_path)
+    taken: Any = Taken(tmp_path, gives=lambda model: figures[Path(model.typed).stem])
     assert repair.repair_model(taken, RewriteChoice(), report) == code
     written = tmp_path / "out" / "net-repaired.txt"
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
@@ -86,17 +113,41 @@ def test_a_rewrite_that_is_worse_on_the_emulator_is_refused_and_the_others_are_k
 
 
 @pytest.mark.parametrize(
+    ("after", "command"),
+    [
+        (green(40), "compile -- {model} --soc SM8650 --precision 16a8w"),
+        (RED, "tune -- {model} --soc SM8650 --precision 16a8w --precision fp16 --floor 30dB"),
+        (ModelResult("dies"), "audit -- {model} --soc SM8650 --precision 16a8w"),
+    ],
+)
+@pytest.mark.parametrize("made", [True, False])
+def test_the_next_command_is_for_what_is_still_red(
+    after: ModelResult,
+    command: str,
+    made: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    taken: Any = Taken(tmp_path, gives=lambda model: after)
+    if not made:
+        taken.rewritten = lambda asked: Rewritten((), None)
+    report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
+    repair.repair_model(taken, RewriteChoice(), report)
+    model = tmp_path / "out" / "net-repaired.pt2" if made else "net.py:make"
+    printed = f"next: nox -s {command.format(model=model)}"
+    assert (printed in capsys.readouterr().out) is (made or after is RED)
+
+
+@pytest.mark.parametrize(
     ("whole", "by_channel", "kept"),
     [(14.0, 21.0, True), (14.0, 14.5, False), (31.0, 60.0, False)],
 )
 def test_weights_get_a_scale_for_each_channel_where_an_onnx_loses_much_and_that_helps(
-    whole: float, by_channel: float, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: float, by_channel: float, kept: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(repair, "lane_model", lambda model, how: SimpleNamespace(model=model, how=how))
-    monkeypatch.setattr(
-        repair, "measured", lambda taken: green(by_channel if taken.model.per_channel else whole)
+    taken: Any = Taken(
+        tmp_path, "net.onnx", ONNX, lambda model: green(by_channel if model.per_channel else whole)
     )
-    taken: Any = Taken(tmp_path, "net.onnx", ONNX)
     found = repair.repair_of(taken, RewriteChoice())
     assert (found.now.sqnr_db == by_channel) is kept is bool(found.by_channel)
     assert (found.rewrites[-1] == repair.BY_CHANNEL) is kept
@@ -140,21 +191,21 @@ def test_a_command_that_says_neither_a_model_with_its_output_nor_a_suite_is_wron
 
 
 def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     suite = tmp_path / "suite.toml"
-    lane: Any = SimpleNamespace(suites=SimpleNamespace(lane="executorch"))
 
     def program(name: str) -> Any:
-        return SimpleNamespace(name=name, lane=lane, given=SimpleNamespace(suite=suite), model=None)
+        def gives(model: OneModel) -> ModelResult:
+            if name.startswith("interrupted"):
+                raise KeyboardInterrupt
+            rewritten = model.typed != name
+            return green(30) if rewritten and name.startswith("good") else ModelResult("dies")
 
-    def found(taken: Any, asked: RewriteChoice) -> repair.Repair:
-        if taken.name.startswith("interrupted"):
-            raise KeyboardInterrupt
-        now = green(30) if taken.name.startswith("good") else ModelResult("dies")
-        return repair.Repair(taken, ModelResult("dies"), Rewritten([HELPS], None), now, [])
+        taken = Taken(tmp_path, name, gives=gives)
+        taken.given = SimpleNamespace(suite=suite)
+        return taken
 
-    monkeypatch.setattr(repair, "repair_of", found)
     report = ModelReport("suite", StageRun.as_typed("repair", "wheels", "host"))
     asked = RewriteChoice()
     some = [program("good/8a8w/SM8650"), program("bad/8a8w/SM8650")]

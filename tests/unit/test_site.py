@@ -10,7 +10,7 @@ import pytest
 from ci.inspect import diagnose
 from ci.operators.history import History
 from ci.operators.table import OperatorTable
-from ci.site import errors, operators
+from ci.site import errors, operators, verb
 from ci.site.build import INDEX, INDEX_HEAD, check, write
 from ci.site.markdown import groups, inline, rendered
 from provisioning.base.errors import CheckFailed, UsageError
@@ -82,6 +82,21 @@ def test_a_link_that_leads_nowhere_is_an_error(link: str) -> None:
         check({**files, "index.html": f'{good}<img src="{link}">'})
 
 
+def test_a_checked_site_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {INDEX: f"{INDEX_HEAD}[]", "index.html": '<a href="nowhere.html">'}
+
+    def build() -> dict[str, str]:
+        check(files)
+        return files
+
+    monkeypatch.setattr("ci.site.build.build", build)
+    with pytest.raises(CheckFailed, match=r"nowhere\.html"):
+        run_here(verb, "--check", "-o", tmp_path / "site")
+    files["index.html"] = '<a href="index.html">'
+    assert run_here(verb, "--check", "-o", tmp_path / "site") == 0
+    assert not (tmp_path / "site").exists()
+
+
 def test_only_an_earlier_site_is_replaced(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {INDEX: f"{INDEX_HEAD}[]", "a/b.html": "x"}
     write(files, tmp_path / "site")
@@ -114,6 +129,11 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
     eight = next(part for part in page.parts if part.scheme == "8a8w")
     assert [chips.names for chips in eight.chips] == [["SM8650"], ["SM8350"]]
     assert "--flow 8a8w" in eight.commands[0] and page.good == "8a8w"
+
+
+def test_no_operator_has_the_page_that_the_folders_address_shows() -> None:
+    (page,) = operators.pages(table(index={"SM8650": {"8a8w": cell("whole")}}), History())
+    assert page.lane.page(page.name) == page.grid[0].href.partition("#")[0] != "operators/index.html"
 
 
 def test_chips_that_do_the_same_are_named_together() -> None:

@@ -78,8 +78,10 @@ def channels(spread: float) -> Any:
             numpy.exp(logits := 6 * RANDOM.standard_normal((1, 21, 32, 32)))
             / numpy.exp(logits).sum(1, keepdims=True)
         ),
-        # Nothing to detect.
-        lambda: detector(scores=RANDOM.uniform(0, 1e-4, (1, 144, 80))),
+        # Nothing to detect, by scores that are an output of their own kind.
+        lambda: numpy.concatenate(
+            [RANDOM.uniform(0, 1, (1, 20, 4)), RANDOM.uniform(0, 1e-4, (1, 20, 80))], axis=-1
+        ),
         # A mask that is all but decided.
         lambda: (numpy.tanh(100 * RANDOM.standard_normal((1, 1, 64, 64))) + 1) / 2,
         lambda: RANDOM.standard_normal((1, 3, 40, 40)),
@@ -89,6 +91,59 @@ def channels(spread: float) -> Any:
 def test_what_is_as_it_should_be_at_eight_bits_stays_green(make: Callable[[], Any]) -> None:
     figures, _ = compare_in_steps(make)
     assert not below_floor(figures) and figures["slice_sqnr_db"] == figures["sqnr_db"]
+
+
+def pose(levels: int) -> tuple[dict[str, float], list[str]]:
+    """A score among 55 coordinates."""
+
+    def make() -> Any:
+        joints = RANDOM.uniform(0, 640, (1, 56, 1024))
+        joints[:, 4] = 1 / (1 + numpy.exp(-RANDOM.standard_normal((1, 1024))))
+        return joints
+
+    return compare_in_steps(make, levels)
+
+
+def test_a_single_score_among_many_coordinates_is_judged_too() -> None:
+    figures, slices = pose(256)
+    assert figures["sqnr_db"] > 40 and below_floor(figures) == ["slice_sqnr_db"]
+    assert "slice 4 of 56" in slices[0] and "1 distinct value " in slices[0]
+    assert not below_floor(pose(65536)[0])
+
+
+@pytest.mark.parametrize("largest", [1e-4, 0.04])
+def test_scores_that_have_the_step_of_boxes_are_lost_however_small_they_are(largest: float) -> None:
+    """Where there is something to detect, they would be lost as well."""
+    figures, _ = compare_in_steps(lambda: detector(scores=RANDOM.uniform(0, largest, (1, 144, 80))))
+    assert below_floor(figures) == ["slice_sqnr_db"]
+
+
+@pytest.mark.parametrize("levels", [1, 7, 15])
+def test_fewer_than_sixteen_values_are_below_the_floor_however_near_they_are(levels: int) -> None:
+    steps = numpy.linspace(0, 1, 2000).reshape(1, 2000)
+    found = (numpy.floor(steps * levels).clip(0, levels - 1) + 0.5) / levels
+    figures, slices = compared([Pair("y", steps, found, 0)])
+    assert "slice_sqnr_db" in below_floor(figures) and f"{levels} distinct value" in slices[0]
+    # Also beside an output that is itself below the floor of slices.
+    noisy = steps + 0.1 * RANDOM.standard_normal(steps.shape)
+    figures, _ = compared([Pair("y", steps, found, 0), Pair("z", steps, noisy, 1)])
+    assert figures["sqnr_db"] < 20 and "slice_sqnr_db" in below_floor(figures)
+
+
+def test_a_slice_that_is_less_exact_than_the_others_is_below_the_floor() -> None:
+    wanted = RANDOM.standard_normal((64, 16))
+    found = wanted + 0.05 * RANDOM.standard_normal(wanted.shape)
+    found[..., 3] = wanted[..., 3] + 0.178 * RANDOM.standard_normal(wanted[..., 3].shape)
+    figures, slices = compared([Pair("y", wanted, found, 0)])
+    assert 23 < figures["sqnr_db"] < 25 and below_floor(figures) == ["slice_sqnr_db"]
+    assert 13 < figures["slice_sqnr_db"] < 17 and "slice 3 of 16" in slices[0]
+
+
+def test_a_weak_slice_among_slices_of_every_size_is_told_and_not_judged_if_it_is_as_exact() -> None:
+    wanted = RANDOM.standard_normal((64, 16)) * numpy.geomspace(0.3, 1, 16)
+    found = wanted + 0.04 * RANDOM.standard_normal(wanted.shape)
+    figures, slices = compared([Pair("y", wanted, found, 0)])
+    assert not below_floor(figures) and len(slices) == 1 and "not judged" in slices[0]
 
 
 def test_one_channel_that_is_computed_wrongly_is_below_the_floor() -> None:

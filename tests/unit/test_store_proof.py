@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from provisioning import manifest
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
-from provisioning.manifest import Component, Profile
-from provisioning.store import FileSelection, Store, Tree, pinned
+from provisioning.manifest import Component
+from provisioning.store import FileSelection, Store, Tree
+from provisioning.store.pinned import load_lists
 from tests.support.http_server import FileServer
+from tests.support.own_manifests import own_manifests, write_profile
 from tests.support.sdk_archives import (
     BUILD_ID,
     PLACE,
@@ -178,18 +179,12 @@ class TestWheels:
     """Wheels have the hash of each file in git, so that a tree is proved without its wheel."""
 
     @pytest.fixture
-    def lists(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-        path = tmp_path / "manifests" / "wheels.json"
-        (tmp_path / "manifests" / "profiles").mkdir(parents=True)
-        monkeypatch.setattr(pinned, "LISTS", path)
-        monkeypatch.setattr("provisioning.verbs.lock.MANIFESTS", path.parent)
-        monkeypatch.setattr("provisioning.lock_files.lockable", list)
-        monkeypatch.setattr("provisioning.lock_files.LOCKS", tmp_path / "locks")
-        yield path
-        pinned.load_lists.cache_clear()
+    def manifests(self, tmp_path: Path) -> Iterator[Path]:
+        with own_manifests(tmp_path / "manifests") as folder:
+            yield folder
 
     @pytest.fixture
-    def house(self, tmp_path: Path, lists: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    def house(self, tmp_path: Path, manifests: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
         files = {name: content for name, content in sdk_files().items() if name != "sdk.yaml"}
         wheel = write_zip(tmp_path / "q-1-py3-none-any.whl", files)
         content = wheel.read_bytes()
@@ -202,12 +197,7 @@ class TestWheels:
             {**data, "parts": [{"name": "x", "source": {**source, **pins}, "place": place}]}, strict=False
         )
 
-        def load_profile(name: str) -> Profile:
-            top = {"schema": 1, "name": "wheels", "summary": "Small.", "packages": {}, "host": {}}
-            return Profile.model_validate({**top, "components": {"qnn-sdk": sdk}}, strict=False)
-
-        monkeypatch.setattr(manifest, "load_profile", load_profile)
-        monkeypatch.setattr(manifest, "profile_names", lambda: ["wheels"])
+        write_profile(manifests, {"qnn-sdk": sdk})
         store = Store(tmp_path / "store")
         store.downloads.mkdir(parents=True)
         (store.downloads / digest).write_bytes(content)
@@ -260,11 +250,12 @@ class TestWheels:
         assert is_true(house.store.trees()[0])
 
     def test_a_list_of_a_wheel_that_no_profile_has_is_stale(
-        self, house: House, lists: Path, capsys: pytest.CaptureFixture[str]
+        self, house: House, manifests: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert self.types("lock", "--check") == 0
+        lists = manifests / "wheels.json"
         text = lists.read_text()
         lists.write_text(text.replace(house.sdk.parts[0].source.pin or "", "0" * 64))
-        pinned.load_lists.cache_clear()
+        load_lists.cache_clear()
         assert self.types("lock", "--check") == 1
         assert "0" * 64 in capsys.readouterr().err

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ci import gate
 from ci.__main__ import VERBS
 from ci.accept.convert import convert
-from ci.gate_table import gate_table
+from ci.gate import verb as gate
+from ci.gate.table import gate_table
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.onnx.suite import SUITES as ONNX

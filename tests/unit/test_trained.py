@@ -96,7 +96,7 @@ def test_what_is_accepted_of_a_metric_is_its_least() -> None:
 def test_readers_give_the_models_own_answers_their_full_score() -> None:
     outputs = [[np.array([[1.0, 0.0]]) if number % 2 == 0 else np.array([[0.0, 1.0]])] for number in range(4)]
     assert trained.directions(outputs, outputs) == 1
-    spoken = [[spoken.astype(np.float32)] for _, spoken in islice(trained._talks(), 2)]
+    spoken = [[spoken.astype(np.float32)] for _, spoken in islice(trained.spoken_sounds(), 2)]
     assert trained.frames(spoken, spoken) == 1
     silent = [[np.zeros(trained.FRAMES, np.float32)]] * 2
     assert trained.frames(silent, silent) < 0.8
@@ -111,9 +111,9 @@ def test_columns_are_read_as_symbols_and_counted_as_edits() -> None:
 def test_ink_that_hangs_together_is_one_box() -> None:
     ink = np.zeros((40, 60), bool)
     ink[5:15, 5:25] = ink[20:30, 30:50] = ink[38, 58] = True
-    first, second = sorted(trained._boxes(ink))
+    first, second = sorted(trained.ink_boxes(ink))
     assert first[0] < 5 and first[2] > 25 and second[1] < 20
-    assert trained._overlap(first, first) == 1 and trained._overlap(first, second) < 0.2
+    assert trained.common_part(first, first) == 1 and trained.common_part(first, second) < 0.2
 
 
 SUITE = {

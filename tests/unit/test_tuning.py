@@ -8,10 +8,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ci.one_model.tune import Floor, budget, goal_of
+from ci.one_model import tune as verb
+from ci.one_model.tune import TUNED, Floor, budget, goal_of, tune_suites
+from ci.pipeline.model_report import ModelReport
+from ci.pipeline.rewriting import Rewritten
+from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.tuning import (
     MOST_PROGRAMS,
     Goal,
@@ -24,9 +30,12 @@ from ci.pipeline.tuning import (
     settings_of,
 )
 from ci.report.html import html
+from ci.site.repairs import tuned_of
+from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
+from tests.support.typed import run_here
 
 NAMES = ("8a8w", "16a8w")
 GAINS = (0.001, 0.03, 0.0002, 0.01, 0.0001, 0.004, 0.0005, 0.00005)
@@ -73,6 +82,25 @@ class Chip:
         return min(point.costs["ddr"] for point in map(self.point, sets) if goal.met(point))
 
 
+def chain(gains: Sequence[float], elements: float = 100.0) -> list[Unit]:
+    """Units of one size, of which each reads the one before it."""
+    return [
+        replace(unit, reads={f"op_{index - 1}": elements} if index else {})
+        for index, unit in enumerate(units(gains, [elements] * len(gains)))
+    ]
+
+
+@dataclass
+class ConvertingChip(Chip):
+    """Where two precisions meet, DDR has what is converted too."""
+
+    def point(self, chosen: frozenset[int]) -> Point:
+        point = super().point(chosen)
+        borders = sum((index in chosen) != (index - 1 in chosen) for index in range(1, len(self.units)))
+        costs = {**point.costs, "ddr": point.costs["ddr"] + 100 * borders}
+        return replace(point, costs=costs)
+
+
 def tuned(chip: Chip, goal: Goal) -> Tuned:
     return TuneSearch(chip.units, chip, goal, NAMES).run()
 
@@ -91,6 +119,21 @@ def test_what_is_not_needed_is_taken_back() -> None:
     chip = Chip(units((0.001, 0.05, 0.0002), (0.5, 50, 10)))
     found = tuned(chip, Goal({"sqnr_db": 27.0}))
     assert found.chosen is not None and found.chosen.units == {1}
+
+
+def test_exact_units_are_neighbours_where_that_saves_conversions() -> None:
+    """The second has less score than the third, and between the first and it nothing is converted."""
+    chip = ConvertingChip(chain((0.03, 0.009, 0.001, 0.001, 0.01, 0.001, 0.001, 0.001)))
+    goal = Goal({"sqnr_db": 18.0})
+    found = tuned(chip, goal)
+    assert found.chosen is not None and found.chosen.units == {0, 1}
+    assert found.chosen.costs["ddr"] == chip.least(goal)
+
+
+def test_a_unit_between_exact_ones_costs_nothing() -> None:
+    chip = ConvertingChip(chain((0.02, 0.0, 0.02, 0.001, 0.001)))
+    found = tuned(chip, Goal({"sqnr_db": 25.0}))
+    assert found.chosen is not None and found.chosen.units == {0, 1, 2}
 
 
 def test_both_ends_are_measured_and_few_programs_in_all() -> None:
@@ -230,3 +273,56 @@ def test_a_metrics_number_is_what_its_floor_is_held_to(
     monkeypatch.chdir(tmp_path)
     goal = goal_of(Floor(0.9, False), 0.99, "net.py:score", {"ddr": 1e6})
     assert goal.floors == {"metric": 0.9, "top1": 0.99} and goal.figure == "metric"
+
+
+def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
+    """Scores beside boxes in pixels: the figure of the whole holds it at the cheap precision."""
+    chip, cat = Chip(units()), 4
+
+    def measure(choices: Sequence[frozenset[int]]) -> list[Point]:
+        found = chip(choices)
+        return [
+            replace(point, figures={**point.figures, "slice_sqnr_db": 40.0 if cat in point.units else 5.0})
+            for point in found
+        ]
+
+    found = TuneSearch(chip.units, measure, Goal({"sqnr_db": 5.0}), NAMES).run()
+    assert found.chosen is not None and cat in found.chosen.units and len(found.chosen.units) < len(GAINS)
+    by_task = TuneSearch(chip.units, measure, Goal({"top1": 0.0}), NAMES)
+    assert not by_task.goal.loses_a_part(found.points[0])
+
+
+def test_programs_of_a_suite_are_tuned_one_by_one_and_each_is_accepted_at_once(tmp_path: Path) -> None:
+    suite, chip = tmp_path / "suite.toml", Chip(units())
+
+    def program(name: str, answer: Callable[[Goal], Tuned]) -> Any:
+        return SimpleNamespace(
+            name=name,
+            lane=SimpleNamespace(suites=SimpleNamespace(lane="executorch")),
+            given=SimpleNamespace(suite=suite, case_name=name, soc="SM8650"),
+            rewritten=lambda asked: Rewritten((), None),
+            tuned=lambda precisions, goal: answer(goal),
+        )
+
+    def interrupted(goal: Goal) -> Tuned:
+        raise KeyboardInterrupt
+
+    report, goal = ModelReport("suite", StageRun.as_typed("tune", "wheels", "host")), Goal({"sqnr_db": 30.0})
+    holds = program("holds", lambda goal: tuned(chip, goal))
+    misses = program("misses", lambda goal: tuned(Chip(units(), left=0.1), goal))
+    assert tune_suites([holds], NAMES, goal, report, accepts=False) == 0
+    assert not load_accepted(accepted_path(suite, TUNED)).subjects
+    assert tune_suites([misses], NAMES, goal, report, accepts=True) == 1
+    with pytest.raises(KeyboardInterrupt):
+        tune_suites([holds, program("interrupted", interrupted)], NAMES, goal, report, accepts=True)
+    rows = {row.model: row for row in tuned_of(load_accepted(accepted_path(suite, TUNED)).subjects)}
+    assert set(rows) == {"holds", "misses"} and rows["misses"].chosen is None
+    row = rows["holds"]
+    assert row.chosen and row.floor == "30.0 dB" and row.precisions == ["8a8w", "16a8w"]
+    assert row.cheap.costs == "1,000, 5,000" and row.groups.endswith(f"of {len(GAINS)}")
+
+
+@pytest.mark.parametrize("words", [[], ["net.py:make", "--accept"]])
+def test_tune_wants_a_model_or_a_suite_and_keeps_results_of_suites_alone(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        run_here(verb, *words, "--floor", "30dB")

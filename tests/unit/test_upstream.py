@@ -43,7 +43,7 @@ def test_expressions_choose_by_parts_of_names(expressions: list[str], chosen: se
 
 @pytest.mark.parametrize("expression", ["", "abs and", "(abs", "abs conv"])
 def test_other_expressions_are_usage_errors(expression: str) -> None:
-    with pytest.raises(UsageError, match="expression"):
+    with pytest.raises(UsageError):
         matcher([expression])
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from ci.artifacts.compiler_log import DIES_OF
-from ci.lanes.upstream import ledger as ledgers
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import load_ledger, load_record, locked
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
+from tests.support.own_manifests import own_ledgers
 
 SOC = "SM8650"
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(ledgers, "DIRECTORY", tmp_path / "manifests")
+    own_ledgers(monkeypatch, tmp_path / "manifests")
     return tmp_path
 
 
@@ -62,7 +62,7 @@ def test_a_run_waits_while_another_writes(folder: Path) -> None:
         assert writer.is_alive() and not judge(folder).ledger.expected
     writer.join(30)
     assert judge(folder).expected("a") == "failed"
-    assert {path.name for path in ledgers.DIRECTORY.iterdir()} == {"passes"}
+    assert {path.name for path in (folder / "manifests").iterdir()} == {"passes"}
 
 
 def test_an_update_removes_what_upstream_has_removed(folder: Path) -> None:

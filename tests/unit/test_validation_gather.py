@@ -13,7 +13,6 @@ from provisioning.base.settings import TARGETS, Selection
 from provisioning.environment import Environment, Root
 from provisioning.validation import State, check
 from provisioning.validation import chosen as chosen_rules
-from provisioning.validation import gather as gathering
 from provisioning.validation.context import Context, Need
 from provisioning.validation.gather import gather
 from tests.support.environments import ANDROID, LINUX, PROFILE, X86, write_sdk
@@ -57,9 +56,7 @@ def test_a_named_tree_is_the_sdk_and_needs_no_environment(selection: Selection, 
     assert (context.trees["qnn-sdk"].origin, len(context.libraries), context.answers) == ("tree", 22, {})
 
 
-def test_every_target_is_judged_against_its_own_trees(
-    selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_target_is_judged_against_its_own_trees(selection: Selection, tmp_path: Path) -> None:
     """Two trees, provisioned one after the other, each with the libraries of one target."""
     host, linux = write_sdk(tmp_path / "host"), write_sdk(tmp_path / "linux")
     for device in (ANDROID, LINUX):
@@ -71,13 +68,13 @@ def test_every_target_is_judged_against_its_own_trees(
         root = Root(trees[chosen.target], "store", "QNN_SDK_ROOT")
         return Environment(PROFILE, chosen.target, "SM8650", {"qnn-sdk": root}, {}, (), (), ())
 
-    monkeypatch.setattr(gathering, "resolve", resolve)
     rules = chosen_rules(["required-libraries"])
     for targets in (tuple(trees), tuple(reversed(trees))):
-        contexts = gather(replace(selection, named_targets=targets), {}, {Need.LIBRARIES})
+        contexts = gather(replace(selection, named_targets=targets), {}, {Need.LIBRARIES}, resolve=resolve)
         assert [result.findings for result in check(contexts, rules)] == [()]
     (linux / "lib" / LINUX / "libQnnHtp.so").unlink()
-    (result,) = check(gather(replace(selection, named_targets=tuple(trees)), {}, {Need.LIBRARIES}), rules)
+    both = replace(selection, named_targets=tuple(trees))
+    (result,) = check(gather(both, {}, {Need.LIBRARIES}, resolve=resolve), rules)
     assert result.state is State.FAIL
     assert [f.message for f in result.findings] == [
         "lacks libQnnHtp.so, which aarch64-linux needs (for aarch64-linux)"

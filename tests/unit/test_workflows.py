@@ -16,7 +16,7 @@ import yaml
 
 from ci import github as verb
 from ci.__main__ import VERBS as COMMANDS
-from ci.gate_table import CiJob, gate_table
+from ci.gate.table import CiJob, gate_table
 from ci.github import digests, place, plan, verdict
 from provisioning.base.settings import ROOT
 from qnn_ci.command import VERBS

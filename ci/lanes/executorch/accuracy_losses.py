@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ci.partition.decisions import module_of
+from ci.operators.partition.decisions import module_of
 from ci.pipeline.accuracy import Pair, Unusable, compared
 from ci.pipeline.losses import HALF_MOST, MOST_DB
 from ci.pipeline.models.factory import copied

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
 from ci.engine.installed import ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
@@ -23,7 +24,7 @@ from provisioning.fixes import fix_for
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
 QUANTIZERS = "quantized_decomposed."
-REFUSES = "QNN's validation refuses it"
+IN_FLOAT = "compute it in float, if it need not be exact: cast its inputs with .float()"
 
 
 def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
@@ -42,19 +43,18 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
         except CheckFailed as error:
             rows[scheme] = {"error": error.message, "fix": error.fix}
             continue
-        rows[scheme] = {
-            **_facts(result),
-            # What is known not to compile does, as it was compiled here.
-            "inexact": [
-                row._asdict()
-                for row in inexact(operators_in(result.facts["nodes"]), scheme, selection.soc)
-                if row.compiles
-            ],
-        }
+        rows[scheme] = row_of(result, scheme, selection.soc)
         if runner:
             rows[scheme]["measured"] = _measured(runner, result, plan.environment, model.work.timeout)
     _suggest_precisions(rows, selection.soc)
     return rows
+
+
+def row_of(result: Result, scheme: str, soc: str) -> dict[str, Any]:
+    """What is known of a compiled program."""
+    known = inexact(operators_in(result.facts["nodes"]), scheme, soc)
+    # What is known not to compile does, as it was compiled here.
+    return {**_facts(result), "inexact": [row._asdict() for row in known if row.compiles]}
 
 
 def _suggest_precisions(rows: Mapping[str, Mapping[str, Any]], soc: str) -> None:
@@ -69,7 +69,8 @@ def _suggest_precisions(rows: Mapping[str, Mapping[str, Any]], soc: str) -> None
             ):
                 operator = left["operator"]
                 refused = [name for name, other in rows.items() if _refuses(other, operator)]
-                left["suggestion"] = taken_at(operator, scheme, soc, refused)
+                integers = OF_INTEGERS in left["reason"]
+                left["suggestion"] = IN_FLOAT if integers else taken_at(operator, scheme, soc, refused)
 
 
 def _refuses(row: Mapping[str, Any], operator: str) -> bool:
@@ -84,7 +85,7 @@ def _facts(result: Result) -> dict[str, Any]:
         "cpu": [
             {
                 **row,
-                "suggestion": fix_for(row["operator"], row["code"], row["source"]),
+                "suggestion": fix_for(row["operator"], row["code"], row["source"], reason=row["reason"]),
             }
             for row in facts["left"]
         ],

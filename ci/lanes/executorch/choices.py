@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ci.lanes.executorch.accuracy_losses import outputs_of
-from ci.partition.decisions import is_quantizer
+from ci.operators.partition.decisions import is_quantizer
 from ci.pipeline.accuracy import tie_noise
 from ci.pipeline.models.factory import copied
 from ci.pipeline.models.model_lines import source_of

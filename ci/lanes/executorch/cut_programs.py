@@ -21,8 +21,8 @@ from torch.fx import Node
 from ci.engine.runner_call import runner_command, write_inputs
 from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
-from ci.partition.decisions import is_quantizer, module_of
-from ci.partition.failing_operators import restore_builtins
+from ci.operators.partition.decisions import is_quantizer, module_of
+from ci.operators.partition.failing_operators import restore_builtins
 from ci.pipeline.accuracy import Pair
 from ci.pipeline.divergence import Cuts
 from ci.pipeline.models.factory import copied, make, run_copied

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
+from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR, OF_INTEGERS
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.engine.work import Failure, Result
 from ci.lanes.executorch import PROGRAM
@@ -25,7 +25,9 @@ from provisioning.manifest import soc_named
 
 PAGE = 4096
 OPERATOR = re.compile(r"\baten\.\w+\.\w+")
-REFUSED = re.compile(rf"({OPERATOR.pattern}) needs it, and stays on the CPU: [^;]*datatypes")
+REFUSED = re.compile(
+    rf"({OPERATOR.pattern}) needs it, and stays on the CPU: [^;]*datatypes(?![^;]*{OF_INTEGERS})"
+)
 """Refused for its types, which another precision has not. What is refused for its shape has no better one."""
 
 FIXES = {
@@ -83,7 +85,7 @@ def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator
             operator["operator"],
             operator["reason"],
             operator["kernel"],
-            fix_for(operator["operator"], operator["code"]),
+            fix_for(operator["operator"], operator["code"], reason=operator["reason"]),
         )
         causes.setdefault(cause, []).append(operator)
     allowed = f"{len(operators)} of at most {program.cpu_budget} operators on the CPU"
@@ -95,7 +97,7 @@ def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator
             Severity.ERROR if over else Severity.NOTE,
             program.name,
             f"{_on_cpu(first)} ({allowed}){more}",
-            fix_for(first["operator"], first["code"], first["source"])
+            fix_for(first["operator"], first["code"], first["source"], reason=first["reason"])
             or SUITES.repeat(program, "test_lowering"),
         )
     if facts["delegates"] != program.delegates:
@@ -131,7 +133,7 @@ def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Operators on the CPU, each with what to write instead."""
     for row in facts["left"]:
-        yield _on_cpu(row), fix_for(row["operator"], row["code"], row["source"])
+        yield _on_cpu(row), fix_for(row["operator"], row["code"], row["source"], reason=row["reason"])
 
 
 def _on_cpu(row: Mapping[str, Any]) -> str:

@@ -47,7 +47,7 @@ from ci.lanes.executorch.accuracy_losses import (
 from ci.lanes.executorch.choices import add_choices
 from ci.lanes.executorch.scores import units_of
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
-from ci.partition.decisions import (
+from ci.operators.partition.decisions import (
     DELEGATE,
     CpuOperator,
     PartitionerSpy,
@@ -58,7 +58,7 @@ from ci.partition.decisions import (
     operator_name,
     partition_of,
 )
-from ci.partition.failing_operators import (
+from ci.operators.partition.failing_operators import (
     CONSTANT,
     SEARCHED_SECONDS,
     Culprit,
@@ -87,6 +87,7 @@ from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
 from provisioning.base.commands import session
+from provisioning.fixes import words_of
 
 SEGMENT_ALIGNMENT = 4096
 """The alignment of delegate data in the file: a page, so that it can be mapped alone."""
@@ -250,6 +251,7 @@ def lower(
         cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         if workaround and not keep_going:
             raise _dies_of(workaround, parts, cpu_operators, lambda: _constants_of(module, samples[0]))
+        _require_indices(lowered.graph_module)
         try:
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
         except RuntimeError as error:
@@ -355,6 +357,25 @@ def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:
             )
 
 
+def _require_indices(module: Any) -> None:
+    """Refuse a program in which an operator on the CPU reads indices that a delegate gives."""
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target is getitem or operator_name(node) == DELEGATE:
+            continue
+        for operand in node.all_input_nodes:
+            value = operand.meta.get("val")
+            is_long = isinstance(value, Tensor) and value.dtype == torch.int64
+            if is_long and _is_part_of_an_operators_result(module, operand):
+                source, code = source_of(node)
+                where = f" at {source} `{code}`" if source else ""
+                raise Failed(
+                    "compile",
+                    f"{operator_name(node)}{where} stays on the CPU and reads indices as int64, which the"
+                    " delegate writes as int32, so that they are misread",
+                    words_of("indices-as-int64"),
+                )
+
+
 def _kind(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -389,8 +410,21 @@ class Prepared:
         """The model, what chose its operators, and where it loses most."""
         with _step("quantize"):
             module = convert_pt2e(self.module)
+            _narrow_shared_zero_points(module)
             losses = worst_losses(self.floats, self.folded, module, copied(self.sample))
             return module, self.patterns, losses
+
+
+def _narrow_shared_zero_points(module: Any) -> None:
+    """Of weights per channel that several calls read. ExecuTorch casts int64 in the program: a cast that two
+    partitions need is handed from one to the other, which then has an input that QNN does not know."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, str(node.target), None)
+        shared = len(node.users) > 1 and all(
+            "dequantize_per_channel" in str(user.target) for user in node.users
+        )
+        if shared and isinstance(value, Tensor) and value.dtype == torch.int64:
+            setattr(module, str(node.target), value.to(torch.int32))
 
 
 def prepared_model(

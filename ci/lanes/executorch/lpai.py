@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ci.lanes.executorch.accuracy_losses import figures_in_torch
 from ci.lanes.executorch.backends import lpai_library
-from ci.partition.decisions import is_quantizer, operator_name
+from ci.operators.partition.decisions import is_quantizer, operator_name
 from ci.pipeline.models.model_lines import source_of
 from provisioning.components import KINDS, QNN_SDK
 

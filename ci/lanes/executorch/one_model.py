@@ -14,7 +14,7 @@ from typing import Any
 
 from ci.artifacts.simulation import Simulation
 from ci.engine.installed import ready_runner
-from ci.engine.output import Publish
+from ci.engine.output import Publish, keep_origins, require_own
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM, QUANTIZED, REWRITTEN, SAMPLES
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
@@ -31,7 +31,14 @@ from ci.lanes.executorch.user_program import (
     stack_of,
 )
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import BEYOND_FIX, accuracy_of_one_model, differs_on_chip, nearly_constant
+from ci.pipeline.findings import (
+    BEYOND_FIX,
+    accuracy_of_one_model,
+    accuracy_of_quantized,
+    differs_on_chip,
+    nearly_constant,
+)
+from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.one_model import LaneModel, Product, cells_of
@@ -73,7 +80,10 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         if not (python := model.python):
             return self
         named, samples = pytorch_model(model), samples_folder(model)
-        (path,) = publish([export_with(python, named, samples, scratch, 0, model.work.timeout)])
+        exported = export_with(python, named, samples, scratch, 0, model.work.timeout)
+        require_own([self.how.output / exported.name], model.typed)
+        (path,) = publish([exported])
+        keep_origins([path], model.typed)
         sys.stderr.write(f"{python} exported {path}\n")
         return replace(self, model=replace(model, typed=str(path)))
 
@@ -207,7 +217,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             words = f"{program.soc} {program.run.name}: {in_words(figures)} against float, both in PyTorch"
             warnings = [*_notes(facts), *filter(None, [nearly_constant(figures)])]
             where = self.command("quantize", program.soc, "--where")
-            wrong = accuracy_of_one_model(stem, figures, where, where, causes_of(program, facts, slices))
+            wrong = accuracy_of_quantized(stem, figures, where, causes_of(program, facts, slices))
             lines = [words, *(f"  {line}" for line in slices)]
             products.append(Product(_files(path, stem, record), lines, warnings, wrong))
         return products
@@ -276,6 +286,11 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
 
         return simulated_on(self.model, chips)
 
+    def forecasted(self, measured: str | None) -> Forecasted:
+        from ci.lanes.executorch.forecast import forecasted
+
+        return forecasted(self.model, measured)
+
     def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
         from ci.lanes.executorch.run import ran
 
@@ -296,7 +311,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
     def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
         from ci.lanes.executorch.tune import tuned
 
-        return tuned(self.model, precisions, goal)
+        return tuned(self.model, precisions, goal, self.given)
 
     def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
         from ci.lanes.executorch.tune import in_python
@@ -374,7 +389,7 @@ def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:
         times = f"{count} times " if count > 1 else ""
         where = f" at {source} `{code}`" if source else ""
         yield f"  on the CPU: {times}{name}{where}: {reason}"
-        if suggestion := fix_for(name, code, source):
+        if suggestion := fix_for(name, code, source, reason=reason):
             yield f"    → {suggestion}"
     if kept := facts.get("kept_on_cpu"):
         yield f"  kept on the CPU: {', '.join(kept['nodes'])}: {kept['because']}"

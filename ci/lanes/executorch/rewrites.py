@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import getitem
 from typing import Any
 
 import torch
@@ -296,6 +297,53 @@ def _(x: Tensor, *_: Any) -> Tensor:
     return functional.avg_pool2d(functional.avg_pool2d(x, 2, 2), 2, 2)
 
 
+AVERAGES = {
+    aten.avg_pool1d.default: functional.conv1d,
+    aten.avg_pool2d.default: functional.conv2d,
+}
+
+
+@search("pool-as-convolution")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    """Of windows that reach over the edge. Those that move by one are right."""
+    for node in model.all_of(*AVERAGES):
+        given, rest = _shape(model, node.args[0]), [*node.args[2:]]
+        count = len(given) - 2
+        kernel = _for_each(node.args[1], count)
+        stride = _for_each(rest[0], count) if rest and rest[0] else kernel
+        padding = _for_each(rest[1], count) if len(rest) > 1 else [0] * count
+        steps = zip(_shape(model, node)[2:], stride, kernel, given[2:], padding, strict=True)
+        beyond = [(out - 1) * step + wide - old - pad for out, step, wide, old, pad in steps]
+        if max(stride) > 1 and (any(padding) or max(beyond) > 0):
+            ends = [end for pad, more in zip(padding, beyond, strict=True) for end in (max(more, 0), pad)]
+            yield model.call(node, _averaged(node, given, kernel, stride, ends[::-1]))
+
+
+def _for_each(value: Any, count: int) -> list[int]:
+    """A size of a window, for each dimension."""
+    values = [value] if isinstance(value, int) else [*value]
+    return values * count if len(values) == 1 else values
+
+
+def _averaged(
+    node: Node, given: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pads: Sequence[int]
+) -> Callable[..., Tensor]:
+    """A sum of each window, with a factor for each place: by how many values it is divided."""
+    pool: Any = node.target
+    convolve: Any = AVERAGES[pool]
+    ones, weight = torch.ones(1, 1, *given[2:]), torch.ones(1, 1, *kernel)
+    factor = pool(ones, *node.args[1:]) / convolve(functional.pad(ones, pads), weight, stride=stride)
+    largest = float(factor.max())
+    alike, channels = largest - float(factor.min()) < NEAR * largest, given[1]
+
+    def write(x: Tensor, *_: Any) -> Tensor:
+        weights = torch.full((channels, 1, *kernel), largest)
+        sums: Tensor = convolve(functional.pad(x, pads), weights, stride=stride, groups=channels)
+        return sums if alike else sums * (factor / largest)
+
+    return write
+
+
 @one(
     "pool-with-kernel",
     aten.adaptive_max_pool3d.default,
@@ -337,6 +385,69 @@ def _(x: Tensor, pads: Sequence[int], *rest: Any, **more: Any) -> Tensor:
         if pads[place] or pads[place + 1]:
             x = aten.pad.default(x, [0] * place + [*pads[place : place + 2]], *rest, **more)
     return x
+
+
+def _repeats_its_border(_: Exported, node: Node) -> bool:
+    pads: Any = node.args[1]
+    return len(node.args) > 2 and node.args[2] in ("replicate", "circular") and min(pads) >= 0
+
+
+@one("pad-by-slices", aten.pad.default, when=_repeats_its_border)
+def _(x: Tensor, pads: Sequence[int], mode: str, *_: Any) -> Tensor:
+    for place in range(0, len(pads), 2):
+        # A negative dimension of a slice ends the builder.
+        axis, (before, after) = x.dim() - 1 - place // 2, pads[place : place + 2]
+        size = x.shape[axis]
+        first, last = (0, size - 1) if mode == "replicate" else (size - before, 0)
+        width = (1, 1) if mode == "replicate" else (before, after)
+        count = (before, after) if mode == "replicate" else (bool(before), bool(after))
+        ends = [x.narrow(axis, begin, wide) for begin, wide in zip((first, last), width, strict=True)]
+        parts = [*[ends[0]] * count[0], x, *[ends[1]] * count[1]]
+        x = torch.cat(parts, axis) if len(parts) > 1 else x
+    return x
+
+
+@one(
+    "roll-by-positive-dimensions",
+    aten.roll.default,
+    when=lambda _, node: any(dim < 0 for dim in _sizes(node.args[2:3])),
+)
+def _(x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:
+    return torch.roll(x, tuple(shifts), tuple(dim % x.dim() for dim in dims))
+
+
+def _sizes(arguments: Sequence[Any]) -> Sequence[int]:
+    return arguments[0] if arguments else ()
+
+
+@one(
+    "slice-by-positive-dimension",
+    aten.narrow.default,
+    when=lambda _, node: int(str(node.args[1])) < 0,
+)
+def _(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    return torch.narrow(x, dim % x.dim(), start, length)
+
+
+@one("root-of-variance", aten.std.default, aten.std.dim, aten.std.correction)
+def _(x: Tensor, *rest: Any, **more: Any) -> Tensor:
+    return torch.sqrt(torch.var(x, *rest, **more))
+
+
+@one(
+    "pool-as-mean",
+    aten.adaptive_avg_pool1d.default,
+    when=lambda model, node: _shape(model, node.args[0])[-1] % _shape(model, node)[-1] == 0,
+)
+def _(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    if sizes[0] == 1:
+        return x.mean(-1, keepdim=True)
+    return x.reshape(*x.shape[:-1], sizes[0], -1).mean(-1)
+
+
+@one("root-of-squares", aten.hypot.default)
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return torch.sqrt(x * x + y * y)
 
 
 @one(
@@ -688,6 +799,39 @@ def _permuted(sizes: Sequence[int], order: Sequence[int], shape: Sequence[int]) 
     return lambda x: x.reshape(sizes).permute(order).reshape(shape)
 
 
+MOST_OF_ACTIVATIONS = 4
+"""Dimensions that QNN takes of these."""
+
+
+@search("activation-of-fewer-dimensions")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(aten.elu.default, aten.hardswish.default, aten.log_sigmoid.default):
+        if len(_shape(model, node)) > MOST_OF_ACTIVATIONS:
+            yield model.call(node, _on_rows(node.target))
+
+
+@search("activation-of-fewer-dimensions")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(aten.rms_norm.default):
+        sizes: Any = node.args[1]
+        if len(_shape(model, node)) > MOST_OF_ACTIVATIONS and len(sizes) == 1:
+            yield model.call(node, _on_rows(node.target))
+
+
+def _on_rows(target: Any) -> Callable[..., Tensor]:
+    return lambda x, *rest: target(x.reshape(-1, x.shape[-1]), *rest).reshape(x.shape)
+
+
+@one(
+    "activation-of-fewer-dimensions",
+    aten.group_norm.default,
+    when=lambda model, node: len(_shape(model, node)) > MOST_OF_ACTIVATIONS,
+)
+def _(x: Tensor, *rest: Any) -> Tensor:
+    result: Tensor = aten.group_norm.default(x.flatten(2, -2), *rest)
+    return result.reshape(x.shape)
+
+
 @search("selects-for-unbind")
 def _(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(aten.unbind.int):
@@ -699,6 +843,28 @@ def _(model: Exported) -> Iterator[NodeMatch]:
 
 def _selected(reads: set[Any]) -> Callable[..., Any]:
     return lambda x, *_: tuple(x[place] if place in reads else None for place in range(len(x)))
+
+
+OF_INDICES = (aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim)
+MOVES = (
+    *(aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.view.default, aten.reshape.default),
+    *(aten.select.int, aten.slice.Tensor, aten.permute.default, aten.transpose.int),
+)
+"""What moves integers without computing, and is refused for indices of int64."""
+
+
+@search("indices-as-int32")
+def _(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(*MOVES):
+        part = node.args[0]
+        if not isinstance(part, Node) or part.target is not getitem:
+            continue
+        if _maker(part) in OF_INDICES and part.args[1] == 1:
+            yield model.call(node, partial(_by_int32, node.target))
+
+
+def _by_int32(move: Callable[..., Any], indices: Tensor, *rest: Any) -> Any:
+    return move(indices.to(torch.int32).to(torch.int64), *rest)
 
 
 WEIGHTS = "weights-made-constant"

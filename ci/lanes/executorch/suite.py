@@ -100,7 +100,7 @@ class ExecutorchRun(MixedRun):
         return not self.emulator_fault
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def required_figures(self) -> tuple[str, ...]:
         return HELD_QUANTIZED if self.quantizes else HELD
 
     @property

@@ -84,14 +84,21 @@ class RunUnheld(RunOnEmulator):
         return {**common, "metric": self.metric} if self.metric else common
 
 
-def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
+def tuned(
+    model: OneModel, precisions: tuple[str, str], goal: Goal, given: ExecutorchProgram | None = None
+) -> Tuned:
+    """`given` is a suite's program, in place of MODEL."""
     if "ms" in goal.budget:
         raise UsageError(
             "--budget ms=: only ONNX models have forecasts, no other lane is fitted",
             fix="--budget ddr=… or bytes=…, or export the model to ONNX",
         )
     cheap, exact = map(scheme_named, precisions)
-    program = program_of(replace(model, precision=cheap))
+    if given:
+        run = given.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
+        program = replace(given, run=run)
+    else:
+        program = program_of(replace(model, precision=cheap))
     if not program.run.quantizes or program.backend != "htp":
         raise UsageError(
             f"{cheap} on {program.backend} quantizes nothing that the emulator runs", fix="--precision 8a8w"
@@ -153,4 +160,4 @@ def _point(
         "ddr": costs["ddr_read"] + costs["ddr_written"],
         "bytes": (result.folder / PROGRAM).stat().st_size,
     }
-    return Point(choice, run.facts["figures"], taken)
+    return Point(choice, run.facts["figures"], taken, cpu_seconds=result.facts["cpu_seconds"])

@@ -7,9 +7,12 @@ import importlib
 import os
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ci.artifacts.estimate import estimate_of
 from ci.engine.workers.child import WARM, Answer, hidden, reporting, serve, threads
 from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.errors import ToolkitError
@@ -47,13 +50,15 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
         return rewritten(case, run, place, Path(order["into"]), order["needs"])
     into = Path(order["into"])
     with contextlib.ExitStack() as stack:
+        # Imported late: no other result depends on these.
         if order.get("simulate"):
-            # Imported late: no other result depends on it.
             from ci.pipeline.simulator import simulating
-            from provisioning.environment import HOST_LIBRARIES
 
-            libraries = Path(os.environ["QNN_SDK_ROOT"], "lib", HOST_LIBRARIES)
-            simulated = stack.enter_context(simulating(libraries / "libQnnHtp.so", into))
+            simulated = stack.enter_context(simulating(_backend(), into))
+        if order.get("estimate"):
+            from ci.pipeline.estimator import estimating
+
+            estimated = stack.enter_context(estimating(_backend()))
         facts = lower(
             *parse_request(order),
             into,
@@ -62,7 +67,25 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
             quantize_only=order.get("quantize_only", False),
             score=order.get("score", ""),
         )
-        return {**facts, "us": simulated.simulation().us} if order.get("simulate") else facts
+        if order.get("simulate"):
+            return {**facts, "us": simulated.simulation().us}
+        return _estimate_of(facts, estimated.events, order["soc"]) if order.get("estimate") else facts
+
+
+def _estimate_of(facts: dict[str, Any], events: Iterable[tuple[str, int]], soc: str) -> dict[str, Any]:
+    """With what of the lowered program decides whether the estimate counts."""
+    estimate = estimate_of(events, soc)
+    return {
+        "estimate": estimate.as_dict() if estimate else None,
+        "left": len(facts["left"]),
+        "operators": dict(Counter(row["operator"] for row in facts["nodes"].values())),
+    }
+
+
+def _backend() -> Path:
+    from provisioning.environment import HOST_LIBRARIES
+
+    return Path(os.environ["QNN_SDK_ROOT"], "lib", HOST_LIBRARIES, "libQnnHtp.so")
 
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.context} is a program already", fix="name a context binary")
     if args.output.is_dir():
         raise UsageError(f"{args.output} is a directory", fix="-o OUT.pte")
+    from ci.engine.output import keep_origins, require_own
+
+    require_own([args.output], str(args.context))
     soc = wrap(args.context, contents, selection, args.output, args.timeout)
+    keep_origins([args.output], str(args.context))
     print(f"{args.output.stat().st_size:>12,}  {args.output}, for {soc}")
     return 0
 

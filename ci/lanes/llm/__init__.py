@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ci.pipeline.compile_flags import MOVED, add_moved, moved
 from provisioning.base.command_line import add_timeout, count
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS
+
+if TYPE_CHECKING:
+    from ci.lanes.llm.commands import Emulated
 
 EXAMPLES = """\
   python -m ci llm run out/ "The answer is" --tokens 20
@@ -19,6 +23,8 @@ EXAMPLES = """\
 
 HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
 """Ours, which no model was trained on when it was written."""
+TOKENS, PREFIXES = 1000, 40
+"""Of a text that are judged, unless the command line says otherwise."""
 LONG = 4 * 3600.0
 """Time limit in seconds: a model with a billion weights takes minutes to compile, and seconds for
 each token.
@@ -51,9 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     checker.add_argument(
         "--checkpoint", type=Path, metavar="FOLDER", help="of the float model [where it was compiled from]"
     )
-    checker.add_argument("--prefixes", type=count, default=40, metavar="N", help="[%(default)s]")
+    checker.add_argument("--prefixes", type=count, default=PREFIXES, metavar="N", help="[%(default)s]")
     checker.add_argument(
-        "--tokens", type=count, default=1000, metavar="N", help="of text to read [%(default)s]"
+        "--tokens", type=count, default=TOKENS, metavar="N", help="of text to read [%(default)s]"
     )
     checker.add_argument(
         "--decode-tokens", type=count, metavar="N", help="fewer by decode, of a large model [as many]"
@@ -95,9 +101,10 @@ def _share(text: str) -> float:
     return share
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     from ci.lanes.llm import check, commands
 
+    emulated = emulated or commands.Emulated()
     if args.command == MOVED:
         raise moved(args)
     if args.command == "run":
@@ -110,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
                 args.tokens,
                 args.timeout,
                 selection_of(args),
+                emulated,
             )
         )
     limits = {
@@ -133,5 +141,6 @@ def run(args: argparse.Namespace) -> int:
             limits,
             args.timeout,
             selection_of(args),
+            emulated,
         )
     )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,27 @@ def tokenizer_decides(folder: Path) -> bool:
     return '"post_processor": null' not in path.read_text(encoding="utf-8", errors="replace")
 
 
+@contextmanager
+def _without_models() -> Iterator[None]:
+    """Let a process that has no torch import transformers without it: with torch it takes five times as long.
+    Workers, which need its models, have imported torch before."""
+    wanted = {} if "torch" in sys.modules else {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def transformers_tokenizer(folder: Path) -> Any:
     try:
+        with _without_models():
+            importlib.import_module("transformers")
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         if not (folder / "tokenizer_config.json").is_file():

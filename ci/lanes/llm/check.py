@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from ci.lanes.llm import quality
 from ci.lanes.llm.adapters import require_adapter
-from ci.lanes.llm.architecture import read_architecture
+from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.beginning import encoder_of, load_tokenizer, tokenizer_decides
 from ci.lanes.llm.behaviour import (
     FLOAT_FIX,
@@ -23,7 +24,7 @@ from ci.lanes.llm.behaviour import (
     read_behaviour,
 )
 from ci.lanes.llm.commands import (
-    LOG,
+    Emulated,
     beginning_of,
     compiled_file,
     kinds_for_genie,
@@ -31,7 +32,6 @@ from ci.lanes.llm.commands import (
     record_of,
     require_loadable,
     sizes_of,
-    worker_for,
 )
 from ci.lanes.llm.estimate import estimated
 from ci.lanes.llm.findings import READER_NAMES, figures_from
@@ -40,10 +40,9 @@ from ci.lanes.llm.genie import (
     NONE,
     PROGRAM,
     RECORD,
+    ROUNDING,
     ForcedText,
     contradictions,
-    encoded,
-    generate,
     setting,
     through,
 )
@@ -58,24 +57,21 @@ from ci.lanes.llm.judge import (
     choice_misses,
     misses,
 )
+from ci.lanes.llm.judged import JudgedText, as_json, digest_of, judged, windows_of
 from ci.lanes.llm.prompts import (
     CONTINUED,
     PREFIX,
     chat_text,
     has_template,
-    prefix_lengths,
-    prefixes_of,
-    read_corpus,
-    share_of_runs,
-    to_the_end,
-    tokens_for,
     tokens_of,
-    with_chats,
     without_beginning,
+    words_after,
 )
+from ci.lanes.llm.time_left import Work, for_kind, measured_pace
+from ci.lanes.llm.work import weights_of
 from ci.pipeline.findings import verdict
 from ci.pipeline.precision import written_name
-from ci.pipeline.steps import Asker, asking
+from ci.pipeline.steps import Asker
 from provisioning.base.commands import typed
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Severity
@@ -95,13 +91,9 @@ LIMITS: dict[str, dict[str, float]] = {
     for name in names
 }
 """By precision, where the command line names no other."""
-MAX_OVERLAP = 0.05
-"""At most this share of the text may be known from quantizing."""
 TOKENIZER_CHARS = 4000
-WINDOWS = 4
-"""At least so many, because figures' errors come from windows."""
-MIN_TOKENS = 256
-"""Tokens to find the part by."""
+TEXTS, SAID = 3, 24
+"""Texts for the page, and tokens of each, at most: fewer where decode is judged by few."""
 FP16_LEAST_DB, QUANTIZED_LEAST_DB, CHIP_DB, LOSS_DB = 30.0, 10.0, 6.0, 4.0
 """A part is wrong below the least of its precision (where rounding alone leaves little more, LOSS_DB below
 that), and a quantized one also if it is CHIP_DB worse than on the CPU, or at most places LOSS_DB worse than
@@ -111,7 +103,8 @@ FIXES = {
     "quantized": "calibrate by more or other text, or take fp16",
 }
 CUT_OFF = {"divergence": 0.001, "divergence_99": 0.02}
-"""What a right model may lose anyway: calibration cuts off some values, which the median does not see."""
+"""What a right model may lose anyway where it is not known which values quantizing saw: it cuts off the
+others, which the median does not see."""
 CHIP = 2
 """How often a right model may lose the median that rounding alone costs: HTP's was 1.05 and 1.7 times."""
 HALVES, HALVES_DB = 16, 12.0
@@ -141,6 +134,7 @@ class CheckOptions:
     """By figure; None for the precision's own."""
     timeout: float
     selection: Selection
+    emulated: Emulated
 
 
 @dataclass
@@ -158,10 +152,11 @@ class CheckedModel:
         rule: str = "llm-accuracy",
         severity: Severity = Severity.ERROR,
         fix: str = "",
+        *,
+        first: bool = False,
     ) -> None:
-        self.findings += [
-            Finding(rule, severity, self.name, message, fix or self.fix) for message in messages
-        ]
+        new = [Finding(rule, severity, self.name, message, fix or self.fix) for message in messages]
+        self.findings = [*new, *self.findings] if first else [*self.findings, *new]
 
     @property
     def inaccurate(self) -> bool:
@@ -199,65 +194,47 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
         )
     if not options.text.is_file():
         raise UsageError(f"--text {options.text}: there is no such file", fix="name a text file")
-    text = read_corpus(options.text)
     tokenizer = load_tokenizer(config.parent)
     if tokenizer.to_str() != load_tokenizer(folder).to_str():
         raise CheckFailed(
             f"{config.with_name('tokenizer.json')} is not that of {folder}",
             fix="copy it from there, or compile again",
         )
-    tokens = tokens_of(tokenizer, text)
-    length = min(record["context"], max(2, options.tokens // WINDOWS + 1))
-    windows = -(-options.tokens // (length - 1))
-    if length < record["context"]:
-        farther = WINDOWS * (record["context"] - 1)
-        sys.stderr.write(
-            f"judged to place {length} of {record['context']}; --tokens {farther} reads to the end\n"
-        )
-    lengths = prefix_lengths(options.prefixes, record["prefill"], record["context"])
-    own = length - len(shape.beginning)
-    wanted = max(tokens_for(lengths), windows * own, PREFIX + CONTINUED)
-    if len(tokens) < wanted:
-        raise UsageError(
-            f"{options.text} has {len(tokens)} tokens: {options.prefixes} prefixes and {windows} windows of"
-            f" {own} need {wanted}",
-            fix="give a longer text, or fewer --tokens and --prefixes",
-        )
-    if (seen := share_of_runs(tokens[:wanted], record["calibrated by"])) > MAX_OVERLAP:
-        raise UsageError(
-            f"{seen:.0%} of what would be read of {options.text} is in the text that it was quantized by,"
-            " too",
-            fix="give another text",
-        )
-    enough = max(MIN_TOKENS, record["prefill"] + 1)
+    by_genie = genie and options.on == "both"
+    reads = [*KINDS]
+    if by_genie:
+        sizes = sizes_of(config)
+        require_loadable(sizes, *KINDS)
+        reads = kinds_for_genie(sizes)
+    read = judged(
+        folder,
+        tokenizer,
+        shape,
+        options.text,
+        record,
+        tokens=options.tokens,
+        prefixes=options.prefixes,
+        whole="prefill" in reads,
+        calibrated_by=record["calibrated by"],
+    )
+    if hint := read.short_of(record["context"], len(shape.beginning)):
+        sys.stderr.write(f"{hint}\n")
     order = {
+        **read.order,
         "model": str(folder),
+        "adapter": record.get("adapter", ""),
         "compiled": str(config.parent),
-        "text": str(options.text.absolute()),
-        "windows": windows,
-        "length": length,
+        "through": through(record),
         "precision": record["precision"],
+        "parts": record["parts"],
         "cpu": options.on == "cpu",
         "decode_tokens": options.decode_tokens or options.tokens,
-        "few": {"windows": 1, "length": min(record["context"], enough)},
     }
     if options.on == "cpu" and record["precision"] == "fp16":
         raise UsageError("fp16 is computed by HTP alone", fix="leave out --on cpu")
     asked = None
     if options.behaviour:
         asked = read_behaviour(options.behaviour, config.parent, tokenizer, record, beginning_of(config))
-    by_genie = genie and options.on == "both"
-    places: dict[str, int] = {}
-    if by_genie:
-        sizes = sizes_of(config)
-        require_loadable(sizes, *KINDS)
-        # Prefill reads whole blocks, decode single tokens.
-        reader, block = "decode_htp", 1
-        if "prefill" in kinds_for_genie(sizes):
-            reader, block = "prefill_htp", record["prefill"]
-        read = 2 * sum(-(-(1 + length) // block) * block for length in [*lengths, PREFIX])
-        places = {"decode_htp": 2 * CONTINUED * len(lengths) + max(length, PREFIX + CONTINUED)}
-        places[reader] = places.get(reader, 0) + read
     given = {name: value for name, value in options.limits.items() if value is not None}
     limits = {**LIMITS[record["precision"]], **given}
     found = CheckedModel(name, FIXES["fp16" if record["precision"] == "fp16" else "quantized"])
@@ -268,20 +245,25 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
     expected = [record[key] for key in ("precision", "parts", "context")]
     if genie and (cost := estimated(shape, *expected)):
         found.row["estimate"] = {"bytes": cost.bytes, "peak": cost.memory, "cpu_seconds": cost.seconds}
-    log = options.selection.reports.absolute() / "llm" / LOG.name
-    with asking(worker_for(record, options.selection, log.parent, options.timeout), log) as ask:
-        texts: list[ForcedText] = []
+    logs = options.selection.reports.absolute() / "llm"
+    with options.emulated.worker(record, options.selection, logs, options.timeout) as ask:
+        texts = read.texts
         if by_genie:
             # Before the figures, which take the emulator's time.
-            read_by = _tokenizer(config, folder, [text[:TOKENIZER_CHARS]], tokenizer, options.timeout)
+            read_by = _tokenizer(config, folder, [read.words[:TOKENIZER_CHARS]], tokenizer, options)
             found.add(read_by, "llm-text")
-            texts = prefixes_of(tokens, lengths)
-            texts = with_chats(texts, folder, tokenizer, shape, record["context"] - record["prefill"])
-            texts.append(to_the_end(tokens, max(own, PREFIX + CONTINUED)))
-        bounds = _by_noise(ask, order, texts, limits, given, found)
+        rounding = _rounding(ask, order, read, shape, record, options.selection.store)
+        bounds = _bounds(rounding, order, limits, given, found, by_genie=by_genie)
         if options.on != "parts":
             order["tie"] = bounds.tie
-            _figures(ask, order, places, bounds, found, by_genie=by_genie)
+            heard = _prompts(read.prefixes, order["decode_tokens"])
+            questions = [([prompt.tokens for prompt in asked.prompts], asked.tokens)] if asked else []
+            quantized = record["precision"] != "fp16"
+            who = [*["cpu"] * quantized, *["htp"] * (options.on == "both" and not genie)]
+            forced = texts if by_genie else []
+            block = record["prefill"] if "prefill" in reads else 0
+            _figures(ask, Work(order, who, [heard, *questions], forced, block), bounds, found)
+            _texts(ask, order, heard, config, options, found)
         if by_genie:
             found.add(_choices(ask, order, config, texts[:-1], bounds.limits))
             _genie_figures(ask, order, config, texts, bounds, found)
@@ -291,23 +273,27 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
             few = {**order, **order["few"]}
             if options.on == "parts":
                 _say_how_long(ask, few, record["parts"])
-            guilty = _parts(ask, few, bounds, found, shown=options.where or options.on == "parts")
-            if not guilty and found.inaccurate and (parts := found.row["parts"]):
-                guilty = [_nearest(parts)]
-            found.add(guilty)
+            culprit = _parts(ask, few, bounds, found, shown=options.where or options.on == "parts")
+            if not culprit and found.inaccurate and (parts := found.row["parts"]):
+                culprit = [_nearest(parts)]
+            # What to look at, before what follows from it.
+            found.add(culprit, first=True)
         if genie and options.on != "both":
             sys.stdout.write(f"Genie was not run: --on {options.on}\n")
     return found
 
 
-def _tokenizer(config: Path, checkpoint: Path, texts: list[str], tokenizer: Any, timeout: float) -> list[str]:
+def _tokenizer(
+    config: Path, checkpoint: Path, texts: list[str], tokenizer: Any, options: CheckOptions
+) -> list[str]:
     """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
     bos = setting(config, "context", "bos-token")
     if has_template(config.parent):
         texts = [*texts, chat_text(config.parent, texts[0][:PREFIX], "")]
         without_beginning(tokens_of(tokenizer, texts[-1]), bos)
     with limited(config, 1) as copy:
-        ours, genies = [tokens_of(tokenizer, text) for text in texts], encoded(copy, texts, timeout=timeout)
+        ours = [tokens_of(tokenizer, text) for text in texts]
+        genies = options.emulated.genie_tokenizer(copy, texts, timeout=options.timeout)
     if ours == genies:
         return read_by_genie(checkpoint, genies, texts, bos)
     return ["Genie's tokenizer tokenizes otherwise than the tokenizers library"]
@@ -346,33 +332,58 @@ class Bounds:
         return self.narrow.get(reader) or self.narrow.get(OF_WINDOWS) or self.limits
 
 
-def _by_noise(
+def _rounding(
     ask: Asker,
     order: Mapping[str, Any],
-    texts: Sequence[ForcedText],
+    read: JudgedText,
+    shape: Architecture,
+    record: Mapping[str, Any],
+    store: Path,
+) -> Mapping[str, Any]:
+    """What rounding alone costs the checkpoint: as `compile` measured it, where the same tokens are read; or
+    now, with the ranges that `compile` saw."""
+    kept: Mapping[str, Any] = record.get(ROUNDING, {})
+    folder, texts = Path(order["model"]), read.forced(order["through"])
+    if kept and record["weights"] != weights_of(folder, order["adapter"], store):
+        sys.stderr.write(f"{folder}: its weights have changed since it was compiled\n")
+        kept = {}
+    if kept and kept["judged"] == digest_of(windows_of(folder, shape, order), texts):
+        return kept
+    measured = ask(**{**order, "do": "noise", "texts": texts, "ranges": kept.get("ranges")})
+    return measured if kept else {**measured, "allowed": CUT_OFF}
+
+
+def _bounds(
+    rounding: Mapping[str, Any],
+    order: Mapping[str, Any],
     limits: Mapping[str, float],
     given: Mapping[str, float],
     found: CheckedModel,
+    *,
+    by_genie: bool,
 ) -> Bounds:
     """Of each figure the limit, or what rounding alone costs this checkpoint, with its error, where that is
     less: a wider limit would hide a mistake. `given` are the user's own."""
-    reply = ask(**{**order, "do": "noise", "texts": _as_json(texts)})
     narrow: dict[str, dict[str, float]] = {}
     halves = order["precision"] == "fp16"
-    for reader, facts in reply["noise"].items():
+    allowed = {} if halves else rounding.get("allowed", {})
+    for reader, facts in rounding["noise"].items():
+        if reader in READER_NAMES and not by_genie:
+            continue
         figures = figures_from(facts)
         whose = f", {READER_NAMES[reader]}" if reader in READER_NAMES else ""
         sys.stdout.write(f"rounding alone{whose}: {_in_words(figures)}\n")
         narrow[reader] = {
-            name: _narrowed(name, limits[name], figure, halves=halves) for name, figure in figures.items()
+            name: max(_narrowed(name, limits[name], figure, halves=halves), allowed.get(name, 0.0))
+            for name, figure in figures.items()
         } | dict(given)
     # A comparison with float does not see a damaged checkpoint or tokenizer.
-    absolute = found.row["absolute"] = reply["absolute"]
+    absolute = found.row["absolute"] = rounding["absolute"]
     sys.stdout.write(f"{quality.in_words(absolute)}\n")
     found.add(quality.warnings(absolute), "llm-perplexity", Severity.WARNING, quality.FIX)
-    tie = found.row["tie"] = reply["tie"] * math.sqrt(HALVES if halves else CHIP)
+    tie = found.row["tie"] = rounding["tie"] * math.sqrt(HALVES if halves else CHIP)
     sys.stdout.write(f"a choice by which float loses at most {tie:.2g} logits is as good as its own\n")
-    return Bounds(narrow[OF_WINDOWS], narrow, reply["parts"], tie)
+    return Bounds(narrow[OF_WINDOWS], narrow, rounding["parts"], tie)
 
 
 def _narrowed(name: str, limit: float, noise: Figure, *, halves: bool) -> float:
@@ -382,7 +393,7 @@ def _narrowed(name: str, limit: float, noise: Figure, *, halves: bool) -> float:
     if name in HIGHER_IS_BETTER:
         return max(limit, noise.value - allowed)
     expected = noise.value * (CHIP if name == "divergence_50" else 1)
-    return min(limit, max(expected + allowed, CUT_OFF.get(name, 0.0)))
+    return min(limit, expected + allowed)
 
 
 def _in_words(figures: Mapping[str, Figure]) -> str:
@@ -394,42 +405,22 @@ def _in_words(figures: Mapping[str, Figure]) -> str:
 
 def _of_each_kind(ask: Asker, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
     """The worker answers in a fork each time, so that the emulator's memory is free again."""
-    return [ask(**{**_for_kind(order, kind), "do": do}) for kind in KINDS]
+    return [ask(**{**for_kind(order, kind), "do": do}) for kind in KINDS]
 
 
-def _for_kind(order: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Decode of a large model takes seconds for each token."""
-    length = order["length"]
-    if kind == "decode":
-        length = min(length, max(1, order["decode_tokens"] // order["windows"]) + 1)
-    return {**order, "kind": kind, "length": length}
-
-
-def _figures(
-    ask: Asker,
-    order: dict[str, Any],
-    places: Mapping[str, int],
-    bounds: Bounds,
-    found: CheckedModel,
-    *,
-    by_genie: bool,
-) -> None:
-    """Of logits on held-out text. `places` is how many of them Genie reads at the pace of which reader."""
-    replies = _of_each_kind(ask, order, "pace")
-    pace = {name: cost for reply in replies for name, cost in reply["pace"].items()}
-    count, total = order["windows"] * (order["length"] - 1), 0.0
-    for name, cost in pace.items():
-        # What each reads for the figures, and for the parts.
-        lengths = [
-            _for_kind(form, name.partition("_")[0])["length"] - 1 for form in (order, order | order["few"])
-        ]
-        total += cost * (order["windows"] * lengths[0] + lengths[1] * by_genie + places.get(name, 0))
-    # Each loads the same again: the figures and, where Genie is asked, its two answers and the parts.
-    total += sum(reply["ready"] for reply in replies) * (4 if by_genie else 1)
-    with_genie = " with Genie's and each part's" if by_genie else ""
-    sys.stderr.write(f"{count} tokens in {order['windows']} windows, about {seconds(total)}{with_genie}\n")
+def _figures(ask: Asker, work: Work, bounds: Bounds, found: CheckedModel) -> None:
+    """Of logits on held-out text."""
+    order = work.order
+    pace = measured_pace(ask, order, "pace")
+    count = order["windows"] * (order["length"] - 1)
+    with_genie = " with Genie's and each part's" if work.forced else ""
+    sys.stderr.write(
+        f"{count} tokens in {order['windows']} windows, about {seconds(work.seconds(pace))}{with_genie}\n"
+    )
     rates = {"tokens_per_second": "decode_htp", "read_per_second": "prefill_htp"}
-    found.row["speed"] = {name: round(1 / pace[rate], 2) for name, rate in rates.items() if pace.get(rate)}
+    found.row["speed"] = {
+        name: round(1 / pace.token[rate], 2) for name, rate in rates.items() if pace.token.get(rate)
+    }
     facts, positions = dict[str, Any](), dict[str, Any]()
     for reply in _of_each_kind(ask, order, "figures"):
         positions |= reply["positions"]
@@ -445,7 +436,8 @@ def _judged(facts: Mapping[str, Any], bounds: Bounds, found: CheckedModel) -> No
             continue
         figures, limits = figures_from(facts[name]), bounds.of(name)
         sys.stdout.write(f"{words}: {_in_words(figures)}\n")
-        found.add(f"{words}: {miss}" for miss in misses(figures, limits, chance=True))
+        if missed := misses(figures, limits, chance=True):
+            found.add([f"{words}: {'; '.join(missed)}"])
 
 
 def _behaviour(
@@ -457,20 +449,60 @@ def _behaviour(
     found: CheckedModel,
 ) -> None:
     """What it does after prompts, beside float. The quantized graphs answer on the CPU, too."""
-    who = ["float", *(["cpu"] if order["precision"] != "fp16" else [])]
-    who += ["htp"] if config.name == PROGRAM and options.on == "both" else []
-    prompts = [prompt.tokens for prompt in asked.prompts]
-    request = {**order, "do": "answers", "prompts": prompts, "most": asked.tokens}
-    answers = {name: ask(**request, who=name)["answers"] for name in who}
-    if config.name != PROGRAM and options.on == "both":
-        with limited(config, asked.tokens) as copy:
-            texts = generate(copy, prompts, timeout=options.timeout)
-        answers["htp"] = [{"tokens": text.tokens, "stopped": text.stopped} for text in texts]
+    request = {**order, "prompts": [prompt.tokens for prompt in asked.prompts], "most": asked.tokens}
+    answers = {"float": ask(**request, do="answers", who="float")["answers"]}
+    answers |= _answers(ask, request, config, options)
     rows = found.row["behaviour"] = asked.judged(answers, load_tokenizer(config.parent))
     for line in kept_in_words(rows):
         sys.stdout.write(f"{line}\n")
     found.add(lost(rows), "llm-behaviour")
     found.add(float_alone(rows), "llm-behaviour-float", Severity.WARNING, FLOAT_FIX)
+
+
+def _answers(
+    ask: Asker, request: Mapping[str, Any], config: Path, options: CheckOptions
+) -> dict[str, list[dict[str, Any]]]:
+    """What the quantized graphs say on the CPU, and Genie or ExecuTorch's program on the emulator."""
+    genie, emulated = config.name != PROGRAM, options.on == "both"
+    who = ["cpu"] if request["precision"] != "fp16" else []
+    who += ["htp"] if emulated and not genie else []
+    answers = {name: ask(**request, do="answers", who=name)["answers"] for name in who}
+    if emulated and genie:
+        with limited(config, request["most"]) as copy:
+            texts = options.emulated.genie(copy, request["prompts"], timeout=options.timeout)
+        answers["htp"] = [{"tokens": list(text.tokens), "stopped": text.stopped} for text in texts]
+    return answers
+
+
+def _prompts(prefixes: Sequence[ForcedText], decode_tokens: int) -> tuple[list[list[int]], int]:
+    """Those of the page's texts, and of how many tokens an answer has: no more are read than decode is judged
+    by, which reads prompts, too, where the emulator does not load both kinds of binaries."""
+    most = max(1, min(SAID, decode_tokens // 4))
+    shortest = sorted((list(text.prompt) for text in prefixes[:TEXTS]), key=len)
+    read = itertools.accumulate(len(prompt) + most for prompt in shortest)
+    few = [prompt for prompt, total in zip(shortest, read, strict=True) if total <= decode_tokens]
+    return few or shortest[:1], most
+
+
+def _texts(
+    ask: Asker,
+    order: Mapping[str, Any],
+    heard: tuple[list[list[int]], int],
+    config: Path,
+    options: CheckOptions,
+    found: CheckedModel,
+) -> None:
+    """What is said beside float, for who reads the page; figures judge it."""
+    prompts, most = heard
+    request = {**order, "prompts": prompts, "most": most}
+    answers = _answers(ask, request, config, options)
+    rows = ask(**request, do="beside float", answers=answers)["texts"]
+    tokenizer = load_tokenizer(config.parent)
+    for prompt, row in zip(prompts, rows, strict=True):
+        row["prompt"] = tokenizer.decode(prompt, skip_special_tokens=False)
+        for said in row["said"].values():
+            said["text"] = words_after(tokenizer, prompt, said.pop("tokens"), special=True)
+    found.row["texts"] = rows
 
 
 def _choices(
@@ -482,7 +514,7 @@ def _choices(
 ) -> list[str]:
     """The shipped sampler's choices after each of many prefixes, compared with float's."""
     with limited(config, CONTINUED) as copy:
-        reply = ask(**{**order, "do": "genie choices", "config": str(copy), "texts": _as_json(texts)})
+        reply = ask(**{**order, "do": "genie choices", "config": str(copy), "texts": as_json(texts)})
     facts = {kind: reply[kind] for kind in KINDS}
     for kind, row in facts.items():
         sys.stdout.write(
@@ -508,29 +540,25 @@ def _genie_figures(
 ) -> None:
     """Of the logits that Genie itself chooses by."""
     with limited(config, CONTINUED) as copy:
-        facts = ask(**{**order, "do": "genie figures", "config": str(copy), "texts": _as_json(texts)})
+        facts = ask(**{**order, "do": "genie figures", "config": str(copy), "texts": as_json(texts)})
     if not set(facts) & set(READER_NAMES):
         sys.stdout.write("This build's libGenie.so gives no logits: Genie is judged by its choices alone\n")
     found.row["figures"] |= facts
     _judged(facts, bounds, found)
 
 
-def _as_json(texts: Sequence[ForcedText]) -> list[dict[str, Any]]:
-    return [{"prompt": list(text.prompt), "tokens": list(text.tokens)} for text in texts]
-
-
 def _say_how_long(ask: Asker, order: Mapping[str, Any], parts: int) -> None:
     """Of all parts, by the last one."""
-    replies = _of_each_kind(ask, order, "part pace")
-    cost = sum(reply["ready"] + order["length"] * reply["token"] for reply in replies)
-    sys.stderr.write(f"{plural(2 * parts, 'part')}, about {seconds(cost * parts)}\n")
+    pace = measured_pace(ask, order, "part pace")
+    long = sum(pace.parts(kind, for_kind(order, kind)["length"], parts) for kind in KINDS)
+    sys.stderr.write(f"{plural(2 * parts, 'part')}, about {seconds(long)}\n")
 
 
 def _parts(
     ask: Asker, order: Mapping[str, Any], bounds: Bounds, found: CheckedModel, *, shown: bool
 ) -> list[str]:
     """The first part that is worse than its precision explains."""
-    guilty = ""
+    culprit = ""
     rows = found.row["parts"] = []
     for row in (row for reply in _of_each_kind(ask, order, "parts") for row in reply["parts"]):
         htp, cpu = row["htp"], row.get("cpu")
@@ -546,16 +574,16 @@ def _parts(
             wrong = f"{htp['output']} has {in_decibels(htp['db'])}, expected {least:.1f}{beside}"
         elif not htp["typical_db"] >= typical:
             wrong = f"most places have {in_decibels(htp['typical_db'])}, expected {typical:.1f}"
-        if wrong and not guilty:
-            guilty = f"it goes wrong in {name}: {wrong}"
-        if shown or guilty or found.inaccurate:
+        if wrong and not culprit:
+            culprit = f"it goes wrong in {name}: {wrong}"
+        if shown or culprit or found.inaccurate:
             sys.stdout.write(
                 f"{name}: {htp['output']} {in_decibels(htp['db'])} from float, most places"
                 f" {in_decibels(htp['typical_db'])}{beside}\n"
             )
         shown_row = {"name": name, **htp, "least_db": least, "typical_least_db": max(typical, least)}
         rows.append(shown_row | ({"cpu_db": cpu["db"]} if cpu else {}))
-    return [guilty] if guilty else []
+    return [culprit] if culprit else []
 
 
 def _nearest(parts: Sequence[Mapping[str, Any]]) -> str:

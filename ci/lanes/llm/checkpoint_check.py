@@ -5,10 +5,12 @@ process."""
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,18 +23,20 @@ from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.compiled import Compiled, CompiledReader
 from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate, through
-from ci.lanes.llm.graphs import blocks, outputs_of
-from ci.lanes.llm.judge import OF_WINDOWS, figures_of, tie_of, window_of
+from ci.lanes.llm.graphs import blocks, outputs_of, starts
+from ci.lanes.llm.judge import OF_WINDOWS, compare_text, figures_of, tie_of, window_of
+from ci.lanes.llm.judged import windows_of
 from ci.lanes.llm.measure import (
     choices,
     choosing,
+    chosen_of,
     figures_beside,
     figures_on,
     genie_figures,
     whole_text,
     windows,
 )
-from ci.lanes.llm.prompts import CHAT_PLACE, CHAT_SHARE, read_corpus
+from ci.lanes.llm.prompts import CHAT_PLACE, CHAT_SHARE, read_corpus, special_places
 from ci.lanes.llm.quality import absolute
 from ci.lanes.llm.reference import (
     Text,
@@ -48,6 +52,8 @@ from provisioning.base.units import EXACT_DB
 from provisioning.manifest import soc_named
 
 TINY = 1e-30
+CALLS, ENOUGH = 20, 0.5
+"""At most so many calls, and about so many seconds, to measure a pace."""
 
 
 def compiled_of(order: Mapping[str, Any]) -> Compiled:
@@ -64,8 +70,7 @@ def compiled_of(order: Mapping[str, Any]) -> Compiled:
 
 
 def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
-    text, shape = Path(order["text"]), compiled.shape
-    return windows(compiled.folder, shape, text, order["length"], order["windows"], "fewer --tokens")
+    return windows_of(compiled.folder, compiled.shape, order)
 
 
 def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,37 +85,68 @@ def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
         reader.restart()
     ready = time.monotonic() - began
     for name, reader in readers.items():
-        began = time.monotonic()
-        reader.read(row[: reader.count])
-        paces[name] = (time.monotonic() - began) / min(len(row), reader.count)
+
+        def read(reader: CompiledReader = reader) -> None:
+            reader.restart()
+            reader.read(row[: reader.count])
+
+        paces[name] = _seconds_of(read) / min(len(row), reader.count)
     return {"ready": ready, "pace": paces}
 
 
+def _seconds_of(call: Callable[[], object]) -> float:
+    """The mean of some calls: a short one alone says little on a busy machine."""
+    began, calls = time.monotonic(), 0
+    while not calls or (calls < CALLS and time.monotonic() - began < ENOUGH):
+        call()
+        calls += 1
+    return (time.monotonic() - began) / calls
+
+
 def order_part_pace(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds that the last part of a kind takes, where the head is: to be ready, and for each token. The
-    binaries of all parts may be more than the emulator loads."""
+    """The same of the last part, where the head is: the binaries of all parts may be more than the emulator
+    loads. All parts read a token in as many times that."""
     compiled, kind = compiled_of(order), order["kind"]
     number = compiled.parts - 1
     first, last = compiled.shape.part(number, compiled.parts)
     began = time.monotonic()
     readers = compiled.readers(kind, only=number)
+    loaded = time.monotonic() - began
     count = next(iter(readers.values())).count
     row: Any = _rows(compiled, order)[0][: 2 * count + 1]
     if first:
         row = np.random.default_rng(1).normal(size=(len(row), compiled.shape.hidden_size)).astype(np.float32)
     decoder = load_decoder(compiled.folder, compiled.shape, len(row), len(row), first, last)
-    outputs = outputs_of(decoder, row)
-    blocks_of = {
-        name: list(blocks(decoder, row, outputs, reader.context, reader.count))[:2]
-        for name, reader in readers.items()
-    }
+    outputs, paces = outputs_of(decoder, row), dict[str, float]()
     for name, reader in readers.items():
-        reader.alone(blocks_of[name][0][1])
-    ready = time.monotonic() - began
-    began = time.monotonic()
-    for name, reader in readers.items():
-        reader.alone(blocks_of[name][-1][1])
-    return {"ready": ready, "token": (time.monotonic() - began) / count}
+        two = list(blocks(decoder, row, outputs, reader.context, reader.count))[:2]
+        began = time.monotonic()
+        # The first time takes longer.
+        reader.alone(two[0][1])
+        loaded += time.monotonic() - began
+        paces[name] = _seconds_of(functools.partial(reader.alone, two[-1][1])) / count
+    return {"ready": loaded, "pace": paces}
+
+
+def order_float_pace(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds of float: to import and to load it, for a row, for each of its tokens, and to judge one; and
+    what all this took."""
+    compiled = compiled_of(order)
+    row, times = _rows(compiled, order)[0], [time.monotonic()]
+    importlib.import_module("transformers.modeling_utils")
+    times.append(time.monotonic())
+    reference = load_reference(compiled.folder, compiled.shape.adapter)
+    logits_of(reference, row[:2])
+    times.append(time.monotonic())
+    logits_of(reference, row[:1])
+    times.append(time.monotonic())
+    logits = logits_of(reference, row)
+    times.append(time.monotonic())
+    window_of(logits[:-1], logits[:-1], row[1:])
+    times.append(time.monotonic())
+    start, ready, one, many, judge = np.diff(times).tolist()
+    paces = {"row": one, "token": max(0.0, many - one) / len(row), "judge": judge / len(row)}
+    return {"start": start, "ready": ready, **paces, "spent": times[-1] - times[0]}
 
 
 def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,42 +194,93 @@ def order_answers(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"answers": answers}
 
 
+def order_beside_float(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Float's text after each prompt, and where those of others first differ from it."""
+    compiled, most = compiled_of(order), order["most"]
+    shape, reference = compiled.shape, load_reference(compiled.folder, compiled.shape.adapter)
+    ends, rows = ends_of(reference), []
+    for number, prompt in enumerate(order["prompts"]):
+        expected = text_of(reference, [*shape.beginning, *prompt], most, ends, compiled.context)
+        said: dict[str, Any] = {"float": {"tokens": expected.tokens, "stopped": expected.stopped}}
+        for who, answers in order["answers"].items():
+            said[who] = _beside(expected, answers[number], prompt, ends, most)
+        rows.append({"said": said})
+    return {"texts": rows}
+
+
+def _beside(
+    expected: Text, answer: Mapping[str, Any], prompt: Sequence[int], ends: Sequence[int], most: int
+) -> dict[str, Any]:
+    """An answer with the place at which it first differs from float's."""
+    found = compare_text(
+        prompt,
+        expected.tokens,
+        expected.stopped,
+        expected.logits,
+        ends,
+        most,
+        lambda _: (answer["tokens"], answer["stopped"]),
+        lambda _: False,
+    )
+    return {**answer, "difference": found.difference and asdict(found.difference)}
+
+
 def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of the checkpoint where all is right and only rounded, on the same tokens: of windows, and of
-    the texts that Genie is made to say; how near two logits must be to change places; and in dB what each
-    part of the layers keeps of a row."""
+    """Figures of the checkpoint where all is right and only rounded: of windows, and of the texts that Genie
+    is made to say; how near two logits must be to change places; and in dB what each part of the layers keeps
+    of a row. With the ranges of its activations over the text to `calibrate` by, where they are not given."""
     from ci.lanes.llm.noise import rounded_model, scheme_of
 
-    compiled, texts = compiled_of(order), [ForcedText(**text) for text in order["texts"]]
-    shape, rows, record = compiled.shape, _rows(compiled, order), compiled.record
-    scheme = scheme_of(through(record), record["precision"], compiled.cache)
+    folder, texts = Path(order["model"]), [ForcedText(**text) for text in order["texts"]]
+    shape = read_architecture(folder, order["adapter"])
+    # `compile` knows no other cache than the scheme's own.
+    cache = compiled_of(order).cache if "compiled" in order else 0
+    scheme, calibration = scheme_of(order["through"], order["precision"], cache), []
+    if order.get("calibrate"):
+        known = windows(folder, shape, Path(order["calibrate"]), order["context"])
+        # Decode is quantized by the fewest values, so that it loses most.
+        special = special_places(folder, shape, known)
+        calibration = [(row, starts(len(row), 1, some)) for row, some in zip(known, special, strict=True)]
+    rows, [row] = windows_of(folder, shape, order), windows_of(folder, shape, {**order, **order["few"]})
     every = [*rows, *(whole_text(shape, text) for text in texts)]
-    [row] = _rows(compiled, {**order, **order["few"]})
-    model = rounded_model(load_reference(compiled.folder, shape.adapter), every, row, scheme)
+    model = rounded_model(
+        load_reference(folder, shape.adapter),
+        every,
+        row,
+        scheme,
+        last=[*(0 for _ in rows), *map(chosen_of, texts)],
+        calibration=calibration,
+        ranges=order.get("ranges"),
+    )
     count = len(rows)
     noise = {OF_WINDOWS: figures_of_rows(rows, model.exact[:count], model.rounded[:count])}
     if texts:
         both = [
-            [choosing(shape, text, row) for text, row in zip(texts, logits[count:], strict=True)]
+            [choosing(text, row) for text, row in zip(texts, logits[count:], strict=True)]
             for logits in (model.exact, model.rounded)
         ]
         noise |= figures_beside(texts, both[0], both[1])
-    layers = [shape.part(number, compiled.parts) for number in range(compiled.parts)]
+    layers = [shape.part(number, order["parts"]) for number in range(order["parts"])]
     exact, rounded = model.kept, model.kept_from([first for first, _ in layers])
     return {
         "noise": noise,
         "tie": tie_of(model.exact[:count], model.rounded[:count]),
         "parts": [_kept(shape, part, exact, rounded) for part in layers],
-        "absolute": _by_itself(compiled, order, rows, model.exact),
+        "absolute": _by_itself(folder, shape, order, rows, model.exact),
+        "ranges": model.rounding.ranges if scheme.bits else {},
     }
 
 
 def _by_itself(
-    compiled: Compiled, order: Mapping[str, Any], rows: Sequence[Sequence[int]], logits: Sequence[Array]
+    folder: Path,
+    shape: Architecture,
+    order: Mapping[str, Any],
+    rows: Sequence[Sequence[int]],
+    logits: Sequence[Array],
 ) -> dict[str, Any]:
     """Float's, of the windows that are plain text. Without a token that begins a text nothing predicts the
     first one."""
-    first = max(1, len(compiled.shape.beginning))
+    first = max(1, len(shape.beginning))
     plain = [
         row for place, row in enumerate(zip(rows, logits, strict=False)) if place % CHAT_SHARE != CHAT_PLACE
     ]
@@ -202,7 +289,7 @@ def _by_itself(
         float(window_of(logits[first - 1 : -1], logits[first - 1 : -1], row[first:]).theirs.sum())
         for row, logits in plain
     )
-    return absolute(load_tokenizer(compiled.folder), judged, nats, read_corpus(Path(order["text"])))
+    return absolute(load_tokenizer(folder), judged, nats, read_corpus(Path(order["text"])))
 
 
 def _kept(

@@ -7,13 +7,12 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ci.engine.installed import ready_environment
-from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.llm.adapters import require_adapter
 from ci.lanes.llm.architecture import (
     Architecture,
@@ -28,6 +27,8 @@ from ci.lanes.llm.genie import (
     NONE,
     PROGRAM,
     RECORD,
+    GeneratedText,
+    encoded,
     generate,
     require_short,
     require_sizes,
@@ -39,12 +40,13 @@ from ci.lanes.llm.prompts import (
     require_no_nul,
     tokens_of,
     without_beginning,
+    words_after,
 )
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.work import executorch_environment, setup_of
 from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named, written_name
-from ci.pipeline.steps import asking
+from ci.pipeline.steps import Asker, asking
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
@@ -146,6 +148,26 @@ def parts_of(shape: Architecture, weight: int) -> int:
     )
 
 
+def ask_worker(
+    record: Mapping[str, Any], selection: Selection, logs: Path, timeout: float
+) -> contextlib.AbstractContextManager[Asker]:
+    """The worker that loads what was compiled: ExecuTorch's has the profile's QNN."""
+    log = logs / LOG.name
+    if through(record) == "genie":
+        return asking(setup_of("generate", logs, timeout), log)
+    qnn_environment = ready_environment(selection, os.environ)
+    return asking(setup_of("lower", logs, timeout, executorch_environment(qnn_environment)), log)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """The processes in which a model runs on the emulator."""
+
+    worker: Callable[..., contextlib.AbstractContextManager[Asker]] = ask_worker
+    genie: Callable[..., list[GeneratedText]] = generate
+    genie_tokenizer: Callable[..., list[list[int]]] = encoded
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """`llm run`."""
@@ -157,6 +179,7 @@ class Prompt:
     tokens: int
     timeout: float
     selection: Selection
+    emulated: Emulated
 
 
 def run_model(prompt: Prompt) -> int:
@@ -173,22 +196,20 @@ def run_model(prompt: Prompt) -> int:
     with limited(config, prompt.tokens) as copy:
         sys.stdout.write("" if prompt.chat else prompt.text)
         sys.stdout.flush()
-        # With the prompt's last token: alone a text loses the space that it begins with (sentencepiece).
-        tokens_so_far = tokens[-1:]
-        written = len(tokenizer.decode(tokens_so_far))
+        tokens_so_far, written = list[int](), 0
 
         def write(token: int) -> None:
             nonlocal written
             tokens_so_far.append(token)
-            text = tokenizer.decode(tokens_so_far)
+            text = words_after(tokenizer, tokens, tokens_so_far)
             # The rest of a letter comes with the next token.
             if not text.endswith("\ufffd"):
                 sys.stdout.write(text[written:])
                 sys.stdout.flush()
                 written = len(text)
 
-        [generated] = generate(copy, [tokens], timeout=prompt.timeout, on_token=write)
-    sys.stdout.write(tokenizer.decode([*tokens[-1:], *generated.tokens])[written:] + "\n")
+        [generated] = prompt.emulated.genie(copy, [tokens], timeout=prompt.timeout, on_token=write)
+    sys.stdout.write(words_after(tokenizer, tokens, generated.tokens)[written:] + "\n")
     rate = len(generated.tokens) / generated.seconds
     sys.stderr.write(
         f"{len(generated.tokens)} tokens, stopped by {generated.stopped};"
@@ -203,25 +224,15 @@ def _run_program(prompt: Prompt, program: Path, tokenizer: Any, tokens: Sequence
     if not program.with_name("config.json").is_file():
         raise UsageError(f"{prompt.folder}: there is no config.json", fix="compile it again")
     order = {"do": "answers", "model": str(program.parent), "compiled": str(program.parent), "who": "htp"}
-    with asking(worker_for(record, prompt.selection, logs, prompt.timeout), logs / LOG.name) as ask:
+    with prompt.emulated.worker(record, prompt.selection, logs, prompt.timeout) as ask:
         [said] = ask(**order, prompts=[list(tokens)], most=prompt.tokens)["answers"]
-    # With the prompt's last token: alone a text loses the space that it begins with (sentencepiece).
-    before, whole = tokens[-1:], [*tokens[-1:], *said["tokens"]]
-    words = tokenizer.decode(whole)[len(tokenizer.decode(list(before))) :]
+    words = words_after(tokenizer, tokens, said["tokens"])
     sys.stdout.write(f"{'' if prompt.chat else prompt.text}{words}\n")
     rate = len(said["tokens"]) / said["seconds"]
     sys.stderr.write(
         f"{len(said['tokens'])} tokens, stopped by {said['stopped']}; {rate:.1f} a second on the emulator\n"
     )
     return 0
-
-
-def worker_for(record: Mapping[str, Any], selection: Selection, logs: Path, timeout: float) -> WorkerSpec:
-    """The worker that loads what was compiled: ExecuTorch's has the profile's QNN."""
-    if through(record) == "genie":
-        return setup_of("generate", logs, timeout)
-    qnn_environment = ready_environment(selection, os.environ)
-    return setup_of("lower", logs, timeout, executorch_environment(qnn_environment))
 
 
 def beginning_of(compiled: Path) -> int:

@@ -126,12 +126,15 @@ def row(program: LlmProgram, result: Result) -> dict[str, Metric]:
     texts: list[Metric] = [
         {
             "prompt": text["prompt_text"],
-            "text": text["found_text"],
-            "float": text["expected_text"],
-            "stopped": text["found_stop"],
-            "float_stopped": text["expected_stop"],
-            "difference": text["difference"],
-            "excused": len(text["excused"]),
+            "said": {
+                "float": {"text": text["expected_text"], "stopped": text["expected_stop"]},
+                "htp": {
+                    "text": text["found_text"],
+                    "stopped": text["found_stop"],
+                    "difference": text["difference"],
+                    "excused": len(text["excused"]),
+                },
+            },
         }
         for text in facts["texts"]
     ]

@@ -30,6 +30,8 @@ from provisioning.manifest import Soc
 CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
 RECORD = "compiled.json"
 """The request of `compile`, beside its output."""
+ROUNDING = "rounding"
+"""Its part that says what rounding alone costs the checkpoint."""
 PROGRAM = "hybrid_llama_qnn.pte"
 """ExecuTorch's: upstream's name of a program with prefill and decode."""
 KINDS = ("prefill", "decode")

@@ -121,7 +121,7 @@ def blocks(
 ) -> Iterator[tuple[int, Sample]]:
     """Where each call of a graph of `count` places begins while it reads a row, and its inputs, with float's
     caches."""
-    for start in _starts(len(row), count, special):
+    for start in starts(len(row), count, special):
         caches = {}
         for name in decoder.caches:
             values = outputs[name.replace("_in", "_out")]
@@ -150,7 +150,7 @@ def samples(
             yield inputs
 
 
-def _starts(length: int, count: int, special: Iterable[int]) -> list[int]:
+def starts(length: int, count: int, special: Iterable[int]) -> list[int]:
     """All blocks of a longer graph. Of single tokens the first, which see the least, the special and some
     others."""
     if count > 1:

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokenizers import Tokenizer
-
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.beginning import load_tokenizer
@@ -220,7 +218,7 @@ def beside_float(
 
 
 def _as_row(place: ProgramFolders, comparison: TextComparison) -> dict[str, Any]:
-    tokenizer = Tokenizer.from_file(str(place.model / "tokenizer.json"))
+    tokenizer = load_tokenizer(place.model)
 
     def words(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
@@ -272,7 +270,9 @@ def genie_figures(
     tie: float = 0.0,
 ) -> dict[str, Any]:
     """Figures of Genie's own logits: of prefill's at the end of each prompt, and of decode's after it."""
-    expected = [choosing(shape, text, logits_of(reference, whole_text(shape, text))) for text in texts]
+    expected = [
+        choosing(text, logits_of(reference, whole_text(shape, text), chosen_of(text))) for text in texts
+    ]
     return figures_beside(texts, expected, logits, tie)
 
 
@@ -280,10 +280,14 @@ def whole_text(shape: Architecture, text: ForcedText) -> list[int]:
     return [*shape.beginning, *text.prompt, *text.tokens]
 
 
-def choosing(shape: Architecture, text: ForcedText, rows: Array) -> Array:
-    """Of the rows of a whole text those from which its tokens are chosen."""
-    before = len(shape.beginning) + len(text.prompt)
-    chosen: Array = rows[before - 1 : -1]
+def chosen_of(text: ForcedText) -> int:
+    """How many of its last logits are needed: its tokens are chosen from all of them but the last."""
+    return len(text.tokens) + 1
+
+
+def choosing(text: ForcedText, rows: Array) -> Array:
+    """Of the last rows of a whole text those from which its tokens are chosen."""
+    chosen: Array = rows[-chosen_of(text) : -1]
     return chosen
 
 

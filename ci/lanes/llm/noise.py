@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from ci.lanes.llm.suite import FOUR_BITS
 from provisioning.base.errors import CheckFailed
 
 ATTENTION = "qnn_ci_rounded"
+SCORES = 1 << 24
+"""Computed at a time: those of all heads of a long row would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +58,45 @@ def scheme_of(through: str, precision: str, cache: int = 0) -> Scheme:
     return replace(scheme, cache=cache) if cache and scheme.cache else scheme
 
 
+Ranges = dict[str, tuple[float, float]]
+"""The lowest and the highest value of each activation, by its name."""
+
+
 @dataclass
 class Rounding:
-    """Values pass while their ranges are seen, and then as numbers of the scheme."""
+    """Values pass while their ranges are seen, and while float reads; then as numbers of the scheme."""
 
     scheme: Scheme
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    seen: bool = False
+    ranges: Ranges = field(default_factory=dict)
+    phase: Literal["see", "pass", "round"] = "see"
+    places: tuple[int, Tensor] | None = None
+    """The length of the row that is seen, and its places that count; None for all."""
     kept: dict[str, Tensor] = field(default_factory=dict)
     """The latest values that a part of the layers hands on."""
     given: Mapping[int, Tensor] = field(default_factory=dict)
     """By layer, what it gets in place of its input."""
 
     def __call__(self, name: str, values: Tensor, bits: int = 0, *, cache: bool = False) -> Tensor:
-        bits = bits or self.scheme.bits
-        if self.seen:
-            return rounded(values, *self.ranges.get(name, (0.0, 0.0)), bits)
-        low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+        if self.phase == "pass":
+            return values
+        if self.phase == "round":
+            low, high = self.ranges.get(name, (0.0, 0.0))
+            return rounded(values, low, high, bits or self.scheme.bits)
+        seen = values if cache else self._at_places(values)
+        low, high = min(0.0, float(seen.min())), max(0.0, float(seen.max()))
         if cache:
             high = max(-low, high) * MARGIN
             low = -high
         known = self.ranges.get(name, (low, high))
         self.ranges[name] = min(low, known[0]), max(high, known[1])
         return values
+
+    def _at_places(self, values: Tensor) -> Tensor:
+        if self.places is None:
+            return values
+        length, places = self.places
+        axes = [axis for axis, size in enumerate(values.shape) if axis and size == length]
+        return values.index_select(axes[0], places) if axes else values
 
 
 def rounded(values: Tensor, low: float, high: float, bits: int) -> Tensor:
@@ -122,14 +140,23 @@ class RoundedModel:
 
 
 def rounded_model(
-    reference: Any, rows: Sequence[Sequence[int]], row: Sequence[int], scheme: Scheme
+    reference: Any,
+    rows: Sequence[Sequence[int]],
+    row: Sequence[int],
+    scheme: Scheme,
+    *,
+    last: Sequence[int] = (),
+    calibration: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
+    ranges: Ranges | None = None,
 ) -> RoundedModel:
-    """`reference` is not float's afterwards. `row` is the one of which all is kept."""
+    """`reference` is not float's afterwards. `row` is the one of which all is kept. `last` says how many of
+    each row's last logits are wanted, and 0 is all. The ranges of activations are those given, or those of
+    the rows of `calibration` at their places, or else of the rows themselves."""
     from transformers import AttentionInterface
     from transformers.activations import SiLUActivation
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    rounding = Rounding(scheme)
+    rounding = Rounding(scheme, dict(ranges or {}))
     AttentionInterface.register(ATTENTION, functools.partial(_attention, rounding))
     reference.config._attn_implementation = ATTENTION
 
@@ -165,7 +192,13 @@ def rounded_model(
         elif isinstance(module, nn.SiLU | SiLUActivation):
             module.register_forward_hook(functools.partial(_silu, rounding, name))
     with torch.no_grad():
-        exact = [_logits(reference, row) for row in rows]
+        for known, places in calibration:
+            rounding.places = len(known), torch.tensor(places)
+            _logits(reference, known)
+        if calibration or ranges:
+            rounding.phase = "pass"
+        wanted = list(zip(rows, last or [0] * len(rows), strict=True))
+        exact = [_logits(reference, tokens, count) for tokens, count in wanted]
         kept = _kept(reference, rounding, row)
         for name, module in linear.items():
             weight = rounded_weight(name, module.weight, scheme)
@@ -174,9 +207,9 @@ def rounded_model(
             else:
                 # In its place: a whole 1B beside its checkpoint's pages would be 10 GB.
                 module.weight.copy_(weight)
-        rounding.seen = True
-        some = [_logits(reference, row) for row in rows]
-    return RoundedModel(reference, rounding, exact, some, row, kept)
+        rounding.phase = "round"
+        again = [_logits(reference, tokens, count) for tokens, count in wanted]
+    return RoundedModel(reference, rounding, exact, again, row, kept)
 
 
 def _kept(reference: Any, rounding: Rounding, row: Sequence[int]) -> dict[str, Array]:
@@ -185,8 +218,10 @@ def _kept(reference: Any, rounding: Rounding, row: Sequence[int]) -> dict[str, A
     return {**{name: tensor.numpy() for name, tensor in rounding.kept.items()}, "logits": logits}
 
 
-def _logits(reference: Any, row: Sequence[int]) -> Array:
-    result: Array = reference(torch.tensor([list(row)]), use_cache=False).logits[0].numpy()
+def _logits(reference: Any, row: Sequence[int], last: int = 0) -> Array:
+    result: Array = (
+        reference(torch.tensor([list(row)]), use_cache=False, logits_to_keep=last).logits[0].numpy()
+    )
     return result
 
 
@@ -202,7 +237,7 @@ def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...]
     else:
         quotient = x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
     result = rounding(name, quotient * rounding(f"{name} weight", weight))
-    if not rounding.seen and not torch.allclose(
+    if rounding.phase != "round" and not torch.allclose(
         result, output, rtol=1e-3, atol=1e-4 * float(output.abs().max())
     ):
         raise CheckFailed(
@@ -237,8 +272,10 @@ def _attention(
     rounding.kept |= {f"past_key_{layer}_out": key, f"past_value_{layer}_out": value}
     group, count = query.shape[1] // key.shape[1], query.shape[2]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = rounding(f"{name} products", query @ key.transpose(2, 3)) * scaling
-    hidden = torch.full((count, count), scheme.far).triu(1)
-    weights = torch.softmax(rounding(f"{name} scores", scores + hidden), -1)
-    mixed = rounding(f"{name} mixed", rounding(f"{name} weights", weights) @ value)
-    return mixed.transpose(1, 2).contiguous(), None
+    hidden, mixed = torch.full((count, count), scheme.far).triu(1), list[Tensor]()
+    heads = (tensor.split(max(1, SCORES // count**2), 1) for tensor in (query, key, value))
+    for some, others, values in zip(*heads, strict=True):
+        scores = rounding(f"{name} products", some @ others.transpose(2, 3)) * scaling
+        weights = torch.softmax(rounding(f"{name} scores", scores + hidden), -1)
+        mixed.append(rounding(f"{name} mixed", rounding(f"{name} weights", weights) @ values))
+    return torch.cat(mixed, 1).transpose(1, 2).contiguous(), None

@@ -14,15 +14,23 @@ from typing import Any
 from ci.engine.installed import ready_environment
 from ci.engine.jobs import available_memory
 from ci.engine.output import SCRATCH
-from ci.lanes.llm import LONG
+from ci.engine.work import Result
+from ci.lanes.llm import HELD_OUT, LONG, PREFIXES, TOKENS
 from ci.lanes.llm.architecture import Architecture
+from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.commands import EMULATOR_BYTES, compile_order, record_of, sizes_of
-from ci.lanes.llm.estimate import CompileCost, estimated
-from ci.lanes.llm.genie import CONFIG, RECORD
+from ci.lanes.llm.estimate import CompileCost, estimated, seconds_of_rounding
+from ci.lanes.llm.genie import CONFIG, RECORD, ROUNDING
 from ci.lanes.llm.prompts import hashed_runs, require_tokenizer
 from ci.lanes.llm.stage import LanguageModels
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, require_installed, weights_of
+from ci.lanes.llm.work import (
+    CompileCheckpoint,
+    LlmPlan,
+    MeasureRounding,
+    require_installed,
+    weights_of,
+)
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Compiling, OneModel
@@ -31,9 +39,15 @@ from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import quoted
 from provisioning.base.errors import UsageError
-from provisioning.base.units import size
+from provisioning.base.units import seconds, size
 
 COMPILED = "llm-compile"
+ROUNDED = ("model", "adapter", "precision", "parts", "context", "calibrate")
+"""What rounding depends on of the order to compile."""
+KEPT = ("judged", "noise", "tie", "parts", "absolute", "ranges", "cpu_seconds", "peak")
+FLOAT, FLOAT_LEAST = 4.5, 1.6e9
+"""Bytes of memory for each weight while float reads, and beside them: 6.8 GB for the 1.24 billion of 1B."""
+LATER = "what rounding alone costs is left to llm check"
 
 
 @dataclass(frozen=True)
@@ -96,7 +110,66 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
                 " --context\n"
             )
         results = run_step(CompileCheckpoint(plan, order), plan.programs)
-        return {COMPILED: {name: require_done(result) for name, result in results.items()}}
+        compiled = {name: require_done(result) for name, result in results.items()}
+        # What shares its weights cannot be checked.
+        rounding = {} if order["shared"] else self._rounding(plan, compiled)
+        return {COMPILED: compiled, ROUNDING: rounding}
+
+    def _rounding(self, plan: LlmPlan, compiled: Mapping[str, Result]) -> dict[str, Result]:
+        """What `llm check` will hold it to, if it reads our own text. Of a text that a user names it measures
+        this itself, and so where this does not work."""
+        # They import what may lack until require_installed() has said so.
+        from ci.lanes.llm.judged import digest_of, judged, windows_of
+
+        order, shape, free = self.order, self.shape, available_memory()
+        folder = Path(order["model"])
+        if free and (needed := FLOAT * sum(shape.weights(1)) + FLOAT_LEAST) > free:
+            sys.stderr.write(f"{LATER}: float takes {size(needed)} of memory, and {size(free)} are free\n")
+            return {}
+        try:
+            read = judged(
+                folder,
+                load_tokenizer(folder),
+                shape,
+                HELD_OUT,
+                order,
+                tokens=TOKENS,
+                prefixes=PREFIXES,
+                whole=all(result.facts["bytes"] <= EMULATOR_BYTES for result in compiled.values()),
+                calibrated_by=self._runs,
+            )
+        except UsageError as error:
+            sys.stderr.write(f"{LATER}: {error.message}\n")
+            return {}
+        texts = read.forced(self._through)
+        request = {
+            **{name: order[name] for name in ROUNDED},
+            **read.order,
+            "do": "noise",
+            "through": self._through,
+            "texts": texts,
+        }
+        long = seconds_of_rounding(shape, sum(map(len, self.calibration)), read.read)
+        sys.stderr.write(f"then what rounding alone costs, by float: about {seconds(long)} of a core\n")
+        results = run_step(MeasureRounding(plan, request), plan.programs)
+        for failure in (result.failure for result in results.values() if result.failure):
+            sys.stderr.write(f"{LATER}: {failure.message}\n")
+        judged_by = digest_of(windows_of(folder, shape, read.order), texts)
+        return {
+            name: replace(result, facts={**result.facts, "judged": judged_by})
+            for name, result in results.items()
+            if not result.failure
+        }
+
+    @property
+    def _through(self) -> str:
+        return {"compile": "genie", "compile program": "executorch"}[self.order["do"]]
+
+    @property
+    def _runs(self) -> list[str]:
+        """Hashes of the text that it is quantized by."""
+        beginning = len(self.shape.beginning)
+        return hashed_runs(row[beginning:] for row in self.calibration)
 
     def product(self, plan: LlmPlan, program: LlmProgram, mine: Mine) -> Product:
         result, order, output = mine[COMPILED], self.order, self.how.output
@@ -104,15 +177,18 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         files: dict[str, Path | str] = {path.name: path for path in sorted(result.folder.iterdir())}
         shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts", "shared")}
         costs = {name: result.facts[name] for name in ("bytes", "cpu_seconds", "peak")}
-        beginning = len(self.shape.beginning)
+        rounding = {}
+        if ROUNDING in mine:
+            rounding[ROUNDING] = {name: mine[ROUNDING].facts[name] for name in KEPT}
         record = {
             "checkpoint": order["model"],
             "adapter": order["adapter"],
-            "through": {"compile": "genie", "compile program": "executorch"}[order["do"]],
+            "through": self._through,
             **shown,
             **costs,
-            "calibrated by": hashed_runs(row[beginning:] for row in self.calibration),
-            "weights": weights_of(Path(order["model"]), self.model.selection.store),
+            "calibrated by": self._runs,
+            "weights": weights_of(Path(order["model"]), order["adapter"], self.model.selection.store),
+            **rounding,
             "files": sorted([*files, RECORD]),
         }
         files[RECORD] = json.dumps(record, indent=2) + "\n"

@@ -84,9 +84,10 @@ def has_template(folder: Path) -> bool:
 
 
 def chat_row(folder: Path, tokenizer: Any, shape: Architecture, tokens: Sequence[int]) -> list[int]:
-    """A text as a chat of short turns, and as long as it is in tokens: by the checkpoint's template, or else
-    as texts that begin and end."""
-    turns = [list(tokens[at : at + TURN]) for at in range(0, len(tokens), TURN)]
+    """A row, which begins as a text does, as a chat of short turns, and as long as it is in tokens: by the
+    checkpoint's template, or else as texts that begin and end."""
+    plain = tokens[len(shape.beginning) :]
+    turns = [list(plain[at : at + TURN]) for at in range(0, len(plain), TURN)]
     if has_template(folder):
         roles = itertools.cycle(("user", "assistant"))
         messages = [
@@ -97,7 +98,7 @@ def chat_row(folder: Path, tokenizer: Any, shape: Architecture, tokens: Sequence
         row = [*shape.beginning, *without_beginning(chat, NONE if shape.bos is None else shape.bos)]
     else:
         row = [token for turn in turns for token in (*shape.beginning, *turn, shape.eos[0])]
-    return [*row, *tokens][: len(tokens)]
+    return [*row, *plain][: len(tokens)]
 
 
 def with_chats(
@@ -231,6 +232,19 @@ def tokens_of(tokenizer: Any, text: str) -> list[int]:
     """Special tokens are what stands in the text: none is added."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
+
+
+def words_after(
+    tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], *, special: bool = False
+) -> str:
+    """What tokens add to a prompt's text. Decoded without it they lose the space that they begin with
+    (sentencepiece)."""
+    before = list(prompt[-1:])
+    texts = [
+        tokenizer.decode(every, skip_special_tokens=not special) for every in (before, [*before, *tokens])
+    ]
+    added: str = texts[1][len(texts[0]) :]
+    return added
 
 
 def prefix_lengths(count: int, prefill: int, context: int) -> list[int]:

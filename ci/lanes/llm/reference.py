@@ -98,11 +98,12 @@ def require_rope(model: Any, shape: Architecture, context: int) -> None:
         )
 
 
-def logits_of(model: Any, tokens: Sequence[int]) -> Array:
+def logits_of(model: Any, tokens: Sequence[int], last: int = 0) -> Array:
+    """After each token, or after so many of the last: those of a long text would fill the memory."""
     import torch
 
     with torch.no_grad():
-        rows: Array = model(torch.tensor([list(tokens)])).logits[0].numpy()
+        rows: Array = model(torch.tensor([list(tokens)]), logits_to_keep=last).logits[0].numpy()
     return rows
 
 

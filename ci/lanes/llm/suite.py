@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ci.pipeline.precision import precision_named, written_name
-from ci.pipeline.suite import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites
+from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites
 from ci.pipeline.suite_file import LaneForm
 from provisioning.base.documents import Model
 from provisioning.base.settings import MANIFESTS
@@ -111,7 +111,10 @@ class LlmCase(AnyCase):
 
 @dataclass(frozen=True, slots=True)
 class LlmProgram(AnyProgram[LlmCase, LlmRun]):
-    pass
+    @property
+    def model_without_suite(self) -> str:
+        """A checkpoint of the same name elsewhere is another one."""
+        return str(self.suite.parent) if self.suite.name == NO_SUITE else ""
 
 
 FORM = LaneForm("llm", LlmCase, ("test_llm",), runs_user_code=False)

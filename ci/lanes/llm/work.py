@@ -183,10 +183,13 @@ def digests_of_checkpoint(folder: Path, store: Path) -> dict[str, str]:
     return digests_of(store, {path.name: path for path in paths})
 
 
-def weights_of(folder: Path, store: Path) -> dict[str, str]:
+def weights_of(folder: Path, adapter: str, store: Path) -> dict[str, str]:
+    """Digests of what a checkpoint's tensors, and those of its adapter, are read from."""
+    folders = {"": folder} | ({"the adapter's ": Path(adapter)} if adapter else {})
     return {
-        name: digest
-        for name, digest in digests_of_checkpoint(folder, store).items()
+        f"{whose}{name}": digest
+        for whose, place in folders.items()
+        for name, digest in digests_of_checkpoint(place, store).items()
         if name.endswith(WEIGHTS)
     }
 
@@ -210,6 +213,7 @@ class CompileCheckpoint(LanguageStep):
     title = "language models"
     keeps_files = True
 
+    what: ClassVar[str] = "compile"
     request: Mapping[str, Any]
 
     @property
@@ -231,13 +235,27 @@ class CompileCheckpoint(LanguageStep):
         if adapter := request.pop("adapter"):
             of_adapter = digests_of_checkpoint(Path(adapter), store)
             files |= {f"the adapter's {name}": digest for name, digest in of_adapter.items()}
-        if text := request.pop("calibrate"):
-            files["the text to calibrate by"] = digests_of(store, {text: Path(text)})[text]
+        for name, words in {"calibrate": "to calibrate by", "text": "that is judged"}.items():
+            if text := request.pop(name, ""):
+                files[f"the text {words}"] = digests_of(store, {text: Path(text)})[text]
         basis = key_context_of(memo.roots, store, self.plan.qnn_environment)
-        return {"what": "compile", "name": program.case_name, "order": request, "files": files, **basis}
+        return {"what": self.what, "name": program.case_name, "order": request, "files": files, **basis}
 
     def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 60.0, MEMORY)
 
     def work(self, program: LlmProgram, ask: Ask) -> Mapping[str, Any]:
         return ask(**self.request)
+
+
+@dataclass(frozen=True)
+class MeasureRounding(CompileCheckpoint):
+    """What rounding alone costs a checkpoint of the user's, by transformers' own model."""
+
+    kind = "llm-rounding"
+    title = "rounding"
+    keeps_files = False
+    what = "rounding"
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
+        return setup_of("read", self.plan.logs, self.plan.work.timeout)

@@ -14,7 +14,12 @@ from provisioning.base.errors import INTERNAL, ToolkitError
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
 COMPILING = ("torch.onnx", "onnxscript", "onnxruntime.quantization")
 LOWERING = ("ci.lanes.llm.programs",)
-NEEDED = {"train": READING, "generate": (*READING, *COMPILING), "lower": (*READING, *LOWERING)}
+NEEDED = {
+    "train": READING,
+    "read": READING,
+    "generate": (*READING, *COMPILING),
+    "lower": (*READING, *LOWERING),
+}
 """By the kind of work."""
 
 ORDERS = {
@@ -22,9 +27,11 @@ ORDERS = {
     "genie": ("ci.lanes.llm.steps", "order_genie"),
     "executorch": ("ci.lanes.llm.program_steps", "order_executorch"),
     "answers": ("ci.lanes.llm.checkpoint_check", "order_answers"),
+    "beside float": ("ci.lanes.llm.checkpoint_check", "order_beside_float"),
     "noise": ("ci.lanes.llm.checkpoint_check", "order_noise"),
     "genie choices": ("ci.lanes.llm.checkpoint_check", "order_genie_choices"),
     "genie figures": ("ci.lanes.llm.checkpoint_check", "order_genie_figures"),
+    "float pace": ("ci.lanes.llm.checkpoint_check", "order_float_pace"),
     "pace": ("ci.lanes.llm.checkpoint_check", "order_pace"),
     "part pace": ("ci.lanes.llm.checkpoint_check", "order_part_pace"),
     "figures": ("ci.lanes.llm.checkpoint_check", "order_figures"),

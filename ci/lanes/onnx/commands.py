@@ -11,6 +11,7 @@ from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
+from ci.engine.output import keep_origins, require_own
 from ci.lanes.onnx.compile import cwd, require_installed, setup_of
 from ci.lanes.onnx.context import nodes_beside_context, read_context, soc_of
 from ci.lanes.onnx.events import slowest
@@ -49,6 +50,8 @@ def run_model(options: RunModel) -> int:
         if path and (path.is_dir() or not path.parent.is_dir()):
             problem = "it is a directory" if path.is_dir() else "its directory is not there"
             raise UsageError(f"{flag} {path}: {problem}", fix="name a file in a directory that is there")
+    written = [options.output] if options.output else []
+    require_own(written, str(options.model))
     outputs = _run(options)
     for name, array in outputs.items():
         shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])
@@ -61,6 +64,7 @@ def run_model(options: RunModel) -> int:
         try:
             save_one(part, outputs)
             part.replace(options.output)
+            keep_origins(written, str(options.model))
         finally:
             part.unlink(missing_ok=True)
     for cost in slowest(options.profile_run) if options.profile_run else []:

@@ -32,6 +32,7 @@ from ci.pipeline.findings import (
 from ci.pipeline.precision import precision_named
 from ci.pipeline.reason import first_line, words_of
 from ci.pipeline.suite import HELD_QUANTIZED
+from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 
@@ -109,7 +110,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
             "onnx-samples",
             Severity.WARNING,
             program.name,
-            "compared on made-up inputs, for want of samples that it was not calibrated by",
+            "compared on random inputs: calibration took all samples",
             f"give {program.case_name} at least two samples",
         )
     yield from over_budget(program, result.facts)
@@ -243,7 +244,12 @@ def cost(
     for finding in growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again):
         if finding.rule == cost_rule("estimate_us") and agreed:
             differs = difference_of(agreed.estimated, outcome_of(result)["estimated"])
-            yield replace(finding, message=f"{finding.message}; {differs}")
+            simulated = session("profile", *program.as_model, "--simulate")
+            yield replace(
+                finding,
+                message=f"{finding.message}; {differs}",
+                fix=f"{simulated} says what each operator takes; if it is meant, {again}",
+            )
         else:
             yield finding
 

@@ -30,6 +30,8 @@ PADDED = ("NonMaxSuppression", "NonZero")
 """The provider accepts these if the model says how large the output may become."""
 CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
 """By attribute the type of a Constant that is written as numbers."""
+DECIDES_TIME = ("axis", "group", "kernel_shape", "perm", "strides")
+"""Attributes of nodes."""
 RECIPROCAL = "the provider computes the reciprocal of a quantized input wrongly whose range ends below 1"
 RECIPROCAL_FIX = "write x / root instead of x * (1 / root): docs/findings.md, reciprocal-below-one"
 
@@ -488,7 +490,7 @@ def _name(node: onnx.NodeProto) -> str:
 
 
 def shapes_of(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
-    """How many of these nodes compute what in which shape: `Conv 1x32x64x64`."""
+    """How many of these nodes compute what, how, and in which shape: `Softmax axis=1 1x32x64x64`."""
     import onnx
 
     inferred = onnx.shape_inference.infer_shapes(model).graph
@@ -499,4 +501,20 @@ def shapes_of(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> dict[s
         )
         for value in (*inferred.value_info, *inferred.output)
     }
-    return dict(Counter(f"{node.op_type} {dimensions.get(node.output[0], '')}".rstrip() for node in nodes))
+    return dict(
+        Counter(
+            " ".join([node.op_type, *_how(node), dimensions.get(node.output[0], "")]).rstrip()
+            for node in nodes
+        )
+    )
+
+
+def _how(node: onnx.NodeProto) -> Iterator[str]:
+    """What decides a node's time beside its shape."""
+    import onnx
+
+    for attribute in node.attribute:
+        if attribute.name in DECIDES_TIME:
+            value = onnx.helper.get_attribute_value(attribute)
+            text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield f"{attribute.name}={text}"

@@ -68,15 +68,18 @@ def scored(
 
     wanted, *found = provider.on_cpu(disturbed, inputs())
     units, count = [], len(quantized)
+    maker = {name: node.name for nodes in groups for node in nodes for name in node.output if name in values}
     for number, nodes in enumerate(groups):
         place = asdict(places.get(nodes[0].name, SourcePlace()))
         names = [name for node in nodes for name in node.output if name in values]
+        taken = {name for node in nodes for name in node.input} & maker.keys() - {*names}
         units.append(
             {
                 "operator": nodes[0].op_type,
                 **place,
                 "nodes": [node.name for node in nodes],
                 "size": sum(values[name].size for name in names),
+                "reads": {maker[name]: values[name].size for name in sorted(taken)},
                 "noise": [_noise(wanted, outputs) for outputs in found[number * count :][:count]],
             }
         )

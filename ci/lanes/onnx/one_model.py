@@ -16,7 +16,7 @@ from ci.lanes.onnx.forecast import forecast_of_chip, forecasted, simulated_on
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN
 from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
-from ci.lanes.onnx.suite import OnnxProgram
+from ci.lanes.onnx.suite import OnnxProgram, assignments_of
 from ci.lanes.onnx.user_program import (
     FORMS,
     CompileOne,
@@ -31,12 +31,14 @@ from ci.lanes.onnx.user_program import (
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
     accuracy_of_one_model,
+    accuracy_of_quantized,
     differs_on_chip,
     nearly_constant,
     not_in_fp16,
 )
 from ci.pipeline.forecast import Forecasted
-from ci.pipeline.lane import Mine, Results
+from ci.pipeline.lane import Mine, Results, chosen_programs
+from ci.pipeline.models import wheels
 from ci.pipeline.one_model import LaneModel, Product, cells_of
 from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
@@ -180,7 +182,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         words += ", both by ONNX Runtime on the CPU"
         written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
         where = self.command("quantize", program.soc, "--where")
-        wrong = accuracy_of_one_model(stem, facts["near"], where, where, causes_of(facts, kind))
+        wrong = accuracy_of_quantized(stem, facts["near"], where, causes_of(facts, kind))
         constant = filter(None, [nearly_constant(facts["near"])])
         warnings = [*self._drawn(program), *constant_inputs(facts), *constant]
         return [Product(written, [words, *(f"  {line}" for line in facts["slices"])], warnings, wrong)]
@@ -193,6 +195,30 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         facts = require_done(run_step(step, [program])[program.name]).facts
         words = f"{program.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
         return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]
+
+    def of_suites(self, choice: Choice) -> Sequence[OnnxModel]:
+        return [self._of(program) for program in chosen_programs(self.lane, choice, self.model.selection)]
+
+    def _of(self, program: OnnxProgram) -> OnnxModel:
+        """MODEL as the case has it."""
+        case, selection = program.case, self.model.selection
+        if not case.model:
+            raise UsageError(
+                f"{program.name}: a model that a factory makes is none of ONNX",
+                fix="choose cases with a model by -k, or --lane executorch",
+            )
+        roots = wheels.folders(program.needs.wheels, selection.store)
+        folder = program.search_path / case.samples
+        model = replace(
+            self.model,
+            typed=str(wheels.located(case.model, program.search_path, roots)),
+            precision=program.run.kind,
+            calibrate=(str(folder) if folder.is_dir() else case.samples) or None,
+            dimensions=tuple(assignments_of(case.dimensions)),
+            per_channel=program.run.per_channel or self.model.per_channel,
+            selection=replace(selection, soc=program.soc, named_socs=(program.soc,)),
+        )
+        return replace(self, model=model, given=program)
 
     def rewritten(self, asked: RewriteChoice) -> Rewritten:
         program = program_of(self.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -299,6 +300,55 @@ def _recurrent(
 
         results = [stacked([stacked(of_step) for of_step in outputs]), *map(stacked, lasts)]
         return results[: len(node.output)]
+
+    return write
+
+
+@search("matmul-for-einsum")
+def _(model: Rewriting) -> Iterator[OnnxMatch]:
+    """Of two operands, each of whose letters is read or summed over in both. The provider takes few forms."""
+    for node in model.all_of("Einsum"):
+        equation = attributes_of(node)["equation"].decode().replace(" ", "")
+        operands, arrow, result = equation.partition("->")
+        letters = operands.split(",")
+        shapes = [model.shapes.get(name, ()) for name in node.input]
+        if not arrow or len(letters) != 2 or not re.fullmatch(r"[a-zA-Z,>-]+", equation):
+            continue
+        alone = set(letters[0]) ^ set(letters[1])
+        once = all(len(set(word)) == len(word) for word in (*letters, result))
+        if once and alone <= set(result) and all(map(all, shapes)):
+            read = tuple(name for name in dict.fromkeys(node.input) if model.constant(name) is None)
+            yield OnnxMatch(node, read, _product(node, letters, result, shapes))
+
+
+def _product(
+    node: onnx.NodeProto, letters: Sequence[str], result: str, shapes: Sequence[Sequence[int]]
+) -> Callable[[Writer], list[str]]:
+    left, right = letters
+    size = dict(zip(left + right, [*shapes[0], *shapes[1]], strict=True))
+    both = [letter for letter in left if letter in right]
+    batch, summed = ([letter for letter in both if (letter in result) is kept] for kept in (True, False))
+    rows, columns = ([letter for letter in word if letter not in both] for word in letters)
+
+    def write(put: Writer) -> list[str]:
+        def turned(x: str, word: Sequence[str], order: Sequence[str]) -> str:
+            perm = [word.index(letter) for letter in order]
+            return x if perm == sorted(perm) else put("Transpose", x, perm=perm)
+
+        def shaped(x: str, parts: Sequence[Sequence[str]]) -> str:
+            """A dimension for each letter of the batch, and one for each part."""
+            sizes = [size[letter] for letter in batch]
+            sizes += [int(np.prod([size[letter] for letter in part])) for part in parts]
+            single = all(len(part) == 1 for part in parts)
+            return x if single else put("Reshape", x, put.constant(sizes, np.int64))
+
+        first = turned(node.input[0], left, [*batch, *rows, *summed])
+        second = turned(node.input[1], right, [*batch, *summed, *columns])
+        product = put("MatMul", shaped(first, (rows, summed)), shaped(second, (summed, columns)))
+        order = [*batch, *rows, *columns]
+        if len(rows) != 1 or len(columns) != 1:
+            product = put("Reshape", product, put.constant([size[letter] for letter in order], np.int64))
+        return [turned(product, order, result)]
 
     return write
 

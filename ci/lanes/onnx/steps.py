@@ -60,7 +60,7 @@ CALIBRATION = "calibration.npz"
 EXPECTED = "expected.npz"
 REFERENCE = "reference.npz"
 OPSET = 20
-DRAWN = 5
+DRAWN = 9
 MESSAGE = 600
 OBSERVED = 4
 """Of the samples to calibrate by, those that the pieces of a model are calibrated by."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -72,7 +73,7 @@ class OnnxRun(MixedRun):
         return self.precision
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def required_figures(self) -> tuple[str, ...]:
         return HELD_QUANTIZED if precision_named(self.precision).quantized else HELD
 
     @model_validator(mode="after")
@@ -171,10 +172,14 @@ def words_for_one(case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> 
     if case.samples:
         folder = search_path / case.samples
         words += ["--calibrate", folder if folder.is_dir() else case.samples]
-    for name, size in case.dimensions.items():
-        sizes = (size,) if isinstance(size, int) else size
-        words += ["--dimension", f"{name}={','.join(map(str, sizes))}"]
+    words += [word for size in assignments_of(case.dimensions) for word in ("--dimension", size)]
     return [*words, *["--per-channel"] * run.per_channel]
+
+
+def assignments_of(dimensions: Mapping[str, int | tuple[int, ...]]) -> Iterator[str]:
+    """As --dimension takes them."""
+    for name, size in dimensions.items():
+        yield f"{name}={','.join(map(str, (size,) if isinstance(size, int) else size))}"
 
 
 @dataclass(frozen=True, slots=True)

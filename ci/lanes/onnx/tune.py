@@ -157,7 +157,7 @@ def _point(choice: frozenset[int], program: OnnxProgram, result: Result, goal: G
     elif "ms" in goal.budget:
         why = found.withheld or f"no phone with {program.soc} was fitted"
         raise CheckFailed(f"--budget ms=: no forecast, {why}", fix=found.fix or "--budget ddr=… or bytes=…")
-    return Point(choice, context["near"], costs)
+    return Point(choice, context["near"], costs, cpu_seconds=facts["cpu_seconds"])
 
 
 def _forecast(program: OnnxProgram, estimate: Mapping[str, Any] | None) -> Forecasted:

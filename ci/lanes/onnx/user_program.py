@@ -107,7 +107,7 @@ def constant_inputs(facts: Mapping[str, Any]) -> Iterator[str]:
 def of_samples(facts: Mapping[str, Any]) -> str:
     """What figures are about."""
     compared = facts["compared"]
-    return f"{plural(compared, 'sample')} held back" if compared else "made-up inputs"
+    return f"{plural(compared, 'sample')} held back" if compared else "random inputs"
 
 
 def warn_of(facts: Mapping[str, Any]) -> None:

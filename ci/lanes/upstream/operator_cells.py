@@ -6,12 +6,13 @@ import importlib.util
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 
-from ci.lanes.upstream.ledger import DIRECTORY, SuiteRecord, load_record
-from ci.lanes.upstream.value_cases import CHAIN, SAME_WITHOUT_WEIGHTS, cases, chains
+from ci.lanes.upstream.ledger import SuiteRecord, records_of
+from ci.lanes.upstream.value_cases import CHAIN, SAME_WITHOUT_WEIGHTS, ValueCase, cases, chains
 from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators import onnx_page
 from ci.operators.names import REWORK, key_of
@@ -33,6 +34,7 @@ from ci.operators.table import (
 from ci.pipeline.precision import MEASURED_SCHEMES, MeasuredScheme
 from ci.pipeline.slices import LEAST_DB
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
+from provisioning.manifest import load_socs
 
 NEWER = "rework-op"
 """Qualcomm's newer tests. They count where the other suites measure nothing."""
@@ -41,7 +43,7 @@ OPERATORS = ("operators", "values", "chains", NEWER)
 """The suites that the table is made from."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OperatorCase:
     """What one case of an operator gave."""
 
@@ -56,7 +58,7 @@ class OperatorCase:
     tried_in: MeasuredScheme | None = None
     """The scheme that it was measured in, if it counts for another one."""
 
-    @property
+    @cached_property
     def result(self) -> Result:
         return _result(self.part)
 
@@ -102,10 +104,14 @@ def table_of(
     rows: dict[tuple[str, str], dict[str, list[OperatorCase]]] = defaultdict(lambda: defaultdict(list))
     names: dict[str, str] = {}
     measured: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    # The emulator computes it in float32 for them, which says nothing of the chip (fp16-on-v68).
+    without_fp16 = {name for name, soc in load_socs().items() if not soc.fp16}
     for suite in sorted(records, key=(*OPERATORS, *records).index):
         for soc, record in records[suite].items():
             for test, parts in record.tests.items():
                 for operator, scheme, row in _rows(suite, test, parts.parts):
+                    if scheme == "fp16" and soc in without_fp16:
+                        continue
                     name = names.setdefault(key_of(operator), operator)
                     rows[name, scheme][soc].append(row)
             if record.tests:
@@ -256,7 +262,7 @@ def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     """Of the cases alone, and of the chain, which decides where an operator runs that alone is not whole."""
     alone, chain = ([row for row in rows if row.chain is chained] for chained in (False, True))
     cell = _cell_alone(operator, alone) if alone else None
-    inputs = {case.name: case.inputs for case in chains() if case.operator == operator}
+    inputs = _inputs(chains).get(operator, {})
     usual = next((row for row in chain if row.own == CHAIN and row.result != "bad_test"), None)
     if usual is None:
         return cell or _cell_alone(operator, rows)
@@ -280,6 +286,15 @@ def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
             "models": len(rows),
         }
     )
+
+
+@cache
+def _inputs(own: Callable[[], tuple[ValueCase, ...]]) -> dict[str, dict[str, str]]:
+    """What our own cases are given, by operator and by name."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for case in own():
+        found[case.operator][case.name] = case.inputs
+    return found
 
 
 NOT_ON_HTP = ("cpu", "part", "float", "no_kernel", "bad_test")
@@ -306,7 +321,7 @@ def _chain_result(usual: OperatorCase, chain: Sequence[OperatorCase]) -> ChainRe
 def _cell_alone(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     """Most of the suite's own models and of the plain case decide. What is otherwise is named beside it: one
     unusual case that dies does not make an operator one that dies."""
-    inputs = {case.name: case.inputs for case in cases() if case.operator == operator}
+    inputs = _inputs(cases).get(operator, {})
     judged = [row for row in rows if row.result != "bad_test" or row.float_db is not None] or rows
     usual = [row for row in judged if row.usual] or judged
     counts = Counter(row.result for row in usual)
@@ -407,13 +422,7 @@ def committed() -> OperatorTable:
 
 
 def committed_records(profile: str) -> dict[str, dict[str, SuiteRecord]]:
-    return {
-        suite: {
-            path.stem.removeprefix(f"{profile}-"): load_record(suite, profile, "", path)
-            for path in sorted((DIRECTORY / suite).glob(f"{profile}-*.json"))
-        }
-        for suite in OPERATORS
-    }
+    return {suite: records_of(suite, profile) for suite in OPERATORS}
 
 
 BUILT = r'"(?:(?:aten|dim_order_ops|qnn_custom)\.)?([a-z_]\w+)\.\w+"'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from ci.lanes.upstream.judge import Judge
@@ -78,6 +79,10 @@ is {LOSES_DB:g} dB or more: 16 bits gain less there than they should. `in fp16`:
 quantized, beside others that are. Schemes that differ in the weights alone give the same for an operator that
 has none, as its plain case shows; its ranges and shapes were tried in 16a8w and 8a8w, and count for others.
 
+SM8350 has no fp16: the emulator computes it in float32 there, and the chip does not
+([fp16-on-v68](findings.md)), so it has no cells at fp16, and what is `float` or `in fp16` there does not
+run on the chip.
+
 `files`: whether ExecuTorch has a builder (`lowers`) and a rule of the quantizer (`quantizes`) for the
 operator, or for what it becomes when it is exported; operators that it decomposes have none. {DIFFERS} marks
 a cell that is not as these files say: there is a builder or a rule, and it is not whole on HTP; or there is
@@ -105,24 +110,35 @@ def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measure
 
 def accept_table() -> None:
     """Write the table that the committed records give, what earlier builds gave, and its page."""
-    replace_text(history.HISTORY, history_json())
-    replace_text(TABLE, table_json())
-    replace_text(PAGE, markdown())
+    table = committed()
+    replace_text(history.HISTORY, _history_of(table))
+    replace_text(TABLE, table.as_json())
+    replace_text(PAGE, markdown_of(table))
+
+
+@cache
+def _of_clone() -> OperatorTable:
+    """Made once for the three files that `generate` makes of it."""
+    return committed()
 
 
 def table_json() -> str:
     """manifests/upstream/operators/table.json."""
-    return committed().as_json()
+    return _of_clone().as_json()
 
 
 def history_json() -> str:
     """manifests/upstream/operators/history.json, with the committed table if the new has another build."""
-    return history.extended(history.load(), read(), committed()).as_json()
+    return _history_of(_of_clone())
+
+
+def _history_of(table: OperatorTable) -> str:
+    return history.extended(history.load(), read(), table).as_json()
 
 
 def markdown() -> str:
     """docs/operators.md."""
-    return markdown_of(committed())
+    return markdown_of(_of_clone())
 
 
 def markdown_of(table: OperatorTable) -> str:

@@ -153,7 +153,7 @@ class Tests:
         if reason := self._adapter.skip_reason(item):
             parts = [part("bad_test", error=reason)]
         else:
-            with self._naming_guilty(log):
+            with self._naming_culprits(log):
                 # Without a next item, pytest tears down the class and the module too.
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             parts = self._recorder.all_parts()
@@ -162,11 +162,11 @@ class Tests:
         return {"test": name, **verdict, "parts": parts, **figures}
 
     @contextlib.contextmanager
-    def _naming_guilty(self, log: Path | None) -> Iterator[None]:
+    def _naming_culprits(self, log: Path | None) -> Iterator[None]:
         if log is None or not self._models:
             yield
             return
-        from ci.partition.failing_operators import naming
+        from ci.operators.partition.failing_operators import naming
 
         with naming(log):
             yield
@@ -199,10 +199,10 @@ def verdict_of(
         outcome = "absent"
         reason = touched[0] if touched else missing.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
     elif (result := worst(parts)) in OUTCOMES and not (problems and result in TESTS_NOTHING):
-        guilty = next(row for row in parts if row["result"] == result)
-        outcome, reason = OUTCOMES[result], f"{guilty['name']} {guilty['error'].strip()}".strip()
+        culprit = next(row for row in parts if row["result"] == result)
+        outcome, reason = OUTCOMES[result], f"{culprit['name']} {culprit['error'].strip()}".strip()
         if result == "no_kernel":
-            reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(guilty['cpu'])}"
+            reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(culprit['cpu'])}"
     elif problems:
         first = problems[0]
         outcome, reason = "failed", f"{first['where']} {first['what'].splitlines()[-1]}".strip()

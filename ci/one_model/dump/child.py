@@ -95,25 +95,29 @@ def _of_pytorch(model: OneModel) -> Child:
     return EXECUTORCH_DUMP, [json.dumps(program_of(model).order)], closed(environment.merged(os.environ))
 
 
-def move(source: Path, target: Path) -> None:
-    """Put a finished file or folder in place in one step."""
+def move(source: Path, target: Path, typed: str) -> None:
+    """Put a model's finished file or folder in place in one step."""
+    from ci.engine.output import keep_origins, require_own
+
+    require_own([target], typed)
     try:
         if target.is_dir() and source.is_dir():
             target.rmdir()
         source.chmod(0o755 if source.is_dir() else 0o644)
         source.replace(target)
+        keep_origins([target], typed)
     except OSError as error:
         raise UsageError(
             f"{target}: {error.strerror}", fix="-o names a place that is free, or an empty folder"
         ) from error
 
 
-def publish_calls(folder: Path, target: Path) -> list[Path]:
+def publish_calls(folder: Path, target: Path, typed: str) -> list[Path]:
     output = folder / "saver_output"
     for name in (CALLS, PARAMETERS):
         if not (output / name).is_file():
             raise CheckFailed(f"QNN's Saver wrote no {name}", fix="report it with the model")
     staged = folder / "calls"
     shutil.move(output, staged)
-    move(staged, target)
+    move(staged, target, typed)
     return sorted(target.iterdir())

@@ -20,8 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     output: Path = args.output
-    with child.dumped("calls", plain_model_of(args), output.absolute()) as folder:
-        for path in child.publish_calls(folder, output.absolute()):
+    model = plain_model_of(args)
+    with child.dumped("calls", model, output.absolute()) as folder:
+        for path in child.publish_calls(folder, output.absolute(), model.typed):
             print(f"{path.stat().st_size:>12,}  {output / path.name}")
     print("compile it against the SDK's headers with the backend in question; send both files with the bug")
     return 0

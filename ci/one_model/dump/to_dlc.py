@@ -31,6 +31,6 @@ def run(args: argparse.Namespace) -> int:
                 fix="split the model, or move what stays on the CPU to its beginning or end",
             )
         contents = read_dlc(graphs[0])
-        child.move(graphs[0], output.absolute())
+        child.move(graphs[0], output.absolute(), model.typed)
     print(f"{contents.size:>12,}  {output}, QNN {contents.qnn}")
     return 0

@@ -24,6 +24,7 @@ from ci.pipeline.models.imports import search_first
 from ci.pipeline.models.model_lines import (
     clones,
     fix_inside,
+    is_model,
     is_of_library,
     relative_path,
     user_frame,
@@ -45,6 +46,12 @@ AS_PT2 = (
     "export it with these inputs, which takes them apart:"
     ' torch.export.save(torch.export.export(model, inputs), "net.pt2"); then compile net.pt2'
 )
+ONE_WEIGHT = (
+    "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
+    ' self.register_buffer("kernel", kernel, persistent=False); qnn-ci repair MODEL -o DIR writes the model'
+    " so"
+)
+"""Of a layer quantized per channel: what is computed in the graph has one scale for the whole."""
 PASS = re.compile(r"An error occurred when running the '\w+' pass")
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
@@ -94,6 +101,19 @@ NOT_COMPILABLE = (
         'compute the indices once, in __init__, and keep them: self.register_buffer("bucket", bucket,'
         " persistent=False); in a library's model, keep what its function gives and let it return that:"
         " bias = layer.compute_bias(n, n).detach(); layer.compute_bias = lambda *a, **k: bias",
+    ),
+    (
+        "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but",
+        "the operators that compute an index are quantized, and give floats",
+        "compute the indices before the model, and give them as its input; or fold what computes them into"
+        " the table: torch.nn.Embedding.from_pretrained(table.weight[rows]), where rows is what it gives for"
+        " each id",
+    ),
+    (
+        r"im2col can only be converted when stride == kernel_size",
+        "ExecuTorch's QNN backend has no unfold whose windows overlap",
+        "it is a convolution: unfold(x, k, padding=p) of c channels is conv2d(x, self.eye,"
+        ' padding=p).flatten(2), with self.register_buffer("eye", torch.eye(c * k * k).view(-1, c, k, k))',
     ),
     (
         r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument",
@@ -339,6 +359,10 @@ def _with_inputs(dotted: str, product: Any, inputs: Inputs) -> ModelWithInputs:
 
 def _tensors(sample: Any) -> tuple[Tensor, ...]:
     """Copies, so that a model that changes its inputs does not change other samples."""
+    if isinstance(sample, Mapping):
+        # Their order may not be that of the model's arguments.
+        named = AS_PT2.replace("(model, inputs)", "(model, (), inputs)")
+        raise BadFactory("expected a tuple of tensors as inputs, found a dict: a program has no names", named)
     if not isinstance(sample, tuple | list) or not sample:
         raise BadFactory(
             f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
@@ -529,10 +553,9 @@ def explained(error: BaseException) -> tuple[str, str]:
         return known[0] + place, known[1]
     if not places and (at := _node_at(errors[-1])):
         words, fix = at
-        return (
-            f"the compiler fails at {words}: {type(errors[-1]).__name__}: {errors[-1]}",
-            fix or "write that line with other operators of torch",
-        )
+        computed = errors[-1].args == ("scale",)
+        otherwise = ONE_WEIGHT if computed else "write that line with other operators of torch"
+        return f"the compiler fails at {words}: {type(errors[-1]).__name__}: {errors[-1]}", fix or otherwise
     if PASS.match(text):
         # The list of the passes before it says nothing, and the error itself does.
         error, text = errors[-1], str(errors[-1])
@@ -564,7 +587,8 @@ def not_compilable(text: str) -> tuple[str, str] | None:
 
 def _is_users(file: str) -> bool:
     """Whether a file is neither a library's nor ours. The shipped models count as a user's."""
-    return not file.startswith((*INSTALLED, "<")) and (file.startswith(MODELS) or not file.startswith(OURS))
+    ours = file.startswith(OURS) and not file.startswith(MODELS)
+    return is_model(file) and not file.startswith(INSTALLED) and not ours
 
 
 def _users_line(frames: Sequence[traceback.FrameSummary]) -> str:

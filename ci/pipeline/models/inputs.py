@@ -43,6 +43,10 @@ class GraphSignature:
     outputs: tuple[Tensor, ...]
 
 
+DEVIATIONS = 3.0
+"""Of drawn values from 0, the most."""
+
+
 def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
     """Used if the user gives no data: enough to compare a run with its reload."""
     import numpy as np
@@ -52,8 +56,9 @@ def drawn(signature: GraphSignature, seed: int = 0) -> Sample:
     def of(tensor: Tensor) -> Array:
         shape = [int(size) for size in tensor.shape]
         if np.dtype(tensor.dtype).kind == "f":
-            values: Array = generator.standard_normal(shape).astype(tensor.dtype)
-            return values
+            # A value beyond the ranges that a few others gave would be cut, and be all of the error.
+            values: Array = generator.standard_normal(shape).clip(-DEVIATIONS, DEVIATIONS)
+            return values.astype(tensor.dtype)
         # A mask of zeros alone would hide all else; as indices, 0 and 1 are in nearly every table.
         return generator.integers(0, 2, shape).astype(tensor.dtype)
 

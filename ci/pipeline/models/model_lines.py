@@ -29,7 +29,7 @@ def user_frame(trace: str) -> Frame | None:
     """The innermost frame of a model, else of a layer of torch; its path without the folder of installed
     packages."""
     frames = FRAME.findall(trace)
-    candidates = [frame for frame in frames if _is_model(frame[0])]
+    candidates = [frame for frame in frames if is_model(frame[0])]
     candidates = candidates or [frame for frame in frames if TORCH_LAYER.search(frame[0])]
     if not candidates:
         return None
@@ -62,7 +62,7 @@ def fix_inside(node: Any) -> str:
 
 def is_of_library(path: str) -> bool:
     """Whether it is a file of a library of models, such as transformers."""
-    return bool(INSTALLED.match(path)) and _is_model(path)
+    return bool(INSTALLED.match(path)) and is_model(path)
 
 
 def relative_path(path: str) -> str:
@@ -80,6 +80,7 @@ def source_of(node: Any) -> tuple[str, str]:
     return f"{relative_path(frame.path)}:{frame.line}", frame.code
 
 
-def _is_model(path: str) -> bool:
+def is_model(path: str) -> bool:
+    """Whether it is no file of a compiler, in whichever environment that is installed."""
     package = INSTALLED.sub("", path)
     return path[:1] != "<" and (package == path or not package.startswith(COMPILERS))

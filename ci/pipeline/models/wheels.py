@@ -55,19 +55,24 @@ class PinnedWheel(Model):
 
 def variables(wheels: Mapping[str, PinnedWheel], store: Path) -> dict[str, str]:
     """What a model's process gets beside others: where the files of these wheels are."""
-    if not wheels:
-        return {}
-    return {VARIABLE: json.dumps({name: str(wheel.tree(store)) for name, wheel in wheels.items()})}
+    return {VARIABLE: json.dumps(folders(wheels, store))} if wheels else {}
 
 
-def located(name: str, folder: Path) -> Path:
-    """A file of a suite: `wheel:NAME/PATH` in one of its wheels, else relative to the suite's folder."""
+def folders(wheels: Mapping[str, PinnedWheel], store: Path) -> dict[str, str]:
+    return {name: str(wheel.tree(store)) for name, wheel in wheels.items()}
+
+
+def located(name: str, folder: Path, roots: Mapping[str, str] | None = None) -> Path:
+    """A file of a suite: `wheel:NAME/PATH` in one of its wheels, else relative to the suite's folder. `roots`
+    are the wheels' folders, where the process has no variable with them."""
     if not name.startswith(PREFIX):
         return folder / name
     wheel, _, path = name.removeprefix(PREFIX).partition("/")
-    roots: dict[str, str] = json.loads(os.environ.get(VARIABLE, "{}"))
-    if wheel not in roots or not (file := Path(roots[wheel]) / path).is_file():
-        known = f"the wheels of the suite are {', '.join(roots)}" if roots else "the suite has no wheels"
-        fix = f"name a file of one: {known}" if wheel not in roots else "unzip -l lists the files of a wheel"
+    known_roots: Mapping[str, str] = json.loads(os.environ.get(VARIABLE, "{}")) if roots is None else roots
+    if wheel not in known_roots or not (file := Path(known_roots[wheel]) / path).is_file():
+        names = ", ".join(known_roots)
+        known = f"the wheels of the suite are {names}" if names else "the suite has no wheels"
+        inside = "unzip -l lists the files of a wheel"
+        fix = inside if wheel in known_roots else f"name a file of one: {known}"
         raise UsageError(f"{name}: there is no such file", fix=fix)
     return file

@@ -55,7 +55,14 @@ def middle_first(low: int, high: int) -> list[int]:
     return found
 
 
-def bisect(selection: Selection, choice: ComparedBuilds, environ: Mapping[str, str], *, where: bool) -> int:
+def bisect(
+    selection: Selection,
+    choice: ComparedBuilds,
+    environ: Mapping[str, str],
+    *,
+    where: bool,
+    by: Callable[[Stack, Selection, ComparedBuilds, Mapping[str, str], StageRun], Measurement] = measure,
+) -> int:
     stage = StageRun.as_typed("compare", selection.profile, selection.target)
     with stage.reported(selection.reports, "compare-not-measured"):
         every = sorted(stacks(choice), key=lambda stack: stack.age)
@@ -64,7 +71,7 @@ def bisect(selection: Selection, choice: ComparedBuilds, environ: Mapping[str, s
         def changes(place: int) -> dict[str, list[FigureChange]]:
             for number in (0, place):
                 if number not in measured:
-                    measured[number] = measure(every[number], selection, choice, environ, stage)
+                    measured[number] = by(every[number], selection, choice, environ, stage)
             before, after = measured[0].programs, measured[place].programs
             if not before:
                 raise UsageError("nothing gave a single program", fix="read the logs below reports/compare/")

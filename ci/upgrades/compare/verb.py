@@ -79,6 +79,19 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.errors import UsageError
     from provisioning.base.selection import selection_of
 
+    if args.onnxruntime_qnn and args.lane != "onnx":
+        raise UsageError(
+            "--onnxruntime-qnn chooses for the ONNX lane",
+            fix="--qnn, for a build that this executorch drives",
+        )
+    if args.simulate and (args.bisect or args.where):
+        raise UsageError(
+            "--simulate compares two builds, and --bisect searches among several", fix="leave one of them out"
+        )
+    if args.precision and not args.simulate:
+        raise UsageError(
+            "--precision is of --simulate MODEL: a suite's programs have their own", fix="--case NAME"
+        )
     flags = [flag for name in args.case for flag in ("--case", name)]
     flags += [flag for name in args.tag for flag in ("--tag", name)]
     flags += ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.version import Version
@@ -29,6 +30,7 @@ from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.store import FileSelection, Store
 from provisioning.validation import probe
+from provisioning.validation.probe import Answer
 
 PAGE = ROOT / "docs" / "upgrades.md"
 
@@ -39,36 +41,48 @@ CASE, SCHEMES = "convolution", ("fp16", "8a8w")
 LOWER, RUN = "test_lowering", "test_emulator"
 
 
-def measure_all(
-    selection: Selection,
-    only: Sequence[str],
-    executorch: Sequence[str],
-    flags: Sequence[str],
-    environ: Mapping[str, str],
-) -> int:
+@dataclass(frozen=True)
+class PairMeasure:
+    """What a pair is measured with, and where it is written down."""
+
+    selection: Selection
+    flags: Sequence[str]
+    """For the stages that lower and run."""
+    environ: Mapping[str, str]
+    accepted: Path = field(default_factory=compat.path)
+    page: Path = PAGE
+
+    def installed(self, package: str) -> str:
+        return _installed(package)
+
+    def executorch(self, release: compat.Release | None) -> dict[str, str]:
+        """The variables of a process that imports this version."""
+        return releases.variables_of(release, Store(self.selection.store), self.environ)
+
+    def sdk(self, build: Build, pinned: Component) -> Path:
+        return provision(build, pinned, Store(self.selection.store))
+
+    def device(self, soc: str, variables: Mapping[str, str]) -> Answer:
+        return probe.ask(soc, variables)
+
+
+def measure_all(tools: PairMeasure, only: Sequence[str], executorch: Sequence[str]) -> int:
     """Measure and write. The stage fails if the profile's own build and executorch do not work together."""
+    selection = tools.selection
     stage = StageRun.as_typed("compat", selection.profile, selection.target)
     with stage.reported(selection.reports, "compat-not-measured"):
-        table, store = compat.load_builds(), Store(selection.store)
+        table = compat.load_builds()
         for version in dict.fromkeys(executorch or releases.versions(table)):
-            release = releases.release_named(version, table)
-            variables = releases.variables_of(release, store, environ)
-            report_builds(stage, selection, only, flags, variables, release)
+            report_builds(stage, tools, only, releases.release_named(version, table))
     return stage.close(selection.reports)
 
 
 def report_builds(
-    stage: StageRun,
-    selection: Selection,
-    only: Sequence[str],
-    flags: Sequence[str],
-    environ: Mapping[str, str],
-    release: compat.Release | None = None,
+    stage: StageRun, tools: PairMeasure, only: Sequence[str], release: compat.Release | None
 ) -> None:
-    """Measure the builds, all of them if `only` is empty.
-
-    `flags` go to the stages that lower and run. `release` is another executorch than the installed one;
-    `environ` makes processes import it."""
+    """Measure the builds, all of them if `only` is empty; `release` is another executorch than the installed
+    one."""
+    selection, environ = tools.selection, tools.executorch(release)
     table = compat.load_builds()
     profile = load_profile(table.profile)
     versions = [build.qnn for build in table.builds]
@@ -77,26 +91,25 @@ def report_builds(
             f"--build {unknown[0]}: manifests/compat.toml has no such build", unknown[0], versions
         )
     beside = f"executorch {release.version} with " if release else ""
-    executorch = release.version if release else _installed("executorch")
-    others = {name: _installed(name) for name in ("torch", "torchao")}
+    executorch = release.version if release else tools.installed("executorch")
+    others = {name: tools.installed(name) for name in ("torch", "torchao")}
     soc = (*selection.named_socs, table.soc)[0]
     soc_named(soc)
-    flags = ["--profile", table.profile, "--store", str(selection.store), *flags]
     pinned = profile.components[QNN_SDK]
     for build in table.builds:
         if only and build.qnn not in only:
             continue
-        sdk = provision(build, pinned, Store(selection.store))
+        sdk = tools.sdk(build, pinned)
         sys.stderr.write(f"{beside}QNN {build.qnn} ({build.build_id}): ")
         sys.stderr.flush()
         folder = Path(selection.reports).absolute() / "compat"
         folder = folder / f"executorch-{release.version}" / build.qnn if release else folder / build.qnn
-        steps = measure(soc, variables(environ, sdk), folder, flags)
+        steps = measure(tools, soc, variables(environ, sdk), folder, table.profile)
         values = {**others, "package": f"{build.package} {build.version}", **steps}
         pair = Pair(executorch, build.qnn, build.build_id, soc, values)
         sys.stderr.write(("works" if pair.works else pair.error) + "\n")
         # Written after each build, so that an interrupted run keeps what it measured.
-        compat.accept_pair(pair)
+        compat.accept_pair(pair, tools.accepted)
         stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.glob("*.log"))]
         stage.metrics[f"{beside}{build.qnn}"] = "works" if pair.works else "broken"
         if not pair.works:
@@ -114,8 +127,8 @@ def report_builds(
             )
     if lane := profile.onnx.get("onnxruntime-qnn"):
         stage.metrics["onnx lane"] = f"onnxruntime-qnn {lane}, by a pin of its own"
-    replace_text(PAGE, page())
-    stage.artifacts.append(Artifact.of("compat", compat.path()))
+    replace_text(tools.page, page(tools.page, tools.accepted))
+    stage.artifacts.append(Artifact.of("compat", tools.accepted))
 
 
 def variables(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
@@ -151,13 +164,15 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
     return tree.root
 
 
-def measure(soc: str, variables: Mapping[str, str], folder: Path, flags: Sequence[str]) -> dict[str, str]:
+def measure(
+    tools: PairMeasure, soc: str, variables: Mapping[str, str], folder: Path, profile: str
+) -> dict[str, str]:
     """Run every step in order; returns PASSED or the error of each that depends on no failed one.
 
     The device is requested in a process of its own; the ExecuTorch lane lowers and runs the programs."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    answer = probe.ask(soc, variables)
+    answer = tools.device(soc, variables)
     (folder / "device.log").write_text(
         "\n".join([f"step: {answer.step}", *answer.detail.split("; "), ""]), encoding="utf-8"
     )
@@ -168,6 +183,7 @@ def measure(soc: str, variables: Mapping[str, str], folder: Path, flags: Sequenc
     if not answer.made_device:
         return {"device": answer.detail.partition("; ")[0] or answer.step}
     steps = {"device": PASSED}
+    flags = ["--profile", profile, "--store", str(tools.selection.store), *tools.flags]
     lowered, ran = (run_lane(stage, soc, variables, folder, flags) for stage in (LOWER, RUN))
     for scheme in SCHEMES:
         steps[f"lower_{scheme}"] = step_of(lowered, scheme, soc)
@@ -210,9 +226,9 @@ def first_line(message: str) -> str:
     return re.sub(r"(?<![\w.])/\S+/", "…/", line)[:200]
 
 
-def page() -> str:
+def page(path: Path = PAGE, accepted: Path | None = None) -> str:
     """docs/upgrades.md, with the table of pairs."""
-    return with_table(PAGE, "measured pairs", table_of(compat.load_measured()))
+    return with_table(path, "measured pairs", table_of(compat.load_measured(accepted)))
 
 
 def table_of(measured: Sequence[Pair]) -> str:

@@ -26,8 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.compat.stage import measure_all
+    from ci.upgrades.compat.stage import PairMeasure, measure_all
     from provisioning.base.selection import selection_of
 
     flags = ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
-    return measure_all(selection_of(args), args.build, args.executorch, flags, os.environ)
+    return measure_all(PairMeasure(selection_of(args), flags, os.environ), args.build, args.executorch)

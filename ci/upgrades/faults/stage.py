@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from provisioning.base.stage_run import StageRun
 from provisioning.build_id import build_ids, version_in
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES, resolve
-from provisioning.known_faults import MANIFEST, SCRIPTS, Fault, load_faults
+from provisioning.known_faults import MANIFEST, SCRIPTS, Fault
 from provisioning.python_environments import PythonEnvironments, environments_folder
 
 WORDS = {"gone": 0, "still": 1, "changed": 2}
@@ -53,16 +53,22 @@ class HowToRun:
     jobs: int | None
     resume: bool
     """Take what an interrupted run of the same scripts with the same versions has said already."""
+    scripts: Path = SCRIPTS
 
 
 def check_all(
-    selection: Selection, names: Sequence[str], how: HowToRun, *, close: bool, environ: Mapping[str, str]
+    selection: Selection,
+    choose: Callable[[], Sequence[Fault]],
+    how: HowToRun,
+    *,
+    close: bool,
+    environ: Mapping[str, str],
 ) -> int:
     """A fault that is gone, or is another one now, is an error until its entry says so."""
     stage = StageRun.as_typed("faults", selection.profile, selection.target)
     with stage.reported(selection.reports, "fault-not-measured"):
         folder = Path(selection.reports).absolute() / "faults"
-        faults = {fault.id: fault for fault in chosen(names, load_faults())}
+        faults = {fault.id: fault for fault in choose()}
         environments = PythonEnvironments(environments_folder(), print)
         # Before scripts run side by side: one of two would find an environment that the other one makes.
         pythons = {lane: environments.interpreter(lane) for lane in {*map(_lane, faults.values())}}
@@ -106,7 +112,11 @@ def _run(
 ) -> FaultRun:
     lane = _lane(fault)
     python = pythons[lane]
-    log, kept, script = folder / f"{fault.id}.log", folder / f"{fault.id}.json", SCRIPTS / f"{fault.id}.py"
+    log, kept, script = (
+        folder / f"{fault.id}.log",
+        folder / f"{fault.id}.json",
+        how.scripts / f"{fault.id}.py",
+    )
     variables, version = closed(environ), ""
     if lane == "executorch":
         resolved = resolve(selection, environ)

@@ -30,8 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.faults.stage import HowToRun, check_all
+    from ci.upgrades.faults.stage import HowToRun, check_all, chosen
     from provisioning.base.selection import selection_of
+    from provisioning.known_faults import load_faults
 
     how = HowToRun(args.timeout, args.jobs, args.resume)
-    return check_all(selection_of(args), args.names, how, close=args.close, environ=os.environ)
+    names = args.names
+    selection, close = selection_of(args), args.close
+    return check_all(selection, lambda: chosen(names, load_faults()), how, close=close, environ=os.environ)

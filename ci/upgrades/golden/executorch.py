@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from ci.engine.trouble import of_ending
 from ci.upgrades import releases
 from ci.upgrades.compare.stage import environment_of, own_build, rows_of
 from ci.upgrades.compat.stage import SUITE, first_line
-from ci.upgrades.golden.stage import Golden, MakerResult, RuntimeResult, held, keep, show, sqnr, take
+from ci.upgrades.golden.stage import (
+    Golden,
+    MakerResult,
+    RuntimeResult,
+    compared_with_maker,
+    keep,
+    show,
+    sqnr,
+    take,
+)
 from provisioning import compat
 from provisioning.base.commands import logged
 from provisioning.base.errors import EnvironmentLacking
@@ -32,24 +42,75 @@ BACKEND = Path("executorch/lib/libexecutorch_backend_qnn.so")
 """In wheels from 1.5.0 on: the C++ runtime that a runner links."""
 
 
-def measure_all(
-    golden: Golden,
-    versions: Sequence[str],
-    selection: Selection,
-    folder: Path,
-    timeout: float,
-    environ: Mapping[str, str],
-    kept: Path | None = None,
+@dataclass(frozen=True)
+class Toolkit:
+    """What compiles and runs programs by each executorch version, and where they go."""
+
+    selection: Selection
+    folder: Path
+    timeout: float
+    """Of a step, in seconds."""
+    environ: Mapping[str, str]
+
+    @property
+    def store(self) -> Store:
+        return Store(self.selection.store)
+
+    def qnn(self) -> dict[str, str]:
+        """The variables of a process that uses the profile's QNN."""
+        return environment_of(own_build(compat.load_builds()), self.selection, "executorch", self.environ)
+
+    def executorch(self, release: compat.Release | None, variables: Mapping[str, str]) -> dict[str, str]:
+        """The variables of a process that imports this version."""
+        return releases.variables_of(release, self.store, variables)
+
+    def runner(self, version: str, release: compat.Release | None) -> Path | None:
+        """The runner that links this version's runtime, built for it; None if its wheel has none."""
+        reports = self.folder / version
+        reports.mkdir(parents=True)
+        build, log = outputs_path() / "build" / "golden" / version, reports / "build_runner.log"
+        command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
+        command += ["--build-dir", str(build / "build"), "--output", str(build / "dist")]
+        if release is not None:
+            root = releases.tree_of(release, self.store)
+            if not (root / BACKEND).is_file():
+                return None
+            command += ["--executorch", str(root)]
+        if logged(command, log, self.environ, cwd=ROOT):
+            raise EnvironmentLacking(
+                f"the runner of executorch {version} could not be built", fix=f"read {log}"
+            )
+        linked = str(Report.read(reports / "build_runner.json").metrics.get("executorch"))
+        if linked.partition("+")[0] != version:
+            raise EnvironmentLacking(
+                f"expected a runner of executorch {version}, found one of {linked}",
+                fix="run it as `nox -s test_golden -- --lane executorch`, which installs that version",
+            )
+        return build / "dist" / "bin" / "qnn_executor_runner"
+
+    def compile(self, maker: str, programs: Sequence[str], variables: Mapping[str, str]) -> dict[str, Path]:
+        """The .pte files that this version makes. They run and are near the float model, else an error."""
+        place = self.folder / maker
+        for verb in ("test_lowering", "test_emulator"):
+            command = [sys.executable, "-m", "ci", verb, "--suite", str(SUITE)]
+            command += ["--timeout", f"{self.timeout:g}", "--reports", str(place)]
+            command += ["--store", str(self.selection.store)]
+            command += [flag for program in programs for flag in ("-k", program)]
+            logged(command, place / f"{verb}.log", variables, cwd=ROOT)
+            _need(place, verb, programs, maker)
+        rows = rows_of(Report.read(place / "test_lowering.json"))
+        return {program: Path(str(rows[program]["program"])) for program in programs}
+
+
+def measure(
+    golden: Golden, versions: Sequence[str], tools: Toolkit, kept: Path | None = None
 ) -> dict[str, dict[str, MakerResult]]:
-    table, store = compat.load_builds(), Store(selection.store)
+    """Each version's result with the programs of all. Programs that are in `kept` are not compiled again."""
+    table, folder, timeout = compat.load_builds(), tools.folder, tools.timeout
     chosen = list(dict.fromkeys(versions)) or releases.versions(table)
     makers = {name: releases.release_named(name, table) for name in sorted(chosen, key=Version)}
-    variables = environment_of(own_build(table), selection, "executorch", environ)
-    runners = {
-        name: runner
-        for name, release in makers.items()
-        if (runner := _runner(name, release, store, environ, folder / name))
-    }
+    variables = tools.qnn()
+    runners = {name: runner for name, release in makers.items() if (runner := tools.runner(name, release))}
     if not runners:
         raise EnvironmentLacking(
             f"no wheel of executorch {', '.join(chosen)} has a C++ runtime",
@@ -63,8 +124,9 @@ def measure_all(
         stored = {program: kept / "executorch" / maker / program if kept else None for program in places}
         missing = [program for program, place in places.items() if not take(stored[program], place)]
         if missing:
-            compiler = {**releases.variables_of(release, store, variables), RUNNER: str(own)}
-            compiled = _compile(maker, missing, compiler, selection, folder / maker, timeout)
+            compiled = tools.compile(
+                maker, missing, {**tools.executorch(release, variables), RUNNER: str(own)}
+            )
         for program in missing:
             place = places[program]
             place.mkdir(parents=True)
@@ -84,54 +146,13 @@ def measure_all(
                 met[name] = (
                     RuntimeResult(result="refused", message=error)
                     if error
-                    else held(sqnr(_outputs(place, place / OWN), _outputs(place, outputs)), golden)
+                    else compared_with_maker(
+                        sqnr(_outputs(place, place / OWN), _outputs(place, outputs)), golden
+                    )
                 )
             show(program, f"executorch {maker}", met)
             results[program][maker] = MakerResult(sha256=hash_file(place / PROGRAM), runtimes=met)
     return results
-
-
-def _runner(
-    version: str, release: compat.Release | None, store: Store, environ: Mapping[str, str], reports: Path
-) -> Path | None:
-    """The runner that links this version's runtime, built for it; None if its wheel has nothing to link."""
-    reports.mkdir(parents=True)
-    build, log = outputs_path() / "build" / "golden" / version, reports / "build_runner.log"
-    command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
-    command += ["--build-dir", str(build / "build"), "--output", str(build / "dist")]
-    if release is not None:
-        root = releases.tree_of(release, store)
-        if not (root / BACKEND).is_file():
-            return None
-        command += ["--executorch", str(root)]
-    if logged(command, log, environ, cwd=ROOT):
-        raise EnvironmentLacking(f"the runner of executorch {version} could not be built", fix=f"read {log}")
-    linked = str(Report.read(reports / "build_runner.json").metrics.get("executorch"))
-    if linked.partition("+")[0] != version:
-        raise EnvironmentLacking(
-            f"expected a runner of executorch {version}, found one of {linked}",
-            fix="run it as `nox -s test_golden -- --lane executorch`, which installs that version",
-        )
-    return build / "dist" / "bin" / "qnn_executor_runner"
-
-
-def _compile(
-    maker: str,
-    programs: Sequence[str],
-    variables: Mapping[str, str],
-    selection: Selection,
-    place: Path,
-    timeout: float,
-) -> dict[str, Path]:
-    """The .pte files that this version makes. They run and are near the float model, or it is an error."""
-    for verb in ("test_lowering", "test_emulator"):
-        command = [sys.executable, "-m", "ci", verb, "--suite", str(SUITE), "--timeout", f"{timeout:g}"]
-        command += ["--reports", str(place), "--store", str(selection.store)]
-        command += [flag for program in programs for flag in ("-k", program)]
-        logged(command, place / f"{verb}.log", variables, cwd=ROOT)
-        _need(place, verb, programs, maker)
-    rows = rows_of(Report.read(place / "test_lowering.json"))
-    return {program: Path(str(rows[program]["program"])) for program in programs}
 
 
 def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:

@@ -141,7 +141,7 @@ def measure(
             output = place / f"on-{runtime.qnn}.npz"
             result = _run(context, output, runtime, place, timeout)
             if result.result == "same":
-                result = held(_sqnr(place / OWN, output), golden)
+                result = compared_with_maker(_sqnr(place / OWN, output), golden)
             met[runtime.qnn] = result
         show(program, f"QNN {maker.qnn}", {qnn: result for qnn, result in met.items() if qnn != maker.qnn})
         binary = next(iter(context.parent.glob("*.bin")), context)
@@ -187,7 +187,7 @@ def _sums(folder: Path) -> str:
     return "".join(f"{hash_file(path)}  {path.relative_to(folder)}\n" for path in files)
 
 
-def held(sqnr: float, golden: Golden) -> RuntimeResult:
+def compared_with_maker(sqnr: float, golden: Golden) -> RuntimeResult:
     if sqnr >= golden.least_sqnr_db:
         return RuntimeResult(result="same")
     return RuntimeResult(result="differs", message=f"{in_decibels(sqnr)} from the maker's own outputs")

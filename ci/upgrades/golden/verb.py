@@ -59,9 +59,11 @@ def run(args: argparse.Namespace) -> int:
         golden, agreed = load(stage.MANIFEST, stage.Golden), load_accepted(stage.MEASURED)
         folder = Path(selection.reports).absolute() / "golden"
         shutil.rmtree(folder, ignore_errors=True)
-        measure_all = stage.measure_all if args.lane == "onnx" else executorch.measure_all
-        versions = args.qnn or args.executorch
-        results = measure_all(golden, versions, selection, folder, args.timeout, os.environ, kept)
+        if args.lane == "onnx":
+            results = stage.measure_all(golden, args.qnn, selection, folder, args.timeout, os.environ, kept)
+        else:
+            tools = executorch.Toolkit(selection, folder, args.timeout, os.environ)
+            results = executorch.measure(golden, args.executorch, tools, kept)
         before = stage.rows_of(args.lane, results) if args.accept else agreed.subjects
         stage.judge(run, args.lane, results, before)
         run.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]

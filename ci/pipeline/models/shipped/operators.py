@@ -109,8 +109,7 @@ class Chained(nn.Module):
 
     def _outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         given = self.operator(*(layer(value) for layer, value in zip(self.before, inputs, strict=True)))
-        values = tree_leaves(given)
-        return [value if value.is_floating_point() else value.to(torch.float32) for value in values]
+        return [_as_float(value) for value in tree_leaves(given)]
 
     def _mixes(self, value: Tensor) -> nn.Module:
         """Each of its outputs is a mean of inputs, so that they stay in the range that the operator takes."""
@@ -129,6 +128,13 @@ class Chained(nn.Module):
         if self.images and value.dim() == 4:
             return nn.Conv2d(value.shape[1], value.shape[1], 1)
         return nn.Linear(value.shape[-1], value.shape[-1])
+
+
+def _as_float(value: Tensor) -> Tensor:
+    """Of booleans without a cast, which is wrong before a linear layer at 8 bits (comparison-as-float)."""
+    if value.dtype == torch.bool:
+        return torch.where(value, 1.0, 0.0)
+    return value if value.is_floating_point() else value.to(torch.float32)
 
 
 def drawn(
@@ -174,6 +180,11 @@ def cumprod_as_sum() -> tuple[nn.Module, Inputs]:
 def softmax_of_columns() -> tuple[nn.Module, Inputs]:
     """A softmax along another dimension than the last, as one along the last."""
     return _around(Calls(lambda x: torch.softmax(x.transpose(1, -1), -1).transpose(1, -1)))
+
+
+def roots() -> tuple[nn.Module, Inputs]:
+    """A standard deviation and a distance, as roots."""
+    return _around(Calls(lambda x: torch.sqrt(x * x + 1.0) / torch.sqrt(torch.var(x, -1, keepdim=True))))
 
 
 def layer_norm() -> tuple[nn.Module, Inputs]:

@@ -107,13 +107,13 @@ def boxes(outputs: Outputs, floats: Outputs) -> float:
     """F1 of boxes that overlap a word's box by half of both together."""
     hits = found = wanted = 0
     for (scores,), (_, words) in zip(outputs, _pages(), strict=False):
-        mine = list(_boxes(scores[0, 0] > INK))
-        hits += sum(any(_overlap(box, other) >= OVERLAP for other in mine) for box in words)
+        mine = list(ink_boxes(scores[0, 0] > INK))
+        hits += sum(any(common_part(box, other) >= OVERLAP for other in mine) for box in words)
         found, wanted = found + len(mine), wanted + len(words)
     return 2 * hits / (found + wanted)
 
 
-def _boxes(ink: NDArray[np.bool_]) -> Iterator[Box]:
+def ink_boxes(ink: NDArray[np.bool_]) -> Iterator[Box]:
     """The boxes of what hangs together, grown as PP-OCR's own reader grows them."""
     left = {(int(y), int(x)) for y, x in zip(*np.nonzero(ink), strict=True)}
     while left:
@@ -136,7 +136,7 @@ def _boxes(ink: NDArray[np.bool_]) -> Iterator[Box]:
             )
 
 
-def _overlap(one: Box, other: Box) -> float:
+def common_part(one: Box, other: Box) -> float:
     """What both have in common, as a part of what they cover together."""
     sides = (min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1]))
     common = max(0.0, sides[0]) * max(0.0, sides[1])
@@ -146,13 +146,13 @@ def _overlap(one: Box, other: Box) -> float:
 
 def talks() -> Iterator[dict[str, Floats]]:
     """Two seconds each, which begin in a quiet room: in them somebody speaks, and stops."""
-    for sound, _ in _talks():
+    for sound, _ in spoken_sounds():
         padded = np.concatenate([np.zeros(CONTEXT), sound]).astype(np.float32)
         frames = np.stack([padded[FRAME * n : FRAME * (n + 1) + CONTEXT] for n in range(FRAMES)])
         yield {"input": frames, "h": np.zeros(STATE, np.float32), "c": np.zeros(STATE, np.float32)}
 
 
-def _talks() -> Iterator[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
+def spoken_sounds() -> Iterator[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
     """Each with the frames in which somebody speaks for at least the half."""
     random = np.random.default_rng(14)
     for _ in range(TALKS):
@@ -169,6 +169,6 @@ def frames(outputs: Outputs, floats: Outputs) -> float:
     """The share of frames of which it is right whether somebody speaks in them."""
     right = [
         ((scores > 0.5).ravel() == spoken).mean()
-        for (scores, *_), (_, spoken) in zip(outputs, _talks(), strict=False)
+        for (scores, *_), (_, spoken) in zip(outputs, spoken_sounds(), strict=False)
     ]
     return float(np.mean(right))

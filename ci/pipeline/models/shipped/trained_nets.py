@@ -85,7 +85,7 @@ def _cents(scores: Sequence[float] | drawn.Floats) -> float:
 
 
 class VoiceEncoder(nn.Module):
-    """What a voice is like, of 160 mel frames. Modules have the checkpoint's names."""
+    """What a voice is like, of mel frames. Modules have the checkpoint's names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class VoiceEncoder(nn.Module):
         return found / torch.sqrt((found * found).sum(1, keepdim=True))
 
 
-def voice(weights: str) -> tuple[nn.Module, Inputs]:
+def voice(weights: str, frames: int = 160) -> tuple[nn.Module, Inputs]:
     model = VoiceEncoder()
     state = torch.load(located(weights, Path()), map_location="cpu", weights_only=True)["model_state"]
     model.load_state_dict({name: state[name] for name in model.state_dict()})
@@ -109,7 +109,8 @@ def voice(weights: str) -> tuple[nn.Module, Inputs]:
         random = np.random.default_rng(seed)
         speaker = compared.get(seed, int(random.integers(SPEAKERS))) % SPEAKERS
         tone, tract = VOICES[speaker]
-        return (torch.from_numpy(mel_frames(drawn.speech(random, 1.65, tone, tract)))[None],)
+        sound = drawn.speech(random, frames / 100 + 0.05, tone, tract)
+        return (torch.from_numpy(mel_frames(sound, frames))[None],)
 
     return model.eval(), inputs
 
@@ -122,11 +123,11 @@ def speakers(outputs: Outputs, floats: Outputs) -> float:
     return float((near.argmax(1) % SPEAKERS == numbers % SPEAKERS).mean())
 
 
-def mel_frames(sound: NDArray[np.float64]) -> drawn.Floats:
-    """160 frames of 25 ms, 10 ms apart: power in 40 bands of equal width in mels, by Slaney's scale."""
+def mel_frames(sound: NDArray[np.float64], count: int) -> drawn.Floats:
+    """Frames of 25 ms, 10 ms apart: power in 40 bands of equal width in mels, by Slaney's scale."""
     sound = sound * 10 ** (-30 / 20) / np.sqrt((sound**2).mean())
     window, bins = np.hanning(401)[:-1], np.fft.rfftfreq(400, 1 / drawn.RATE)
-    frames = np.stack([sound[160 * n : 160 * n + 400] * window for n in range(160)])
+    frames = np.stack([sound[160 * n : 160 * n + 400] * window for n in range(count)])
     power = abs(np.fft.rfft(frames)) ** 2
     edges = _hertz(np.linspace(0, _mels(drawn.RATE / 2), MELS + 2))
     bands = []

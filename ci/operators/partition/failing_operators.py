@@ -22,7 +22,7 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
 from ci.engine.workers.child import new_text, size_of, text_since
-from ci.partition.decisions import (
+from ci.operators.partition.decisions import (
     PASS_THROUGH,
     PartitionerSpy,
     is_glue,
@@ -30,7 +30,7 @@ from ci.partition.decisions import (
     module_of,
     operator_name,
 )
-from ci.partition.parts import Partition, smallest_failing
+from ci.operators.partition.parts import Partition, smallest_failing
 from ci.pipeline.models.model_lines import fix_inside, is_inside, source_of
 from provisioning.base.diagnosis import with_names_of_data_types
 from provisioning.fixes import fix_for
@@ -159,7 +159,9 @@ class Search:
         if node is not None:
             reason = f"the backend's builder fails: {type(error).__name__}: {error}"
             nodes = [node, *(partition.constants_of(node) if partition else ())]
-            return [_suspect(nodes, reason, fix_for(operator_name(node), "", where="builder"))]
+            return [
+                _suspect(nodes, reason, fix_for(operator_name(node), "", where="builder", reason=str(error)))
+            ]
         if partition is None:
             return []
         calls = [node for node in partition.calls if not is_glue(node)]
@@ -194,11 +196,11 @@ class Search:
         )
         if not minimal_set:
             return []
-        guilty = minimal_set[-1]
-        failing = [guilty]
+        culprit = minimal_set[-1]
+        failing = [culprit]
         if len(minimal_set) == 1:
-            alike = [node for node in partition.operators if operator_name(node) == operator_name(guilty)]
-            failing += [node for node in alike if node is not guilty and fails([node])]
+            alike = [node for node in partition.operators if operator_name(node) == operator_name(culprit)]
+            failing += [node for node in alike if node is not culprit and fails([node])]
         reason = "QNN compiles it neither in the model nor alone"
         if together := ", ".join(f"{operator_name(node)} ({node.name})" for node in minimal_set[:-1]):
             reason, messages = f"QNN does not compile it after {together}", {}

@@ -21,7 +21,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
-from ci.partition.decisions import PASS_THROUGH, is_quantizer, operator_name
+from ci.operators.partition.decisions import PASS_THROUGH, is_quantizer, operator_name
 
 
 class Partition:

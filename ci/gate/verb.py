@@ -27,8 +27,8 @@ from ci.engine.supervision import (
     supervise,
 )
 from ci.pipeline.flags import add_recheck, recheck_flags
+from ci.pipeline.stage_names import stage_names
 from ci.report.collect import GATE, did_not_run
-from ci.stage_names import stage_names
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import INTERRUPTED, UsageError
@@ -42,7 +42,7 @@ from provisioning.base.stage_run import RUN, StageRun
 from provisioning.base.units import seconds
 
 if TYPE_CHECKING:
-    from ci.gate_table import GateStage
+    from ci.gate.table import GateStage
 
 EXAMPLES = """\
   nox
@@ -92,7 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.gate_table import gate_table
+    from ci.gate.table import gate_table
 
     stages = [
         stage.model_copy(update={"flags": (*stage.flags, "--keep-programs")})
@@ -293,7 +293,7 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
 
 def without_annotations(stage: str, environ: Mapping[str, str]) -> list[str]:
     """The flag of a stage that prints GitHub's annotations itself; the gate prints them instead."""
-    from ci.gate_table import gate_table
+    from ci.gate.table import gate_table
 
     return ["--no-annotations"] if stage in gate_table().annotates and _on_github(environ) else []
 

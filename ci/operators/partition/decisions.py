@@ -16,7 +16,7 @@ import torch
 from executorch.backends.qualcomm.partition import qnn_partitioner
 from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 
-from ci.artifacts.compiler_log import NATIVE_ERROR
+from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES
 from ci.pipeline.models.model_lines import source_of
 from provisioning.base.diagnosis import with_names_of_data_types
 
@@ -89,15 +89,13 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
         detail = next((text for text in errors if not text.startswith("Requested")), "")
         # Without the node's name, the same of several nodes is said once.
         detail = with_names_of_data_types(detail.replace(f" in the node '{node.name}'", "")[:300])
-        return REFUSES + (f": {detail}" if detail else "")
+        integers = f" ({OF_INTEGERS})" if "datatypes" in detail and _gives_integers(node) else ""
+        return REFUSES + (f": {detail.rstrip('.')}" if detail else "") + integers
     if message in ("Skipped", "Forced Fallback"):
         return "it is kept on the CPU: cpu_nodes, cpu_operators, --keep-on-cpu or --keep-going"
     if not message and node.op == "call_function":
         return "the partitioner lists it as not supported"
     return message
-
-
-REFUSES = "QNN's validation refuses it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +133,11 @@ def left_on_cpu(graph: Any, watch: PartitionerSpy, kernels: Collection[str]) -> 
         kernel = has_kernel(name, kernels) and not is_volume_convolution(node)
         operators.append(CpuOperator(name, node.name, reason, source, code, kernel))
     return operators
+
+
+def _gives_integers(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
 
 
 def cpu_kernels() -> frozenset[str]:
@@ -188,8 +191,8 @@ CASTS = ("_to_copy", "to", "type_as", "_to_dim_order_copy")
 
 def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
     """Operator, line and module of every node in a delegate, by QNN's name of the node; the ranks of its
-    tensors, the type that a cast takes, whether lowering added it: a cast where `source`, if it is a graph,
-    has none, and whether its module was called before."""
+    tensors, its output's first size, the type that a cast takes, whether lowering added it (a cast where
+    `source`, if it is a graph, has none), and whether its module was called before."""
     nodes = {}
     graph = getattr(source, "graph", None)
     casts = graph is None or any(_is_cast(node) for node in graph.nodes)
@@ -207,11 +210,18 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
                         for operand in (node, *node.all_input_nodes)
                         if isinstance(value := operand.meta.get("val"), torch.Tensor)
                     ),
+                    "first": _first_size(node.meta.get("val")),
                     **({"added": True} if not casts and _is_cast(node) else {}),
                     **({"kinds": _kinds_of(node.all_input_nodes)} if _is_cast(node) else {}),
                     **({"again": True} if _is_of_another_call(node) else {}),
                 }
     return nodes
+
+
+def _first_size(value: Any) -> int | None:
+    """That of the values, where indices are given beside them."""
+    value = value[0] if isinstance(value, list | tuple) and value else value
+    return int(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else None
 
 
 def _kinds_of(operands: Sequence[Any]) -> list[str]:

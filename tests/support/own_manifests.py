@@ -1,0 +1,65 @@
+"""Manifests of a test's own, read by the commands as the shipped ones are.
+
+No flag and no variable moves manifests/, since pins belong to what is installed. So who reads from there is
+named here, and in no test.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from provisioning import compat, lock_files, manifest
+from provisioning.base.settings import MANIFESTS
+from provisioning.manifest import Component
+from provisioning.store import pinned
+from provisioning.verbs import lock
+
+
+@contextmanager
+def own_manifests(folder: Path) -> Iterator[Path]:
+    """A folder with the chips, and no profile, environment or lock file yet."""
+    (folder / "profiles").mkdir(parents=True)
+    shutil.copy(MANIFESTS / "socs.toml", folder)
+    (folder / "environments.toml").touch()
+    caches = manifest.load_profile, pinned.load_lists
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (manifest, lock):
+            patch.setattr(module, "MANIFESTS", folder)
+        patch.setattr(lock_files, "LOCKS", folder / "locks")
+        patch.setattr(pinned, "LISTS", folder / "wheels.json")
+        patch.setattr(compat, "MANIFEST", folder / "compat.toml")
+        for cache in caches:
+            cache.cache_clear()
+        try:
+            yield folder
+        finally:
+            for cache in caches:
+                cache.cache_clear()
+
+
+def own_ledgers(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """What is expected of ExecuTorch's tests, and the table that is made of it: none yet."""
+    from ci.lanes.upstream import ledger, operators_page
+    from ci.operators import history
+
+    patch.setattr(ledger, "DIRECTORY", folder)
+    patch.setattr(operators_page, "TABLE", folder / "table.json")
+    patch.setattr(operators_page, "PAGE", folder / "operators.md")
+    patch.setattr(history, "HISTORY", folder / "history.json")
+
+
+def write_profile(folder: Path, components: Mapping[str, Component], name: str = "wheels") -> None:
+    """A profile of these components alone, in place of what was there."""
+    top = {"schema": 1, "name": name, "summary": "Small.", "packages": {}, "host": {}}
+    rows = {
+        key: component.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+        for key, component in components.items()
+    }
+    (folder / "profiles" / f"{name}.toml").write_text(tomlkit.dumps({**top, "components": rows}))
+    manifest.load_profile.cache_clear()

@@ -1,0 +1,103 @@
+"""Models that each meet one known fault (manifests/known_faults.toml), among layers that are right: what
+`reduce` must find of them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Work = Callable[[Tensor], Tensor]
+ROWS, IMAGES = (1, 12, 16), (1, 8, 10, 10)
+
+
+class Among(nn.Module):
+    """A layer, then what is at fault, then a layer."""
+
+    def __init__(self, fault: Work, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        size, self.images = shape[1 if len(shape) > 3 else -1], len(shape) > 3
+        self.first = nn.Conv2d(size, size, 3, padding=1) if self.images else nn.Linear(size, size)
+        self.fault = fault
+        outs = fault(torch.zeros(shape)).shape[1 if self.images else -1]
+        self.last = nn.Conv2d(outs, 4, 1) if self.images else nn.Linear(outs, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.fault(torch.tanh(2 * self.first(x))))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.relu(self.layer(x)))
+
+
+def by_channel() -> nn.Module:
+    prelu = nn.PReLU(8)
+    nn.init.uniform_(prelu.weight, 0.05, 0.95)
+    return prelu
+
+
+def normed(bias: float) -> nn.Module:
+    norm = nn.BatchNorm2d(8)
+    nn.init.uniform_(norm.weight, 0.8, 1.2)
+    nn.init.constant_(norm.bias, 0.1)
+    norm.bias.data[0] = bias
+    return norm
+
+
+class ReducibleFault(NamedTuple):
+    precision: str
+    when: str
+    make: Callable[[], Work]
+    shape: tuple[int, ...] = ROWS
+
+
+INDEX = torch.tensor([[[0, 3]] * 12])
+FAULTS: Mapping[str, ReducibleFault] = {
+    "avg-pool-by-four": ReducibleFault("8a8w", "wrong", lambda: nn.AvgPool2d(4), IMAGES),
+    "avg-pool-over-the-edge": ReducibleFault(
+        "fp16", "wrong", lambda: nn.AvgPool2d(3, 2, ceil_mode=True), IMAGES
+    ),
+    "batch-norm-16a8w": ReducibleFault("16a8w", "wrong", lambda: normed(-0.5), IMAGES),
+    "batch-norm-largest-bias": ReducibleFault("8a8w", "wrong", lambda: normed(0.9), IMAGES),
+    "bias-used-twice": ReducibleFault("8a8w", "wrong", Twice),
+    "ceil-16-bit": ReducibleFault("16a8w", "wrong", lambda: lambda x: torch.ceil(0.1 * x)),
+    "comparison-as-float": ReducibleFault("8a8w", "wrong", lambda: lambda x: (x > 0).float()),
+    "cumsum-8-bit": ReducibleFault("8a8w", "wrong", lambda: lambda x: torch.cumsum(x, 1)),
+    "exp-below-minus-88": ReducibleFault("fp16", "wrong", lambda: lambda x: torch.exp(60 * x - 58)),
+    "grouped-transposed-convolution": ReducibleFault(
+        "8a8w", "dies", lambda: nn.ConvTranspose2d(8, 8, 3, groups=2), IMAGES
+    ),
+    "instance-norm-epsilon": ReducibleFault(
+        "fp16", "wrong", lambda: nn.InstanceNorm2d(8, affine=True, eps=0.5), IMAGES
+    ),
+    "max-pool-padded-fp16": ReducibleFault("fp16", "wrong", lambda: nn.MaxPool2d(2, 2, padding=1), IMAGES),
+    "max-pool-without-stride": ReducibleFault(
+        "fp16", "dies", lambda: lambda x: functional.max_pool2d(x, 2), IMAGES
+    ),
+    "nearest-to-no-multiple": ReducibleFault(
+        "fp16", "wrong", lambda: lambda x: functional.interpolate(x, size=(13, 13)), IMAGES
+    ),
+    "pad-at-the-ends": ReducibleFault(
+        "fp16", "wrong", lambda: lambda x: functional.pad(x, [0, 1, 0, 1]), IMAGES
+    ),
+    "power-of-a-number": ReducibleFault("8a8w", "dies", lambda: lambda x: 2.0**x),
+    "prelu-by-channel": ReducibleFault("fp16", "wrong", by_channel, IMAGES),
+    "scatter-of-a-number": ReducibleFault("8a8w", "wrong", lambda: lambda x: torch.scatter(x, 2, INDEX, 0.5)),
+    "small-values-16-bit": ReducibleFault("16a8w", "wrong", lambda: lambda x: functional.elu(0.01 * x)),
+    "softplus-above-eleven": ReducibleFault("fp16", "wrong", lambda: lambda x: functional.softplus(15 * x)),
+}
+"""By the fault's id: at which precision, and what it does."""
+
+
+def made(name: str) -> tuple[nn.Module, tuple[Tensor]]:
+    fault = FAULTS[name]
+    torch.manual_seed(0)
+    return Among(fault.make(), fault.shape).eval(), (torch.randn(fault.shape),)

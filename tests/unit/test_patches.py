@@ -1,0 +1,80 @@
+"""Tests give the product what it works with as arguments. What is replaced in it instead is named here, with
+the reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from provisioning.base.settings import ROOT
+from tests.support.sources import nodes
+
+PLANTED = "a fault is planted in our own code, and must be found"
+PROCESS = "it stands in for a process: a worker, Genie, a download"
+SHORTER = "a limit is made small, so that reaching it takes no minutes"
+SHIPPED = "what is shipped lies in one place, which no flag and no variable may move"
+ELSEWHERE = "what a stand-in of ExecuTorch lacks is left out"
+
+REASONS = {
+    "integration/test_build_source.py": PROCESS,
+    "integration/test_compile.py": "where a command was started is known to the process alone",
+    "integration/test_executorch_work.py": SHORTER,
+    "integration/test_fork_servers.py": "the same worker is started alone, to be compared",
+    "integration/test_llm.py": PLANTED,
+    "integration/test_llm_faults.py": PLANTED,
+    "integration/test_noxfile.py": "uv is taken away where it is installed",
+    "integration/test_onnx_memory.py": SHIPPED,
+    "integration/test_rewrites.py": PLANTED,
+    "integration/test_upstream_adapters.py": ELSEWHERE,
+    "integration/test_upstream_suites.py": SHORTER,
+    "integration/test_wheelhouse.py": PROCESS,
+    "support/own_manifests.py": SHIPPED,
+    "support/own_table.py": SHIPPED,
+    "support/planted_decoders.py": PLANTED,
+    "unit/test_api.py": PROCESS,
+    "unit/test_compare.py": PROCESS,
+    "unit/test_flaky.py": SHORTER,
+    "unit/test_forecast.py": PROCESS,
+    "unit/test_golden.py": PROCESS,
+    "unit/test_llm.py": PROCESS,
+    "unit/test_onnx_commands.py": PROCESS,
+    "unit/test_onnx_machine.py": PLANTED,
+    "unit/test_onnx_stage.py": PROCESS,
+    "unit/test_provision.py": PROCESS,
+    "unit/test_site.py": SHIPPED,
+}
+OURS = ("ci", "provisioning", "qnn_ci")
+
+
+def is_ours(module: str) -> bool:
+    return module.partition(".")[0] in OURS
+
+
+def replaced(file: Path) -> Iterator[str]:
+    """What of ours the file sets, as it names it."""
+    own = {
+        alias.asname or alias.name
+        for node in nodes(file)
+        if isinstance(node, ast.ImportFrom) and is_ours(node.module or "")
+        for alias in node.names
+    }
+    for node in nodes(file):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "setattr"
+        ):
+            target = node.args[0]
+            named = target.value if isinstance(target, ast.Attribute) else target
+            if isinstance(named, ast.Name) and named.id in own:
+                yield ast.unparse(target)
+            if isinstance(target, ast.Constant) and is_ours(str(target.value)):
+                yield str(target.value)
+
+
+def test_what_tests_replace_in_the_product_has_a_reason() -> None:
+    tests = ROOT / "tests"
+    files = [file for file in tests.rglob("*.py") if ".setattr(" in file.read_text(encoding="utf-8")]
+    found = {file.relative_to(tests).as_posix(): [*replaced(file)] for file in files}
+    assert {name for name, targets in found.items() if targets} == REASONS.keys(), found
