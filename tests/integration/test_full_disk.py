@@ -93,7 +93,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
         pytest.param("test_lowering", "temporary", marks=pytest.mark.whole),
         pytest.param("test_emulator", "reports/emulator", marks=pytest.mark.whole),
         ("test_onnx", "reports/onnx"),
-        pytest.param("test_onnx", "temporary", marks=pytest.mark.whole),
     ],
 )
 def test_it_ends_with_3_and_what_was_cached_stays(house: House, stage: str, full: str) -> None:
