@@ -101,9 +101,10 @@ def run(args: argparse.Namespace) -> int:
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in shown])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
     print("\n".join(forecasted.in_words(shown)))
-    if args.simulate and not speaks:
+    simulates = args.simulate and not speaks
+    if simulates:
         simulate(model, {phone: table.phones[phone].soc for phone in phones})
-    return int(bool(forecasted.withheld) and not args.simulate)
+    return int(bool(forecasted.withheld) and not simulates)
 
 
 def simulate(model: OneModel, phones: Mapping[str, str]) -> None:

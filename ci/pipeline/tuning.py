@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ci.pipeline.accuracy import REQUIRED, in_words
+from ci.pipeline.accuracy import below_floor, in_words
 from ci.pipeline.losses import where_of
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
@@ -89,8 +89,9 @@ class Goal:
         )
 
     def loses_a_part(self, point: Point) -> bool:
-        """A floor in dB is for all of an output: scores beside boxes in pixels add nothing to its figure."""
-        return SQNR in self.floors and point.figures.get(PART, math.inf) < REQUIRED[PART]
+        """A floor in dB is for all of an output: scores beside boxes in pixels add nothing to its figure. No
+        part need be nearer than the whole."""
+        return SQNR in self.floors and PART in below_floor(point.figures)
 
     def affords(self, point: Point) -> bool:
         return not point.failed and all(

@@ -134,8 +134,9 @@ def test_a_language_model_says_why_it_has_none(tmp_path: Path, capsys: pytest.Ca
         folder = tmp_path / name.partition(".")[0]
         folder.mkdir()
         (folder / name).write_text("{}")
-        assert forecast_verb.run(parsed(VERBS["forecast"], [str(folder)])) == 1
-        assert "tokens a second" in capsys.readouterr().out
+        for more in ([], ["--simulate"]):
+            assert forecast_verb.run(parsed(VERBS["forecast"], [str(folder), *more])) == 1
+            assert "tokens a second" in capsys.readouterr().out
 
 
 def test_one_phone_tells_the_others() -> None:

@@ -17,10 +17,14 @@ from ci.engine.inputs import Touched
 from ci.engine.output import SCRATCH, keep_origins, require_own, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Refused, WorkerDied, WorkerSpec
+from ci.lanes.onnx.one_model import OnnxModel
 from ci.lanes.onnx.suite import programs_of
+from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.models.arrays import save
+from ci.pipeline.options import Choice, Compiling, OneModel, WorkOptions
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
+from provisioning.base.settings import Selection
 from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.onnx_suites import facts
 from tests.support.own_table import own_table
@@ -300,3 +304,22 @@ class TestAudit:
         stand_in.replies["prepare"] = {"error": REFUSAL}
         code, rows = self.audited(tmp_path)
         assert code == 1 and rows["8a8w"] == {"error": "x is float64", "fix": "export in float32"}
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"), [("", None), ("own", "own"), ("samples:drawn", "samples:drawn")]
+)
+def test_a_suites_model_is_calibrated_by_its_own_samples_alone(
+    samples: str, expected: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "own").mkdir()
+    suite = tmp_path / "models.toml"
+    suite.write_text(
+        f'schema = 2\n[case.net]\nmodel = "net.onnx"\nsamples = "{samples}"\n'
+        '[[case.net.run]]\nlane = "onnx"\nprecision = "8a8w"\nsocs = ["SM8650"]\n'
+    )
+    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path / "store", tmp_path / "reports")
+    whole = OnnxModel(OneModel(selection, "", ONNX, WorkOptions()), Compiling())
+    (one,) = whole.of_suites(Choice(suites=(suite,)))
+    found = one.model.calibrate
+    assert (found and Path(found).name) == expected and one.model.typed == str(tmp_path / "net.onnx")

@@ -114,6 +114,13 @@ def test_the_chosen_set_holds_the_floor_at_nearly_the_least_cost(floor: float) -
     assert found.chosen.costs["ddr"] - chip.least(goal) <= 0.05 * most
 
 
+def test_a_low_floor_asks_no_more_of_a_part_than_of_the_whole() -> None:
+    figures = {"sqnr_db": 16.0, "slice_sqnr_db": 16.0}
+    goal = Goal({"sqnr_db": 15.0})
+    assert goal.met(Point(frozenset(), figures))
+    assert not goal.met(Point(frozenset(), {**figures, "slice_sqnr_db": 3.0}))
+
+
 def test_what_is_not_needed_is_taken_back() -> None:
     """The first has most score for its size, and the second alone is enough."""
     chip = Chip(units((0.001, 0.05, 0.0002), (0.5, 50, 10)))

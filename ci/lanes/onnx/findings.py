@@ -244,12 +244,11 @@ def cost(
     for finding in growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again):
         if finding.rule == cost_rule("estimate_us") and agreed:
             differs = difference_of(agreed.estimated, outcome_of(result)["estimated"])
-            simulated = session("profile", *program.as_model, "--simulate")
-            yield replace(
-                finding,
-                message=f"{finding.message}; {differs}",
-                fix=f"{simulated} says what each operator takes; if it is meant, {again}",
-            )
+            fix, model = finding.fix, program.as_model
+            if model:
+                simulated = session("profile", *model, "--simulate")
+                fix = f"{simulated} says what each operator takes; if it is meant, {again}"
+            yield replace(finding, message=f"{finding.message}; {differs}", fix=fix)
         else:
             yield finding
 

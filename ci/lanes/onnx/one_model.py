@@ -16,7 +16,7 @@ from ci.lanes.onnx.forecast import forecast_of_chip, forecasted, simulated_on
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, REWRITTEN
 from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
-from ci.lanes.onnx.suite import OnnxProgram, assignments_of
+from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
 from ci.lanes.onnx.user_program import (
     FORMS,
     CompileOne,
@@ -208,12 +208,11 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
                 fix="choose cases with a model by -k, or --lane executorch",
             )
         roots = wheels.folders(program.needs.wheels, selection.store)
-        folder = program.search_path / case.samples
         model = replace(
             self.model,
             typed=str(wheels.located(case.model, program.search_path, roots)),
             precision=program.run.kind,
-            calibrate=(str(folder) if folder.is_dir() else case.samples) or None,
+            calibrate=samples_of(case, program.search_path) or None,
             dimensions=tuple(assignments_of(case.dimensions)),
             per_channel=program.run.per_channel or self.model.per_channel,
             selection=replace(selection, soc=program.soc, named_socs=(program.soc,)),

@@ -169,11 +169,16 @@ def words_for_one(case: OnnxCase, run: OnnxRun, soc: str, search_path: Path) -> 
     if not case.model or case.model.startswith(PREFIX):
         return []
     words: list[str | Path] = [search_path / case.model, "--precision", run.kind, "--soc", soc]
-    if case.samples:
-        folder = search_path / case.samples
-        words += ["--calibrate", folder if folder.is_dir() else case.samples]
+    if samples := samples_of(case, search_path):
+        words += ["--calibrate", samples]
     words += [word for size in assignments_of(case.dimensions) for word in ("--dimension", size)]
     return [*words, *["--per-channel"] * run.per_channel]
+
+
+def samples_of(case: OnnxCase, search_path: Path) -> str:
+    """As --calibrate takes them; empty if it has none."""
+    folder = search_path / case.samples
+    return str(folder) if case.samples and folder.is_dir() else case.samples
 
 
 def assignments_of(dimensions: Mapping[str, int | tuple[int, ...]]) -> Iterator[str]:
