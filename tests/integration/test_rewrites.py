@@ -21,7 +21,7 @@ from ci.lanes.onnx.rewriting import OnnxMatch, Writer
 from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, needs_of
 from provisioning.fixes import load_fixes, words_of
 from provisioning.known_faults import load_faults
-from tests.support.repaired_graphs import TEXTS, model_of, sample_of
+from tests.support.repaired_graphs import TEXTS, WITHOUT_SHAPES, model_of, sample_of
 from tests.support.repaired_nets import NETS, counted, weight_normed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -107,6 +107,13 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
     repaired.apply([need(name)])
     assert matches and [change.refused for change in repaired.changes] == [""] * len(matches)
     assert not list(onnx_rewrites.REWRITES[name](repaired.model))
+
+
+@pytest.mark.parametrize("name", onnx_rewrites.REWRITES)
+def test_a_rewrite_passes_over_what_has_no_known_shape(name: str, tmp_path: Path) -> None:
+    """The second Einsum multiplies rows of one element by matrices of two, which ONNX Runtime repeats."""
+    model = onnx_repair.Rewriting(WITHOUT_SHAPES, [], tmp_path)
+    assert not list(onnx_rewrites.REWRITES[name](model))
 
 
 def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> None:

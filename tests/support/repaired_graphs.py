@@ -36,8 +36,9 @@ TEXTS = {
         e = Cosh(d) f = Acosh(e) h = Asinh(f) t = Tanh(h) y = Atanh(t)
         k = ReduceL1(v, rows) l = ReduceLogSum(v, rows) m = ReduceLogSumExp(x, rows)
         o = ReduceSumSquare(x, rows) z = Sum(k, l, m, o) n = ReduceLogSumExp<keepdims = 0>(x, rows) }}""",
-    "matmul-for-einsum": """g (float[1,5,2,4] x, float[1,3,2,4] u) => (float[1,2,5,3] y, float[5,3] z) {
-        y = Einsum<equation = "bihd,bjhd->bhij">(x, u) z = Einsum<equation = "bihd, bjhd -> ij">(x, u) }""",
+    "matmul-for-einsum": """g (float[1,5,2,4] x, float[1,3,2,4] u) => (float[1,2,5,3] y, float[5,3] z, a) {
+        y = Einsum<equation = "bihd,bjhd->bhij">(x, u) z = Einsum<equation = "bihd, bjhd -> ij">(x, u)
+        a = Einsum<equation = "bihd,de->bihe">(x, w) }""",
     "constants-folded": f"""g ({IMAGE} x) => ({IMAGE} y) {{
         c = Constant<value = bool[1] {{1}}>() s = Squeeze(c)
         t = If(s) <then_branch = one () => ({IMAGE} p) {{ p = Relu(x) }},
@@ -50,8 +51,21 @@ TEXTS = {
 WEIGHTS: dict[str, dict[str, tuple[int, ...]]] = {
     "norm-as-scale-and-shift": {"w": (4, 4, 1, 1)},
     "recurrent-cell-by-cell": {"w": (2, 6, 3), "r": (2, 6, 2), "b": (2, 12)},
+    "matmul-for-einsum": {"w": (4, 3)},
 }
 """Those that are drawn."""
+
+
+WITHOUT_SHAPES = parser.parse_model(
+    """<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
+g (float[1,4,6,6] x, float[4,1] u) => (y, z, a, e)
+    <float[4] s = {1, 0.5, 2, 1}, int64[6] six = {1, 2, 2, 2, 3, 6}, float[2,3] w> {
+    b = com.microsoft.Gelu(x) y = BatchNormalization(b, s, s, s, s)
+    c = Reshape(b, six) d = Transpose<perm = [0, 1, 3, 2, 4, 5]>(c) z = Reshape(d, six)
+    f = com.microsoft.Gelu(u) a = Einsum<equation = "ij,jk->ik">(f, u)
+    e = Einsum<equation = "ij,jk->ik">(u, w) }"""
+)
+"""What follows an operator of the provider's own has no known shape."""
 
 
 def model_of(name: str) -> onnx.ModelProto:

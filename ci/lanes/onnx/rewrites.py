@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,8 +70,8 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
             and all(weight is not None for weight in weights)
         ):
             yield OnnxMatch(node, (conv.input[0],), _into(conv, weights, factor, offset))
-        else:
-            sizes = [1, -1, *[1] * (len(model.shapes[node.input[0]]) - 2)]
+        elif shape := model.shape(node.input[0]):
+            sizes = [1, -1, *[1] * (len(shape) - 2)]
             yield OnnxMatch(
                 node,
                 (node.input[0],),
@@ -146,9 +147,9 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
     """Of four dimensions, without a cache and with a key head for each head of the queries."""
     for node in model.all_of("Attention"):
         attributes = attributes_of(node)
-        shapes = [model.shapes.get(name, ()) for name in node.input[:3]]
+        shapes = [model.shape(name) for name in node.input[:3]]
         plain = len(node.input) <= 4 and len(node.output) == 1 and not attributes.get("softcap")
-        if plain and len(shapes[0]) == 4 and shapes[0][1] == shapes[1][1] and all(map(all, shapes)):
+        if plain and len(shapes[0]) == 4 and all(shapes) and shapes[0][1] == shapes[1][1]:
             operands = tuple(
                 name for name in dict.fromkeys(node.input) if name and model.constant(name) is None
             )
@@ -203,13 +204,12 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
         first = model.maker(permuted.input[0]) if permuted is not None else None
         if permuted is None or first is None or (permuted.op_type, first.op_type) != ("Transpose", "Reshape"):
             continue
-        shape, order = model.shapes[first.output[0]], list(attributes_of(permuted)["perm"])
-        if len(order) <= HTP_DIMENSIONS or not all(shape):
+        shape, last = model.shape(first.output[0]), model.shape(node.output[0])
+        order = list(attributes_of(permuted)["perm"])
+        if len(order) <= HTP_DIMENSIONS or not (shape and last):
             continue
         yield OnnxMatch(
-            node,
-            (first.input[0],),
-            _permuted(first.input[0], *merged(shape, order), model.shapes[node.output[0]]),
+            node, (first.input[0],), _permuted(first.input[0], *merged(shape, order), last)
         )
 
 
@@ -237,13 +237,12 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
             and weights[0] is not None
             and weights[1] is not None
             and not (names[4] or names[7])
+            and (shape := model.shape(names[0]))
         ):
             operands = tuple(
                 name for name in (names[0], *names[5:7]) if name and model.constant(name) is None
             )
-            yield OnnxMatch(
-                node, operands, _recurrent(node, names, weights, attributes, model.shapes[names[0]])
-            )
+            yield OnnxMatch(node, operands, _recurrent(node, names, weights, attributes, shape))
 
 
 def _recurrent(
@@ -306,17 +305,21 @@ def _recurrent(
 
 @search("matmul-for-einsum")
 def _(model: Rewriting) -> Iterator[OnnxMatch]:
-    """Of two operands, each of whose letters is read or summed over in both. The provider takes few forms."""
+    """Of two operands, each of whose letters is read or summed over in both, and has one size. The provider
+    takes few forms."""
     for node in model.all_of("Einsum"):
         equation = attributes_of(node)["equation"].decode().replace(" ", "")
         operands, arrow, result = equation.partition("->")
         letters = operands.split(",")
-        shapes = [model.shapes.get(name, ()) for name in node.input]
+        shapes = [model.shape(name) for name in node.input]
         if not arrow or len(letters) != 2 or not re.fullmatch(r"[a-zA-Z,>-]+", equation):
             continue
         alone = set(letters[0]) ^ set(letters[1])
         once = all(len(set(word)) == len(word) for word in (*letters, result))
-        if once and alone <= set(result) and all(map(all, shapes)):
+        pairs = (zip(*both, strict=False) for both in zip(letters, shapes, strict=True))
+        sizes = {*itertools.chain.from_iterable(pairs)}
+        known = [*map(len, letters)] == [*map(len, shapes)]
+        if once and known and alone <= set(result) and len(sizes) == len({*operands} - {","}):
             read = tuple(name for name in dict.fromkeys(node.input) if model.constant(name) is None)
             yield OnnxMatch(node, read, _product(node, letters, result, shapes))
 

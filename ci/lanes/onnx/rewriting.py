@@ -68,12 +68,17 @@ class Rewriting:
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         inferred = onnx.shape_inference.infer_shapes(self.model)
         values = [*inferred.graph.value_info, *graph.output, *graph.input]
-        self.shapes = {
+        self._shapes = {name: tuple(tensor.dims) for name, tensor in self.constants.items()} | {
             value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim) for value in values
         }
 
     def all_of(self, *operators: str) -> Iterator[onnx.NodeProto]:
         yield from [node for node in self.model.graph.node if node.op_type in operators and not node.domain]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Empty of a single number, and where a size is not known, as behind a provider's own operator."""
+        shape = self._shapes.get(name, ())
+        return shape if all(shape) else ()
 
     def constant(self, name: str) -> Array | None:
         """The value of a weight, or of a Constant."""
