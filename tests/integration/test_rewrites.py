@@ -67,6 +67,18 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
         assert not [match for find in rewrites.REWRITES[name] for match in find(repaired.model)]
 
 
+def test_a_pool_without_a_batch_is_passed_over() -> None:
+    class Pools(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            whole = torch.nn.functional.avg_pool2d(x, 3, 2, 1)
+            return torch.nn.functional.avg_pool1d(whole[0], 3, 2, 1)
+
+    sample = (torch.randn(3, 9, 9),)
+    with torch.no_grad():
+        model = repair.RepairedModule(Pools().eval(), [sample, sample]).model
+    assert not [match for find in rewrites.REWRITES["pool-as-convolution"] for match in find(model)]
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_the_words_for_an_embedding_bag_compute_the_same_in_each_of_its_modes(mode: str) -> None:
     method = re.search(rf"\.(\w+)\(1\) of mode {mode}\b", words_of("embedding-bag-on-cpu"))

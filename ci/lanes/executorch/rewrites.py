@@ -297,10 +297,11 @@ def _(x: Tensor, *_: Any) -> Tensor:
     return functional.avg_pool2d(functional.avg_pool2d(x, 2, 2), 2, 2)
 
 
-AVERAGES = {
-    aten.avg_pool1d.default: functional.conv1d,
-    aten.avg_pool2d.default: functional.conv2d,
+AVERAGES: dict[Any, tuple[int, Callable[..., Tensor]]] = {
+    aten.avg_pool1d.default: (1, functional.conv1d),
+    aten.avg_pool2d.default: (2, functional.conv2d),
 }
+"""By pool, the dimensions of its window, and the convolution of as many."""
 
 
 @search("pool-as-convolution")
@@ -308,7 +309,10 @@ def _(model: Exported) -> Iterator[NodeMatch]:
     """Of windows that reach over the edge. Those that move by one are right."""
     for node in model.all_of(*AVERAGES):
         given, rest = _shape(model, node.args[0]), [*node.args[2:]]
-        count = len(given) - 2
+        count, _convolve = AVERAGES[node.target]
+        if len(given) != count + 2:
+            # Without a dimension of the batch, in which each channel would be one.
+            continue
         kernel = _for_each(node.args[1], count)
         stride = _for_each(rest[0], count) if rest and rest[0] else kernel
         padding = _for_each(rest[1], count) if len(rest) > 1 else [0] * count
@@ -330,7 +334,7 @@ def _averaged(
 ) -> Callable[..., Tensor]:
     """A sum of each window, with a factor for each place: by how many values it is divided."""
     pool: Any = node.target
-    convolve: Any = AVERAGES[pool]
+    _count, convolve = AVERAGES[pool]
     ones, weight = torch.ones(1, 1, *given[2:]), torch.ones(1, 1, *kernel)
     factor = pool(ones, *node.args[1:]) / convolve(functional.pad(ones, pads), weight, stride=stride)
     largest = float(factor.max())
