@@ -31,10 +31,11 @@ from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import MANIFEST, Forecasts, load_forecasts
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import session
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
+from provisioning.build_id import version_in
 from provisioning.store import Store
 
 Facts = Mapping[str, Any]
@@ -124,7 +125,7 @@ def fit_forecasts(options: FitOptions) -> int:
             stage.metrics |= {"estimated": len(found.facts), "selected": len(programs)}
         else:
             fitting = Fitting(lane, table, measured)
-            _fit(stage, fitting, _together(kept, found, fitting), options)
+            _fit(stage, fitting, together(kept, found, fitting), options)
     return stage.close(selection.reports)
 
 
@@ -184,11 +185,18 @@ def _chosen(
     return chosen
 
 
-def _together(kept: OfPrograms, found: Estimates, fitting: Fitting) -> tuple[LaneFit, OfPrograms]:
+def together(kept: OfPrograms, found: Estimates, fitting: Fitting) -> tuple[LaneFit, OfPrograms]:
     """The limits, and all programs, sorted by these. Limits are of all programs, so with some of them it is
     the accepted ones that count."""
     limits = load_fit(fitting.lane) if kept.names else limits_of(found.facts, fitting.table)
     assert limits is not None
+    for facts in found.facts.values():
+        if (build := str(facts["build_id"])) != limits.build_id:
+            raise UsageError(
+                f"--kept: what was accepted is of QNN {version_in(limits.build_id)}, and this is"
+                f" {version_in(build)}",
+                fix="leave --kept out, so that all is compiled by one build",
+            )
     withheld = {
         name: reason
         for name, facts in found.facts.items()
@@ -254,6 +262,11 @@ def limits_of(facts: Mapping[Name, Facts], table: Forecasts) -> LaneFit:
         for found in whole
         if second in found["estimates"]
     )
+    if not ratios:
+        raise CheckFailed(
+            f"no program has an estimate for {first} and for {second}",
+            fix="look at what did not compile in the report, or choose others: -k EXPR",
+        )
     # The outermost of a hundred are strange themselves.
     edge = len(ratios) // 50
     return LaneFit(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from ci.forecast.fit import Fitting, errors_without, judge
+from ci.forecast.compiled import Estimates
+from ci.forecast.fit import Fitting, OfPrograms, errors_without, judge, together
 from ci.forecast.fitting import Row, errors_of, fitted, left_out, quantile, rank_correlation
 from ci.forecast.hub import Measured
 from ci.pipeline.forecast import BetweenChips
 from ci.pipeline.phones import load_forecasts
+from provisioning.base.errors import CheckFailed, UsageError
 
 WAY = BetweenChips(0.3, 100)
 SCALES = {"float": 0.5, "w8a8": 0.7}
@@ -95,3 +98,24 @@ def test_models_without_a_fit_of_their_own_are_judged_by_the_others() -> None:
     for row in judged:
         (error,) = errors_without({("slow", "float"): estimates["slow", "float"]}, row, fitting)
         assert error == pytest.approx(0.5, abs=0.02)
+
+
+KEPT = OfPrograms({("resnet50", "float"): (900.0, 500.0)}, {})
+BOTH = {chip: {"us": 800, "least_us": 700, "graphs": 1, "uncosted": 0} for chip in load_forecasts().chips}
+
+
+@pytest.mark.parametrize(
+    ("kept", "facts", "error"),
+    [
+        (OfPrograms({}, {}), {}, CheckFailed),
+        (OfPrograms({}, {}), {"estimates": {}}, CheckFailed),
+        (KEPT, {"estimates": BOTH}, UsageError),
+    ],
+)
+def test_nothing_is_fitted_to_no_estimate_nor_to_those_of_two_builds(
+    kept: OfPrograms, facts: dict[str, Any], error: type[Exception]
+) -> None:
+    of_program = {"build_id": "v9.9.9.250101000000", "refused": {}, "operators": {"Conv": 1}, **facts}
+    found = Estimates({("vit", "float"): of_program} if facts else {}, {})
+    with pytest.raises(error):
+        together(kept, found, Fitting("onnx", load_forecasts(), {}))
