@@ -87,10 +87,15 @@ def origin_of(typed: str, folder: Path) -> str:
 
 
 def require_own(files: Iterable[Path], typed: str) -> None:
-    """Refuse to overwrite what was written for another model."""
+    """Refuse to overwrite what was written for another model, and a folder of the user's own."""
     for path in files:
-        own = origin_of(typed, path.parent)
-        listed = document_of(path.parent / ORIGINS).get(path.name, own)
+        own, known = origin_of(typed, path.parent), document_of(path.parent / ORIGINS)
+        if path.name not in known and path.is_dir() and any(path.iterdir()):
+            raise UsageError(
+                f"{path} has files that were not written here",
+                fix="name another place with -o, or move them away",
+            )
+        listed = known.get(path.name, own)
         record = document_of(path) if path.suffix == ".json" else {}
         other = record.get("origin", listed) if "schema" in record else listed
         if path.exists() and other != own:

@@ -321,10 +321,11 @@ def _write(repair: Repair, report: ModelReport) -> list[Path]:
         (new / f"{stem}.txt").write_text("\n".join(_of_changes(rewritten.made)) + "\n", encoding="utf-8")
         if rewritten.samples and not samples:
             samples = str(output / f"{stem}-samples")
+            shutil.copytree(rewritten.samples, new / f"{stem}-samples")
             shutil.rmtree(samples, ignore_errors=True)
-            shutil.copytree(rewritten.samples, samples)
-        files = publish([file for file in new.iterdir() if file.is_file()])
-        keep_origins([*files, output / f"{stem}-samples"], model.typed)
+        written = publish([*new.iterdir()])
+        keep_origins(written, model.typed)
+    files = [path for path in written if path.is_file()]
     report.wrote(files)
     for file in files:
         print(f"{file.stat().st_size:>12,}  {output / file.name}")

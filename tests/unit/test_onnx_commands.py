@@ -67,6 +67,14 @@ class TestOutput:
         files[0].unlink()
         require_own(files[:1], "b/net.py:make")
 
+    def test_a_folder_with_files_of_the_users_is_never_replaced(self, tmp_path: Path) -> None:
+        folder = tmp_path / "net-samples"
+        folder.mkdir()
+        require_own([folder], "net.py:make")
+        (folder / "recorded.npy").touch()
+        with pytest.raises(UsageError):
+            require_own([folder], "net.py:make")
+
 
 def onnx(*arguments: str) -> int:
     verb = [] if arguments[0] == "compile" else ["onnx"]

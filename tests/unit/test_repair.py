@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ class Taken:
     the pipeline gives of it and of what is made from it."""
 
     programs = ()
+    samples: Path | None = None
 
     def __init__(
         self, folder: Path, name: str = "net.py:make", lane: str = PYTORCH, gives: Gives = lambda _: RED
@@ -75,7 +77,28 @@ class Taken:
         made = [change for change in (HELPS, HARMS) if asked.rules is None or change.rules[0] in asked.rules]
         path = self.folder / f"{'-'.join(change.rules[0] for change in made)}.pt2"
         path.write_text("")
-        return Rewritten(made, path)
+        return Rewritten(made, path, self.samples)
+
+
+def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(tmp_path: Path) -> None:
+    taken: Any = Taken(tmp_path, gives=lambda model: RED if model.typed == "net.py:make" else green(40))
+    taken.samples, own = tmp_path / "drawn", tmp_path / "out" / "net-repaired-samples"
+
+    def repaired(name: str) -> int:
+        shutil.rmtree(taken.samples, ignore_errors=True)
+        taken.samples.mkdir()
+        (taken.samples / name).touch()
+        report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
+        return repair.repair_model(taken, RewriteChoice(), report)
+
+    own.mkdir(parents=True)
+    (own / "recorded.pt").touch()
+    with pytest.raises(UsageError):
+        repaired("0.pt")
+    assert [path.name for path in own.iterdir()] == ["recorded.pt"]
+    shutil.rmtree(own)
+    assert (repaired("0.pt"), repaired("1.pt")) == (0, 0)
+    assert [path.name for path in own.iterdir()] == ["1.pt"]
 
 
 @pytest.mark.parametrize(
