@@ -14,6 +14,7 @@ from ci.pipeline.compile_flags import (
     add_lane,
     add_model,
     add_option,
+    add_precision_file,
     model_or_suite_of,
     require_one_chip,
 )
@@ -33,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     model = f"{MODEL_HELP}; without it, a suite's program"
     add_option(add_model(parser, model, optional=True))
     parser.add_argument("--precision", help=PRECISION_HELP)
+    add_precision_file(parser)
     parser.add_argument(
         "--least",
         type=float,
@@ -57,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
     choice, least = choice_of(args), args.least
     taken = lane_model(model, Compiling(keep_on_cpu=tuple(args.keep_on_cpu)))
 
-    def command(verb: str, *more: str, precision: str | None = model.precision) -> str:
-        named = replace(taken, model=replace(model, precision=precision))
+    def command(verb: str, *more: str, precision: str | None = None) -> str:
+        other = replace(model, precision=precision, precision_file=None) if precision else model
+        named = replace(taken, model=other)
         return named.command(verb, model.selection.soc, *more) if model.typed else ""
 
     def work(report: ModelReport) -> int:

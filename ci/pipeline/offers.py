@@ -59,15 +59,19 @@ def wrong_rules(findings: Iterable[Finding]) -> list[str]:
 
 def words_of(model: Sequence[str]) -> Words:
     """What offers say of MODEL and its flags; `tuned_model` has the two precisions that `tune` is to mix, and
-    is empty where none is more exact."""
+    is empty where none is more exact. With a precision file there is only `mixed_model`: few commands take
+    one."""
     words = list(model)
+    if "--precision-file" in words:
+        return {"mixed_model": words}
     if "--precision" not in words:
-        return {"model": model, "tuned_model": words}
+        return {"model": model, "mixed_model": words, "tuned_model": words}
     place = words.index("--precision")
     precision = str(written_name(words[place + 1]))
     both = [precision, MORE_EXACT[precision]] if precision in MORE_EXACT else []
     pair = [word for name in both for word in ("--precision", name)]
-    return {"model": model, "tuned_model": [*words[:place], *pair, *words[place + 2 :]] if pair else []}
+    tuned = [*words[:place], *pair, *words[place + 2 :]] if pair else []
+    return {"model": model, "mixed_model": words, "tuned_model": tuned}
 
 
 def _filled(command: Sequence[str], words: Words) -> Iterator[Sequence[str]]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
+import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
+from ci.__main__ import VERBS
 from ci.pipeline.offers import load_offers, offers_of, show, words_of
 from provisioning.base.rules import rules
+from tests.support.typed import parsed
 
 MODEL = ["net.py:make", "--soc", "SM8650", "--precision", "16a8w", "--calibrate", "samples"]
 
@@ -32,6 +37,18 @@ def test_a_wrong_result_is_repaired_tuned_explained_and_reduced_by_one_command_e
 def test_what_no_precision_makes_more_exact_is_not_to_be_tuned() -> None:
     model = ["net.py:make", "--soc", "SM8650", "--precision", "fp16"]
     assert "tunes" not in offers_of(["compile-accuracy"], words_of(model))
+
+
+@pytest.mark.parametrize(
+    "rules", [["compile-accuracy"], ["model-dies"], ["compile-crash"], ["onnx-cpu-node"], ["lowering-compile"]]
+)
+def test_of_a_model_with_a_precision_file_only_what_takes_one_is_offered(rules: list[str]) -> None:
+    model = ["net.onnx", "--soc", "SM8650", "--precision-file", "net.precision.toml"]
+    for command in offers_of(rules, words_of(model)).values():
+        verb, _, flags = command.partition(" -- ")
+        module = importlib.import_module(VERBS[verb.split()[-1]].module)
+        assert parsed(module, *shlex.split(flags)).precision_file == Path(model[-1])
+    assert "explains" in offers_of(["compile-accuracy"], words_of(model))
 
 
 def test_what_was_just_done_and_what_cannot_be_typed_are_not_offered() -> None:
