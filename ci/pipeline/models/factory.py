@@ -30,6 +30,7 @@ from ci.pipeline.models.model_lines import (
     user_frame,
 )
 from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begin
+from provisioning.base.commands import session
 from provisioning.base.settings import ROOT
 
 CALIBRATION_SEED = 1000
@@ -48,8 +49,8 @@ AS_PT2 = (
 )
 ONE_WEIGHT = (
     "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
-    ' self.register_buffer("kernel", kernel, persistent=False); qnn-ci repair MODEL -o DIR writes the model'
-    " so"
+    ' self.register_buffer("kernel", kernel, persistent=False);'
+    f" {session('repair', 'MODEL', '-o', 'DIR')} writes the model so"
 )
 """Of a layer quantized per channel: what is computed in the graph has one scale for the whole."""
 PASS = re.compile(r"An error occurred when running the '\w+' pass")
