@@ -186,7 +186,7 @@ def kept_by_compile(model: Path, calibration: Path, through: str, precision: str
     """What `compile` writes to its record of rounding, of which other tokens are judged here: the ranges."""
     from ci.lanes.llm.checkpoint_check import order_noise
     from ci.lanes.llm.genie import ROUNDING
-    from ci.lanes.llm.work import weights_of
+    from ci.lanes.llm.work import float_of
     from provisioning.base.settings import store_path
 
     few = {"text": str(calibration), "windows": 1, "length": 16}
@@ -194,7 +194,7 @@ def kept_by_compile(model: Path, calibration: Path, through: str, precision: str
     calibrate = "" if precision == "fp16" else str(calibration)
     order |= {"context": CONTEXT, "calibrate": calibrate, "texts": [], **few, "few": few}
     ranges = order_noise(order)["ranges"]
-    return {"weights": weights_of(model, "", store_path()), ROUNDING: {"ranges": ranges, "judged": ""}}
+    return {"float": float_of(model, "", store_path()), ROUNDING: {"ranges": ranges, "judged": ""}}
 
 
 def compile_with(fault: str, way: Way, model: Path, texts: Path, out: Path, kept: Mapping[str, Any]) -> None:

@@ -70,10 +70,11 @@ from ci.lanes.llm.prompts import (
 from ci.lanes.llm.quality import absolute, warnings
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.time_left import Pace, Work
-from ci.lanes.llm.work import weights_of
+from ci.lanes.llm.work import float_of
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.settings import store_path
 from provisioning.manifest import soc_named
 from qnn_ci.command import program_of
 from tests.support.checkpoints import write_adapter
@@ -517,9 +518,7 @@ class TestCheckpoint:
         rows = windows_of(whole_checkpoint, shape, order)
         record = json.loads((out / "compiled.json").read_text())
         assert record["rounding"]["judged"] == digest_of(rows, order["texts"])
-        assert record["rounding"]["ranges"] == kept["ranges"] and list(record["weights"]) == [
-            "model.safetensors"
-        ]
+        assert record["rounding"]["ranges"] == kept["ranges"] and "model.safetensors" in record["float"]
         monkeypatch.setattr("ci.lanes.llm.one_model.available_memory", lambda: 1 << 20)
         assert self.compiled(["compile"], whole_checkpoint) == 0 and len(asked) == 3
         assert "left to llm check" in capsys.readouterr().err
@@ -894,6 +893,7 @@ class TestCheck:
         stopped: str = "eos",
         genie_figure: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
         rounding: Mapping[str, Any] | None = None,
+        since: Mapping[str, str] | None = None,
         **figures: float,
     ) -> int:
         from ci.lanes.llm.genie import RECORD
@@ -910,7 +910,8 @@ class TestCheck:
         record: dict[str, Any] = {"checkpoint": str(model), "soc": "SM8650", "precision": precision}
         record |= {"context": 128, "prefill": 32, "parts": 2}
         record |= {"calibrated by": list(calibrated)}
-        record |= {} if rounding is None else {"weights": {}, "rounding": rounding}
+        computed = float_of(model, "", store_path())
+        record |= {} if rounding is None else {"float": {**computed, **(since or {})}, "rounding": rounding}
         (out / RECORD).write_text(json.dumps(record))
         save_tokenizer(out)
         save_tokenizer(model, vocabulary)
@@ -1028,9 +1029,10 @@ class TestCheck:
         # Of other tokens it is measured anew, with the ranges that quantizing saw.
         [order] = noise_of("--tokens", "300", code=0, rounding=kept)
         assert order["ranges"] == kept["ranges"]
-        (tmp_path / "model" / "model.safetensors").write_bytes(b"others")
-        [order] = noise_of(code=0, rounding=kept)
-        assert order["ranges"] is None and "weights have changed" in capsys.readouterr().err
+        # Of another float, or by other code of ours, all of it is measured anew.
+        for name in ("model.safetensors", "config.json", "this toolkit"):
+            [order] = noise_of(code=0, rounding=kept, since={name: "another"})
+            assert order["ranges"] is None and name in capsys.readouterr().err
 
     def test_a_wrong_part_is_told_without_being_asked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -1460,9 +1462,12 @@ def test_a_text_with_a_nul_is_refused_with_its_place(tmp_path: Path) -> None:
         read_corpus(path)
 
 
-def test_the_digest_of_weights_is_kept_and_of_other_files_not(tmp_path: Path, whole_checkpoint: Path) -> None:
-    digests = weights_of(whole_checkpoint, "", tmp_path / "store")
-    assert list(digests) == ["model.safetensors"] and len(digests["model.safetensors"]) == 64
+def test_the_digest_of_what_float_is_computed_from_is_kept_and_of_other_files_not(
+    tmp_path: Path, whole_checkpoint: Path
+) -> None:
+    digests = float_of(whole_checkpoint, "", tmp_path / "store")
+    assert list(digests) == ["config.json", "model.safetensors", "this toolkit"]
+    assert {len(digest) for digest in digests.values()} == {64}
 
 
 def test_a_damaged_tokenizer_is_told_by_its_bits_and_by_what_comes_back(tmp_path: Path) -> None:

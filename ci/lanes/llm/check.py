@@ -68,7 +68,7 @@ from ci.lanes.llm.prompts import (
     words_after,
 )
 from ci.lanes.llm.time_left import Work, for_kind, measured_pace
-from ci.lanes.llm.work import weights_of
+from ci.lanes.llm.work import float_of
 from ci.pipeline.findings import verdict
 from ci.pipeline.precision import written_name
 from ci.pipeline.steps import Asker
@@ -344,13 +344,17 @@ def _rounding(
     now, with the ranges that `compile` saw."""
     kept: Mapping[str, Any] = record.get(ROUNDING, {})
     folder, texts = Path(order["model"]), read.forced(order["through"])
-    if kept and record["weights"] != weights_of(folder, order["adapter"], store):
-        sys.stderr.write(f"{folder}: its weights have changed since it was compiled\n")
+    if kept and (changed := _changed(record.get("float", {}), float_of(folder, order["adapter"], store))):
+        sys.stderr.write(f"{folder}: changed since it was compiled: {', '.join(changed)}\n")
         kept = {}
     if kept and kept["judged"] == digest_of(windows_of(folder, shape, order), texts):
         return kept
     measured = ask(**{**order, "do": "noise", "texts": texts, "ranges": kept.get("ranges")})
     return measured if kept else {**measured, "allowed": CUT_OFF}
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
 
 
 def _bounds(

@@ -28,8 +28,8 @@ from ci.lanes.llm.work import (
     CompileCheckpoint,
     LlmPlan,
     MeasureRounding,
+    float_of,
     require_installed,
-    weights_of,
 )
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.one_model import LaneModel, Product
@@ -187,7 +187,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
             **shown,
             **costs,
             "calibrated by": self._runs,
-            "weights": weights_of(Path(order["model"]), order["adapter"], self.model.selection.store),
+            "float": float_of(Path(order["model"]), order["adapter"], self.model.selection.store),
             **rounding,
             "files": sorted([*files, RECORD]),
         }

@@ -4,6 +4,8 @@ depend on.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 from collections.abc import Mapping
@@ -33,6 +35,8 @@ from provisioning.environment import Environment
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
 MEMORY = 1500 << 20
 WEIGHTS = ".safetensors"
+CONFIGS = ("config.json", "adapter_config.json")
+TOOLKIT = "this toolkit"
 READ = (".json", WEIGHTS)
 """The kinds of a checkpoint's files."""
 
@@ -183,15 +187,18 @@ def digests_of_checkpoint(folder: Path, store: Path) -> dict[str, str]:
     return digests_of(store, {path.name: path for path in paths})
 
 
-def weights_of(folder: Path, adapter: str, store: Path) -> dict[str, str]:
-    """Digests of what a checkpoint's tensors, and those of its adapter, are read from."""
+def float_of(folder: Path, adapter: str, store: Path) -> dict[str, str]:
+    """Digests of what a checkpoint's float is computed from, with that of its adapter: tensors, what says how
+    they are used, and our own code, which rounds them."""
     folders = {"": folder} | ({"the adapter's ": Path(adapter)} if adapter else {})
-    return {
+    read = {
         f"{whose}{name}": digest
         for whose, place in folders.items()
         for name, digest in digests_of_checkpoint(place, store).items()
-        if name.endswith(WEIGHTS)
+        if name.endswith(WEIGHTS) or name in CONFIGS
     }
+    code = digests_of(store, {path.name: path for path in sorted(Path(__file__).parent.glob("*.py"))})
+    return {**read, TOOLKIT: hashlib.sha256(json.dumps(code).encode()).hexdigest()}
 
 
 def digests_of(store: Path, paths: Mapping[str, Path]) -> dict[str, str]:
