@@ -113,6 +113,10 @@ class _Compared:
         # A slice of them may have too few values in float.
         weak = kind & (below | (kind.any() and has_few(kind)))
         noisy = below & (noise * (count - 1) >= NOISIER * (noise.sum() - noise))
+        # Where many are dead, they are the noise of one another.
+        right = judged & ~below
+        dead = below & (self.found.max(others) == self.found.min(others))
+        noisy |= dead & (noise * right.sum() >= NOISIER * noise[right].sum())
         for several in (few | weak, noisy & ~few & ~weak):
             if several.any():
                 yield from lost(numpy.flatnonzero(several))

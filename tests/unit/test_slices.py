@@ -155,6 +155,30 @@ def test_one_channel_that_is_computed_wrongly_is_below_the_floor() -> None:
     assert len(slices) == 1 and "slice 7 of 1000 along dimension 1" in slices[0]
 
 
+def weakening(strong: int, weak: int, power: float) -> Any:
+    draw = numpy.random.default_rng(3).standard_normal((1, 20, strong + weak))
+    return draw * numpy.sqrt(numpy.r_[numpy.ones(strong), numpy.full(weak, power)])
+
+
+@pytest.mark.parametrize(("strong", "weak"), [(70, 30), (5, 3), (80, 20)])
+def test_many_dead_slices_do_not_excuse_one_another(strong: int, weak: int) -> None:
+    wanted = weakening(strong, weak, 0.1)
+    found = wanted.copy()
+    found[..., strong:] = 0
+    figures, slices = compared([Pair("y", wanted, found, 0)])
+    assert figures["sqnr_db"] > 10 and below_floor(figures) == ["slice_sqnr_db"]
+    assert f"slices {strong} to {strong + weak - 1}" in slices[-1]
+
+
+def test_slices_that_hardly_say_anything_may_be_less_than_a_step() -> None:
+    """Channels behind a ReLU, of every size down to a hundredth of the largest."""
+    draw = abs(numpy.random.default_rng(4).standard_normal((1, 49, 64)))
+    wanted = draw * numpy.geomspace(0.001, 1, 64)
+    found = in_steps(wanted)
+    assert (found[..., :5] == 0).all()
+    assert not below_floor(compared([Pair("y", wanted, found, 0)])[0])
+
+
 def test_a_slice_that_is_constant_in_float_is_told_and_not_judged() -> None:
     wanted = RANDOM.standard_normal((2, 32, 3))
     wanted[..., 1] = 1e-3
