@@ -16,13 +16,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 COMMAND = Path(__file__).with_name("command.py")
+EXPORTED = "exported"
+"""The folder, in that of a program, of what this process exports."""
 
 
 class Failed(Exception):
@@ -179,13 +181,26 @@ class _Request:
     scratch: Path
     variables: dict[str, str] = field(default_factory=lambda: {**os.environ})
     words: list[str] = field(default_factory=list)
+    files: dict[Path, bytes] = field(default_factory=dict)
+    """The model and the samples of this process, which the command reads."""
+
+    @property
+    def _model(self) -> bytes:
+        path = Path(self.words[0])
+        known = self.files.get(path)
+        return known or (path.read_bytes() if path.is_file() else self.words[0].encode())
 
     def answered(self, needs: str = "") -> Mapping[str, Any]:
         """Its answer, if it passed, or has this field."""
         __tracebackhide__ = True
         file = self.scratch / "answer.json"
         command = [sys.executable, str(COMMAND), self.verb, "--json", str(file), *self.words]
-        with _alone(self.words):
+        # Requests for one model follow each other: the second finds the first one's work in the cache. So do
+        # those that write to one folder, in which the model lies.
+        with _alone("model", self._model), _alone("output", os.fsencode(self.folder.absolute())):
+            for path, content in self.files.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
             done = subprocess.run(
                 command,
                 env=self.variables,
@@ -221,6 +236,8 @@ def _request(
     folder = Path(output or tempfile.mkdtemp(prefix="qnn-ci-"))
     with tempfile.TemporaryDirectory(prefix="qnn-ci-") as scratch:
         request = _Request(verb, folder, Path(scratch))
+        # In the user's folder it has one name each time, and commands that name it can be typed.
+        place = request.scratch if output is None else folder.absolute() / EXPORTED
         if output is None:
             # The user's folder gets no logs of a test run.
             request.variables.setdefault("QNN_CI_REPORTS", str(folder / "reports"))
@@ -231,20 +248,27 @@ def _request(
         else:
             if python:
                 raise TypeError("this Python exports a module: python= is for file.py:function")
-            named = str(_exported(model, inputs, request.scratch))
+            named = str(place / f"{type(model).__name__.lower()}.pt2")
+            request.files[Path(named)] = _exported(model, inputs)
         request.words.append(named)
         if python:
             request.words += ["--python", os.fspath(python)]
         if soc:
             request.words += ["--soc", soc]
         if calibrate is not None:
-            request.words += ["--calibrate", str(_samples(calibrate, request.scratch / "samples"))]
+            if not isinstance(calibrate, (str, os.PathLike)):
+                samples = _samples(calibrate)
+                calibrate = place / f"samples-{hashlib.sha256(b''.join(samples)).hexdigest()[:8]}"
+                request.files |= {
+                    calibrate / f"{number:05}.pt": sample for number, sample in enumerate(samples)
+                }
+            request.words += ["--calibrate", os.fspath(calibrate)]
         yield request
     if output is None:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _exported(model: Any, inputs: Any, folder: Path) -> Path:
+def _exported(model: Any, inputs: Any) -> bytes:
     """The .pt2 of a module, which the user's own torch writes. Equal modules give equal bytes, so the
     command's cache knows them again."""
     import torch
@@ -264,20 +288,18 @@ def _exported(model: Any, inputs: Any, folder: Path) -> Path:
     # A file's own name would be in its bytes.
     content = io.BytesIO()
     torch.export.save(program, content)
-    path = folder / f"{type(model).__name__.lower()}.pt2"
-    path.write_bytes(content.getvalue())
-    return path
+    return content.getvalue()
 
 
-def _samples(given: Any, folder: Path) -> Path:
-    if isinstance(given, (str, os.PathLike)):
-        return Path(given)
+def _samples(given: Iterable[Any]) -> list[bytes]:
     import torch
 
-    folder.mkdir()
-    for number, sample in enumerate(given):
-        torch.save(_tuple(sample), folder / f"{number:05}.pt")
-    return folder
+    contents = []
+    for sample in given:
+        content = io.BytesIO()
+        torch.save(_tuple(sample), content)
+        contents.append(content.getvalue())
+    return contents
 
 
 def _input(given: Any, path: Path) -> Path:
@@ -301,12 +323,9 @@ def _tuple(inputs: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _alone(words: Sequence[str]) -> Iterator[None]:
-    """Requests for one model follow each other, also those of other processes (xdist): the second finds the
-    first one's work in the cache."""
-    model = Path(words[0])
-    content = model.read_bytes() if model.is_file() else words[0].encode()
-    name = f"qnn-ci-{os.getuid()}-{hashlib.sha256(content).hexdigest()[:2]}.lock"
+def _alone(kind: str, content: bytes) -> Iterator[None]:
+    """Of all processes (xdist) one at a time."""
+    name = f"qnn-ci-{os.getuid()}-{kind}-{hashlib.sha256(content).hexdigest()[:2]}.lock"
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(Path(tempfile.gettempdir(), name), flags, 0o600)
     try:
