@@ -198,10 +198,15 @@ def test_each_fact_that_a_verb_names_is_in_the_schema() -> None:
         ("cumprod", "torch.cumprod(x, 1)", ""),
         ("index_put", "y[y > 1.0] = 1.0", "y = torch.where(y > 1.0, 1.0, y)"),
         ("index_put", "y[mask] = other", ""),
+        ("var.correction", "y = torch.std(x, -1)", "torch.sqrt(torch.var(x, -1))"),
+        ("var.correction", "y = torch.std(x, -1) + self.f(y)", "torch.sqrt(torch.var(x, -1))"),
+        ("var.correction", "y = f(torch.std(g(x, h(1)), (1, 2)))", "torch.sqrt(torch.var(g(x, h(1)), (1, 2)))"),
+        ("var.correction", "y = x.std(-1) * self.f(y)", ""),
     ],
 )
 def test_a_line_is_rewritten_only_where_it_means_the_same(operator: str, code: str, new: str) -> None:
-    fix = fix_for(f"aten.{operator}.default", code, "net.py:7")
+    overload = "" if "." in operator else ".default"
+    fix = fix_for(f"aten.{operator}{overload}", code, "net.py:7")
     edit = EDIT.search(fix)
     assert fix and (edit["new"] if edit else "") == new
     assert edit is None or (edit["file"], edit["line"]) == ("net.py", "7")
