@@ -21,10 +21,10 @@ SAID = re.compile(rf"^({'|'.join(WORDS)}) - .*", re.MULTILINE)
 
 FACT = re.compile(r"print\('(SQNR|EQUAL|CPU|SIZE)'")
 SQNR = (
-    "print('SQNR', min(10 * math.log10(max(1e-9, (a**2).sum()) / max(1e-15, ((a - b) ** 2).sum())) for a, b"
-    " in pairs))"
+    "print('SQNR', min(10 * math.log10(max(1e-9, (a**2).sum() / max(1e-15, n if n == n else math.inf)))"
+    " for a, b in pairs for n in [((a - b) ** 2).sum()]))"
 )
-"""Of `pairs` of outputs in float64."""
+"""Of `pairs` of outputs in float64. What is NaN has nothing in common with float."""
 TRAFFIC = "sum(map(int, re.findall(r'(?:read|write)_total_bytes=(\\d+)', said)))"
 
 
