@@ -17,12 +17,12 @@ import torch
 from ci.lanes.executorch import repair, rewrites
 from ci.lanes.onnx import repair as onnx_repair
 from ci.lanes.onnx import rewrites as onnx_rewrites
-from ci.lanes.onnx.rewriting import OnnxMatch, Writer
+from ci.lanes.onnx.rewriting import OnnxMatch, Rewriting, Writer
 from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, needs_of
 from provisioning.fixes import load_fixes, words_of
 from provisioning.known_faults import load_faults
 from tests.support.repaired_graphs import TEXTS, WITHOUT_SHAPES, model_of, sample_of
-from tests.support.repaired_nets import NETS, counted, weight_normed
+from tests.support.repaired_nets import NETS, Net, counted, weight_normed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,14 +68,13 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
 
 
 def test_a_pool_without_a_batch_is_passed_over() -> None:
-    class Pools(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            whole = torch.nn.functional.avg_pool2d(x, 3, 2, 1)
-            return torch.nn.functional.avg_pool1d(whole[0], 3, 2, 1)
+    def pools(x: torch.Tensor) -> torch.Tensor:
+        whole = torch.nn.functional.avg_pool2d(x, 3, 2, 1)
+        return torch.nn.functional.avg_pool1d(whole[0], 3, 2, 1)
 
     sample = (torch.randn(3, 9, 9),)
     with torch.no_grad():
-        model = repair.RepairedModule(Pools().eval(), [sample, sample]).model
+        model = repair.RepairedModule(Net(pools).eval(), [sample, sample]).model
     assert not [match for find in rewrites.REWRITES["pool-as-convolution"] for match in find(model)]
 
 
@@ -124,7 +123,7 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
 @pytest.mark.parametrize("name", onnx_rewrites.REWRITES)
 def test_a_rewrite_passes_over_what_has_no_known_shape(name: str, tmp_path: Path) -> None:
     """The second Einsum multiplies rows of one element by matrices of two, which ONNX Runtime repeats."""
-    model = onnx_repair.Rewriting(WITHOUT_SHAPES, [], tmp_path)
+    model = Rewriting(WITHOUT_SHAPES, [], tmp_path)
     assert not list(onnx_rewrites.REWRITES[name](model))
 
 

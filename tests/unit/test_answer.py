@@ -200,7 +200,11 @@ def test_each_fact_that_a_verb_names_is_in_the_schema() -> None:
         ("index_put", "y[mask] = other", ""),
         ("var.correction", "y = torch.std(x, -1)", "torch.sqrt(torch.var(x, -1))"),
         ("var.correction", "y = torch.std(x, -1) + self.f(y)", "torch.sqrt(torch.var(x, -1))"),
-        ("var.correction", "y = f(torch.std(g(x, h(1)), (1, 2)))", "torch.sqrt(torch.var(g(x, h(1)), (1, 2)))"),
+        (
+            "var.correction",
+            "y = f(torch.std(g(x, h(1)), (1, 2)))",
+            "torch.sqrt(torch.var(g(x, h(1)), (1, 2)))",
+        ),
         ("var.correction", "y = x.std(-1) * self.f(y)", ""),
     ],
 )

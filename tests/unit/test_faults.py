@@ -62,7 +62,9 @@ def figure_of(text: str, wanted: Any, found: Any) -> float:
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Return) and "log10" in ast.unparse(node):
-            return float(eval(ast.unparse(node.value or node), {"math": math, "wanted": wanted, "found": found}))
+            return float(
+                eval(ast.unparse(node.value or node), {"math": math, "wanted": wanted, "found": found})
+            )
     (line,) = (row.strip() for row in text.splitlines() if row.strip().startswith("print('SQNR'"))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -40,7 +40,8 @@ def test_what_no_precision_makes_more_exact_is_not_to_be_tuned() -> None:
 
 
 @pytest.mark.parametrize(
-    "rules", [["compile-accuracy"], ["model-dies"], ["compile-crash"], ["onnx-cpu-node"], ["lowering-compile"]]
+    "rules",
+    [["compile-accuracy"], ["model-dies"], ["compile-crash"], ["onnx-cpu-node"], ["lowering-compile"]],
 )
 def test_of_a_model_with_a_precision_file_only_what_takes_one_is_offered(rules: list[str]) -> None:
     model = ["net.onnx", "--soc", "SM8650", "--precision-file", "net.precision.toml"]

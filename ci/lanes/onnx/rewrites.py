@@ -208,9 +208,7 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
         order = list(attributes_of(permuted)["perm"])
         if len(order) <= HTP_DIMENSIONS or not (shape and last):
             continue
-        yield OnnxMatch(
-            node, (first.input[0],), _permuted(first.input[0], *merged(shape, order), last)
-        )
+        yield OnnxMatch(node, (first.input[0],), _permuted(first.input[0], *merged(shape, order), last))
 
 
 def _permuted(
