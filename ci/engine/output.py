@@ -100,7 +100,7 @@ def require_own(files: Iterable[Path], typed: str) -> None:
         other = record.get("origin", listed) if "schema" in record else listed
         if path.exists() and other != own:
             raise UsageError(
-                f"{path} is of another model, {os.path.normpath(path.parent / other)}",
+                f"{path} is of another model, {os.path.normpath(path.parent / str(other))}",
                 fix=f"name another place with -o, or remove it: {quoted('rm', '-r', path)}",
             )
 

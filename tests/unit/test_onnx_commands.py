@@ -67,6 +67,12 @@ class TestOutput:
         files[0].unlink()
         require_own(files[:1], "b/net.py:make")
 
+    def test_a_users_own_document_may_have_an_origin_of_any_kind(self, tmp_path: Path) -> None:
+        path = tmp_path / "net.json"
+        path.write_text('{"schema": 1, "origin": 5}')
+        with pytest.raises(UsageError):
+            require_own([path], "net.py:make")
+
     def test_a_folder_with_files_of_the_users_is_never_replaced(self, tmp_path: Path) -> None:
         folder = tmp_path / "net-samples"
         folder.mkdir()
