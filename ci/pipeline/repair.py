@@ -251,24 +251,25 @@ def of_rewritten(taken: LaneModel[Any, Any], rewritten: Rewritten) -> LaneModel[
 def _without_harm(
     taken: LaneModel[Any, Any], asked: RewriteChoice, rewritten: Rewritten, before: ModelResult
 ) -> tuple[Rewritten, ModelResult | None, list[RewrittenPlace]]:
-    """The rewrites that do no harm alone, together; and the others, refused by what the emulator gave."""
-    kept: list[str] = []
+    """The rewrites that do no harm, each with those before it; and the others, refused by what the emulator
+    gave."""
+    kept: tuple[str, ...] = ()
+    together = Rewritten((), None)
+    after: ModelResult | None = None
     refused: list[RewrittenPlace] = []
-    rewrites = dict.fromkeys(change.rules for change in rewritten.made)
-    for rules in rewrites:
-        alone = taken.rewritten(replace(asked, rules=rules)) if len(rewrites) > 1 else rewritten
-        result = _measured_again(taken, alone)
-        assert result is not None
-        if result.worse_than(before):
-            words = result.error or f"{result.sqnr_db:.1f} dB, and {before.sqnr_db:.1f} dB without it"
-            made = [change for change in rewritten.made if change.rules == rules]
-            refused += [replace(change, refused=f"on the emulator: {words}") for change in made]
-        else:
-            kept += rules
-    if not kept:
-        return Rewritten((), None), None, refused
-    together = taken.rewritten(replace(asked, rules=tuple(kept)))
-    return together, _measured_again(taken, together), refused
+    for rules in dict.fromkeys(change.rules for change in rewritten.made):
+        tried = taken.rewritten(replace(asked, rules=(*kept, *rules)))
+        result = _measured_again(taken, tried)
+        if result and not result.worse_than(before):
+            kept, together, after = (*kept, *rules), tried, result
+            continue
+        words = "it follows one that is refused"
+        if result:
+            figures = f"{result.sqnr_db:.1f} dB, and {before.sqnr_db:.1f} dB without it"
+            words = f"on the emulator: {result.error or figures}"
+        made = [change for change in rewritten.made if change.rules == rules]
+        refused += [replace(change, refused=words) for change in made]
+    return together, after, refused
 
 
 def _as_text(repair: Repair) -> Iterator[str]:

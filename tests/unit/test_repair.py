@@ -116,6 +116,12 @@ def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(t
             0,
         ),
         ({"net": green(30), "helps-harms": green(10), "helps": green(5), "harms": green(6)}, [], 0),
+        # Harmless alone, and not together.
+        (
+            {"net": green(40), "helps-harms": green(30), "helps": green(39.5), "harms": green(39.5)},
+            ["helps"],
+            0,
+        ),
         ({"net": ModelResult("dies"), "helps-harms": RED, "helps": RED, "harms": RED}, ["helps", "harms"], 1),
     ],
 )
