@@ -17,7 +17,7 @@ from ci.device.transport import Device
 from ci.engine.dist import RUNNER
 from provisioning.base.commands import quoted
 from provisioning.base.commands import session as session_command
-from provisioning.base.diagnosis import explain, read
+from provisioning.base.diagnosis import nearest, read
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import ROOT, Selection
@@ -219,7 +219,7 @@ def report_failure(
     fix = f"read {into / 'run.log'}"
     stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), fix)
     for text, subject in ((ran.out, "run.log"), (system, "system.log")):
-        for known in explain(text):
+        if known := nearest(text):
             stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {known.id}", known.cause, known.fix)
     told = read(ran.out).diagnosis("run.log")
     if told.heard and not told.explanations:

@@ -33,9 +33,6 @@ READ = 1 << 20
 NOX = "nox > "
 """The start of a line that nox itself prints."""
 
-MOST_CAUSES = 3
-"""How many known failures are shown for one stage, starting with the one nearest to the cause."""
-
 
 def log_of(stage: str, reports: Path) -> Path:
     """The log file of a stage; its folder is created."""
@@ -99,7 +96,7 @@ def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Fi
 
     text = tail(log, READ)
     found = read(text).diagnosis(stage)
-    known = found.explanations[:MOST_CAUSES]
+    known = found.explanations
     words, fix = last_words(text)
     lines = [how, *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
     if killed:
@@ -130,17 +127,15 @@ def last_words(text: str) -> tuple[str, str]:
 
 
 def with_causes(report: Report, log: Path) -> Report:
-    """Add a note for each known failure in the log that no finding explains."""
+    """Add a note of the first known failure in the log, unless a finding explains it."""
     from ci.engine.workers.parent import tail
-    from provisioning.base.diagnosis import explain
+    from provisioning.base.diagnosis import nearest
 
-    explained = "\n".join(finding.message for finding in report.findings)
-    new = [cause for cause in explain(tail(log, READ)) if cause.cause not in explained]
-    notes = [
-        Finding("stage-known-failure", Severity.NOTE, report.stage, f"{cause.text}\n{cause}", cause.fix)
-        for cause in new[:MOST_CAUSES]
-    ]
-    return replace(report, findings=(*report.findings, *notes))
+    known = nearest(tail(log, READ))
+    if known is None or any(known.cause in finding.message for finding in report.findings):
+        return report
+    note = Finding("stage-known-failure", Severity.NOTE, report.stage, f"{known.text}\n{known}", known.fix)
+    return replace(report, findings=(*report.findings, note))
 
 
 def memory_kills() -> int:

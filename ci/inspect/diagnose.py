@@ -206,11 +206,12 @@ def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
 def _of_rule(name: str) -> Diagnosis | None:
     """What a finding's rule means, or a known failure that a finding names."""
     if rule := explained(name):
-        return Diagnosis(name, (Explanation(name, rule.summary, as_here(rule.fix), rule.page, 0, ""),), ())
+        return Diagnosis(name, (Explanation(name, rule.summary, as_here(rule.fix), rule.page, 0, "", True),), ())
     entry = next((entry for entry in knowledge().entries if entry.id == name), None)
     if entry is None:
         return None
-    return Diagnosis(name, (Explanation(name, entry.cause, as_here(entry.fix), entry.source, 0, ""),), ())
+    shown = Explanation(name, entry.cause, as_here(entry.fix), entry.source, 0, "", entry.decided)
+    return Diagnosis(name, (shown,), ())
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
@@ -266,12 +267,15 @@ def _as_text(result: Diagnosis) -> str:
         return f"{in_line(result.subject)}: nothing known matches"
     lines = [in_line(result.subject)]
     for number, shown in enumerate(result.explanations):
-        if number == 1:
-            lines += ["  later in the same log, perhaps caused by it:" if shown.line else "  known from:"]
+        lines += ["  known from:"] if number == 1 else []
         where = f"line {shown.line}: {in_line(shown.text)}" if shown.line else ""
         lines += [f"  {shown.id}" + (f"  ({where})" if where else "")]
-        lines += [f"    cause: {shown.cause}", f"    fix:   {shown.fix}", f"    see:   {shown.source}"]
+        cause, fix = ("cause:", "fix:  ") if shown.decided else ("means:", "check:")
+        lines += [f"    {cause} {shown.cause}", f"    {fix} {shown.fix}", f"    see:   {shown.source}"]
         lines += [f"    page:  {page}"] if (page := page_of(shown.id)) else []
+    undecided = [shown for shown in result.explanations if shown.line and not shown.decided]
+    lines += ["    this log does not decide which cause it is"] if undecided else []
+    lines += [f"  later, perhaps caused by it: {shown.id} (line {shown.line})" for shown in result.later]
     alone = result.explanations and not any(shown.line for shown in result.explanations)
     if not alone or len(result.codes) > 1:
         lines += [f"  code {code}" for code in result.codes]
@@ -283,7 +287,7 @@ def _as_text(result: Diagnosis) -> str:
         lines += ["  the exact cause is not known"]
     lines += [f"  told by: {result.told_by}"] if result.told_by else []
     lines += [f"  kind of fault: {result.fault}"] if result.fault else []
-    lines += [f"  collect next: {result.collect}"] if result.collect and not result.explanations else []
+    lines += [f"  collect next: {result.collect}"] if result.collect and (undecided or not result.explanations) else []
     return "\n".join(lines)
 
 
@@ -292,6 +296,7 @@ def _facts(result: Diagnosis) -> dict[str, object]:
         "subject": result.subject,
         "explained": result.explained,
         "explanations": [{**asdict(shown), "page": page_of(shown.id)} for shown in result.explanations],
+        "later": [{"id": shown.id, "line": shown.line, "text": shown.text} for shown in result.later],
         "codes": [asdict(code) for code in result.codes],
         "data_types": list(result.data_types),
         "operators": list(result.operators),

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cache, cached_property
 from io import BytesIO
 from typing import BinaryIO
@@ -63,14 +64,29 @@ Number = tuple[str, int]
 QNN = "QNN"
 
 
+class Rank(IntEnum):
+    """What is told first of what was found."""
+
+    CAUSE = 0
+    FOLLOWS = 1
+    MEANING = 2
+    """Of a number, or of a stack."""
+    NOTICE = 3
+    END = 4
+    """How a program ended."""
+    FORM = 5
+    """Words of many programs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A known failure. What begins where one of `unless_here` begins does not count, nor what is in a line
     in which one of `unless_line` is found. What `loose` patterns find counts only if a program of `of` speaks
     in the log. Not shown unless each of `also` is found too, when an entry named in `unless` is found, as it
-    is nearer the cause, nor in a log that names fewer than `builds` builds of QNN. A `notice` is seldom the
-    fault: every other one is told before it. A `last_resort` tells what a number or a symptom means as far as
-    that goes without its cause: only the first of them is told, and only if no cause is known."""
+    is nearer the cause, nor in a log that names fewer than `builds` builds of QNN. What has `several` causes
+    does not say which of them it is. What `follows` only reports that a step before it failed: the first of
+    them is told if no cause is known. A `last_resort` tells what a number or a symptom means as far as that
+    goes without its cause: the first is told if nothing nearer is known. A `notice` is seldom the fault."""
 
     id: str
     patterns: tuple[Pattern, ...]
@@ -82,6 +98,8 @@ class Entry:
     codes: frozenset[Number]
     unless: tuple[str, ...]
     builds: int
+    several: bool
+    follows: bool
     notice: bool
     last_resort: bool
     cause: str
@@ -93,6 +111,17 @@ class Entry:
     def after_any(self) -> bool:
         """Whether it is told only if nothing else is."""
         return ANY_OTHER in self.unless
+
+    @property
+    def rank(self) -> Rank:
+        if self.last_resort or self.after_any:
+            return Rank.FORM if self.last_resort and self.after_any else Rank.END if self.after_any else Rank.MEANING
+        return Rank.NOTICE if self.notice else Rank.FOLLOWS if self.follows else Rank.CAUSE
+
+    @property
+    def decided(self) -> bool:
+        """Whether it names one cause."""
+        return self.rank in (Rank.CAUSE, Rank.NOTICE) and not self.several
 
     @property
     def keys(self) -> tuple[Pattern, ...]:
@@ -206,7 +235,8 @@ class Knowledge:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`line` counts from 1; it is 0 for a code, which comes without text."""
+    """`line` counts from 1; it is 0 for a code, which comes without text. `decided` is whether what was found
+    allows for one cause alone."""
 
     id: str
     cause: str
@@ -214,6 +244,7 @@ class Explanation:
     source: str
     line: int
     text: str
+    decided: bool
 
     def __str__(self) -> str:
         return f"{self.cause} ({self.id}: {self.source})"
@@ -246,6 +277,7 @@ class Code:
 class Diagnosis:
     subject: str
     explanations: tuple[Explanation, ...]
+    """Of a log the one that is nearest to the cause."""
     codes: tuple[Code, ...]
     data_types: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
@@ -260,6 +292,8 @@ class Diagnosis:
     """Why lines that look like errors are none."""
     trouble: bool = False
     """Whether a line tells of trouble that is not harmless."""
+    later: tuple[Explanation, ...] = ()
+    """What else was found in the log: most often caused by the first, so that its fix would mislead."""
 
     @property
     def explained(self) -> bool:
@@ -479,17 +513,16 @@ class Reading:
             if entry.id in found and entry.builds <= len(self._builds) and self._also.issuperset(entry.also)
         }
         kept = [entry for entry in given.values() if given.keys().isdisjoint(entry.unless)]
-        kept.sort(key=lambda entry: found[entry.id].line)
-        notices = [entry for entry in kept if entry.notice and not entry.after_any]
-        causes = [entry for entry in kept if not (entry.notice or entry.last_resort or entry.after_any)]
-        lines = [found[entry.id].line for entry in causes]
-        causes = [entry for place, entry in enumerate(causes) if lines.index(lines[place]) == place]
-        others = [entry for entry in kept if not entry.notice and entry.last_resort != entry.after_any]
-        forms = [entry for entry in kept if entry.last_resort and entry.after_any]
-        if not causes and not (notices and all(entry.after_any for entry in others)):
-            causes = others[:1] or ([] if notices else forms[:1])
-        kept = [*causes, *notices] or [entry for entry in kept if entry.notice][:1]
-        return [found[entry.id] for entry in kept]
+        kept.sort(key=lambda entry: (entry.rank, found[entry.id].line, not entry.decided))
+        best = kept[0].rank if kept else Rank.CAUSE
+        told = [entry for entry in kept if entry.rank is best]
+        if best is Rank.CAUSE:
+            told = list({found[entry.id].line: entry for entry in reversed(told)}.values())[::-1]
+        elif best is not Rank.NOTICE:
+            told = told[:1]
+        if best < Rank.NOTICE:
+            told += [entry for entry in kept if entry.rank is Rank.NOTICE]
+        return [found[entry.id] for entry in told]
 
     @property
     def codes(self) -> list[Code]:
@@ -505,9 +538,10 @@ class Reading:
     def diagnosis(self, subject: str) -> Diagnosis:
         layer = next((row for row in knowledge().layers if row.name in self._layers), None)
         fault = next((row.name for row in knowledge().faults if row.name in self._faults), "")
+        told, later = self.explanations[:1], self.explanations[1:]
         return Diagnosis(
             subject,
-            tuple(self.explanations),
+            tuple(told),
             tuple(self.codes),
             tuple(self.data_types),
             told_by=layer.name if layer else "",
@@ -515,6 +549,7 @@ class Reading:
             collect=layer.collect if layer else "",
             harmless=tuple(self._harmless),
             trouble=self._trouble,
+            later=tuple(later),
         )
 
 
@@ -537,8 +572,8 @@ def nearest(text: str) -> Explanation | None:
 
 
 def causes(text: str) -> str:
-    """The known failures in a log and their fixes, as further lines of a message; empty if there are none."""
-    return "".join(f"\n  {shown}\n  fix: {shown.fix}" for shown in explain(text))
+    """The first known failure in a log and its fix, as further lines of a message; empty if there is none."""
+    return f"\n  {shown}\n  fix: {shown.fix}" if (shown := nearest(text)) else ""
 
 
 def explain_code(number: int) -> Diagnosis:
@@ -549,7 +584,7 @@ def explain_code(number: int) -> Diagnosis:
     known = [code for code in dict.fromkeys([code, *others]) if code.known] or [code]
     entries = [entry for entry in knowledge().entries if any(code.number in entry.codes for code in known)]
     entries.sort(key=lambda entry: not entry.last_resort)
-    shown = tuple(Explanation(e.id, e.cause, e.fix, e.source, 0, "") for e in entries)
+    shown = tuple(Explanation(e.id, e.cause, e.fix, e.source, 0, "", e.decided) for e in entries)
     subject = str(known[0]) if len(known) == 1 else f"{number} ({number:#x})"
     return Diagnosis(subject, shown, tuple(replace(code, general=False) for code in known))
 
@@ -604,6 +639,8 @@ def knowledge() -> Knowledge:
         codes: tuple[int | str, ...] = ()
         unless: tuple[str, ...] = ()
         builds: int = 0
+        several: bool = False
+        follows: bool = False
         notice: bool = False
         last_resort: bool = False
         cause: str
@@ -656,6 +693,8 @@ def knowledge() -> Knowledge:
             frozenset(_as_number(code) for code in row.codes),
             row.unless,
             row.builds,
+            row.several,
+            row.follows,
             row.notice,
             row.last_resort,
             row.cause,
@@ -766,7 +805,9 @@ def _numbers_in(match: Match) -> Iterator[tuple[int, int]]:
 def _explanation(entry: Entry, piece: Piece, start: int) -> Explanation:
     line = _line_at(piece.text, start).decode("utf-8", "replace").strip()
     number = piece.line + piece.text.count(b"\n", 0, start)
-    return Explanation(entry.id, entry.cause, entry.fix, entry.source, number, _abbreviated(line))
+    return Explanation(
+        entry.id, entry.cause, entry.fix, entry.source, number, _abbreviated(line), entry.decided
+    )
 
 
 def _abbreviated(line: str, width: int = 200) -> str:

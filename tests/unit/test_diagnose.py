@@ -268,6 +268,7 @@ def test_what_another_pattern_says_at_the_same_place_is_none() -> None:
         ("Failed to create the Genie Dialog, obtain GENIE_STATUS_ERROR_GENERAL(-1)", "general failure"),
         ("Failed to create the dialog.   status = -4", "invalid configuration"),
         ("createDevice: errorCode: 14001", "QNN_DEVICE_ERROR_INVALID_CONFIG"),
+        ("deviceCreate: Qnn_Status 0x36b1", "QNN_DEVICE_ERROR_INVALID_CONFIG"),
         ("QnnContext_createFromBinary rc = 0x138D", "QNN_CONTEXT_ERROR_CREATE_FROM_BINARY"),
         ("error_code=500; error_message=x. error_component=System Configuration", "runtime that was asked"),
         ("error_code=908; error_message=x. error_component=Dsp Runtime", "connection to the DSP"),
@@ -485,6 +486,55 @@ def test_what_is_seldom_the_fault_comes_after_what_is() -> None:
 [ERROR] [Qnn ExecuTorch]:  <E> fastrpc memory map for fd: 33 with length: 817889280 failed with error: 0x1
 """
     assert [shown.id for shown in diagnosis.explain(log)] == ["rpc-memory", "op-refused"]
+
+
+TWO_FAILURES = """\
+[ERROR] [Qnn ExecuTorch]:  <E> Stub lib id mismatch: expected (v2.28.0.241029232508), detected (v2.25.17.2410)
+OSError: [Errno 28] No space left on device
+"""
+
+
+def test_one_answer_is_told_of_a_log_and_what_else_was_found_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(TWO_FAILURES, encoding="utf-8")
+    first, other = (diagnosis.knowledge().entry(name) for name in ("stub-mismatch", "disk-full"))
+    assert verb(str(log)) == 0
+    shown = capsys.readouterr().out
+    assert first.fix in shown and "disk-full (line 2)" in shown
+    assert other.cause not in shown and other.fix not in shown
+    assert verb("--json", str(log)) == 0
+    (only,) = json.loads(capsys.readouterr().out)["inputs"]
+    assert [answer["id"] for answer in only["explanations"]] == ["stub-mismatch"]
+    assert [(answer["id"], answer["line"]) for answer in only["later"]] == [("disk-full", 2)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_only_reports_that_a_step_before_it_failed_is_told_if_no_cause_is_known(order: int) -> None:
+    end = "[ERROR] [Qnn ExecuTorch]: Failed to create device_handle for Backend ID 6, error=14001\n"
+    assert [shown.id for shown in diagnosis.explain(end)] == ["device-invalid-config"]
+    cause = "dlopen failed: library \"libcdsprpc.so\" not found\n"
+    assert [shown.id for shown in diagnosis.explain("".join([cause, end][::order]))] == ["cdsprpc-missing"]
+
+
+def test_a_message_of_several_causes_is_told_as_what_it_means_with_what_to_collect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = [entry for entry in diagnosis.knowledge().entries if entry.several]
+    assert several
+    log = tmp_path / "run.log"
+    for written, decided in (
+        ("FastRPC: qnn_open failed, 0x80000406\n", False),
+        (diagnosis.knowledge().entry("disk-full").example, True),
+    ):
+        log.write_text(written, encoding="utf-8")
+        assert verb("--json", str(log)) == 0
+        (only,) = json.loads(capsys.readouterr().out)["inputs"]
+        assert only["explanations"][0]["decided"] is decided
+        assert verb(str(log)) == 0
+        shown = capsys.readouterr().out
+        assert ("does not decide" in shown) is not decided and ("collect next:" in shown) is not decided
 
 
 def test_how_a_program_ended_is_told_only_if_nothing_is_known_of_why() -> None:
