@@ -204,10 +204,14 @@ class Knowledge:
         return entries_of
 
     @cached_property
-    def index(self) -> Index:
+    def patterns_of_rows(self) -> tuple[Pattern, ...]:
         rows: tuple[Layer | Fault | Harmless | Numbers, ...]
         rows = (*self.layers, *self.faults, *self.harmless, *self.numbers)
-        return Index((*(row.pattern for row in rows), *IN_TEXT, *self.entries_of))
+        return (*(row.pattern for row in rows), *IN_TEXT)
+
+    @cached_property
+    def index(self) -> Index:
+        return Index((*self.patterns_of_rows, *self.entries_of))
 
     @cached_property
     def word_index(self) -> Index:
@@ -402,9 +406,16 @@ class Reading:
         self._layers: set[str] = set()
         self._faults: set[str] = set()
         self._groups = list(knowledge().groups)
+        self._index = knowledge().index
+        self._wanted = knowledge().entries
+        """Those that the index looks for."""
+        self._narrowed = 0
+        """How many were found when it was made."""
 
     def take(self, piece: Piece) -> None:
-        possible = knowledge().index.possible(piece.text)
+        if len(self._found) + len(self._loose) - self._narrowed > len(self._wanted) * 2 / 3:
+            self._narrow()
+        possible = self._index.possible(piece.text)
         possible -= self._absent(piece, possible)
         harmless = self._harmless_lines(piece, possible)
         entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])
@@ -429,6 +440,19 @@ class Reading:
         if DATA_TYPES_IN_TEXT in possible:
             for match in DATA_TYPES_IN_TEXT.find_all(piece.text, piece.start):
                 self._data_types |= dict.fromkeys(number for _, number in _numbers_in(match))
+
+    def _narrow(self) -> None:
+        """Look no more for what was found: of a log full of failures that takes most of the time."""
+        self._wanted = tuple(
+            entry
+            for entry in self._wanted
+            if (entry.patterns and entry.id not in self._found)
+            or (entry.loose and entry.id not in self._loose)
+            or not self._also.issuperset(entry.also)
+        )
+        entries = (pattern for entry in self._wanted for pattern in entry.all_patterns)
+        self._index = Index((*knowledge().patterns_of_rows, *entries))
+        self._narrowed = len(self._found) + len(self._loose)
 
     def _absent(self, piece: Piece, possible: set[Pattern]) -> set[Pattern]:
         """Those of the groups that are not in the text: one search for each group. What was found once is
@@ -491,6 +515,8 @@ class Reading:
                 self._give(code_named(knowledge().numbers_of[named]), piece, match.start())
 
     def _give(self, code: Code, piece: Piece, start: int) -> None:
+        if code in self._codes:
+            return
         self._codes[code] = None
         for entry in knowledge().last_resorts.get(code.number, ()):
             shown = self._loose if entry.of else self._found

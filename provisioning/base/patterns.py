@@ -62,14 +62,15 @@ class Index:
     remembers which words it has met, in ever more states of its machine; with fewer words it has few states,
     also in a text that is full of them."""
 
-    PASSES = 4
+    PART = 560
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         import re2
 
         every = list(dict.fromkeys(patterns))
-        size = max(1, -(-len(every) // self.PASSES))
-        self._parts = [(every[start : start + size], re2.Filter()) for start in range(0, len(every), size)]
+        self._parts = [
+            (every[start : start + self.PART], re2.Filter()) for start in range(0, len(every), self.PART)
+        ]
         for part, words in self._parts:
             for pattern in part:
                 words.Add(pattern.expression)
