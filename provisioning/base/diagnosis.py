@@ -289,7 +289,7 @@ class Diagnosis:
     told_by: str = ""
     """The program that speaks of trouble; empty if none is known, or there is no trouble."""
     fault: str = ""
-    """The class of its fault."""
+    """The class of its fault, where no explanation says it."""
     collect: str = ""
     """What to collect next."""
     harmless: tuple[str, ...] = ()
@@ -571,7 +571,7 @@ class Reading:
             tuple(self.codes),
             tuple(self.data_types),
             told_by=layer.name if layer else "",
-            fault=fault,
+            fault="" if told else fault,
             collect=layer.collect if layer else "",
             harmless=tuple(self._harmless),
             trouble=self._trouble,
