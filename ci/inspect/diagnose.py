@@ -263,7 +263,7 @@ def _as_number(text: str) -> int | None:
 
 
 def _as_text(result: Diagnosis) -> str:
-    if not result.explained and not result.told_by and not result.fault and not result.codes:
+    if not result.explained and not result.trouble and not result.codes:
         return f"{in_line(result.subject)}: nothing known matches"
     lines = [in_line(result.subject)]
     for number, shown in enumerate(result.explanations):

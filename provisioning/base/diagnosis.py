@@ -38,6 +38,12 @@ DECORATION = re.compile(
 DECORATED = (b"Z ", b"\x1b[", b"\r\n")
 """One of these is in each decoration."""
 
+COLLECT = (
+    "the command, its whole output with the verbose option from before the first error, and the versions of"
+    " the programs in it"
+)
+"""What to collect where nobody known speaks."""
+
 PIECE = 48 << 10
 """A log is read in pieces of so many bytes."""
 OVERLAP = 6 << 10
@@ -572,7 +578,7 @@ class Reading:
             tuple(self.data_types),
             told_by=layer.name if layer else "",
             fault="" if told else fault,
-            collect=layer.collect if layer else "",
+            collect=layer.collect if layer else COLLECT if self._trouble else "",
             harmless=tuple(self._harmless),
             trouble=self._trouble,
             later=tuple(later),
