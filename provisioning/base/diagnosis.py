@@ -54,13 +54,6 @@ UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b
 their numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
-COMMON_WORDS = b"""error errors failed failure fail cannot can't could not unable not found no such file
-missing invalid unsupported not supported support does not doesn't is not exist model file load loading
-loaded open opened create created library device backend run running execute version input output tensor
-shape size memory expected got from in for to with of at the config graph context node operator type data
-path directory build returned status code err"""
-"""What many logs of failures have."""
-GROUP = 16
 ANY_OTHER = "*"
 """In `unless` of an entry: every other entry, as it tells only how a program ended."""
 
@@ -224,13 +217,6 @@ class Knowledge:
         return Index(self.words)
 
     @cached_property
-    def groups(self) -> tuple[frozenset[Pattern], ...]:
-        """Patterns that only have words in them that most logs of failures have, for one search each."""
-        possible = self.index.possible(COMMON_WORDS) & self.entries_of.keys()
-        common = sorted(possible, key=lambda pattern: pattern.source)
-        return tuple(frozenset(common[start : start + GROUP]) for start in range(0, len(common), GROUP))
-
-    @cached_property
     def last_resorts(self) -> dict[Number, tuple[Entry, ...]]:
         """What is told of a number of which no cause is known."""
         last_resorts: dict[Number, tuple[Entry, ...]] = defaultdict(tuple)
@@ -390,13 +376,6 @@ def _unwrapped(text: bytes) -> bytes:
     return b"\n".join([*whole, held])
 
 
-@cache
-def _any_in(patterns: frozenset[Pattern]) -> Pattern:
-    return Pattern(
-        "|".join(f"(?:{source})" for source in sorted(pattern.source for pattern in patterns)), True
-    )
-
-
 class Reading:
     """What is known of a log, piece after piece."""
 
@@ -411,7 +390,6 @@ class Reading:
         self._data_types: dict[int, None] = {}
         self._layers: set[str] = set()
         self._faults: set[str] = set()
-        self._groups = list(knowledge().groups)
         self._index = knowledge().index
         self._wanted = knowledge().entries
         """Those that the index looks for."""
@@ -419,10 +397,9 @@ class Reading:
         """How many were found when it was made."""
 
     def take(self, piece: Piece) -> None:
-        if len(self._found) + len(self._loose) - self._narrowed > len(self._wanted) * 2 / 3:
+        if len(self._found) + len(self._loose) - self._narrowed > len(self._wanted) * 9 / 10:
             self._narrow()
         possible = self._index.possible(piece.text)
-        possible -= self._absent(piece, possible)
         harmless = self._harmless_lines(piece, possible)
         entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])
         for entry in {entry.id: entry for entry in entries}.values():
@@ -459,20 +436,6 @@ class Reading:
         entries = (pattern for entry in self._wanted for pattern in entry.all_patterns)
         self._index = Index((*knowledge().patterns_of_rows, *entries))
         self._narrowed = len(self._found) + len(self._loose)
-
-    def _absent(self, piece: Piece, possible: set[Pattern]) -> set[Pattern]:
-        """Those of the groups that are not in the text: one search for each group. What was found once is
-        looked for by itself from then on, so that its group stays absent."""
-        absent = set[Pattern]()
-        for number, group in enumerate(self._groups):
-            if possible.isdisjoint(group):
-                continue
-            found = set[Pattern]()
-            if _any_in(group).search(piece.text, piece.start):
-                found = {row for row in group & possible if row.search(piece.text, piece.start)}
-                self._groups[number] = group - found
-            absent |= group - found
-        return absent
 
     def _harmless_lines(self, piece: Piece, possible: set[Pattern]) -> set[int]:
         """Where the lines begin that look like errors and are none."""
