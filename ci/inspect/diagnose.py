@@ -206,7 +206,8 @@ def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
 def _of_rule(name: str) -> Diagnosis | None:
     """What a finding's rule means, or a known failure that a finding names."""
     if rule := explained(name):
-        return Diagnosis(name, (Explanation(name, rule.summary, as_here(rule.fix), rule.page, 0, "", True),), ())
+        shown = Explanation(name, rule.summary, as_here(rule.fix), rule.page, 0, "", True)
+        return Diagnosis(name, (shown,), ())
     entry = next((entry for entry in knowledge().entries if entry.id == name), None)
     if entry is None:
         return None
@@ -287,7 +288,8 @@ def _as_text(result: Diagnosis) -> str:
         lines += ["  the exact cause is not known"]
     lines += [f"  told by: {result.told_by}"] if result.told_by else []
     lines += [f"  kind of fault: {result.fault}"] if result.fault else []
-    lines += [f"  collect next: {result.collect}"] if result.collect and (undecided or not result.explanations) else []
+    if result.collect and (undecided or not result.explanations):
+        lines += [f"  collect next: {result.collect}"]
     return "\n".join(lines)
 
 

@@ -113,8 +113,10 @@ class Entry:
 
     @property
     def rank(self) -> Rank:
-        if self.last_resort or self.after_any:
-            return Rank.FORM if self.last_resort and self.after_any else Rank.END if self.after_any else Rank.MEANING
+        if self.after_any:
+            return Rank.FORM if self.last_resort else Rank.END
+        if self.last_resort:
+            return Rank.MEANING
         return Rank.NOTICE if self.notice else Rank.FOLLOWS if self.follows else Rank.CAUSE
 
     @property
