@@ -514,7 +514,7 @@ def test_one_answer_is_told_of_a_log_and_what_else_was_found_is_named(
 def test_what_only_reports_that_a_step_before_it_failed_is_told_if_no_cause_is_known(order: int) -> None:
     end = "[ERROR] [Qnn ExecuTorch]: Failed to create device_handle for Backend ID 6, error=14001\n"
     assert [shown.id for shown in diagnosis.explain(end)] == ["device-invalid-config"]
-    cause = "dlopen failed: library \"libcdsprpc.so\" not found\n"
+    cause = 'dlopen failed: library "libcdsprpc.so" not found\n'
     assert [shown.id for shown in diagnosis.explain("".join([cause, end][::order]))] == ["cdsprpc-missing"]
 
 
