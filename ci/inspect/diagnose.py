@@ -265,7 +265,7 @@ def _as_number(text: str) -> int | None:
 
 def _as_text(result: Diagnosis) -> str:
     if not result.explained and not result.trouble and not result.codes:
-        return f"{in_line(result.subject)}: nothing known matches"
+        return f"{in_line(result.subject)}: no line of it tells of an error, and nothing known matches"
     lines = [in_line(result.subject)]
     for number, shown in enumerate(result.explanations):
         lines += ["  known from:"] if number == 1 else []
