@@ -146,9 +146,7 @@ def compared(
     return figures, lines
 
 
-def _parts(
-    outputs: Outputs, least: float
-) -> tuple[list[float], list[str]]:
+def _parts(outputs: Outputs, least: float) -> tuple[list[float], list[str]]:
     """The SQNR of the parts of outputs that are lost, and a line on each, and on what is not judged."""
     import numpy
 
@@ -162,7 +160,7 @@ def _parts(
 
 
 def _means(outputs: Outputs) -> Iterator[str]:
-    """A line on each of several outputs that hardly depends on the input; of a single one the figures say it."""
+    """A line on each of several outputs that hardly depends on the input: the figures say it of one."""
     for (output, _), pairs in outputs.items():
         spread = _Spreads()
         for pair in pairs:
@@ -211,9 +209,7 @@ def at_worst(figure: str, value: float) -> float:
     return float(exact.quantize(Decimal((0, (1,), least)), side))
 
 
-def _worst(
-    pairs: Iterable[Pair], non_finite: bool, floats: Outputs | None = None
-) -> dict[str, float]:
+def _worst(pairs: Iterable[Pair], non_finite: bool, floats: Outputs | None = None) -> dict[str, float]:
     """`floats` gets the arrays of each output, inference by inference."""
     import numpy
 

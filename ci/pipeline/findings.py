@@ -12,8 +12,8 @@ from ci.engine.closed import not_passed as names_not_passed
 from ci.engine.work import Result
 from ci.pipeline.accuracy import (
     CLEARLY_DB,
-    Missed,
     REQUIRED,
+    Missed,
     against_nearest,
     below_floor,
     bounds_of,

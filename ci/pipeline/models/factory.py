@@ -111,8 +111,8 @@ NOT_COMPILABLE = (
         "the operators that compute an index are quantized, and give floats",
         "compute the indices before the model, and give them as its input; or fold what computes them into"
         " the table: torch.nn.Embedding.from_pretrained(table.weight[rows]), where rows is what it gives for"
-        " each id; of indices that the model chooses, as by topk, return them and the tensor that they are"
-        " to read, and let the caller divide and read",
+        " each id; of indices that the model chooses, as by topk, return them, .to(torch.int32), and the"
+        " tensor that they are to read, and let the caller divide and read",
     ),
     (
         r"im2col can only be converted when stride == kernel_size",
