@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     def work(report: ModelReport) -> int:
         name, result = taken.searched(choice, least)
-        fix = fix_of(result, command)
+        fix = fix_of(result, command, model.precision)
         answer.add(program=name, **result)
         lines = list(as_text(result))
         print("\n".join([*lines, f"next: {fix}"]))

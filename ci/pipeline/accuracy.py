@@ -85,6 +85,10 @@ class Pair(NamedTuple):
     """Of an output of indices; they have the dimension that is chosen along first, too."""
 
 
+Outputs = dict[tuple[str | int, Any], list[tuple[Any, Any]]]
+"""Expected and found arrays of each output of floats, by its name or number and its shape."""
+
+
 class Unusable(Exception):
     """Outputs that cannot be compared; `rule` names the finding."""
 
@@ -128,32 +132,53 @@ def compared(
     expected: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
 ) -> tuple[dict[str, float], list[str]]:
     """As `compare`, and a line on each part of an output that is lost, or constant in the float model."""
-    floats: dict[object, list[tuple[Any, Any]]] = {}
+    floats: Outputs = {}
     figures = _worst(expected, non_finite, floats)
     against = list(reference)
     if against:
         quantized = _worst(against, non_finite)
         figures |= {f"reference_{name}": quantized[name] for name in AGAINST_REFERENCE if name in quantized}
     lost, lines = _parts(floats, min(LEAST_DB, figures.get("sqnr_db", LEAST_DB) - SAME_DB))
+    lines += _means(floats)
     if "sqnr_db" in figures:
         # Below 0 dB nothing is left, and no threshold is lower.
         figures["slice_sqnr_db"] = min([figures["sqnr_db"], *(max(0.0, value) for value in lost)])
     return figures, lines
 
 
-def _parts(
-    outputs: Mapping[object, Sequence[tuple[Any, Any]]], least: float
-) -> tuple[list[float], list[str]]:
+def _parts(outputs: Outputs, least: float) -> tuple[list[float], list[str]]:
     """The SQNR of the parts of outputs that are lost, and a line on each, and on what is not judged."""
     import numpy
 
     lost, lines = [], []
-    for number, pairs in enumerate(outputs.values()):
+    for (output, _), pairs in outputs.items():
         wanted, found = (numpy.stack(arrays) for arrays in zip(*pairs, strict=True))
-        for part in parts_of(f"output {number}", wanted, found, least):
+        for part in parts_of(f"output {output}", wanted, found, least):
             lost += [] if part.sqnr_db is None else [part.sqnr_db]
             lines += [str(part)] if part.told else []
     return lost, lines
+
+
+def _means(outputs: Outputs) -> Iterator[str]:
+    """A line on each of several outputs that hardly depends on the input: the figures say it of one."""
+    for (output, _), pairs in outputs.items():
+        spread = _Spreads()
+        for pair in pairs:
+            spread.add(*pair)
+        whole = min(_figures(*pair)["sqnr_db"] for pair in pairs)
+        varying = spread.figures().get("variation_sqnr_db", math.inf)
+        if len(outputs) > 1 and of_the_mean(whole, varying):
+            yield f"output {output}: {whole:.1f} dB SQNR, {varying:.1f} dB of what depends on the input"
+
+
+MEAN_DB = 10.0
+"""A figure that is lower by more than this without the mean over the inputs is mostly about that mean. Good
+programs of the lowering suite lose up to 12 dB, and all that lose more than 6 keep more than 10."""
+
+
+def of_the_mean(whole: float, varying: float) -> bool:
+    """Whether a good figure only says how exact the mean over the inputs is."""
+    return varying < REQUIRED["sqnr_db"] <= whole and whole - varying > MEAN_DB
 
 
 def least_sqnr_db(pairs: Iterable[Pair]) -> float:
@@ -184,9 +209,7 @@ def at_worst(figure: str, value: float) -> float:
     return float(exact.quantize(Decimal((0, (1,), least)), side))
 
 
-def _worst(
-    pairs: Iterable[Pair], non_finite: bool, floats: dict[object, list[tuple[Any, Any]]] | None = None
-) -> dict[str, float]:
+def _worst(pairs: Iterable[Pair], non_finite: bool, floats: Outputs | None = None) -> dict[str, float]:
     """`floats` gets the arrays of each output, inference by inference."""
     import numpy
 

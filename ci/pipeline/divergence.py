@@ -44,7 +44,7 @@ class Cuts(Generic[N]):
         nodes: Callable[[], Sequence[N]],
         ends: Callable[[], Sequence[N]],
         operands_of: Callable[[N], Sequence[N]],
-        described: Callable[[N], dict[str, str]],
+        described: Callable[[N], dict[str, Any]],
         least: float,
     ) -> dict[str, Any]:
         """The whole program's SQNR, and the operator whose output is farthest from what its operands explain.
@@ -55,16 +55,27 @@ class Cuts(Generic[N]):
         first: dict[str, Any] | None = None
         if whole < least and (pair := worst_drop(nodes(), ends(), self.of, operands_of, whole, self.name)):
             node, operands = pair
+            before = [_error(value, whole) for _, value in operands if value is not None]
+            own = _error(self.known[self.name(node)], whole) - max(before, default=0.0)
             first = {
                 **described(node),
                 "node": self.name(node),
                 "sqnr_db": self.of(node),
+                "share": round(own / _error(whole, whole), 2),
                 "operands": {self.name(operand): value for operand, value in operands},
             }
         cuts = {name: value for name, value in self.known.items() if name}
         return {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
 
 
+def _error(sqnr_db: float, whole: float) -> float:
+    """As a power, relative to the output's. What is as bad as the whole is as bad as can be, whatever becomes
+    of it later."""
+    return float(10 ** (-max(sqnr_db, whole) / 10))
+
+
+STANDS_OUT = 1 / 3
+"""An operator that adds a smaller share of the whole program's error is one of many that round."""
 SMALL = 1 / 16
 """A smaller share of the whole program's error is not searched for."""
 MOST_STEPS = 60
@@ -80,9 +91,8 @@ def worst_drop(
 ) -> tuple[N, list[tuple[N, float | None]]] | None:
     """The operator that adds most of the whole program's error, and its operands.
 
-    Errors are powers relative to the outputs'. What is as bad as the whole is as bad as can be, whatever
-    becomes of it later. Of two neighbours in a list of nodes neither need be the other's operand, so a step
-    in the list leads to the operands, and from a bad one back."""
+    Of two neighbours in a list of nodes neither need be the other's operand, so a step in the list leads to
+    the operands, and from a bad one back."""
     places = {name(node): place for place, node in enumerate(nodes)}
 
     def known(several: Sequence[N]) -> list[N]:
@@ -90,7 +100,7 @@ def worst_drop(
 
     def error(node: N) -> float | None:
         value = sqnr(node)
-        return None if value is None else float(10 ** (-max(value, whole) / 10))
+        return None if value is None else _error(value, whole)
 
     def at(place: int) -> float:
         return (error(nodes[place]) or 0.0) if place >= 0 else 0.0
@@ -128,9 +138,9 @@ def known_fault(fault: Fault) -> dict[str, str]:
     return {"message": f"{fault.title} ({fault.id})", "command": fault.fix, "fault": fault.id}
 
 
-def fix_of(result: Mapping[str, Any], command: Callable[..., str]) -> str:
+def fix_of(result: Mapping[str, Any], command: Callable[..., str], precision: str | None = None) -> str:
     """What to type or write next. `command` makes a command about the same model, of a verb and flags, also
-    at another `precision`; it gives none for a suite's program."""
+    at another `precision` than this; it gives none for a suite's program."""
     first, again = result["first"], command("compile", "-o", "out")
     if result["sqnr_db"] >= result["least"]:
         where = command("quantize", "--where") if result["reference"] != "the float model" else ""
@@ -142,11 +152,17 @@ def fix_of(result: Mapping[str, Any], command: Callable[..., str]) -> str:
     then = f"; then {again}" if again else ""
     if fixes := [known["command"] for known in first.get("known", ()) if known.get("fault")]:
         return f"{fixes[0]}{then}"
+    if first["share"] < STANDS_OUT:
+        more = "16a8w" if (precision or "").startswith("8a") else "fp16"
+        return f"{command('compile', '-o', 'out', precision=more) or f'precision {more}'}: {MANY_ROUND}"
     if better := first.get("better", ""):
         other = command("compile", "-o", "out", precision=better)
         return f"{other or f'precision {better}'}, at which {first['operator']} is right on this chip"
     line = f" at {first['source']}" if first["source"] else ""
     return f"write {first['operator']}{line} with other operators{then}"
+
+
+MANY_ROUND = "no operator stands out, each adds a little by rounding"
 
 
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:
@@ -166,7 +182,9 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
         )
         operands = operands or "the inputs"
         yield f"differs most: {first['operator']} ({first['node']}){where}"
-        yield (f"  programs that end there: {in_decibels(first['sqnr_db'])}; at its operands: {operands}")
+        yield f"  programs that end there: {in_decibels(first['sqnr_db'])}; at its operands: {operands}"
+        alone = f"; {MANY_ROUND}" if first["share"] < STANDS_OUT else ""
+        yield f"  {first['share']:.0%} of the whole program's error is its own{alone}"
         for known in first.get("known", ()):
             yield f"  known of it: {known['message']}"
             yield f"    → {known['command']}"

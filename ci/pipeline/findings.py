@@ -19,6 +19,7 @@ from ci.pipeline.accuracy import (
     bounds_of,
     in_words,
     missed,
+    of_the_mean,
 )
 from ci.pipeline.losses import HALF_MOST
 from ci.pipeline.slices import LEAST_DB
@@ -294,26 +295,22 @@ def differs_on_chip(
     return f"{wrong}; {divergence} names it{told}"
 
 
-MEAN_DB = 10.0
-"""A figure that is lower by more than this without the mean over the inputs is mostly about that mean. Good
-programs of the lowering suite lose up to 12 dB, and all that lose more than 6 keep more than 10."""
-
-
-def nearly_constant(figures: Mapping[str, float]) -> str:
+def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
     """What is wrong with a good figure that only says how exact the mean of the outputs is; else empty."""
     whole, varying = figures.get("sqnr_db", -math.inf), figures.get("variation_sqnr_db", math.inf)
-    if whole < REQUIRED["sqnr_db"] or varying >= REQUIRED["sqnr_db"] or whole - varying <= MEAN_DB:
+    if not of_the_mean(whole, varying):
         return ""
-    return (
+    message = (
         f"{whole:.1f} dB SQNR, and {varying:.1f} dB once the mean over the compared inputs is taken off: the"
         " outputs hardly depend on the input, and what does is lost"
     )
+    return "; ".join([message, *slices])
 
 
 def constant_outputs(
-    program: AnyProgram[Any, Any], figures: Mapping[str, float], again: str
+    program: AnyProgram[Any, Any], figures: Mapping[str, float], slices: Sequence[str], again: str
 ) -> Iterator[Finding]:
-    if message := nearly_constant(figures):
+    if message := nearly_constant(figures, slices):
         yield Finding("accuracy-constant", Severity.WARNING, program.name, message, again)
 
 

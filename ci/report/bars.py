@@ -27,6 +27,10 @@ class Bar:
     marks: Sequence[Mark] = ()
 
 
+WHOLE_DB = 100.0
+"""A bar of this many decibels is as long as its place, so that 0 dB is none beside 77."""
+
+
 def longest_of(*values: float | None) -> float:
     return max(1e-12, *(value or 0 for value in values))
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from ci.pipeline.accuracy import REQUIRED
+from ci.pipeline.accuracy import REQUIRED, of_the_mean
 from ci.pipeline.costs import TITLES, cost_rule
-from ci.report.bars import Bar, bar_of
+from ci.report.bars import WHOLE_DB, Bar, bar_of
 from ci.report.trends import TrendTable, trend_table
 from ci.report.values import ORDER, Row, entries, in_unit, mapping, number, rows_of, verdict_of, word
 from provisioning.base.findings import Finding, Report
@@ -176,8 +176,6 @@ def _box(row: Row) -> Box:
     return Box(where, count, min(5, max(1, count).bit_length()), ", ".join(listed))
 
 
-WHOLE_DB = 100.0
-"""A bar of this many decibels is as long as its place, so that 0 dB is none beside 77."""
 ALWAYS = ("metric", "float_metric", "reference_metric", "sqnr_db", "cosine", "variation_sqnr_db", "agreement")
 """Shown without a threshold too."""
 
@@ -192,6 +190,8 @@ def accuracy_of(row: Row) -> Iterator[Bar]:
         if key == "sqnr_db":
             # What was accepted all the same is no better for it.
             good = good and value >= REQUIRED[key]
+        if key == "variation_sqnr_db":
+            good = good and not of_the_mean(number(figures, "sqnr_db") or 0.0, value)
         text = _figure(key, value)
         if mark is not None:
             text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {_figure(key, mark)})"

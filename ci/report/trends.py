@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ci.report.bars import Bar, bar_of
+from ci.pipeline.accuracy import REQUIRED, SAME_DB, of_the_mean
+from ci.pipeline.slices import LEAST_DB
+from ci.report.bars import WHOLE_DB, Bar, bar_of
 from ci.report.values import Row, entries, in_unit, mapping, number, verdict_of
 from provisioning.base.findings import Metric
 
@@ -54,15 +56,22 @@ def trend_table(programs: Sequence[tuple[str, str, Sequence[Row]]]) -> TrendTabl
 
 
 def _accuracy(rows: Sequence[Row]) -> Bar | None:
-    value, threshold, baseline = (
-        number(_merged(rows, group), "sqnr_db") for group in ("figures", "thresholds", "baseline")
-    )
+    figures, wanted, accepted = (_merged(rows, group) for group in ("figures", "thresholds", "baseline"))
+    value, threshold, baseline = (number(values, "sqnr_db") for values in (figures, wanted, accepted))
     if value is None:
         return None
+    part, varies = number(figures, "slice_sqnr_db"), number(figures, "variation_sqnr_db")
     text = in_unit("sqnr_db", value) + (f", at least {threshold:.1f}" if threshold is not None else "")
+    lost = part is not None and part < min(LEAST_DB, value - SAME_DB)
+    if part is not None and lost:
+        text += f", {in_unit('slice_sqnr_db', part)} in its worst slice"
+    if varies is not None and of_the_mean(value, varies):
+        text += f", {in_unit('variation_sqnr_db', varies)} of what depends on the input"
     label = text + (f", baseline {in_unit('sqnr_db', baseline)}" if baseline is not None else "")
-    good = threshold is None or value >= threshold
-    return bar_of("", value, text, good=good, marks=[(threshold, 1.6), (baseline, 0.5)], label=label)
+    good = not lost and value >= max(threshold or 0.0, REQUIRED["sqnr_db"])
+    longest = WHOLE_DB if value <= WHOLE_DB else None
+    marks = [(threshold, 1.6), (baseline, 0.5)]
+    return bar_of("", value, text, good=good, marks=marks, longest=longest, label=label)
 
 
 def _line(history: Sequence[Row], key: str) -> TrendLine | None:

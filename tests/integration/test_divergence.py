@@ -29,3 +29,49 @@ def test_an_operator_in_place_behind_the_end_of_a_program_does_not_change_it(tmp
     assert done.returncode == 1, done.stderr
     found = json.loads(answer.read_text())
     assert found["first"] and found["cuts"]["linear"] > 50
+
+
+GATED = """
+import torch
+from torch import nn
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x):
+        g = self.fc((x.mean((2, 3)) > 0.0).float())
+        return x * torch.sigmoid(g)[:, :, None, None]
+
+def make():
+    torch.manual_seed(0)
+    gate, blocks = Gate(), [Residual() for _ in range(6)]
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks[:3], gate, *blocks[3:], nn.Conv2d(16, 4, 1))
+    return net.eval(), lambda generator: (torch.randn(1, 3, 16, 16, generator=generator),)
+"""
+
+
+def test_among_residual_additions_at_8_bits_the_line_of_the_cast_is_named_with_its_fault(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "net.py").write_text(GATED, encoding="utf-8")
+    answer = tmp_path / "found.json"
+    words = ("divergence", f"{tmp_path}/net.py:make", "--precision", "8a8w", "--soc", "SM8650")
+    done = typed(
+        *words,
+        *("--json", answer),
+        env=environment(QNN_CI_REPORTS=str(tmp_path / "reports")),
+    )
+    assert done.returncode == 1, done.stderr
+    first = json.loads(answer.read_text())["first"]
+    assert first["source"].endswith("net.py:19") and first["share"] > 0.5
+    assert "comparison-as-float" in [row.get("fault") for row in first["known"]]

@@ -167,14 +167,43 @@ def test_an_error_in_a_librarys_model_names_its_line_in_whichever_environment_it
     assert cause.endswith("(transformers/models/t5/modeling_t5.py:348)") and fix
 
 
-def test_an_index_that_quantizing_turns_into_floats_is_explained() -> None:
-    with pytest.raises(RuntimeError) as raised:
-        torch.nn.functional.embedding(torch.ones(2), torch.ones(3, 4))
+FLOATS = torch.ones(2)
+READS = {
+    "embedding": lambda: torch.nn.functional.embedding(FLOATS, torch.ones(3, 4)),
+    "gather": lambda: torch.ones(3).gather(0, FLOATS),
+    "index_select": lambda: torch.ones(3).index_select(0, FLOATS),
+    "index": lambda: torch.ones(3)[FLOATS],
+    "scatter": lambda: torch.ones(3).scatter(0, FLOATS, torch.ones(2)),
+    "index_add": lambda: torch.ones(3).index_add(0, FLOATS, torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_an_index_that_quantizing_turns_into_floats_is_explained(read: str) -> None:
+    with pytest.raises((RuntimeError, IndexError)) as raised:
+        READS[read]()
     cause, fix = factory.explained(raised.value)
-    assert "quantized" in cause and "from_pretrained(table.weight[rows])" in fix
+    assert "quantized" in cause and "from_pretrained(table.weight[rows])" in fix and "return" in fix
+
+
+def test_a_table_that_is_folded_by_its_fix_gives_the_same() -> None:
     table, ids = torch.nn.Embedding(5, 4), torch.arange(12)
     folded = torch.nn.Embedding.from_pretrained(table.weight[ids * 3 % 5])
     torch.testing.assert_close(folded(ids), table(ids * 3 % 5))
+
+
+def test_an_operator_of_a_graph_that_fails_is_named_by_the_models_line() -> None:
+    """As a prepared model's does in calibration."""
+    graph = torch.fx.Graph()
+    x, index = graph.placeholder("x"), graph.placeholder("index")
+    first = graph.call_function(torch.ops.aten.relu.default, (x,))
+    read = graph.call_function(torch.ops.aten.gather.default, (first, 0, index))
+    graph.output(read)
+    for line, node in enumerate((first, read), 7):
+        node.meta["stack_trace"] = f'  File "/opt/theirs/net.py", line {line}, in forward\n    f(x)\n'
+    with pytest.raises(RuntimeError) as raised:
+        torch.fx.GraphModule(torch.nn.Module(), graph)(torch.ones(3), FLOATS)
+    assert "net.py:8" in factory.explained(raised.value)[0]
 
 
 def test_where_a_layer_has_no_scale_for_a_computed_weight_the_fix_keeps_the_weight() -> None:
@@ -190,7 +219,7 @@ def test_where_a_layer_has_no_scale_for_a_computed_weight_the_fix_keeps_the_weig
     with pytest.raises(KeyError) as raised:
         compiles(node)
     cause, fix = factory.explained(raised.value)
-    assert "net.py:7" in cause and "register_buffer" in fix and "qnn-ci repair" in fix
+    assert "net.py:7" in cause and "register_buffer" in fix and "repair" in fix
 
 
 def test_an_unfold_whose_windows_overlap_is_the_convolution_of_its_fix() -> None:

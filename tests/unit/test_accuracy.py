@@ -18,6 +18,7 @@ from ci.pipeline.accuracy import (
     Pair,
     Unusable,
     compare,
+    compared,
     in_files,
     in_words,
     least_sqnr_db,
@@ -539,7 +540,7 @@ class TestWhatDependsOnTheInput:
 
     def test_a_figure_that_is_low_anyway_is_not_the_means(self, tmp_path: Path) -> None:
         figures = {"sqnr_db": 14.2, "variation_sqnr_db": 7.7}
-        assert not list(constant_outputs(make_program(tmp_path), figures, "look"))
+        assert not list(constant_outputs(make_program(tmp_path), figures, (), "look"))
 
     @pytest.mark.parametrize(
         ("varies", "error", "warned"),
@@ -548,8 +549,23 @@ class TestWhatDependsOnTheInput:
     def test_a_good_figure_that_the_mean_alone_makes_is_warned_of(
         self, tmp_path: Path, varies: float, error: float, warned: bool
     ) -> None:
-        found = list(constant_outputs(make_program(tmp_path), self.measured(varies, error), "look"))
+        found = list(constant_outputs(make_program(tmp_path), self.measured(varies, error), (), "look"))
         assert [row.severity for row in found] == [Severity.WARNING] * warned
+
+    def test_of_several_outputs_the_one_is_named_of_which_the_mean_alone_is_right(
+        self, tmp_path: Path
+    ) -> None:
+        """Whole numbers before it do not change its number."""
+
+        def row(mean: Any, varies: float, output: int) -> Pair:
+            wanted = mean + varies * self.RANDOM.standard_normal(1000)
+            return Pair("", wanted, wanted + 0.1 * self.RANDOM.standard_normal(1000), output)
+
+        whole = Pair("", numpy.arange(4), numpy.arange(4), 0)
+        pairs = [pair for _ in range(3) for pair in (whole, row(0, 10, 1), row(self.MEAN, 0.01, 2))]
+        figures, lines = compared(pairs)
+        (finding,) = constant_outputs(make_program(tmp_path), figures, lines, "look")
+        assert "output 2" in finding.message and "output 1" not in finding.message
 
 
 @pytest.mark.parametrize(

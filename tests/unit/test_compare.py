@@ -29,7 +29,7 @@ from ci.upgrades.compare.stage import (
     stacks,
 )
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Report, Severity
+from provisioning.base.findings import Outcome, Report, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from tests.support.typed import run_here
@@ -154,6 +154,26 @@ def test_a_stack_that_ran_with_another_build_is_not_judged(
     assert measure(QNN_51, selection, choice(), {}, stage).programs
     with pytest.raises(EnvironmentLacking, match=re.escape(QNN_50.build.build_id)):
         measure(QNN_50, selection, choice(), {}, stage)
+
+
+@pytest.mark.parametrize(("code", "raised"), [(2, UsageError), (3, EnvironmentLacking)])
+def test_a_stage_that_measured_nothing_ends_the_comparison_as_it_ended_itself(
+    code: int, raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt --case is the user's error, and not the machine's."""
+    selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        ended = StageRun("test_onnx", "wheels", "x86_64-linux", "nox -s test_onnx")
+        ended.add("usage", Severity.ERROR, "test_onnx", "--case nope matches no program", "--list")
+        ended.finish(Outcome.ERROR).write(Path(command[command.index("--reports") + 1]))
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr("ci.upgrades.compare.stage.environment_of", lambda *arguments: {})
+    monkeypatch.setattr(subprocess, "run", run)
+    stage = StageRun("compare", "wheels", "x86_64-linux", "nox -s compare")
+    with pytest.raises(raised, match="--case nope"):
+        measure(QNN_51, selection, choice(), {}, stage)
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,46 @@ def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
     result = cuts.search(
         lambda: list(OPERANDS), lambda: ["linear"], lambda node: OPERANDS[node], lambda _: described, 30.0
     )
-    assert result["first"] == {**described, "node": "linear", "sqnr_db": 0.0, "operands": {"conv": None}}
+    assert result["first"] == {
+        **described,
+        "node": "linear",
+        "sqnr_db": 0.0,
+        "share": 1.0,
+        "operands": {"conv": None},
+    }
     text = "\n".join(as_text({**result, "reference": "the float model"}))
     assert "conv not measured" in text and "no kernel" in text
 
 
-FIRST = {"operator": "aten.cumsum.default", "source": "net.py:7", "known": [], "better": ""}
+@pytest.mark.parametrize(("wrong", "share"), [(None, 0.1), ("n6", 0.9)])
+def test_how_much_of_the_error_is_the_operators_own_tells_a_fault_from_rounding(
+    wrong: str | None, share: float
+) -> None:
+    """At 8 bits ten operators that round as much give 30 dB, and none of them is at fault."""
+    operands = chain(10)
+    powers = [0.1 if wrong is None else (0.9 if name == wrong else 0.1 / 9) for name in operands]
+    noise = {name: sum(powers[: place + 1]) * 1e-3 for place, name in enumerate(operands)}
+
+    def pairs(node: str | None) -> list[Pair]:
+        off = numpy.full(4, noise[node or "n9"] ** 0.5)
+        return [Pair("", numpy.ones(4), numpy.ones(4) + off)]
+
+    ends = [list(operands)[-1]]
+    cuts = Cuts[str](str, pairs)
+    first = cuts.search(lambda: list(operands), lambda: ends, operands.__getitem__, lambda _: {}, 40.0)[
+        "first"
+    ]
+    assert first and first["share"] == pytest.approx(share, abs=0.02)
+    assert wrong is None or first["node"] == wrong
+
+
+FIRST = {
+    "operator": "aten.cumsum.default",
+    "source": "net.py:7",
+    "known": list[dict[str, str]](),
+    "better": "",
+    "share": 0.9,
+}
 FAULT = {"message": "it is wrong", "command": "transpose it", "fault": "cumsum-8-bit"}
 
 
@@ -101,6 +135,7 @@ FAULT = {"message": "it is wrong", "command": "transpose it", "fault": "cumsum-8
         (3.0, {**FIRST, "known": [{"message": "", "command": "shows it"}, FAULT]}, "transpose it"),
         (3.0, {**FIRST, "better": "16a8w"}, "compile 16a8w -o out"),
         (3.0, FIRST, "net.py:7"),
+        (29.0, {**FIRST, "share": 0.2}, "compile 16a8w -o out"),
     ],
 )
 def test_every_end_of_the_search_names_what_to_do_next(
@@ -115,4 +150,4 @@ def test_every_end_of_the_search_names_what_to_do_next(
         "first": first,
         "reference": "the quantized model on the CPU",
     }
-    assert fix in fix_of(result, command)
+    assert fix in fix_of(result, command, "8a8w")

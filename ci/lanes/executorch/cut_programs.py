@@ -21,7 +21,7 @@ from torch.fx import Node
 from ci.engine.runner_call import runner_command, write_inputs
 from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
-from ci.operators.partition.decisions import is_quantizer, module_of
+from ci.operators.partition.decisions import is_quantizer, module_of, traits_of
 from ci.operators.partition.failing_operators import restore_builtins
 from ci.pipeline.accuracy import Pair
 from ci.pipeline.divergence import Cuts
@@ -150,10 +150,14 @@ def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def _described(node: Node) -> dict[str, str]:
+def _described(node: Node) -> dict[str, Any]:
     source, code = source_of(node)
     made_by = node.args[0] if node.target is getitem else node
-    return {"operator": str(made_by.target), "module": module_of(node), "source": source, "code": code}
+    words = {"operator": str(made_by.target), "module": module_of(node), "source": source, "code": code}
+    traits = {near.name: traits_of(near) for near in (made_by, *operands_of(made_by))}
+    # A cast alone may be right, and be wrong with what reads it: the compiler makes one of them.
+    around = {name: row for name, row in traits.items() if name == made_by.name or "kinds" in row}
+    return {**words, "traits": around}
 
 
 def _written_inputs(folder: Path, samples: Sequence[tuple[Tensor, ...]]) -> Path:

@@ -52,8 +52,7 @@ def searched(
         if first := result["first"]:
             scheme, soc = program.run.precision, program.soc
             build_id = key_context_of(environment.root(QNN_SDK).path, selection.store).build_id
-            node = {"operator": first["operator"], "line": first["source"]}
-            met = faults_in({first["node"]: node}, scheme, soc, versions_of(build_id))
+            met = faults_in(first.pop("traits"), scheme, soc, versions_of(build_id))
             first["known"] = [known_fault(found.fault) for found in met]
             measured = inexact([first["operator"]], scheme, soc)
             first["known"] += [row._asdict() for row in measured if row.compiles]

@@ -163,7 +163,7 @@ class Emulation(Lowering):
             if (figures := self.figures(program, mine)) is not None:
                 every = SUITES.repeat(program, self.stage, every_chip=True)
                 yield from placeholder(program, figures, f"{every} --accept")
-                yield from constant_outputs(program, figures, again)
+                yield from constant_outputs(program, figures, mine[RAN].facts["slices"], again)
 
     def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
         figures = self.figures(program, mine)

@@ -143,7 +143,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
         divergence = self.command("divergence", program.soc, *flags)
         causes = causes_of(program, facts, slices, plan.basis.build_id)
-        suspect = (nearly_constant(figures), differs_on_chip(figures, divergence, causes.known))
+        suspect = (nearly_constant(figures, slices), differs_on_chip(figures, divergence, causes.known))
         warnings = [*_notes(facts), *filter(None, suspect)]
         wrong = accuracy_of_one_model(
             stem,
@@ -215,7 +215,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             }
             figures, slices = facts["figures"], facts["slices"]
             words = f"{program.soc} {program.run.name}: {in_words(figures)} against float, both in PyTorch"
-            warnings = [*_notes(facts), *filter(None, [nearly_constant(figures)])]
+            warnings = [*_notes(facts), *filter(None, [nearly_constant(figures, facts["slices"])])]
             where = self.command("quantize", program.soc, "--where")
             wrong = accuracy_of_quantized(stem, figures, where, causes_of(program, facts, slices))
             lines = [words, *(f"  {line}" for line in slices)]

@@ -75,7 +75,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     near: Mapping[str, float] = context["near"]
     if not program.case.recorded:
         yield from placeholder(program, near, f"{every} --accept")
-        yield from constant_outputs(program, near, again)
+        yield from constant_outputs(program, near, context["slices"], again)
     yield from notes(program, result.facts, again)
     for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
         if not facts["reload_equal"]:

@@ -131,7 +131,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             self.command("divergence", program.soc),
             self.command("quantize", program.soc, "--where"),
         )
-        suspect = (nearly_constant(near), differs_on_chip(near, commands[0]))
+        suspect = (nearly_constant(near, context["slices"]), differs_on_chip(near, commands[0]))
         warnings = [*self._drawn(program), *constant_inputs(facts), *filter(None, suspect)]
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
@@ -183,7 +183,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
         where = self.command("quantize", program.soc, "--where")
         wrong = accuracy_of_quantized(stem, facts["near"], where, causes_of(facts, kind))
-        constant = filter(None, [nearly_constant(facts["near"])])
+        constant = filter(None, [nearly_constant(facts["near"], facts["slices"])])
         warnings = [*self._drawn(program), *constant_inputs(facts), *constant]
         return [Product(written, [words, *(f"  {line}" for line in facts["slices"])], warnings, wrong)]
 

@@ -190,9 +190,8 @@ CASTS = ("_to_copy", "to", "type_as", "_to_dim_order_copy")
 
 
 def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
-    """Operator, line and module of every node in a delegate, by QNN's name of the node; the ranks of its
-    tensors, its output's first size, the type that a cast takes, whether lowering added it (a cast where
-    `source`, if it is a graph, has none), and whether its module was called before."""
+    """The traits of every node in a delegate, by QNN's name of the node, and whether lowering added it (a
+    cast where `source`, if it is a graph, has none)."""
     nodes = {}
     graph = getattr(source, "graph", None)
     casts = graph is None or any(_is_cast(node) for node in graph.nodes)
@@ -201,21 +200,27 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
             continue
         for node in lowered.original_module.graph.nodes:
             if node.op == "call_function":
-                nodes[node.name] = {
-                    "operator": operator_name(node),
-                    "line": source_of(node)[0],
-                    "module": module_of(node),
-                    "ranks": sorted(
-                        value.dim()
-                        for operand in (node, *node.all_input_nodes)
-                        if isinstance(value := operand.meta.get("val"), torch.Tensor)
-                    ),
-                    "first": _first_size(node.meta.get("val")),
-                    **({"added": True} if not casts and _is_cast(node) else {}),
-                    **({"kinds": _kinds_of(node.all_input_nodes)} if _is_cast(node) else {}),
-                    **({"again": True} if _is_of_another_call(node) else {}),
-                }
+                added = {"added": True} if not casts and _is_cast(node) else {}
+                nodes[node.name] = {**traits_of(node), **added}
     return nodes
+
+
+def traits_of(node: Any) -> dict[str, Any]:
+    """Operator, line and module; the ranks of its tensors, its output's first size, the type that a cast
+    takes, and whether its module was called before: by these a known fault concerns it or not."""
+    return {
+        "operator": operator_name(node),
+        "line": source_of(node)[0],
+        "module": module_of(node),
+        "ranks": sorted(
+            value.dim()
+            for operand in (node, *node.all_input_nodes)
+            if isinstance(value := operand.meta.get("val"), torch.Tensor)
+        ),
+        "first": _first_size(node.meta.get("val")),
+        **({"kinds": _kinds_of(node.all_input_nodes)} if _is_cast(node) else {}),
+        **({"again": True} if _is_of_another_call(node) else {}),
+    }
 
 
 def _first_size(value: Any) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import linecache
 import re
 import sysconfig
 import traceback
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from ci.pipeline.models.model_lines import (
     is_model,
     is_of_library,
     relative_path,
-    user_frame,
+    source_of,
 )
 from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begin
 from provisioning.base.commands import session
@@ -104,11 +106,13 @@ NOT_COMPILABLE = (
         " bias = layer.compute_bias(n, n).detach(); layer.compute_bias = lambda *a, **k: bias",
     ),
     (
-        "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but",
+        "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but"
+        "|Expected dtype int[^:]* for index|tensors used as indices must be long",
         "the operators that compute an index are quantized, and give floats",
         "compute the indices before the model, and give them as its input; or fold what computes them into"
         " the table: torch.nn.Embedding.from_pretrained(table.weight[rows]), where rows is what it gives for"
-        " each id",
+        " each id; of indices that the model chooses, as by topk, return them, .to(torch.int32), and the"
+        " tensor that they are to read, and let the caller divide and read",
     ),
     (
         r"im2col can only be converted when stride == kernel_size",
@@ -549,11 +553,16 @@ def explained(error: BaseException) -> tuple[str, str]:
         for file, line in FRAME.findall(text)
         if _is_users(file) or is_of_library(file)
     ]
+    frames = [*traceback.walk_tb(errors[-1].__traceback__)][::-1]
+    node = None if places else next(filter(None, (_node_of_line(*frame) for frame in frames)), None)
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
+    if node:
+        place = f" ({_place_of(node)})"
     if known := not_compilable(text):
         return known[0] + place, known[1]
-    if not places and (at := _node_at(errors[-1])):
-        words, fix = at
+    if not places and (node := node or _node_at_hand(frames)):
+        operator = getattr(node.target, "__name__", node.target)
+        words, fix = f"{operator} ({_place_of(node)})", fix_inside(node)
         computed = errors[-1].args == ("scale",)
         otherwise = ONE_WEIGHT if computed else "write that line with other operators of torch"
         return f"the compiler fails at {words}: {type(errors[-1]).__name__}: {errors[-1]}", fix or otherwise
@@ -566,16 +575,28 @@ def explained(error: BaseException) -> tuple[str, str]:
     return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
 
 
-def _node_at(error: BaseException) -> tuple[str, str] | None:
-    """The operator, and the model's line, that a pass of the compiler had at hand when it failed; and what to
-    write in place of its module, if that is known."""
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+def _node_at_hand(frames: Iterable[tuple[FrameType, int]]) -> torch.fx.Node | None:
+    """The operator with a line of the model's that a pass of the compiler had at hand when it failed."""
+    for frame, _ in frames:
         for node in frame.f_locals.values():
-            if isinstance(node, torch.fx.Node) and (line := user_frame(node.meta.get("stack_trace") or "")):
-                operator = getattr(node.target, "__name__", node.target)
-                words = f"{operator} ({relative_path(line.path)}:{line.line} `{line.code}`)"
-                return words, fix_inside(node)
+            if isinstance(node, torch.fx.Node) and source_of(node)[0]:
+                return node
     return None
+
+
+def _node_of_line(frame: FrameType, line: int) -> torch.fx.Node | None:
+    """Of the code that torch writes for a graph: the operator there, if it has a line of the model's."""
+    module = frame.f_locals.get("self")
+    if not isinstance(module, torch.fx.GraphModule):
+        return None
+    name = linecache.getline(frame.f_code.co_filename, line).partition(" = ")[0].strip()
+    return next((node for node in module.graph.nodes if node.name == name and source_of(node)[0]), None)
+
+
+def _place_of(node: torch.fx.Node) -> str:
+    """``file:line `code` ``."""
+    source, code = source_of(node)
+    return f"{source} `{code}`"
 
 
 def not_compilable(text: str) -> tuple[str, str] | None:

@@ -195,11 +195,12 @@ def measure(
         command += [flag for soc in selection.named_socs for flag in ("--soc", soc)]
         command += [*(["--suite", str(choice.suite)] if choice.suite else []), *choice.flags]
         log = folder / f"{name}.log"
-        logged(command, log, handed_on(variables), cwd=ROOT)
+        code = logged(command, log, handed_on(variables), cwd=ROOT)
         stage.artifacts.append(Artifact.of("stage-log", log))
         report = _report(folder / f"{name}.json", log)
         if unmeasured := _of_this_machine(report):
-            raise EnvironmentLacking(f"{title}: {unmeasured}", fix=f"read {log}")
+            kind = UsageError if code == UsageError.exit_code else EnvironmentLacking
+            raise kind(f"{title}: {unmeasured}", fix=f"read {log}")
         if other := another_build(report, stack.build):
             raise EnvironmentLacking(
                 f"{title}: expected {stack.build.build_id}, and {name} ran with {other}",
