@@ -761,6 +761,27 @@ def test_rounding_costs_more_where_calibration_saw_less(tmp_path: Path) -> None:
     assert itself < 1.5 * by_others < by_few / 3
 
 
+def test_a_cache_of_16_bits_costs_through_genie_what_one_of_8_costs(tmp_path: Path) -> None:
+    """As the emulator computes: onnxruntime-qnn reads the second factor of two activations as 8 bits."""
+    from ci.lanes.llm.judge import figures_of, window_of
+    from ci.lanes.llm.noise import rounded_model, scheme_of
+    from ci.lanes.llm.reference import load_reference
+
+    model = write_checkpoint(tmp_path, num_hidden_layers=2)
+    rows = np.random.default_rng(9).integers(0, 256, (2, 128)).tolist()
+
+    def cost(through: str, precision: str, cache: int) -> float:
+        found = rounded_model(load_reference(model), rows, rows[0], scheme_of(through, precision, cache))
+        readings = zip(found.rounded, found.exact, rows, strict=True)
+        nats = figures_of([window_of(some[:-1], exact[:-1], row[1:]) for some, exact, row in readings])
+        return nats["divergence"].value
+
+    eight, sixteen = (cost("genie", "u16u8", bits) for bits in (8, 16))
+    assert sixteen == pytest.approx(eight, rel=0.1)
+    eight, sixteen = (cost("executorch", "16a8w", bits) for bits in (8, 16))
+    assert sixteen < 0.7 * eight
+
+
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"tie_word_embeddings": True, "rope_scaling": None}),

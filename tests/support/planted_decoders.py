@@ -280,10 +280,8 @@ def run(way_name: str, model: Path, folder: Path, faults: list[str]) -> Iterator
         return worker.facts_of({**order, "log": "", "timeout": 900.0})
 
     texts = write_texts(model, folder / "texts")
-    kept: dict[str, Any] = {}
-    # No flag of `compile` gives 16 bits to Genie's cache.
-    if way.cache != "uint16":
-        kept = kept_by_compile(model, texts / "calibration.txt", way.through, way.precision)
+    # No flag of `compile` gives 16 bits to Genie's cache; ranges are the same.
+    kept = kept_by_compile(model, texts / "calibration.txt", way.through, way.precision)
     for fault in faults or FAULTS:
         out = folder / way_name
         shutil.rmtree(out, ignore_errors=True)

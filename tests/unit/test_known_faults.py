@@ -22,6 +22,7 @@ def test_a_fault_is_named_for_its_versions_alone(version: str, named: bool) -> N
     assert not faults_of("qnn", "1.0")
     assert [fault.id for fault in faults_of("onnxruntime-qnn", "2.5.0")] == ["attention-23"]
     assert {fault.id for fault in faults_of("onnxruntime-qnn", "2.7.0")} == {
+        "matmul-of-activations",
         "reciprocal-below-one",
         "trace-of-a-quantized-gru",
     }

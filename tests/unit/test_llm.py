@@ -520,7 +520,13 @@ class TestCheckpoint:
         assert record["rounding"]["judged"] == digest_of(rows, order["texts"])
         assert record["rounding"]["ranges"] == kept["ranges"] and "model.safetensors" in record["float"]
         monkeypatch.setattr("ci.lanes.llm.one_model.available_memory", lambda: 1 << 20)
-        assert self.compiled(["compile"], whole_checkpoint) == 0 and len(asked) == 3
+        # Over what it wrote, by a folder from where it is typed.
+        monkeypatch.chdir(out.parent)
+        (out / "prefill_1.bin").touch()
+        earlier = json.dumps(record | {"files": [*record["files"], "prefill_1.bin"]})
+        (out / "compiled.json").write_text(earlier)
+        assert self.compiled(["compile"], whole_checkpoint, "-o", "out") == 0 and len(asked) == 3
+        assert (out / "prefill_0.bin").exists() and not (out / "prefill_1.bin").exists()
         assert "left to llm check" in capsys.readouterr().err
         assert "rounding" not in json.loads((out / "compiled.json").read_text())
 

@@ -20,8 +20,8 @@ LAYER, WORDS = 60_817_408, 128_256 * 2048
 GRAPHS = 2
 """Prefill and decode."""
 START, COMPILING = 13.0, 0.4
-"""Seconds that even the smallest model takes, and the share of the suite's seconds that is compiling: it also
-runs and compares. Measured with one layer (26 s) and with 16 (330 s)."""
+"""Seconds that even the smallest model takes, most of them for imports, and the share of the suite's seconds
+that is compiling: it also runs and compares. Measured with one layer (26 s) and with 16 (330 s)."""
 READING = 9.2e-11
 """Seconds for a weight and a token of the text to quantize by. Measured with a layer: 86 s at a context of
 1024, 87 s at 2048 and 113 s at 4096."""
@@ -40,7 +40,7 @@ SCORE = 8
 
 def seconds_of_rounding(shape: Architecture, calibration: int, judged: int) -> float:
     """Of measuring what rounding costs: float reads what quantizes it, and twice what is judged."""
-    return FORWARD * sum(shape.weights(1)) * (calibration + 2 * judged)
+    return START + FORWARD * sum(shape.weights(1)) * (calibration + 2 * judged)
 
 
 @dataclass(frozen=True, slots=True)

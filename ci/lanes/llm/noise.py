@@ -21,6 +21,10 @@ SCORES = 1 << 24
 """Computed at a time: those of all heads of a long row would fill the memory."""
 
 
+PROVIDERS_FACTORS = 8
+"""Bits to which onnxruntime-qnn converts the second of two activations that MatMul multiplies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How `compile` rounds. Without `bits` all are halves."""
@@ -30,6 +34,8 @@ class Scheme:
     weights: int = 0
     cache: int = 0
     """Of keys and values."""
+    factors: int = 0
+    """Of keys and values in products, where they have fewer there than in the cache."""
     by_channel: float = 0.0
     """Whether each row of weights has a scale of its own, around zero: what the largest becomes."""
     head: int = 0
@@ -42,8 +48,8 @@ class Scheme:
 
 SCHEMES = {
     ("genie", "fp16"): Scheme(),
-    ("genie", "u16u8"): Scheme(16, 8, 8),
-    ("genie", FOUR_BITS): Scheme(16, 4, 8, by_channel=7.5, head=8),
+    ("genie", "u16u8"): Scheme(16, 8, 8, factors=PROVIDERS_FACTORS),
+    ("genie", FOUR_BITS): Scheme(16, 4, 8, factors=PROVIDERS_FACTORS, by_channel=7.5, head=8),
     ("executorch", "fp16"): Scheme(norm_in_steps=False),
     ("executorch", "16a8w"): Scheme(16, 8, 16, by_channel=127, norm_in_steps=False, far=-100.0),
     ("executorch", FOUR_BITS): Scheme(16, 4, 16, by_channel=7, norm_in_steps=False, far=-100.0),
@@ -270,6 +276,9 @@ def _attention(
     key = rounding(f"{name} keys", rounding(f"{name} new keys", key), scheme.cache, cache=True)
     value = rounding(f"{name} values", value, scheme.cache, cache=True)
     rounding.kept |= {f"past_key_{layer}_out": key, f"past_value_{layer}_out": value}
+    if scheme.factors:
+        key = rounding(f"{name} keys", key, scheme.factors, cache=True)
+        value = rounding(f"{name} values", value, scheme.factors, cache=True)
     group, count = query.shape[1] // key.shape[1], query.shape[2]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     hidden, mixed = torch.full((count, count), scheme.far).triu(1), list[Tensor]()

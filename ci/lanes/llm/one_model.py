@@ -194,7 +194,8 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         files[RECORD] = json.dumps(record, indent=2) + "\n"
         # Of an earlier compile, in more parts or for another runtime.
         earlier = record_of(output / CONFIG).get("files", [])
-        stale = [path for path in output.iterdir() if path.is_file() and path.name in earlier]
+        known = output.absolute().iterdir()
+        stale = [path for path in known if path.is_file() and path.name in earlier]
         genie = order["do"] == "compile"
         what = f"{result.facts['binaries']} binaries" if genie else "a program"
         words = [f"{output}: {what}, {CompileCost(*costs.values())}; see its README.md"]
