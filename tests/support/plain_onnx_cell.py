@@ -1,4 +1,4 @@
-"""Operators of ONNX, each alone, by onnxruntime-qnn and nothing of this project: where each runs, how exactly.
+"""Operators of ONNX, each alone, by onnxruntime-qnn and nothing of this project: where each runs, how well.
 
 Its argument is a JSON list of what to measure: the node test's `test` and `module`, `opset`, `constants`
 (inputs that become weights), `precision`, `chip` and `arch` (QNN's numbers) and `seed`. For each it prints a
@@ -38,7 +38,7 @@ def arrays_of(values: Any) -> list[np.ndarray]:
 def model_of(
     test: str, module: str, opset: int, constants: Sequence[str]
 ) -> tuple[Any, dict[str, np.ndarray]]:
-    """With its first output alone where the others are optional, and the test's own inputs."""
+    """Without the optional outputs beside the first one, and with the test's own inputs."""
     package = "onnx.backend.test.case.node"
     importlib.import_module(f"{package}.{module}")
     case = next(case for case in importlib.import_module(package)._NodeTestCases if case.name == test)
@@ -53,15 +53,18 @@ def model_of(
     kept = [
         name
         for place, name in enumerate(node.output)
-        if not place or formal[min(place, len(formal) - 1)].option != optional
+        if name == graph.output[0].name or formal[min(place, len(formal) - 1)].option != optional
     ]
+    names = [name if name in kept else "" for name in node.output]
+    while not names[-1]:
+        names.pop()
     outputs = [info for info in graph.output if info.name in kept]
     graph.initializer.extend(onnx.numpy_helper.from_array(values.pop(name), name) for name in constants)
     inputs = [info for info in graph.input if info.name in values]
     del graph.input[:], graph.output[:], node.output[:]
     graph.input.extend(inputs)
     graph.output.extend(outputs)
-    node.output.extend(kept)
+    node.output.extend(names)
     for info in (*graph.input, *graph.output):
         if info.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE:
             info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT

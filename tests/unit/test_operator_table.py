@@ -414,9 +414,12 @@ def test_a_chain_whose_layers_do_not_compile_says_nothing_of_an_operator() -> No
     tests = {
         **chained("clone", {"plain": RecordedPart("cpu"), "chain": RecordedPart("dies")}),
         **chained("erf", {"plain": RecordedPart("cpu", None, ("aten::erf",)), "chain": RecordedPart("dies")}),
+        # It is tried in the chain alone.
+        **chained("rand", {"chain": RecordedPart("dies")}),
     }
     cells = table_of({"values": {"SM8350": SuiteRecord("x", tests)}}, {}).cells
     assert [str(cells[name]["SM8350"]["16a8w"]) for name in ("clone", "erf")] == ["CPU", "CPU: erf"]
+    assert "rand" not in cells
 
 
 def test_what_a_form_changes_is_named() -> None:

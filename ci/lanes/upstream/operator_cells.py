@@ -120,7 +120,9 @@ def table_of(
     silent = _without_layers(rows)
     for (operator, scheme), chips in sorted(rows.items()):
         for soc, here in chips.items():
-            own = [row for row in here if not (row.chain and (scheme, soc) in silent)] or here
+            own = [row for row in here if not (row.chain and (scheme, soc) in silent)]
+            if not own:
+                continue
             every = own
             if other := SAME_WITHOUT_WEIGHTS.get(scheme):
                 others = rows.get((operator, other), {}).get(soc, [])
