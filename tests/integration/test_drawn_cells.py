@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ci.lanes.upstream.operator_cells import LAYERS_LOSE
 from ci.lanes.upstream.value_cases import CHAIN, ValueCase, cases, chains
 from ci.operators.onnx_tests import node_tests
 from ci.operators.table import PLAIN, Cell, by_name, read
@@ -111,8 +112,7 @@ def _in_chain(cell: Cell, scheme: str) -> tuple[set[str], float | None] | None:
     words: set[str] = {chain.result, *chain.draws}
     if "cpu" in words:
         words.add("part")
-    # Layers with weights of four bits lose more themselves.
-    if "4w" in scheme:
+    if scheme.endswith(LAYERS_LOSE):
         words.add("lost")
     return words, chain.sqnr_db[0] if chain.sqnr_db else None
 

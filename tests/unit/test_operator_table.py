@@ -443,6 +443,16 @@ def test_a_word_that_changes_with_the_draw_is_said() -> None:
     assert str(lost) == "whole 70 dB; chain LOST 71 dB, 8 dB to float (70 to 72)"
 
 
+@pytest.mark.parametrize(
+    ("scheme", "result"), [("8a8w", "lost"), ("16a4w_block", "whole"), ("16a16w", "whole")]
+)
+def test_what_the_layers_of_a_chain_lose_is_not_lost_by_the_operator(scheme: str, result: str) -> None:
+    part = drawn(70, 71, 72, to_float=8)
+    tests = {f"test_chains[qnn_{scheme}-relu6-chain]": RecordedTest(1, 1, (part,))}
+    cells = table_of({"chains": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["relu6"]["SM8650"]
+    assert [cell.result for cell in cells.values()] == [result]
+
+
 def test_a_record_keeps_what_each_draw_gave(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     for part_of_a_test in (

@@ -202,11 +202,15 @@ def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tupl
         file, _, function = head.partition(".")
         operator = file.removeprefix("test_")
         case = function.removeprefix(f"{file}_").removeprefix("test_")
-    # Layers with weights of four bits lose more themselves.
-    layers_lose = head == "test_chains" and "4w" in scheme
+    layers_lose = head == "test_chains" and scheme.endswith(LAYERS_LOSE)
     for part in parts:
         tested = _without_loss(part) if layers_lose else part
         yield operator, scheme, OperatorCase(suite, test, tested, own, case)
+
+
+LAYERS_LOSE = ("4w", "4w_block", "16a16w")
+"""Schemes in which the layers of a chain lose much themselves: by weights of four bits, or by a bias that is
+cut off (bias-beyond-32-bits)."""
 
 
 def _without_loss(part: RecordedPart) -> RecordedPart:
