@@ -103,7 +103,7 @@ def decibels(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float
         finite = np.isfinite(exact)
         if not np.array_equal(finite, np.isfinite(near)):
             return -math.inf
-        signal, noise = np.linalg.norm(exact[finite]), np.linalg.norm((near - exact)[finite])
+        signal, noise = (float(np.linalg.norm(value[finite])) for value in (exact, near - exact))
         figures.append(min(EXACT_DB, 20 * math.log10(max(1e-12, signal) / max(1e-12, noise))))
     return min(figures)
 
