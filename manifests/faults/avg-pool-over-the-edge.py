@@ -18,8 +18,8 @@ def decibels(net, size):
     spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
     program = qnn.to_edge_transform_and_lower_to_qnn(net, inputs, spec).to_executorch()
     found = Runtime.get().load_program(program.buffer).load_method("forward").execute(list(inputs))[0]
-    signal, noise = net(*inputs).norm(), (found - net(*inputs)).norm().nan_to_num(math.inf)
-    return f"{20 * math.log10(max(1e-9, signal / max(1e-9, noise))):.0f} dB"
+    wanted = net(*inputs)
+    return 20 * math.log10(max(1e-9, wanted.norm() / max(1e-9, (found - wanted).norm().nan_to_num(math.inf))))
 
 
 def ended(net, size):
@@ -28,7 +28,7 @@ def ended(net, size):
         os.close(writing)
         status = os.waitpid(child, 0)[1]
         return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else os.read(reading, 99).decode()
-    os.write(writing, decibels(net, size).encode())
+    os.write(writing, f"{decibels(net, size):.0f} dB".encode())
     os._exit(0)
 
 

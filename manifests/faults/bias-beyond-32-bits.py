@@ -28,7 +28,7 @@ def decibels(net, scheme):
     module = prepare_pt2e(module, quantizer)
     module(*inputs)
     wanted, found = net(*inputs).double(), convert_pt2e(module)(*inputs).double()
-    return 20 * math.log10(max(1e-9, wanted.norm()) / max(1e-9, (found - wanted).norm()))
+    return 20 * math.log10(max(1e-9, wanted.norm() / max(1e-9, (found - wanted).norm().nan_to_num(math.inf))))
 
 
 torch.manual_seed(0)
