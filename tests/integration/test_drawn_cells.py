@@ -1,4 +1,4 @@
-"""The operator table against a script without code of this project, in cells that each night draws anew."""
+"""The operator table against scripts without code of this project, in cells that each night draws anew."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.value_cases import ValueCase, cases
+from ci.lanes.upstream.operator_cells import LAYERS_LOSE
+from ci.lanes.upstream.value_cases import CHAIN, ValueCase, cases, chains
+from ci.operators.onnx_tests import node_tests
 from ci.operators.table import PLAIN, Cell, by_name, read
 from ci.pipeline.slices import LEAST_DB
 from provisioning.environment import HOST_LIBRARIES
+from provisioning.manifest import soc_named
 from tests.support.sdk import sdk_root
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
 
-SCRIPT = Path(__file__).parents[1] / "support" / "plain_cell.py"
+SCRIPTS = Path(__file__).parents[1] / "support"
+ATEN, ONNX = "plain_cell.py", "plain_onnx_cell.py"
 
-CELLS = 6
+CELLS = {"alone": 10, "chain": 8, "onnx": 6}
+"""How many are drawn of each kind."""
+
 OTHER_DRAWS_DB = 6.0
 """How far below the least of a cell's cases the script's own values may be."""
 
@@ -35,71 +43,142 @@ ONE_STEP_DB = {"8a": 40.0, "16": 80.0, "fp": 50.0}
 
 @dataclass(frozen=True)
 class DrawnCell:
-    case: ValueCase
-    soc: str
-    scheme: str
-    cell: Cell
+    kind: str
+    """How it was measured: one of CELLS."""
+    subject: str
+    """`log/16a8w/SM8650`."""
+    words: frozenset[str]
+    """What the script may say."""
+    least_db: float
+    """The least figure that the table gives; minus infinity if it gives none."""
+    script: str
+    asked: Mapping[str, Any]
+
+    def unlike(self, word: str, figures: list[float]) -> bool:
+        """In word, or in the median of its figures."""
+        if word not in self.words:
+            return True
+        return word == "whole" and figures[len(figures) // 2] < self.least_db
 
 
 def candidates() -> Iterator[DrawnCell]:
-    """What an expression of floats without weights says. The script does not tell whole from float."""
+    """The scripts do not tell whole from float, and take inputs of floats alone."""
     table = read()
-    for case in cases():
+    for case in (*cases(), *chains()):
         settings = case.settings
-        if case.name != PLAIN or case.weights or settings.integers or settings.indices:
+        if (
+            case.name not in (PLAIN, CHAIN)
+            or settings.integers
+            or settings.indices
+            or "ResultOf" in case.expression
+        ):
             continue
         for soc, row in table.cells.get(case.operator, {}).items():
             for scheme, cell in by_name(row).items():
-                if cell.deciding is None and cell.result not in ("float", "bad_test", "no_kernel"):
-                    yield DrawnCell(case, soc, scheme, cell)
+                said = _in_chain(cell, scheme) if case.chain else _alone(cell)
+                if said and not (case.weights and "block" in scheme):
+                    yield _of_executorch(case, soc, scheme, *said)
+    for operator, chosen in node_tests().operators.items():
+        for soc, cells in table.onnx.cells.get(operator, {}).items():
+            for precision, cell in cells.items():
+                if cell.result not in ("float", "part"):
+                    yield DrawnCell(
+                        "onnx",
+                        f"{operator}/{precision}/{soc}",
+                        frozenset({cell.result}),
+                        _least(cell.sqnr_db, precision),
+                        ONNX,
+                        {
+                            **chosen.model_dump(),
+                            "precision": precision,
+                            "chip": soc_named(soc).id,
+                            "arch": soc_named(soc).arch,
+                        },
+                    )
 
 
-def agrees(drawn: DrawnCell, word: str, figures: list[float]) -> bool:
-    """In word, and in the figure that the cell gives as the least."""
-    cell = drawn.cell
-    if word != (cell.alone or cell.result):
-        return False
-    if word != "whole" or cell.sqnr_db is None:
-        return True
-    least = min(cell.sqnr_db - OTHER_DRAWS_DB, ONE_STEP_DB[drawn.scheme[:2]])
-    return figures[len(figures) // 2] >= max(LEAST_DB, least)
+def _alone(cell: Cell) -> tuple[set[str], float | None] | None:
+    """Only where all usual cases gave the same."""
+    word = cell.alone or cell.result
+    if cell.deciding or cell.newer or word in ("float", "bad_test", "no_kernel"):
+        return None
+    return {word}, None if cell.alone else cell.sqnr_db
 
 
-def asked_of(drawn: DrawnCell, seed: int) -> str:
-    """What the script is asked, with values of its own."""
-    low, high, *_ = drawn.case.range
-    expression, shape = drawn.case.expression, drawn.case.shape
-    values = {"expression": expression, "shape": shape, "low": low, "high": high, "seed": seed}
-    return json.dumps({**values, "scheme": drawn.scheme, "soc": drawn.soc})
+def _in_chain(cell: Cell, scheme: str) -> tuple[set[str], float | None] | None:
+    chain = cell.chain
+    if chain is None or not {"float", "bad_test", "no_kernel"}.isdisjoint({chain.result, *chain.draws}):
+        return None
+    words: set[str] = {chain.result, *chain.draws}
+    if "cpu" in words:
+        words.add("part")
+    if scheme.endswith(LAYERS_LOSE):
+        words.add("lost")
+    return words, chain.sqnr_db[0] if chain.sqnr_db else None
 
 
-def answer(asked: str, folder: Path) -> tuple[str, list[float]]:
-    """The script's word and figures; a process that ends by a signal says no word."""
+def _of_executorch(
+    case: ValueCase, soc: str, scheme: str, words: set[str], figure: float | None
+) -> DrawnCell:
+    low, high, *_ = case.range
+    layers = ("conv" if case.settings.shapes == "image" else "linear") if case.chain else ""
+    asked = {"expression": case.expression, "shape": case.shape, "low": low, "high": high, "layers": layers}
+    return DrawnCell(
+        CHAIN if case.chain else "alone",
+        f"{case.operator}/{scheme}/{soc}",
+        frozenset(words),
+        _least(figure, scheme),
+        ATEN,
+        {**asked, "scheme": scheme, "soc": soc},
+    )
+
+
+def _least(figure: float | None, scheme: str) -> float:
+    if figure is None:
+        return float("-inf")
+    return max(LEAST_DB, min(figure - OTHER_DRAWS_DB, ONE_STEP_DB[scheme[:2]]))
+
+
+def drawn_by(seed: int) -> list[DrawnCell]:
+    """Half of them of the cells that are not whole, which are few."""
+    every, generator = [*candidates()], random.Random(seed)
+    return [
+        cell
+        for kind, count in CELLS.items()
+        for whole in (True, False)
+        for cell in generator.sample(
+            [cell for cell in every if cell.kind == kind and ("whole" in cell.words) is whole], count // 2
+        )
+    ]
+
+
+def answers(
+    drawn: Sequence[DrawnCell], seed: int, folder: Path
+) -> Iterator[tuple[DrawnCell, str, list[float]]]:
+    """What the scripts say, with values of their own: a word and figures."""
     root = sdk_root()
     variables = {"QNN_SDK_ROOT": str(root), "LD_LIBRARY_PATH": str(root / "lib" / HOST_LIBRARIES)}
-    done = subprocess.run(
-        [sys.executable, SCRIPT, asked],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **variables},
-        cwd=folder,
-        check=False,
-    )
-    if done.returncode:
-        return "crash" if done.returncode < 0 else done.stderr[-500:], []
-    # QNN may print beside it as the process ends.
-    (line,) = re.findall(r'\["[a-z]+", \[.*?\]\]', done.stdout)
-    word, figures = json.loads(line)
-    return word, figures
+    for script, cells in groupby(drawn, lambda cell: cell.script):
+        asked = [*cells]
+        done = subprocess.run(
+            [sys.executable, SCRIPTS / script, json.dumps([{**cell.asked, "seed": seed} for cell in asked])],
+            capture_output=True,
+            text=True,
+            # ONNX Runtime's provider brings its own QNN.
+            env={**os.environ, **(variables if script == ATEN else {})},
+            cwd=folder,
+            check=True,
+        )
+        # QNN may print beside it.
+        said = re.findall(r'\["[a-z]+", \[.*?\]\]', done.stdout)
+        for cell, line in zip(asked, said, strict=True):
+            word, figures = json.loads(line)
+            yield cell, word, figures
 
 
 @pytest.mark.whole
-def test_cells_drawn_by_the_day_agree_with_a_script_without_our_code(tmp_path: Path) -> None:
+def test_cells_drawn_by_the_day_agree_with_scripts_without_our_code(tmp_path: Path) -> None:
     seed = dt.datetime.now(dt.timezone.utc).date().toordinal()
-    unlike = []
-    for drawn in random.Random(seed).sample([*candidates()], CELLS):
-        asked = asked_of(drawn, seed)
-        word, figures = answer(asked, tmp_path)
-        if not agrees(drawn, word, figures):
-            unlike.append((drawn.case.operator, str(drawn.cell), word, figures, asked))
+    said = answers(drawn_by(seed), seed, tmp_path)
+    unlike = [(cell, word, figures) for cell, word, figures in said if cell.unlike(word, figures)]
     assert unlike == []

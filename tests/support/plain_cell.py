@@ -1,12 +1,14 @@
-"""One operator alone, by executorch and nothing of this project: where it runs, and how exactly.
+"""Operators, one at a time, by executorch and nothing of this project: where each runs, and how exactly.
 
-Its argument is JSON: an `expression` of x and y or of a module, `shape`, `low`, `high`, `scheme`, `soc` and
-`seed`. It prints a word of the operator table, and each draw's SQNR in dB against the
-quantized model.
+Its argument is a JSON list of what to measure: an `expression` of x and y or of a module, `shape`, `low`,
+`high`, `scheme`, `soc`, `seed` and `layers`: what stands around it, `linear`, `conv` or nothing. For each it
+prints a word of the operator table, and each draw's SQNR in dB against the quantized model. Between layers,
+`part` is also what stays on the CPU alone.
 """
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +34,36 @@ class Net(torch.nn.Module):
         return self.function(*inputs)
 
 
+class Between(torch.nn.Module):
+    """Layers before each input, whose outputs are means of it, and after each output."""
+
+    def __init__(self, net: torch.nn.Module, inputs: Sequence[torch.Tensor], layers: str) -> None:
+        super().__init__()
+        self.net, self.layers = net, layers
+        self.before = torch.nn.ModuleList(map(self.layer, inputs))
+        for layer in self.before:
+            layer.weight.data = torch.softmax(4 * torch.randn(layer.weight.shape), 1)
+            layer.bias.data.zero_()
+        with torch.no_grad():
+            self.after = torch.nn.ModuleList(map(self.layer, self.inner(inputs)))
+
+    def layer(self, value: torch.Tensor) -> torch.nn.Module:
+        if not value.dim():
+            return torch.nn.Identity()
+        if self.layers == "conv" and value.dim() == 4:
+            return torch.nn.Conv2d(value.shape[1], value.shape[1], 1)
+        return torch.nn.Linear(value.shape[-1], value.shape[-1])
+
+    def inner(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = leaves(self.net(*(layer(value) for layer, value in zip(self.before, inputs, strict=True))))
+        given = [torch.where(value, 1.0, 0.0) if value.dtype == torch.bool else value for value in given]
+        return [value if value.is_floating_point() else value.to(torch.float32) for value in given]
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        found = tuple(layer(value) for layer, value in zip(self.after, self.inner(inputs), strict=True))
+        return found if len(found) > 1 else found[0]
+
+
 def decibels(wanted: torch.Tensor, found: torch.Tensor) -> float:
     if wanted.shape != found.shape:
         return -math.inf
@@ -52,13 +84,25 @@ def least(wanted: Iterable[torch.Tensor], found: Iterable[torch.Tensor]) -> floa
 
 
 def measured(
-    expression: str, shape: Sequence[int], low: float, high: float, scheme: str, soc: str, seed: int
+    expression: str,
+    shape: Sequence[int],
+    low: float,
+    high: float,
+    scheme: str,
+    soc: str,
+    seed: int,
+    layers: str,
 ) -> tuple[str, list[float]]:
     torch.manual_seed(seed)
     names = [name for name in ("x", "y") if re.search(rf"\b{name}\b", expression)]
     made = eval(f"lambda {', '.join(names)}: {expression}" if names else expression, {"torch": torch})
-    net = Net(made).eval()
     inputs = [tuple(torch.rand(shape) * (high - low) + low for _ in names or "x") for _ in range(DRAWS)]
+    for weights in made.parameters() if isinstance(made, torch.nn.Module) else ():
+        if weights.unique().tolist() in ([0.0], [1.0]):
+            # A fresh norm multiplies by 1 and adds 0.
+            torch.nn.init.uniform_(weights, 0.5, 1.5)
+    net: torch.nn.Module = Net(made)
+    net = (Between(net, inputs[0], layers) if layers else net).eval()
     module = torch.export.export(net, inputs[0], strict=True).module()
     floats = scheme == "fp16"
     if not floats:
@@ -69,7 +113,7 @@ def measured(
             is_linear_per_channel=True,
             act_observer=MinMaxObserver,
         )
-        if "block" in scheme:
+        if "block" in scheme and not layers:
             quantizer.set_block_size_map({"conv2d": (1, 32, 1, 1), "linear": (1, 32)})
         module = prepare_pt2e(module, quantizer)
         for draw in inputs:
@@ -99,10 +143,17 @@ def measured(
     return "part" if cpu else "whole", figures
 
 
-asked = json.loads(sys.argv[1])
-try:
-    answer = measured(**asked)
-except Exception as error:
-    print(f"{type(error).__name__}: {error}"[:500], file=sys.stderr)
-    answer = "dies", []
-print(json.dumps(answer), flush=True)
+for asked in json.loads(sys.argv[1]):
+    # Each in a process of its own, which may end by a signal.
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            print(json.dumps(["crash", []]), flush=True)
+        continue
+    try:
+        answer = measured(**asked)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}"[:500], file=sys.stderr)
+        answer = "dies", []
+    print(json.dumps(answer), flush=True)
+    os._exit(0)

@@ -414,9 +414,12 @@ def test_a_chain_whose_layers_do_not_compile_says_nothing_of_an_operator() -> No
     tests = {
         **chained("clone", {"plain": RecordedPart("cpu"), "chain": RecordedPart("dies")}),
         **chained("erf", {"plain": RecordedPart("cpu", None, ("aten::erf",)), "chain": RecordedPart("dies")}),
+        # It is tried in the chain alone.
+        **chained("rand", {"chain": RecordedPart("dies")}),
     }
     cells = table_of({"values": {"SM8350": SuiteRecord("x", tests)}}, {}).cells
     assert [str(cells[name]["SM8350"]["16a8w"]) for name in ("clone", "erf")] == ["CPU", "CPU: erf"]
+    assert "rand" not in cells
 
 
 def test_what_a_form_changes_is_named() -> None:
@@ -438,6 +441,16 @@ def test_a_word_that_changes_with_the_draw_is_said() -> None:
     assert "wrong" in cell.results and not cell.good
     lost = cell_of("log", plain=RecordedPart("whole", 70), chain=drawn(70, 71, 72, to_float=8))
     assert str(lost) == "whole 70 dB; chain LOST 71 dB, 8 dB to float (70 to 72)"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "result"), [("8a8w", "lost"), ("16a4w_block", "whole"), ("16a16w", "whole")]
+)
+def test_what_the_layers_of_a_chain_lose_is_not_lost_by_the_operator(scheme: str, result: str) -> None:
+    part = drawn(70, 71, 72, to_float=8)
+    tests = {f"test_chains[qnn_{scheme}-relu6-chain]": RecordedTest(1, 1, (part,))}
+    cells = table_of({"chains": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["relu6"]["SM8650"]
+    assert [cell.result for cell in cells.values()] == [result]
 
 
 def test_a_record_keeps_what_each_draw_gave(tmp_path: Path) -> None:

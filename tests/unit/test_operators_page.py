@@ -21,7 +21,7 @@ from ci.lanes.upstream.value_cases import CHAIN, chains
 from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators.html import html_of
 from ci.operators.names import key_of, names_of
-from ci.operators.table import Cell, OperatorTable, by_name
+from ci.operators.table import Cell, OperatorTable, by_name, shipped
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.foreign import visible
 from provisioning.base.settings import MANIFESTS
@@ -247,6 +247,20 @@ def test_what_executorchs_partitioner_names_is_tried_in_a_chain() -> None:
     tried = {name for case in chains() if case.name == CHAIN for name in names_of(case.operator)}
     assert "le" in refused and {"scalartensor", "hadamardtransform", "todimorder"} <= {*upstream_files()}
     assert (refused | {*upstream_files()}) - tried == set()
+
+
+@pytest.mark.parametrize("soc", ["SM8350", "SM8450", "SM8550", "SM8650"])
+def test_what_is_not_quantized_on_htp_alone_was_tried_in_a_chain(soc: str) -> None:
+    """But where the layers of a chain do not compile themselves: with weights of 16 bits on V68 and V69."""
+    tried = {case.operator for case in chains() if case.name == CHAIN}
+    layers_compile = "chain" in shipped().cells["clone"][soc]["16a16w"].model_fields_set
+    assert {
+        (operator, scheme)
+        for operator in tried
+        for scheme, cell in shipped().cells[operator].get(soc, {}).items()
+        if cell.result in ("cpu", "part", "float") and cell.chain is None
+        if layers_compile or scheme != "16a16w"
+    } == set()
 
 
 def test_the_page_shows_each_cell_its_worst_case_and_the_files() -> None:

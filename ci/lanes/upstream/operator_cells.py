@@ -120,7 +120,9 @@ def table_of(
     silent = _without_layers(rows)
     for (operator, scheme), chips in sorted(rows.items()):
         for soc, here in chips.items():
-            own = [row for row in here if not (row.chain and (scheme, soc) in silent)] or here
+            own = [row for row in here if not (row.chain and (scheme, soc) in silent)]
+            if not own:
+                continue
             every = own
             if other := SAME_WITHOUT_WEIGHTS.get(scheme):
                 others = rows.get((operator, other), {}).get(soc, [])
@@ -200,11 +202,15 @@ def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tupl
         file, _, function = head.partition(".")
         operator = file.removeprefix("test_")
         case = function.removeprefix(f"{file}_").removeprefix("test_")
-    # Layers with weights of four bits lose more themselves.
-    layers_lose = head == "test_chains" and "4w" in scheme
+    layers_lose = head == "test_chains" and scheme.endswith(LAYERS_LOSE)
     for part in parts:
         tested = _without_loss(part) if layers_lose else part
         yield operator, scheme, OperatorCase(suite, test, tested, own, case)
+
+
+LAYERS_LOSE = ("4w", "4w_block", "16a16w")
+"""Schemes in which the layers of a chain lose much themselves: by weights of four bits, or by a bias that is
+cut off (bias-beyond-32-bits)."""
 
 
 def _without_loss(part: RecordedPart) -> RecordedPart:
