@@ -67,7 +67,7 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
         nodes=file.nodes if file else {},
         **more,
     )
-    compared = {"inferences": model.compared} if model.compared else {}
+    compared: dict[str, Any] = {"inferences": model.compared} if model.compared else {}
     case = OnnxCase(model=place, dimensions=dimensions, samples=samples, run=(run,), **compared)
     return OnnxProgram(suite or search_path() / NO_SUITE, named.name, case, run, selection.soc)
 
