@@ -201,11 +201,13 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
 
     def of_suites(self, choice: Choice) -> Sequence[OnnxModel]:
         programs = chosen_programs(self.lane, choice, self.model.selection)
-        exported = self._exported([program for program in programs if not program.case.model])
+        exported = self._exported(
+            [program for program in programs if program.case.factory or ":" in program.case.samples]
+        )
         return [self._of(program, exported.get(program.name)) for program in programs]
 
     def _exported(self, programs: Sequence[OnnxProgram]) -> Mapping[str, Path]:
-        """The folders of models that factories make."""
+        """The folders of models and samples that the suite's code makes, with the packages that it needs."""
         if not programs:
             return {}
         plan = plan_of(programs, self.model.selection, self.model.work)
@@ -217,16 +219,18 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         case, selection = program.case, self.model.selection
         if exported:
             path, samples = exported / EXPORTED, str(exported / EXPORTED_SAMPLES)
+            dimensions: tuple[str, ...] = ()
         else:
             roots = wheels.folders(program.needs.wheels, selection.store)
             path = wheels.located(case.model, program.search_path, roots)
             samples = samples_of(case, program.search_path)
+            dimensions = tuple(assignments_of(case.dimensions))
         model = replace(
             self.model,
             typed=str(path),
             precision=program.run.kind,
             calibrate=samples or None,
-            dimensions=tuple(assignments_of(case.dimensions)),
+            dimensions=dimensions,
             per_channel=program.run.per_channel or self.model.per_channel,
             compared=case.inferences,
             selection=replace(selection, soc=program.soc, named_socs=(program.soc,)),

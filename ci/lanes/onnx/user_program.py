@@ -289,7 +289,7 @@ class RewriteOne(OneModelStep):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOne(OneModelStep):
-    """The model that a suite's factory makes, and its samples, as a user would have them."""
+    """A suite's model and the samples that its code makes, as a user would have them."""
 
     kind = "onnx-export"
 
