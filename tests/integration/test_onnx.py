@@ -432,6 +432,10 @@ REFUSED = """
 factory = "ci.pipeline.models.shipped.onnx_nodes:node"
 arguments = { test = "test_softsign", module = "softsign", opset = 20 }
 run = [{ lane = "onnx", precision = "16a8w", socs = ["SM8650"] }]
+[case.Celu]
+factory = "ci.pipeline.models.shipped.onnx_nodes:node"
+arguments = { test = "test_celu", module = "celu", opset = 20 }
+run = [{ lane = "onnx", precision = "16a8w", socs = ["SM8650"] }]
 """
 
 
@@ -451,13 +455,14 @@ def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_pa
     assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 4
 
 
-def test_a_suites_operator_that_qnn_refuses_is_repaired_though_a_factory_makes_it(tmp_path: Path) -> None:
+def test_operators_of_a_suite_that_qnn_refuses_are_repaired_though_factories_make_them(tmp_path: Path) -> None:
     suite = tmp_path / "operators.toml"
     suite.write_text(OPERATORS.partition("[case.")[0] + REFUSED)
     places = ("--suite", suite, "--lane", "onnx", "--reports", tmp_path / "reports")
     onnx_command(*places, "--accept", verb=("repair",))
-    (values,) = load_accepted(accepted_path(suite, "repaired")).subjects.values()
-    assert (values["before.verdict"], values["after.verdict"]) == ("dies", "green")
+    rows = load_accepted(accepted_path(suite, "repaired")).subjects.values()
+    found = [(values["before.verdict"], values["after.verdict"]) for values in rows]
+    assert found == [("dies", "green")] * 2
 
 
 @pytest.mark.parametrize("alone", [False, True])

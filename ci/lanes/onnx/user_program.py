@@ -296,7 +296,7 @@ class ExportOne(OneModelStep):
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         from ci.pipeline.models.arrays import save_one, saved
 
-        prepared, samples = empty_folder(ask.scratch / "prepared"), ask.into / EXPORTED_SAMPLES
+        prepared, samples = empty_folder(ask.scratch / program.name), ask.into / EXPORTED_SAMPLES
         facts = ask(do="prepare", **program.order, cwd=cwd(), into=str(prepared))
         shutil.copyfile(facts["model"], ask.into / EXPORTED)
         samples.mkdir()
