@@ -455,7 +455,9 @@ def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_pa
     assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 4
 
 
-def test_operators_of_a_suite_that_qnn_refuses_are_repaired_though_factories_make_them(tmp_path: Path) -> None:
+def test_operators_that_qnn_refuses_are_repaired_though_factories_make_them(
+    tmp_path: Path,
+) -> None:
     suite = tmp_path / "operators.toml"
     suite.write_text(OPERATORS.partition("[case.")[0] + REFUSED)
     places = ("--suite", suite, "--lane", "onnx", "--reports", tmp_path / "reports")

@@ -25,6 +25,7 @@ from provisioning.base.stage_run import StageRun
 from tests.support.taken_models import HELPS, RED, Taken, green
 from tests.support.typed import run_here
 
+
 def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(tmp_path: Path) -> None:
     taken: Any = Taken(tmp_path, gives=lambda model: RED if model.typed == "net.py:make" else green(40))
     taken.samples, own = tmp_path / "drawn", tmp_path / "out" / "net-repaired-samples"
