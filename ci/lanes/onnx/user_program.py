@@ -291,7 +291,7 @@ class RewriteOne(OneModelStep):
 class ExportOne(OneModelStep):
     """A suite's model and the samples that its code makes, as a user would have them."""
 
-    kind = "onnx-export"
+    kind = "onnx-exported"
 
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         from ci.pipeline.models.arrays import save_one, saved
