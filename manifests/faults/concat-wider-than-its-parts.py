@@ -27,7 +27,7 @@ def decibels(wide, inputs):
     program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
     method = Runtime.get().load_program(program.buffer).load_method("forward")
     wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
-    return 20 * math.log10(max(1e-9, wanted.norm()) / max(1e-9, (found - wanted).norm()))
+    return 20 * math.log10(max(1e-9, wanted.norm() / max(1e-9, (found - wanted).norm().nan_to_num(math.inf))))
 
 
 torch.manual_seed(0)
