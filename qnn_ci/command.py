@@ -58,7 +58,7 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         return "ci", "forecast"
     if verb in ONE_MODEL:
         typed = command_line.parsed(CI[verb], arguments)
-        if verb in ("divergence", "reduce") and not typed.model:
+        if not typed.model and "lane" in typed:
             return "ci", typed.lane
         return "ci", LANES[lane_of(typed.model, folder)].environment
     if verb == "bench":

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ci.engine.watch import IGNORED, listing_of, source_of, stamp_of
+from ci.engine.watch import IGNORED, Stamp, listing_of, source_of, stamp_of
 from provisioning.base.files import hash_file
 
 UNSET = "unset"
@@ -184,13 +184,27 @@ def as_installed(path: str) -> bool:
     folder, mark, relative = os.path.normpath(path).rpartition("/site-packages/")
     if not mark:
         return False
-    start = f"{relative},sha256="
-    for record in Path(folder + mark).glob("*.dist-info/RECORD"):
-        for line in record.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(start):
-                digest = base64.urlsafe_b64encode(bytes.fromhex(hash_file(Path(path)))).decode().rstrip("=")
-                return line[len(start) :].partition(",")[0] == digest
-    return False
+    site = f"{folder}{mark}"
+    recorded = _recorded(site, os.stat(site).st_mtime_ns).get(relative)
+    return recorded is not None and recorded == _digest(path, stamp_of(os.stat(path)))
+
+
+@cache
+def _recorded(site: str, changed: int) -> Mapping[str, str]:
+    """The digests of all files that distributions brought, by path below the folder. Installing a
+    distribution changes the folder's time."""
+    lines = (
+        line.partition(",sha256=")
+        for record in Path(site).glob("*.dist-info/RECORD")
+        for line in record.read_text(encoding="utf-8", errors="replace").splitlines()
+    )
+    return {name: rest.partition(",")[0] for name, digest, rest in lines if digest}
+
+
+@cache
+def _digest(path: str, stamp: Stamp) -> str:
+    """As a RECORD writes it."""
+    return base64.urlsafe_b64encode(bytes.fromhex(hash_file(Path(path)))).decode().rstrip("=")
 
 
 def forget(notes: int) -> None:

@@ -239,9 +239,9 @@ def tune_suites(
     *,
     accepts: bool,
 ) -> int:
-    """Tune each program of suites, rewritten first as `repair` does it, and keep what it costs beside both
+    """Tune each program of suites, repaired first as `repair` does it, and keep what it costs beside both
     precisions if that is accepted. Writes no precision file: the command for one does that."""
-    from ci.pipeline.repair import of_rewritten, replaced
+    from ci.pipeline.repair import repair_of, replaced
     from ci.pipeline.rewriting import RewriteChoice
     from ci.pipeline.suite_file import accepted_path
     from ci.pipeline.tuning import as_accepted, as_text
@@ -252,15 +252,14 @@ def tune_suites(
     for taken in every:
         program = taken.given
         assert program is not None
-        rewritten = taken.rewritten(RewriteChoice())
-        tuned = (of_rewritten(taken, rewritten) or taken).tuned(precisions, goal)
+        repair = repair_of(taken, RewriteChoice())
+        tuned = repair.model.tuned(precisions, goal)
         print("\n".join((taken.name, *as_text(tuned), *filter(None, [tuned.wrong]))))
         if tuned.wrong:
             code = 1
             report.fail(f"{taken.name}: {tuned.wrong}")
         name = f"{taken.lane.suites.lane}/{program.case_name}/{program.soc}"
-        made = dict.fromkeys(change.rewrite for change in rewritten.made)
-        found[name] = {**as_accepted(tuned, goal), "rewrites": " ".join(made)}
+        found[name] = {**as_accepted(tuned, goal), "rewrites": " ".join(repair.rewrites)}
         if accepts:
             accept(accepted_path(program.suite, TUNED), partial(replaced, of_it={name: found[name]}))
     answer.add(tuned=found)

@@ -97,6 +97,8 @@ class OneModel:
     dimensions: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     """Settings of ONNX Runtime's provider, NAME=VALUE."""
+    compared: int | None = None
+    """How many samples are compared, where a suite says so."""
 
     def words(self, soc: str) -> list[str]:
         """MODEL and its flags, for another command."""

@@ -129,6 +129,12 @@ class Repair:
         made = dict.fromkeys(change.rewrite for change in self.rewritten.made)
         return [*made, *[BY_CHANNEL] * bool(self.by_channel)]
 
+    @property
+    def model(self) -> LaneModel[Any, Any]:
+        """What it left of the model."""
+        taken = of_rewritten(self.taken, self.rewritten) or self.taken
+        return taken.of(replace(taken.model, per_channel=True), taken.how) if self.by_channel else taken
+
 
 def repair_of(taken: LaneModel[Any, Any], asked: RewriteChoice) -> Repair:
     """Rewrite, prove, compile and compare; what makes the model worse is left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.tuning import number_in_words
@@ -15,9 +16,10 @@ from provisioning.known_faults import Fault, load_faults
 
 SUITES = MANIFESTS / "suites"
 COMMON, TRAINED = SUITES / "common.toml", SUITES / "trained.toml"
-OTHERS = ("models", "onnx_operators")
-SHOWN = (COMMON.stem, *OTHERS)
+OTHERS = SUITES / "models.toml", SUITES / "onnx_operators.toml"
+SHOWN = [suite.stem for suite in (COMMON, TRAINED, *OTHERS)]
 """The suites that the page names."""
+GREEN = "green"
 LOSSY_DB = 20.0
 """Less is told on the page."""
 NO_FIX = "no rewrite of it is known: other operators must be written, or it stays on the CPU"
@@ -42,6 +44,8 @@ class RepairRow:
     after: State
     rewrites: Sequence[str]
     """By name."""
+    tuned: TunedRow | None = None
+    """What makes it green where no rewrite does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +59,29 @@ class Lossy:
     answer: str
     """What repairs it, or why nothing does."""
     fault: str = ""
+    measured: Sequence[str] = ()
+    """What its programs became, where that was accepted."""
 
 
 def rows() -> list[RepairRow]:
-    return rows_of(load_accepted(accepted_path(COMMON, "repaired")).subjects)
+    return rows_of(_of_suites((COMMON, TRAINED), "repaired"), tuned())
 
 
-def rows_of(accepted: Mapping[str, Values]) -> list[RepairRow]:
+def _of_suites(suites: Sequence[Path], kind: str) -> dict[str, Values]:
+    """What was accepted, by program."""
+    paths = [accepted_path(suite, kind) for suite in suites]
+    return {name: values for path in paths for name, values in load_accepted(path).subjects.items()}
+
+
+def rows_of(accepted: Mapping[str, Values], tuned: Sequence[TunedRow] = ()) -> list[RepairRow]:
     found = []
+    by_model = {(row.lane, row.model, row.soc): row for row in tuned if row.chosen}
     for subject, values in accepted.items():
-        _lane, model, precision, soc = subject.split("/")
+        lane, model, precision, soc = subject.split("/")
         before, after = (_state(values, f"{when}.") for when in ("before", "after"))
-        found.append(RepairRow(model, precision, soc, before, after, str(values["rewrites"]).split()))
+        mixture = by_model.get((lane, model, soc)) if after.verdict != GREEN else None
+        rewrites = str(values["rewrites"]).split()
+        found.append(RepairRow(model, precision, soc, before, after, rewrites, mixture))
     return found
 
 
@@ -92,6 +107,7 @@ class MeasuredAt:
 
 @dataclass(frozen=True, slots=True)
 class TunedRow:
+    lane: str
     model: str
     soc: str
     floor: str
@@ -109,8 +125,7 @@ class TunedRow:
 
 
 def tuned() -> list[TunedRow]:
-    paths = [accepted_path(suite, "tuned") for suite in (COMMON, TRAINED)]
-    return [row for path in paths for row in tuned_of(load_accepted(path).subjects)]
+    return tuned_of(_of_suites((COMMON, TRAINED, *OTHERS), "tuned"))
 
 
 def tuned_of(accepted: Mapping[str, Values]) -> list[TunedRow]:
@@ -118,7 +133,7 @@ def tuned_of(accepted: Mapping[str, Values]) -> list[TunedRow]:
 
 
 def _tuned(subject: str, values: Values) -> TunedRow:
-    _lane, model, soc = subject.split("/")
+    lane, model, soc = subject.split("/")
     floors = [name.removeprefix("floor.") for name in values if name.startswith("floor.")]
 
     def at(when: str) -> MeasuredAt:
@@ -130,6 +145,7 @@ def _tuned(subject: str, values: Values) -> TunedRow:
         return MeasuredAt(accuracy, ", ".join(f"{cost:,}" for cost in costs if isinstance(cost, int)))
 
     return TunedRow(
+        lane,
         model,
         soc,
         ", ".join(number_in_words(name, float(str(values[f"floor.{name}"]))) for name in floors),
@@ -149,22 +165,40 @@ def words_of_rewrites() -> dict[str, str]:
 
 
 def others() -> list[Lossy]:
-    paths = [accepted_path(SUITES / f"{name}.toml", DEFAULT_PROFILE) for name in OTHERS]
-    return lossy_of({name: values for path in paths for name, values in load_accepted(path).subjects.items()})
+    return lossy_of(_of_suites(OTHERS, DEFAULT_PROFILE), _of_suites(OTHERS, "repaired"), tuned())
 
 
-def lossy_of(accepted: Mapping[str, Values]) -> list[Lossy]:
+def lossy_of(
+    accepted: Mapping[str, Values], repaired: Mapping[str, Values], tuned: Sequence[TunedRow]
+) -> list[Lossy]:
     """Each case once for each of its reasons."""
-    programs: dict[tuple[str, ...], list[str]] = {}
+    programs: dict[tuple[str, ...], dict[str, str]] = {}
     for subject, values in accepted.items():
         lane, case, *rest = subject.split("/")
         if len(rest) == 2:
             for reason in _reasons(lane, case, rest[0], values, accepted):
-                programs.setdefault((lane, case, *reason), []).append(rest[0])
+                programs.setdefault((lane, case, *reason), {})[rest[0]] = subject
     return [
-        Lossy(lane, case, ", ".join(dict.fromkeys(precisions)), state, answer, fault)
-        for (lane, case, state, answer, fault), precisions in programs.items()
+        Lossy(lane, case, ", ".join(names), state, answer, fault, measured)
+        for (lane, case, state, answer, fault), names in programs.items()
+        for measured in [[*_repaired(names, repaired), *_mixed(lane, case, tuned)]]
     ]
+
+
+def _repaired(subjects: Mapping[str, str], repaired: Mapping[str, Values]) -> Iterator[str]:
+    """What became of programs, by precision, that a rewrite reached."""
+    for precision, subject in subjects.items():
+        values = repaired.get(subject)
+        if values and values["rewrites"]:
+            after = _state(values, "after.")
+            decibels = f", {after.sqnr_db:.0f} dB" if after.sqnr_db is not None else ""
+            yield f"{precision} repaired: {after.verdict}{decibels}"
+
+
+def _mixed(lane: str, case: str, tuned: Sequence[TunedRow]) -> Iterator[str]:
+    for row in tuned:
+        if (row.lane, row.model) == (lane, case) and row.chosen:
+            yield f"tuned: {row.chosen.accuracy}, {row.groups} groups at {row.precisions[1]}"
 
 
 def _reasons(

@@ -515,6 +515,12 @@ def test_a_file_that_another_environment_links_is_as_installed_until_its_bytes_c
     assert as_installed(str(module)) and as_installed(f"{packages}/lib/../net.py")
     module.write_text("WIDTH = 5\n")
     assert not as_installed(str(module))
+    # Another release of the distribution is installed meanwhile.
+    shutil.rmtree(packages / "net-1.0.dist-info")
+    (packages / "net-1.1.dist-info").mkdir()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(module.read_bytes()).digest()).decode().rstrip("=")
+    (packages / "net-1.1.dist-info" / "RECORD").write_text(f"net.py,sha256={digest},10\n")
+    assert as_installed(str(module))
 
 
 @pytest.mark.parametrize("name", ["net.pth", "__editable___net_finder.py"])

@@ -427,6 +427,18 @@ run = [{ lane = "onnx", precision = "8a8w", socs = ["SM8650"] }]
 """
 
 
+REFUSED = """
+[case.Softsign]
+factory = "ci.pipeline.models.shipped.onnx_nodes:node"
+arguments = { test = "test_softsign", module = "softsign", opset = 20 }
+run = [{ lane = "onnx", precision = "16a8w", socs = ["SM8650"] }]
+[case.Celu]
+factory = "ci.pipeline.models.shipped.onnx_nodes:node"
+arguments = { test = "test_celu", module = "celu", opset = 20 }
+run = [{ lane = "onnx", precision = "16a8w", socs = ["SM8650"] }]
+"""
+
+
 def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_path: Path) -> None:
     suite = tmp_path / "operators.toml"
     suite.write_text(OPERATORS)
@@ -441,6 +453,18 @@ def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_pa
     assert in_float == ["Relu/8a8w/SM8650"]
     onnx_command(*places, verb=("test_onnx",))
     assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 4
+
+
+def test_operators_that_qnn_refuses_are_repaired_though_factories_make_them(
+    tmp_path: Path,
+) -> None:
+    suite = tmp_path / "operators.toml"
+    suite.write_text(OPERATORS.partition("[case.")[0] + REFUSED)
+    places = ("--suite", suite, "--lane", "onnx", "--reports", tmp_path / "reports")
+    onnx_command(*places, "--accept", verb=("repair",))
+    rows = load_accepted(accepted_path(suite, "repaired")).subjects.values()
+    found = [(values["before.verdict"], values["after.verdict"]) for values in rows]
+    assert found == [("dies", "green")] * 2
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -127,6 +127,20 @@ def test_a_rewrite_passes_over_what_has_no_known_shape(name: str, tmp_path: Path
     assert not list(onnx_rewrites.REWRITES[name](model))
 
 
+def test_what_reads_an_operator_of_another_domain_keeps_its_type(tmp_path: Path) -> None:
+    """Nothing infers it, and what has no type is not quantized."""
+    model = model_of("gelu-for-erf")
+    model.graph.node[-1].output[0] = "gelu"
+    model.graph.node.append(onnx.helper.make_node("MatMul", ["gelu", "square"], ["y"]))
+    square = onnx.numpy_helper.from_array(2 * np.eye(6, dtype="f4"), "square")
+    model.graph.initializer.append(square)
+    repaired = onnx_repair.RepairedOnnx(model, [sample_of(model)], tmp_path)
+    repaired.apply([need("gelu-for-erf")])
+    graph = repaired.model.model.graph
+    assert [node.domain for node in graph.node if "gelu" in node.output] == ["com.microsoft"]
+    assert [value.type.tensor_type.elem_type for value in graph.value_info if value.name == "gelu"] == [1]
+
+
 def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> None:
     model = model_of(onnx_rewrites.FOLDED)
     sample = sample_of(model)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,71 +11,19 @@ import pytest
 
 from ci.one_model import repair as verb
 from ci.pipeline import repair
-from ci.pipeline.compile_flags import ONNX, PYTORCH
+from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.model_report import ModelReport
-from ci.pipeline.one_model import Product
-from ci.pipeline.options import Compiling, OneModel, WorkOptions
+from ci.pipeline.options import OneModel
 from ci.pipeline.repair import ModelResult
-from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.suite_file import accepted_path
-from ci.site.repairs import lossy_of, rows_of
+from ci.site.repairs import lossy_of, rows_of, tuned_of
 from provisioning.base.accepted import load_accepted
-from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Finding, Severity
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
+from tests.support.taken_models import HELPS, RED, Taken, green
 from tests.support.typed import run_here
-
-HELPS, HARMS = RewrittenPlace("one", ("helps",), "", "node"), RewrittenPlace("other", ("harms",), "", "node")
-WRONG = (Finding("compile-accuracy", Severity.ERROR, "net", "too far", ""),)
-RED = ModelResult(figures={"sqnr_db": 2.0}, wrong=WRONG)
-
-
-def green(sqnr_db: float) -> ModelResult:
-    return ModelResult(figures={"sqnr_db": sqnr_db})
-
-
-Gives = Callable[[OneModel], ModelResult]
-
-
-class Taken:
-    """A model of which two rewrites are possible; each set of them is a file of its own. `gives` says what
-    the pipeline gives of it and of what is made from it."""
-
-    programs = ()
-    samples: Path | None = None
-
-    def __init__(
-        self, folder: Path, name: str = "net.py:make", lane: str = PYTORCH, gives: Gives = lambda _: RED
-    ) -> None:
-        selection: Any = SimpleNamespace(soc="SM8650", store=folder / "store", socs=("SM8650",))
-        self.name, self.model = name, OneModel(selection, name, lane, WorkOptions(), "16a8w")
-        self.how = Compiling(folder / "out")
-        self.folder, self.gives = folder, gives
-        self.lane: Any = SimpleNamespace(suites=SimpleNamespace(lane="executorch"))
-        self.given: Any = None
-
-    def of(self, model: OneModel, how: Compiling) -> Taken:
-        other = copy.copy(self)
-        other.model, other.how = model, how
-        return other
-
-    def plan(self, programs: object) -> Any:
-        return SimpleNamespace(programs=[SimpleNamespace(name=self.name)])
-
-    def do(self, plan: object) -> dict[str, Any]:
-        return {}
-
-    def product(self, plan: object, program: object, mine: object) -> Product:
-        result = self.gives(self.model)
-        if result.error:
-            raise CheckFailed(result.error, fix="")
-        return Product({}, [], facts={"accuracy": dict(result.figures)}, wrong=result.wrong)
-
-    def rewritten(self, asked: RewriteChoice) -> Rewritten:
-        made = [change for change in (HELPS, HARMS) if asked.rules is None or change.rules[0] in asked.rules]
-        path = self.folder / f"{'-'.join(change.rules[0] for change in made)}.pt2"
-        path.write_text("")
-        return Rewritten(made, path, self.samples)
 
 
 def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(tmp_path: Path) -> None:
@@ -99,6 +45,17 @@ def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(t
     shutil.rmtree(own)
     assert (repaired("0.pt"), repaired("1.pt")) == (0, 0)
     assert [path.name for path in own.iterdir()] == ["1.pt"]
+
+
+NOT_HELD: dict[str, Metric] = {
+    "floor.sqnr_db": 25.0,
+    "precisions": "8a8w 16a8w",
+    "programs": 4,
+    "groups": 9,
+    "cpu_seconds": 60.0,
+}
+TUNED = {**NOT_HELD, "chosen.groups": 3, "chosen.sqnr_db": 25.5}
+"""What was accepted of a tuned model."""
 
 
 @pytest.mark.parametrize(
@@ -203,7 +160,16 @@ def test_a_program_that_is_not_green_is_shown_with_what_repairs_it_or_why_nothin
             "executorch/net/8a8w/SM8650": {"sqnr_db": 15.0, "reference_sqnr_db": 40.0},
             "executorch/net/fp16/SM8650": {"sqnr_db": 60.0},
             "executorch/net/8a8w least": {"sqnr_db": 14.0},
-        }
+        },
+        {
+            "onnx/Acosh/8a8w/SM8650": {
+                "rewrites": "refused-by-definition",
+                "before.verdict": "dies",
+                "after.verdict": "green",
+                "after.sqnr_db": 41.2,
+            },
+        },
+        tuned_of({"executorch/net/SM8650": TUNED}),
     )
     assert [(row.case, row.precisions, row.state, row.fault) for row in shown] == [
         ("Acosh", "fp16, 8a8w", "refused", ""),
@@ -211,6 +177,19 @@ def test_a_program_that_is_not_green_is_shown_with_what_repairs_it_or_why_nothin
         ("net", "8a8w", "15 dB", ""),
     ]
     assert "fp16 (60 dB)" in shown[2].answer
+    assert [len(row.measured) for row in shown] == [1, 0, 1]
+    assert "41 dB" in shown[0].measured[0] and "8a8w" in shown[0].measured[0]
+    assert "25.5 dB" in shown[2].measured[0] and "3 of 9" in shown[2].measured[0]
+
+
+@pytest.mark.parametrize(("verdict", "shown"), [("green", False), ("wrong", True)])
+def test_the_table_of_repairs_says_what_tuning_made_of_a_model_that_no_rewrite_made_green(
+    verdict: str, shown: bool
+) -> None:
+    values = {"rewrites": "", "before.verdict": verdict, "after.verdict": verdict}
+    tuned = tuned_of({"executorch/net/SM8650": TUNED, "onnx/net/SM8650": NOT_HELD})
+    rows = rows_of({"executorch/net/8a8w/SM8650": values, "onnx/net/8a8w/SM8650": values}, tuned)
+    assert [bool(row.tuned) for row in rows] == [shown, False]
 
 
 @pytest.mark.parametrize("words", [[], ["net.py:make"], ["net.py:make", "-o", "out", "--accept"]])

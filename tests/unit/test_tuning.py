@@ -15,8 +15,10 @@ import pytest
 
 from ci.one_model import tune as verb
 from ci.one_model.tune import TUNED, Floor, budget, goal_of, tune_suites
+from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.model_report import ModelReport
-from ci.pipeline.rewriting import Rewritten
+from ci.pipeline.options import OneModel
+from ci.pipeline.repair import ModelResult
 from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.tuning import (
     MOST_PROGRAMS,
@@ -35,6 +37,7 @@ from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
+from tests.support.taken_models import Taken, green
 from tests.support.typed import run_here
 
 NAMES = ("8a8w", "16a8w")
@@ -303,13 +306,10 @@ def test_programs_of_a_suite_are_tuned_one_by_one_and_each_is_accepted_at_once(t
     suite, chip = tmp_path / "suite.toml", Chip(units())
 
     def program(name: str, answer: Callable[[Goal], Tuned]) -> Any:
-        return SimpleNamespace(
-            name=name,
-            lane=SimpleNamespace(suites=SimpleNamespace(lane="executorch")),
-            given=SimpleNamespace(suite=suite, case_name=name, soc="SM8650"),
-            rewritten=lambda asked: Rewritten((), None),
-            tuned=lambda precisions, goal: answer(goal),
-        )
+        taken: Any = Taken(tmp_path, name)
+        taken.given = SimpleNamespace(suite=suite, case_name=name, soc="SM8650")
+        taken.tuned = lambda precisions, goal: answer(goal)
+        return taken
 
     def interrupted(goal: Goal) -> Tuned:
         raise KeyboardInterrupt
@@ -327,6 +327,27 @@ def test_programs_of_a_suite_are_tuned_one_by_one_and_each_is_accepted_at_once(t
     row = rows["holds"]
     assert row.chosen and row.floor == "30.0 dB" and row.precisions == ["8a8w", "16a8w"]
     assert row.cheap.costs == "1,000, 5,000" and row.groups.endswith(f"of {len(GAINS)}")
+
+
+def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> None:
+    """Without the rewrite that makes it worse, and with a scale for each channel where that is better."""
+    tried: list[OneModel] = []
+
+    def gives(model: OneModel) -> ModelResult:
+        rewrites = Path(model.typed).stem
+        return green(5 if "harms" in rewrites else 20 if model.per_channel else 10 + ("helps" in rewrites))
+
+    class Recorded(Taken):
+        def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
+            tried.append(self.model)
+            return tuned(Chip(units()), goal)
+
+    taken: Any = Recorded(tmp_path, "net.onnx", ONNX, gives)
+    taken.given = SimpleNamespace(suite=tmp_path / "suite.toml", case_name="net", soc="SM8650")
+    report = ModelReport("suite", StageRun.as_typed("tune", "wheels", "host"))
+    tune_suites([taken], NAMES, Goal({"sqnr_db": 30.0}), report, accepts=False)
+    (model,) = tried
+    assert Path(model.typed).stem == "helps" and model.per_channel
 
 
 @pytest.mark.parametrize("words", [[], ["net.py:make", "--accept"]])

@@ -18,8 +18,11 @@ from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
 from ci.lanes.onnx.user_program import (
+    EXPORTED,
+    EXPORTED_SAMPLES,
     FORMS,
     CompileOne,
+    ExportOne,
     LossesOfOne,
     QuantizeOne,
     RewriteOne,
@@ -197,24 +200,39 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]
 
     def of_suites(self, choice: Choice) -> Sequence[OnnxModel]:
-        return [self._of(program) for program in chosen_programs(self.lane, choice, self.model.selection)]
+        programs = chosen_programs(self.lane, choice, self.model.selection)
+        exported = self._exported(
+            [program for program in programs if program.case.factory or ":" in program.case.samples]
+        )
+        return [self._of(program, exported.get(program.name)) for program in programs]
 
-    def _of(self, program: OnnxProgram) -> OnnxModel:
+    def _exported(self, programs: Sequence[OnnxProgram]) -> Mapping[str, Path]:
+        """The folders of models and samples that the suite's code makes, with the packages that it needs."""
+        if not programs:
+            return {}
+        plan = plan_of(programs, self.model.selection, self.model.work)
+        done = {name: require_done(result) for name, result in run_step(ExportOne(plan), programs).items()}
+        return {name: result.folder for name, result in done.items() if result.folder}
+
+    def _of(self, program: OnnxProgram, exported: Path | None) -> OnnxModel:
         """MODEL as the case has it."""
         case, selection = program.case, self.model.selection
-        if not case.model:
-            raise UsageError(
-                f"{program.name}: a model that a factory makes is none of ONNX",
-                fix="choose cases with a model by -k, or --lane executorch",
-            )
-        roots = wheels.folders(program.needs.wheels, selection.store)
+        if exported:
+            path, samples = exported / EXPORTED, str(exported / EXPORTED_SAMPLES)
+            dimensions: tuple[str, ...] = ()
+        else:
+            roots = wheels.folders(program.needs.wheels, selection.store)
+            path = wheels.located(case.model, program.search_path, roots)
+            samples = samples_of(case, program.search_path)
+            dimensions = tuple(assignments_of(case.dimensions))
         model = replace(
             self.model,
-            typed=str(wheels.located(case.model, program.search_path, roots)),
+            typed=str(path),
             precision=program.run.kind,
-            calibrate=samples_of(case, program.search_path) or None,
-            dimensions=tuple(assignments_of(case.dimensions)),
+            calibrate=samples or None,
+            dimensions=dimensions,
             per_channel=program.run.per_channel or self.model.per_channel,
+            compared=case.inferences,
             selection=replace(selection, soc=program.soc, named_socs=(program.soc,)),
         )
         return replace(self, model=model, given=program)

@@ -54,6 +54,11 @@ class Rewriting:
 
     def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> None:
         self.model, self.samples, self.into = model, samples, into
+        # Nothing infers types behind an operator of another domain, which a rewrite may write. What has no
+        # type is not quantized.
+        inferred = onnx.shape_inference.infer_shapes(model)
+        del model.graph.value_info[:]
+        model.graph.value_info.extend(inferred.graph.value_info)
         self.settle()
 
     def settle(self) -> None:
@@ -64,6 +69,8 @@ class Rewriting:
         read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
         for weight in [tensor for tensor in graph.initializer if tensor.name not in read]:
             graph.initializer.remove(weight)
+        for value in [value for value in graph.value_info if value.name not in read]:
+            graph.value_info.remove(value)
         self.graph = Graph(self.model)
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         inferred = onnx.shape_inference.infer_shapes(self.model)

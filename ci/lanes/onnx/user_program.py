@@ -31,7 +31,8 @@ from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
-SAMPLES, CONTEXT = "samples.npz", "model_ctx.onnx"
+SAMPLES, CALIBRATION, CONTEXT = "samples.npz", "calibration.npz", "model_ctx.onnx"
+EXPORTED, EXPORTED_SAMPLES = "model.onnx", "samples"
 FORMS = ("beside", "embedded")
 """A context that lies beside its .onnx, and one inside; folders of a result."""
 
@@ -66,7 +67,8 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
         nodes=file.nodes if file else {},
         **more,
     )
-    case = OnnxCase(model=place, dimensions=dimensions, samples=samples, run=(run,))
+    compared: dict[str, Any] = {"inferences": model.compared} if model.compared else {}
+    case = OnnxCase(model=place, dimensions=dimensions, samples=samples, run=(run,), **compared)
     return OnnxProgram(suite or search_path() / NO_SUITE, named.name, case, run, selection.soc)
 
 
@@ -283,3 +285,22 @@ class RewriteOne(OneModelStep):
 
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         return ask(do="rewrite", **program.order, cwd=cwd(), **self._asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOne(OneModelStep):
+    """A suite's model and the samples that its code makes, as a user would have them."""
+
+    kind = "onnx-exported"
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        from ci.pipeline.models.arrays import save_one, saved
+
+        prepared, samples = empty_folder(ask.scratch / program.name), ask.into / EXPORTED_SAMPLES
+        facts = ask(do="prepare", **program.order, cwd=cwd(), into=str(prepared))
+        shutil.copyfile(facts["model"], ask.into / EXPORTED)
+        samples.mkdir()
+        given = [sample for name in (SAMPLES, CALIBRATION) for sample in saved(prepared / name)]
+        for number, sample in enumerate(given):
+            save_one(samples / f"{number:04}.npz", sample)
+        return {"samples": len(given)}

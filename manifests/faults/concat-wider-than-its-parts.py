@@ -1,0 +1,38 @@
+"""concat-wider-than-its-parts: A `cat` of 16 bits over operands of 8 bits is wrong
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import math
+import sys
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+
+def decibels(wide, inputs):
+    net = torch.fx.symbolic_trace(lambda x, y: torch.cat([40 * (x - y), torch.sigmoid(y)], -1))
+    module = torch.export.export(net.eval(), inputs, strict=True).module()
+    quantizer = QnnQuantizer(soc_model=QcomChipset.SM8650)
+    quantizer.set_default_quant_config(QuantDtype.use_8a8w)
+    more = ModuleQConfig(QuantDtype.use_16a8w)
+    quantizer.set_submodule_qconfig_list([(lambda node: node.name in wide, more)])
+    module = prepare_pt2e(module, quantizer)
+    module(*inputs)
+    module = convert_pt2e(module)
+    options = qnn.generate_htp_compiler_spec(use_fp16=False)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
+    return 20 * math.log10(max(1e-9, wanted.norm() / max(1e-9, (found - wanted).norm().nan_to_num(math.inf))))
+
+
+torch.manual_seed(0)
+inputs = (torch.randn(1, 8, 10), 3 * torch.randn(1, 8, 10))
+alone, all_wide = (decibels(wide, inputs) for wide in (("cat",), ("cat", "sub", "mul", "sigmoid")))
+word = "changed" if all_wide < 20 else "still" if alone < 20 else "gone"
+print(word, "-", f"{alone:.1f} dB over operands of 8 bits, {all_wide:.1f} dB where all have 16")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -1,0 +1,69 @@
+"""A model as its lane takes it, of which a test says what the pipeline gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ci.pipeline.compile_flags import PYTORCH
+from ci.pipeline.one_model import Product
+from ci.pipeline.options import Compiling, OneModel, WorkOptions
+from ci.pipeline.repair import ModelResult
+from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Finding, Severity
+
+HELPS, HARMS = RewrittenPlace("one", ("helps",), "", "node"), RewrittenPlace("other", ("harms",), "", "node")
+WRONG = (Finding("compile-accuracy", Severity.ERROR, "net", "too far", ""),)
+RED = ModelResult(figures={"sqnr_db": 2.0}, wrong=WRONG)
+
+
+def green(sqnr_db: float) -> ModelResult:
+    return ModelResult(figures={"sqnr_db": sqnr_db})
+
+
+Gives = Callable[[OneModel], ModelResult]
+
+
+class Taken:
+    """A model of which two rewrites are possible; each set of them is a file of its own. `gives` says what
+    the pipeline gives of it and of what is made from it."""
+
+    programs = ()
+    samples: Path | None = None
+
+    def __init__(
+        self, folder: Path, name: str = "net.py:make", lane: str = PYTORCH, gives: Gives = lambda _: RED
+    ) -> None:
+        selection: Any = SimpleNamespace(soc="SM8650", store=folder / "store", socs=("SM8650",))
+        self.name, self.model = name, OneModel(selection, name, lane, WorkOptions(), "16a8w")
+        self.how = Compiling(folder / "out")
+        self.folder, self.gives = folder, gives
+        self.lane: Any = SimpleNamespace(suites=SimpleNamespace(lane="executorch"))
+        self.given: Any = None
+
+    def of(self, model: OneModel, how: Compiling) -> Taken:
+        other = copy.copy(self)
+        other.model, other.how = model, how
+        return other
+
+    def plan(self, programs: object) -> Any:
+        return SimpleNamespace(programs=[SimpleNamespace(name=self.name)])
+
+    def do(self, plan: object) -> dict[str, Any]:
+        return {}
+
+    def product(self, plan: object, program: object, mine: object) -> Product:
+        result = self.gives(self.model)
+        if result.error:
+            raise CheckFailed(result.error, fix="")
+        return Product({}, [], facts={"accuracy": dict(result.figures)}, wrong=result.wrong)
+
+    def rewritten(self, asked: RewriteChoice) -> Rewritten:
+        made = [change for change in (HELPS, HARMS) if asked.rules is None or change.rules[0] in asked.rules]
+        path = self.folder / f"{'-'.join(change.rules[0] for change in made)}.pt2"
+        path.write_text("")
+        return Rewritten(made, path, self.samples)
