@@ -320,9 +320,7 @@ class TestAudit:
         assert code == 1 and rows["8a8w"] == {"error": "x is float64", "fix": "export in float32"}
 
 
-@pytest.mark.parametrize(
-    ("samples", "expected"), [("", None), ("own", "own"), ("samples:drawn", "samples:drawn")]
-)
+@pytest.mark.parametrize(("samples", "expected"), [("", None), ("own", "own")])
 def test_a_suites_model_is_calibrated_by_its_own_samples_alone(
     samples: str, expected: str | None, tmp_path: Path
 ) -> None:
