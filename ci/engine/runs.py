@@ -40,7 +40,10 @@ class Repeats:
     digest: Callable[[Path], str] = hash_file
     """Of those bytes of a file that repeat."""
     verdict: str = ""
-    """The fact that is the verdict; without one it is whether the result is accepted."""
+    """The fact that is the verdict; where it is empty, or none is named, it is whether the result is accepted."""
+
+    def verdict_of(self, facts: Mapping[str, Any]) -> str:
+        return str(facts.get(self.verdict) or "") if self.verdict else ""
 
     def is_changing(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.changing)
@@ -84,7 +87,7 @@ class Run:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], processor: str, repeats: Repeats) -> Run:
-        verdict = str(facts[repeats.verdict]) if repeats.verdict else PASSED
+        verdict = repeats.verdict_of(facts) or PASSED
         small = {
             name: value
             for name, value in repeats.facts(facts).items()

@@ -312,7 +312,7 @@ def _run(
         taken = replace(taken, facts=done.facts, folder=done.folder, asked=done.touched.asked)
         run = replace(run, rechecked=rechecked)
         if not accept(task.name, taken):
-            run = run if how.repeats.verdict else replace(run, verdict=REFUSED)
+            run = run if how.repeats.verdict_of(done.facts) else replace(run, verdict=REFUSED)
             kept = None if remember_all else run
             # An earlier result of the same inputs would hide this one.
             task.memo.forget(task.key, worker.seen, common_of(worker), worker.written, kept)

@@ -90,8 +90,8 @@ class Lower(Step[ExecutorchProgram]):
     kind = COMPILED
     keeps_files = done_once = True
     log_in_folder = LOG
-    # The log has times of day.
-    repeats = Repeats(changing=(LOG,), digest=digest_without_time)
+    # The log has times of day. What only --keep-going lets pass is no other verdict than without it.
+    repeats = Repeats(changing=(LOG,), digest=digest_without_time, verdict="instead_of")
 
     plan: ExecutorchPlan
 

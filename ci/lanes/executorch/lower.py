@@ -272,6 +272,7 @@ def lower(
         "choices": add_choices(loaded.model, module, samples, rows["expected"], rows["reference"], into),
         "beyond": beyond_half(loaded.model, samples) if run.precision.startswith("fp16") else [],
         "kept_on_cpu": _kept(workaround) if workaround else None,
+        "instead_of": "compile" if workaround else "",
         "left": [asdict(operator) for operator in cpu_operators],
         "partition": parts,
         "nodes": nodes,
