@@ -40,7 +40,7 @@ class Repeats:
     digest: Callable[[Path], str] = hash_file
     """Of those bytes of a file that repeat."""
     verdict: str = ""
-    """The fact that is the verdict; where it is empty, or none is named, it is whether the result is accepted."""
+    """The fact that is the verdict; without one, or where it is empty, whether it is accepted."""
 
     def verdict_of(self, facts: Mapping[str, Any]) -> str:
         return str(facts.get(self.verdict) or "") if self.verdict else ""
