@@ -69,6 +69,11 @@ def test_what_quantizing_loses_is_a_message_of_its_own(given: Any) -> None:
     assert quantizing.compiles
 
 
+def test_what_quantizing_loses_of_a_tests_values_is_nothing_about_a_model(given: Any) -> None:
+    given("add", SM8650={"8a8w": {**WHOLE, "others": {"dtype": "lost", "f32_bcast_unary": "lost"}}})
+    assert not list(inexact(["aten.add.Tensor"], "8a8w"))
+
+
 @pytest.mark.parametrize(
     ("scheme", "good", "better"),
     [
