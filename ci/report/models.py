@@ -21,6 +21,11 @@ class ModelView:
     said: Sequence[str]
     offers: Sequence[tuple[str, str]]
 
+    @property
+    def brief(self) -> str:
+        """The first line with a figure in dB, as people ask for it first; else the first line."""
+        return next((line for line in self.said if " dB" in line), next(iter(self.said), "nothing"))
+
 
 def of_one_model(report: Report) -> bool:
     """Whether a report holds what was done of several models, one command after the other."""
