@@ -22,14 +22,14 @@ from ci.lanes.upstream.value_cases import CHAIN, ValueCase, cases, chains
 from ci.operators.onnx_tests import node_tests
 from ci.operators.table import PLAIN, Cell, by_name, read
 from ci.pipeline.slices import LEAST_DB
+from provisioning.base.settings import ROOT
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import soc_named
 from tests.support.sdk import sdk_root
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
 
-SCRIPTS = Path(__file__).parents[1] / "support"
-ATEN, ONNX = "plain_cell.py", "plain_onnx_cell.py"
+ATEN, ONNX = "tests.support.plain_cell", "tests.support.plain_onnx_cell"
 
 CELLS = {"alone": 10, "chain": 8, "onnx": 6}
 """How many are drawn of each kind."""
@@ -161,11 +161,11 @@ def answers(
     for script, cells in groupby(drawn, lambda cell: cell.script):
         asked = [*cells]
         done = subprocess.run(
-            [sys.executable, SCRIPTS / script, json.dumps([{**cell.asked, "seed": seed} for cell in asked])],
+            [sys.executable, "-m", script, json.dumps([{**cell.asked, "seed": seed} for cell in asked])],
             capture_output=True,
             text=True,
             # ONNX Runtime's provider brings its own QNN.
-            env={**os.environ, **(variables if script == ATEN else {})},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(variables if script == ATEN else {})},
             cwd=folder,
             check=True,
         )

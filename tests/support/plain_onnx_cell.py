@@ -6,10 +6,7 @@ word of the operator table, and each draw's SQNR in dB against the quantized mod
 """
 
 import importlib
-import json
 import math
-import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +18,8 @@ import onnxruntime as ort
 import onnxruntime_qnn as qnn
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+from tests.support.plain_answers import answer_each
 
 DRAWS, LEAST_DB, EXACT_DB = 3, 20, 200.0
 ACTIVATIONS = {"8a8w": QuantType.QUInt8, "16a8w": QuantType.QUInt16}
@@ -165,17 +164,4 @@ def measured(
     return "whole", figures
 
 
-for asked in json.loads(sys.argv[1]):
-    # Each in a process of its own, which may end by a signal.
-    if child := os.fork():
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
-            print(json.dumps(["crash", []]), flush=True)
-        continue
-    try:
-        answer = measured(**asked)
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}"[:500], file=sys.stderr)
-        answer = "dies", []
-    print(json.dumps(answer), flush=True)
-    os._exit(0)
+answer_each(measured)
