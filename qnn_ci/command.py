@@ -58,8 +58,8 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         return "ci", "forecast"
     if verb in ONE_MODEL:
         typed = command_line.parsed(CI[verb], arguments)
-        if not typed.model and "lane" in typed:
-            return "ci", typed.lane
+        if not typed.model and (lane := getattr(typed, "lane", None)):
+            return "ci", lane
         return "ci", LANES[lane_of(typed.model, folder)].environment
     if verb == "bench":
         return "ci", "onnx" if arguments[:1] == ["onnx"] else "executorch"

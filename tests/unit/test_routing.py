@@ -8,6 +8,8 @@ import pytest
 
 from ci.__main__ import VERBS
 from provisioning.base.command_line import main
+from provisioning.python_environments import LOCKS
+from qnn_ci.command import VERBS as ALL
 from qnn_ci.command import program_of
 from tests.support.onnx_models import conv_model, write
 
@@ -50,6 +52,13 @@ def folder(tmp_path: Path) -> Path:
 def test_the_environment_is_that_of_the_model_or_the_lane(folder: Path, words: str, environment: str) -> None:
     verb, *arguments = words.split()
     assert program_of(verb, arguments, folder) == ("ci", environment)
+
+
+@pytest.mark.parametrize("words", ["--help", "", "--json x.json --help"])
+@pytest.mark.parametrize("verb", ALL)
+def test_help_without_a_model_runs_in_an_environment_that_there_is(verb: str, words: str) -> None:
+    _, environment = program_of(verb, words.split(), Path.cwd())
+    assert (LOCKS / f"{environment}.txt").is_file()
 
 
 @pytest.mark.parametrize(
