@@ -12,6 +12,9 @@ from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import MANIFEST, FittedModel, Forecasts
 from provisioning.base.settings import Selection
 
+FLOAT = "fp16"
+"""Our name of AI Hub's float."""
+
 Name = tuple[str, str]
 """Of a program: a model's, and AI Hub's of a precision."""
 
@@ -64,7 +67,8 @@ def onnx_estimates(
     require_installed()
     soc, named = table.chips[0], {}
     for program in programs:
-        run = OnnxRun(**program.run(soc))
+        kept = program.model.in_float if program.precision != FLOAT else ()
+        run = OnnxRun(**program.run(soc), nodes={FLOAT: kept} if kept else {})
         case = OnnxCase(factory="ci.forecast.models:as_onnx", **program.case, run=(run,))
         of_lane = OnnxProgram(MANIFEST, program.name[0].replace(" ", "."), case, run, soc)
         named[of_lane.name] = program.name, of_lane

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class FitOptions:
     work: WorkOptions
     lane: str
     kept: bool
-    """Compile only what has no accepted estimate."""
+    """Compile only what has no accepted estimate, or what `words` name; the others' accepted ones count."""
     words: tuple[str, ...]
     shard: str
     without: tuple[str, ...]
@@ -173,9 +173,8 @@ def _chosen(
     chosen = [
         program
         for program in programs_of(table, options.lane, measured)
-        if program.name not in kept
-        and program.name[0] not in options.without
-        and (not options.words or matcher(options.words)(str(program)))
+        if program.name[0] not in options.without
+        and (matcher(options.words)(str(program)) if options.words else program.name not in kept)
     ]
     if options.shard:
         mine = {job.name for job in shard_named([Job(str(program)) for program in chosen], options.shard)}
@@ -190,6 +189,9 @@ def together(kept: OfPrograms, found: Estimates, fitting: Fitting) -> tuple[Lane
     the accepted ones that count."""
     limits = load_fit(fitting.lane) if kept.names else limits_of(found.facts, fitting.table)
     assert limits is not None
+    asked = {name: estimates_in(facts, fitting.table) for name, facts in found.facts.items() if _whole(facts, fitting.table)}
+    least, most = ratios_of([*{**kept.estimates, **asked}.values()])
+    limits = replace(limits, least_ratio=least, most_ratio=most)
     for facts in found.facts.values():
         if (build := str(facts["build_id"])) != limits.build_id:
             raise UsageError(
@@ -207,7 +209,9 @@ def together(kept: OfPrograms, found: Estimates, fitting: Fitting) -> tuple[Lane
         for name, facts in found.facts.items()
         if name not in withheld
     }
-    return limits, OfPrograms({**kept.estimates, **estimates}, {**kept.withheld, **withheld})
+    known = {name: pair for name, pair in kept.estimates.items() if name not in withheld}
+    why = {name: reason for name, reason in kept.withheld.items() if name not in estimates}
+    return limits, OfPrograms({**known, **estimates}, {**why, **withheld})
 
 
 def _fit(stage: StageRun, fitting: Fitting, found: tuple[LaneFit, OfPrograms], options: FitOptions) -> None:
@@ -255,29 +259,35 @@ def errors_without(estimates: Mapping[Name, Pair], judged: JudgedPhone, fitting:
 def limits_of(facts: Mapping[Name, Facts], table: Forecasts) -> LaneFit:
     """Within which a new model is like those that were fitted."""
     first, second = table.chips
-    whole = [found for found in facts.values() if first in found["estimates"]]
-    times = [found["estimates"][first]["us"] for found in whole]
-    ratios = sorted(
-        found["estimates"][second]["us"] / found["estimates"][first]["us"]
-        for found in whole
-        if second in found["estimates"]
-    )
-    if not ratios:
+    whole = [found for found in facts.values() if _whole(found, table)]
+    if not whole:
         raise CheckFailed(
             f"no program has an estimate for {first} and for {second}",
             fix="look at what did not compile in the report, or choose others: -k EXPR",
         )
-    # The outermost of a hundred are strange themselves.
-    edge = len(ratios) // 50
+    times = [found["estimates"][first]["us"] for found in whole]
+    least, most = ratios_of([estimates_in(found, table) for found in whole])
     return LaneFit(
         build_id=str(next(iter(whole))["build_id"]),
         phones={},
         least_us=min(times) / MARGIN,
         most_us=max(times) * MARGIN,
-        least_ratio=round(ratios[edge] / MARGIN, 3),
-        most_ratio=round(ratios[-1 - edge] * MARGIN, 3),
+        least_ratio=least,
+        most_ratio=most,
         operators=frozenset(name for found in whole for name in found["operators"]),
     )
+
+
+def ratios_of(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """The least and the most that the newer chip may take of the older one's time."""
+    ratios = sorted(newer / older for older, newer in pairs)
+    # The outermost of a hundred are strange themselves.
+    edge = len(ratios) // 50
+    return round(ratios[edge] / MARGIN, 3), round(ratios[-1 - edge] * MARGIN, 3)
+
+
+def _whole(facts: Facts, table: Forecasts) -> bool:
+    return all(chip in facts["estimates"] for chip in table.chips)
 
 
 def judge(estimates: Mapping[Name, Pair], fitting: Fitting) -> list[JudgedPhone]:

@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     repeatable(fit, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
     repeatable(fit, "--without", "MODEL", "leave this model out of the fit; with --kept, judge it by that")
     fit.add_argument("--lane", choices=("onnx", "executorch"), help="whose constants [onnx]")
-    fit.add_argument("--kept", action="store_true", help="compile only what has no accepted estimate")
+    fit.add_argument("--kept", action="store_true", help="compile only what has no accepted estimate, or what -k names")
     fit.add_argument("--shard", metavar="I/N", help="compile the I-th of N parts; a run without it then fits")
     fit.add_argument("--list", action="store_true", help="list the programs, and compile none")
     fit.add_argument(
@@ -71,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
     for flag, given in (of_model if fits else {**of_fit, "--accept": args.accept}).items():
         if given:
             raise UsageError(f"{flag} is for {'a model' if fits else FIT}", fix=f"leave {flag} out")
+    if fits and args.accept and args.expressions and not args.kept:
+        raise UsageError(
+            f"-k {args.expressions[0]!r} --accept would accept these programs alone",
+            fix="add --kept: the others keep their accepted estimates",
+        )
     if fits:
         from ci.forecast.fit import FitOptions, fit_forecasts
 

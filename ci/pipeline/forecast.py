@@ -239,7 +239,8 @@ def reason_to_withhold(facts: Mapping[str, Any], fit: LaneFit, table: Forecasts)
             f"its estimate of {estimate['us']:,} us lies outside of the"
             f" {fit.least_us:,.0f} to {fit.most_us:,.0f} us that were fitted"
         )
-    ratio = estimates[second]["us"] / estimate["us"]
+    older, newer = estimates_in(facts, table)
+    ratio = newer / older
     if not fit.least_ratio <= ratio <= fit.most_ratio:
         return (
             f"QNN's estimates for {first} and {second} disagree: 1 to {ratio:.2f}, and fitted models have"

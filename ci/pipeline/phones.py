@@ -56,6 +56,8 @@ class FittedModel(Model):
     config: dict[str, Any] = Field(default_factory=dict)
     vision: dict[str, Any] = Field(default_factory=dict)
     dino: dict[str, Any] = Field(default_factory=dict)
+    in_float: tuple[str, ...] = ()
+    """Of an ONNX model, the nodes that AI Hub's quantizing leaves in float: patterns of their names."""
 
 
 class Forecasts(Model):

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from ci.__main__ import VERBS
 from ci.forecast.compiled import Estimates
 from ci.forecast.fit import Fitting, OfPrograms, errors_without, judge, together
 from ci.forecast.fitting import Row, errors_of, fitted, left_out, quantile, rank_correlation
 from ci.forecast.hub import Measured
-from ci.pipeline.forecast import BetweenChips
+from ci.pipeline.forecast import BetweenChips, load_fit
 from ci.pipeline.phones import load_forecasts
+from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 
 WAY = BetweenChips(0.3, 100)
@@ -98,6 +100,27 @@ def test_models_without_a_fit_of_their_own_are_judged_by_the_others() -> None:
     for row in judged:
         (error,) = errors_without({("slow", "float"): estimates["slow", "float"]}, row, fitting)
         assert error == pytest.approx(0.5, abs=0.02)
+
+
+def test_programs_that_are_compiled_again_replace_their_own_accepted_estimates_alone() -> None:
+    fit, table = load_fit("onnx"), load_forecasts()
+    assert fit is not None
+    kept = OfPrograms({("vit", "float"): (900.0, 500.0), ("regnet", "float"): (800.0, 400.0)}, {})
+    strange = {"us": 800, "least_us": 700, "graphs": 1}
+    facts = {
+        "build_id": fit.build_id,
+        "refused": {},
+        "operators": {},
+        "estimates": {chip: {**strange, "uncosted": 9} for chip in table.chips},
+    }
+    _, programs = together(kept, Estimates({("vit", "float"): facts}, {}), Fitting("onnx", table, {}))
+    assert (set(programs.estimates), set(programs.withheld)) == ({("regnet", "float")}, {("vit", "float")})
+
+
+def test_some_programs_are_not_accepted_in_place_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["forecast", "fit", "-k", "vit", "--accept"]
+    assert main("qnn-ci", "", VERBS, words) == 2
+    assert "--kept" in capsys.readouterr().err
 
 
 KEPT = OfPrograms({("resnet50", "float"): (900.0, 500.0)}, {})
