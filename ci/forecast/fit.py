@@ -189,7 +189,11 @@ def together(kept: OfPrograms, found: Estimates, fitting: Fitting) -> tuple[Lane
     the accepted ones that count."""
     limits = load_fit(fitting.lane) if kept.names else limits_of(found.facts, fitting.table)
     assert limits is not None
-    asked = {name: estimates_in(facts, fitting.table) for name, facts in found.facts.items() if _whole(facts, fitting.table)}
+    asked = {
+        name: estimates_in(facts, fitting.table)
+        for name, facts in found.facts.items()
+        if _whole(facts, fitting.table)
+    }
     least, most = ratios_of([*{**kept.estimates, **asked}.values()])
     limits = replace(limits, least_ratio=least, most_ratio=most)
     for facts in found.facts.values():

@@ -44,7 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     repeatable(fit, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
     repeatable(fit, "--without", "MODEL", "leave this model out of the fit; with --kept, judge it by that")
     fit.add_argument("--lane", choices=("onnx", "executorch"), help="whose constants [onnx]")
-    fit.add_argument("--kept", action="store_true", help="compile only what has no accepted estimate, or what -k names")
+    fit.add_argument(
+        "--kept", action="store_true", help="compile only what has no accepted estimate, or what -k names"
+    )
     fit.add_argument("--shard", metavar="I/N", help="compile the I-th of N parts; a run without it then fits")
     fit.add_argument("--list", action="store_true", help="list the programs, and compile none")
     fit.add_argument(
