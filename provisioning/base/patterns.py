@@ -65,8 +65,8 @@ def _options() -> Any:
 
 
 class Index:
-    """Which of many patterns may be in a text: one pass over it looks for the words of all of them. It compiles
-    each pattern, which then need not be compiled again."""
+    """Which of many patterns may be in a text: one pass over it looks for the words of all of them. It
+    compiles each pattern, which then need not be compiled again."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         import re2

@@ -11,8 +11,8 @@ REMEMBERED = 1 << 16
 CONTEXT = 2
 """So many lines before and after a line that is given are given too, as a message may have several."""
 LEFT_OUT = b"~" * 1200
-"""What stands for lines that are not given, as long as they are up to this: what they part is as far apart for
-a pattern as it was. Each remains a line, so that the others keep their numbers."""
+"""What stands for lines that are not given, as long as they are up to this: what they part is as far apart
+for a pattern as it was. Each remains a line, so that the others keep their numbers."""
 
 
 class Repeats:
