@@ -100,7 +100,7 @@ def relative(place: str, path: str) -> str:
 
 def build() -> Mapping[str, str | bytes]:
     """All files of the site. Raises CheckFailed if a link leads nowhere."""
-    site = Site(common=_common())
+    site = Site(common=common())
     texts = {
         path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
         for path in [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("[A-Z]*.md"))]
@@ -115,7 +115,7 @@ def build() -> Mapping[str, str | bytes]:
         ]
     table = shipped()
     _operators(site, table, texts["docs/operators.md"].partition("\n## ")[0])
-    _errors(site)
+    add_errors(site)
     _faults(site, texts["docs/findings.md"])
     wheel = load_forecasts().wheel.version
     notes = {lane: about.note for lane, about in load_forecasts().lanes.items()}
@@ -135,7 +135,7 @@ def build() -> Mapping[str, str | bytes]:
     return site.files
 
 
-def _common() -> dict[str, Any]:
+def common() -> dict[str, Any]:
     done = captured(["git", "log", "-1", "--format=%h %ct"], cwd=ROOT, encoding="utf-8")
     commit, _, seconds = done.stdout.strip().partition(" ")
     day = dt.datetime.fromtimestamp(int(seconds), dt.timezone.utc).date() if seconds else ""
@@ -207,7 +207,7 @@ def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
     site.files["operators.json"] = operators.as_json(table, cells)
 
 
-def _errors(site: Site) -> None:
+def add_errors(site: Site) -> None:
     failures, numbers, rules = errors.failures(), list(errors.numbers()), errors.all_rules()
     sources = {
         name: site.link(name, "README.md", ERRORS)

@@ -21,6 +21,8 @@ class KnownFailure:
     anchor: str
     message: str
     """A line of its example, in which numbers and names are cut."""
+    several: bool
+    """Whether it has one of several causes, as `cause` tells."""
     cause: str
     fix: str
     source: str
@@ -51,6 +53,7 @@ def failures() -> list[KnownFailure]:
             entry.id,
             f"failure-{entry.id}" if entry.id in rules() else entry.id,
             _message(entry),
+            entry.several,
             entry.cause,
             as_installed(entry.fix),
             entry.source,

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from provisioning.base.errors import ManifestError
 from provisioning.base.patterns import Index, Match, Pattern
+from provisioning.base.repeats import Repeats
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "diagnose.toml"
@@ -399,10 +400,16 @@ class Reading:
         """Those that the index looks for."""
         self._narrowed = 0
         """How many were found when it was made."""
+        self._repeats = Repeats()
 
     def take(self, piece: Piece) -> None:
+        """Of a long log, whose lines repeat themselves, only what is new is searched."""
         if len(self._found) + len(self._loose) - self._narrowed > len(self._wanted) * 9 / 10:
             self._narrow()
+        if piece.line > 1:
+            piece = replace(piece, text=self._repeats.without(piece.text))
+        else:
+            self._repeats.learn(piece.text)
         possible = self._index.possible(piece.text)
         harmless = self._harmless_lines(piece, possible)
         entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, cast
 
 BLANK = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])| (?![?*+{])")
@@ -42,10 +42,8 @@ class Pattern:
         """Raises BadPattern."""
         import re2
 
-        options = re2.Options()
-        options.log_errors = False
         try:
-            return re2.compile(self.expression, options)
+            return re2.compile(self.expression, _options())
         except re2.error as error:
             (reason,) = error.args
             raise BadPattern(reason.decode() if isinstance(reason, bytes) else reason) from error
@@ -57,26 +55,28 @@ class Pattern:
         return cast("Iterator[Match]", self.compiled.finditer(text, start))
 
 
-class Index:
-    """Which of many patterns may be in a text: passes over it look for the words of all of them. Each pass
-    remembers which words it has met, in ever more states of its machine; with fewer words it has few states,
-    also in a text that is full of them."""
+@cache
+def _options() -> Any:
+    import re2
 
-    PART = 560
+    options = re2.Options()
+    options.log_errors = False
+    return options
+
+
+class Index:
+    """Which of many patterns may be in a text: one pass over it looks for the words of all of them. It
+    compiles each pattern, which then need not be compiled again."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         import re2
 
-        every = list(dict.fromkeys(patterns))
-        self._parts = [
-            (every[start : start + self.PART], re2.Filter()) for start in range(0, len(every), self.PART)
-        ]
-        for part, words in self._parts:
-            for pattern in part:
-                words.Add(pattern.expression)
-            words.Compile()
+        self._patterns = list(dict.fromkeys(patterns))
+        self._words = re2.Filter()
+        for number, pattern in enumerate(self._patterns):
+            self._words.Add(pattern.expression, _options())
+            pattern.__dict__.setdefault("compiled", self._words.re(number))
+        self._words.Compile()
 
     def possible(self, text: bytes) -> set[Pattern]:
-        return {
-            part[number] for part, words in self._parts for number in words.Match(text, potential=True) or ()
-        }
+        return {self._patterns[number] for number in self._words.Match(text, potential=True) or ()}

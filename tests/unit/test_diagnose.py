@@ -14,7 +14,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.operators.table import inexact_in
-from provisioning.base import diagnosis, patterns
+from provisioning.base import diagnosis, patterns, repeats
 from provisioning.base.command_line import main
 
 
@@ -220,6 +220,52 @@ def test_a_line_cut_in_two_begins_once() -> None:
     log = BytesIO(word * MEBIBYTE)
     begins = [patterns.Pattern("^a").search(piece.text, piece.start) for piece in diagnosis.pieces(log)]
     assert [bool(start) for start in begins] == [True] + [False] * (len(begins) - 1) and len(begins) > 1
+
+
+STEPS = "".join(f"[INFO] step {number:06} of 999999 returned with code 000\n" for number in range(20000))
+"""A megabyte of lines of one shape."""
+
+
+def test_of_lines_that_repeat_themselves_only_some_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched, possible = list[int](), patterns.Index.possible
+
+    def counted(index: patterns.Index, text: bytes) -> set[patterns.Pattern]:
+        searched.append(len(text))
+        return possible(index, text)
+
+    monkeypatch.setattr(patterns.Index, "possible", counted)
+    diagnosis.read(STEPS)
+    assert 4 * sum(searched) < len(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [
+        ("No Snapdragon SOC detected", "soc-not-detected"),
+        ("[INFO] step 020001 of 999999 returned with code 137", "137"),
+        ("No matching\ndistribution found for qnn", "pip-no-version"),
+    ],
+)
+def test_what_is_new_in_a_long_log_is_found_on_its_line(last: str, found: str) -> None:
+    before = STEPS.count("\n")
+    reading = diagnosis.read(f"{STEPS}{last}\n{STEPS}")
+    shown = [(each.id, each.line - before) for each in reading.explanations]
+    shown += [(str(code.code), 1) for code in reading.codes]
+    assert found in [name for name, line in shown if 1 <= line <= 3]
+
+
+def test_a_message_of_two_lines_is_found_where_its_first_came_often() -> None:
+    log = "No matching\nfile\n" * 10_000 + "No matching\ndistribution found for qnn\n"
+    (shown,) = diagnosis.read(log).explanations
+    assert (shown.id, shown.line) == ("pip-no-version", 20_001)
+
+
+def test_lines_that_are_ever_new_are_not_all_remembered() -> None:
+    known = repeats.Repeats()
+    for start in range(0, 400_000, 20_000):
+        text = "".join(f"{number:b}\n" for number in range(start, start + 20_000)).replace("1", "a").encode()
+        assert known.without(text) == text
+    assert len(known) <= repeats.REMEMBERED + 20_001
 
 
 @pytest.mark.parametrize("other", ["", "CMake Error at CMakeLists.txt:3 (project):\n"])

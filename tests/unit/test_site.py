@@ -11,13 +11,13 @@ from ci.inspect import diagnose
 from ci.operators.history import History
 from ci.operators.table import OperatorTable
 from ci.site import errors, operators, verb
-from ci.site.build import INDEX, INDEX_HEAD, check, write
+from ci.site.build import INDEX, INDEX_HEAD, Site, add_errors, check, common, write
 from ci.site.markdown import groups, inline, rendered
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.job_summary import markdown
 from provisioning.base.rendering.workflow_commands import github_annotations
-from provisioning.base.site import page_of
+from provisioning.base.site import ERRORS, page_of
 from provisioning.base.stage_run import StageRun
 from tests.support.typed import run_here
 
@@ -160,6 +160,21 @@ def test_each_failure_has_the_line_of_its_example_without_numbers_and_names() ->
     assert len({failure.anchor for failure in every}) == len(every)
     versions = {failure.id: failure.versions for failure in every}
     assert versions["per-channel-input-channels"] == "qnn >=2.47"
+
+
+def test_a_failure_of_several_causes_says_so() -> None:
+    """The page told "there is no such file, or no right to read it" as the one cause."""
+    document = {failure["id"]: failure["several"] for failure in json.loads(errors.as_json())["failures"]}
+    assert document["header-missing"] and not document["qurt-header-missing"]
+    site = Site(common=common())
+    add_errors(site)
+    page = str(site.files[ERRORS])
+    assert "one of several causes" in _article(page, "header-missing")
+    assert "one of several causes" not in _article(page, "qurt-header-missing")
+
+
+def _article(page: str, name: str) -> str:
+    return page.partition(f'<h3 id="{name}">')[2].partition("</article>")[0]
 
 
 def test_a_number_has_all_its_spellings() -> None:
