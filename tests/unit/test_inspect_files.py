@@ -75,6 +75,16 @@ def test_a_file_is_named_for_what_it_is(
         inspect(tmp_path / name, "--extract", tmp_path)
 
 
+def test_an_installed_copy_names_the_next_command_as_it_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provisioning.base.commands.CLONE", False)
+    library = tmp_path / "libQnnHtpV73Skel.so"
+    library.write_bytes(skel(73, BUILD_ID).encode())
+    inspect(library)
+    assert f"qnn-ci signing inspect {library}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

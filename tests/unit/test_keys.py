@@ -23,7 +23,7 @@ from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import ModuleScheme, parse_request
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import Limits, LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import CompileCheckpoint, Generate, LlmPlan
+from ci.lanes.llm.work import CompileCheckpoint, Generate, LlmPlan, Train
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan
 from ci.lanes.onnx.steps import case_of, run_of
 from ci.lanes.onnx.suite import SUITES as ONNX
@@ -218,6 +218,15 @@ def test_work_is_compared_with_earlier_work_of_the_same_model_alone(tmp_path: Pa
     # A suite's case is the same case, whatever model it has now.
     assert subject(program) == subject(of_another)
     assert subject(program) != subject(replace(program, suite=tmp_path / "others.toml"))
+
+
+def test_what_a_model_says_is_not_compared_with_its_training(tmp_path: Path) -> None:
+    program = _llm_program(tmp_path)
+    texts = _generate(program, tmp_path)
+    train = Train(texts.plan)
+    both = [tasks_of(step, NO_PACKAGES, [program], tmp_path)[0] for step in (train, texts)]
+    both[0].memo.remember(both[0].subject, both[0].key, {}, Touched())
+    assert both[1].memo.find(both[1].subject, both[1].key) == Miss("not run before")
 
 
 def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes_and_blames_no_other(tmp_path: Path) -> None:

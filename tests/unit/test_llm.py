@@ -513,7 +513,10 @@ class TestCheckpoint:
         monkeypatch.setattr("ci.lanes.llm.one_model.run_step", run_step)
         monkeypatch.setattr("ci.lanes.llm.one_model.require_installed", lambda: None)
         monkeypatch.setattr("ci.lanes.llm.one_model.available_memory", lambda: None)
+        # An installed copy has no other command.
+        monkeypatch.setattr("provisioning.base.commands.CLONE", False)
         assert self.compiled(["compile"], whole_checkpoint) == 0
+        assert f"try it: qnn-ci llm run {out} " in capsys.readouterr().out
         _, order = asked
         rows = windows_of(whole_checkpoint, shape, order)
         record = json.loads((out / "compiled.json").read_text())

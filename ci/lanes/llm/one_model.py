@@ -37,7 +37,7 @@ from ci.pipeline.options import Compiling, OneModel
 from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import TIMEOUT, Parser
-from provisioning.base.commands import quoted
+from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.units import seconds, size
 
@@ -200,8 +200,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         what = f"{result.facts['binaries']} binaries" if genie else "a program"
         words = [f"{output}: {what}, {CompileCost(*costs.values())}; see its README.md"]
         if genie and not order["shared"] and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
-            tried = quoted("python", "-m", "ci", "llm", "run", output, "The answer is")
-            words.append(f"try it: {tried}")
+            words.append(f"try it: {typed('python -m ci llm', ['run', str(output), 'The answer is'])}")
         return Product(files, words, stale=stale)
 
 

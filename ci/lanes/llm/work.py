@@ -122,7 +122,7 @@ class LanguageStep(Step[LlmProgram]):
 class Train(LanguageStep):
     """The float model of a case, from nothing: the same for all cases."""
 
-    kind = "llm"
+    kind = "llm-training"
     title = "models"
     workers = "train"
     keeps_files = done_once = True
