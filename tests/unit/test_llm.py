@@ -533,6 +533,30 @@ class TestCheckpoint:
         assert "left to llm check" in capsys.readouterr().err
         assert "rounding" not in json.loads((out / "compiled.json").read_text())
 
+    @pytest.mark.parametrize(
+        ("flags", "named"),
+        [
+            (["--precision", "16a8w"], "model/genie-16a8w/SM8650"),
+            (["--precision", "16a8w", "--through", "executorch"], "model/executorch-16a8w/SM8650"),
+        ],
+    )
+    def test_its_work_is_named_by_the_words_that_the_user_typed(
+        self, whole_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], named: str
+    ) -> None:
+        text = whole_checkpoint.parent / "text.txt"
+        text.write_text(" ".join(f"a{number}" for number in range(2000)))
+        names: list[str] = []
+
+        def run_step(step: Any, programs: Sequence[Any]) -> dict[str, Result]:
+            names.extend(program.name for program in programs)
+            raise CheckFailed("the rest is another test's", fix="")
+
+        monkeypatch.setattr("ci.lanes.llm.one_model.run_step", run_step)
+        monkeypatch.setattr("ci.lanes.llm.one_model.require_installed", lambda: None)
+        monkeypatch.setattr("ci.lanes.llm.one_model.ready_environment", lambda *_: None)
+        assert self.compiled(["compile", *flags, "--calibrate", str(text)], whole_checkpoint) == 1
+        assert names == [named]
+
     def test_a_folder_that_holds_other_things_is_refused(self, whole_checkpoint: Path) -> None:
         theirs = whole_checkpoint.parent / "out" / "theirs.bin"
         theirs.parent.mkdir()

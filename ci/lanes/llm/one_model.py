@@ -34,11 +34,13 @@ from ci.lanes.llm.work import (
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Compiling, OneModel
+from ci.pipeline.precision import written_name
 from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
+from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
 
 COMPILED = "llm-compile"
@@ -83,7 +85,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
 
     def program(self, soc: str, suite: Path | None = None) -> LlmProgram:
         folder = Path(self.order["model"])
-        run = LlmRun.model_construct(precision=self.order["precision"], socs=(soc,))
+        run = LlmRun.model_construct(through=self._through, precision=self._precision, socs=(soc,))
         case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
         return LlmProgram(folder / NO_SUITE, folder.name, case, run, soc)
 
@@ -97,12 +99,13 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
 
     def do(self, plan: LlmPlan) -> Results:
         order, shape = self.order, self.shape
-        layers = f"{shape.num_layers} layers" + (f" in {order['parts']} parts" if order["parts"] > 1 else "")
+        layers = plural(shape.num_layers, "layer")
+        layers += f" in {order['parts']} parts" if order["parts"] > 1 else ""
         cost = None
         if order["do"] == "compile":
             cost = estimated(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
         expected = f": about {cost}" if cost else ""
-        sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}{expected}\n")
+        sys.stderr.write(f"{layers} for {order['soc']}, {self._precision}{expected}\n")
         free = available_memory()
         if cost and free and cost.memory > free:
             sys.stderr.write(
@@ -164,6 +167,11 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
     @property
     def _through(self) -> str:
         return {"compile": "genie", "compile program": "executorch"}[self.order["do"]]
+
+    @property
+    def _precision(self) -> str:
+        """As suites name it, and the user typed it."""
+        return str(written_name(self.order["precision"]))
 
     @property
     def _runs(self) -> list[str]:
