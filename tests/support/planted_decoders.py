@@ -190,7 +190,14 @@ def kept_by_compile(model: Path, calibration: Path, through: str, precision: str
     from provisioning.base.settings import store_path
 
     few = {"text": str(calibration), "windows": 1, "length": 16}
-    order = {"model": str(model), "adapter": "", "through": through, "precision": precision, "parts": 1}
+    order = {
+        "model": str(model),
+        "adapter": "",
+        "through": through,
+        "precision": precision,
+        "parts": 1,
+        "prefill": 4,
+    }
     calibrate = "" if precision == "fp16" else str(calibration)
     order |= {"context": CONTEXT, "calibrate": calibrate, "texts": [], **few, "few": few}
     ranges = order_noise(order)["ranges"]

@@ -920,8 +920,9 @@ class TestCheck:
         words: int = 3000,
         vocabulary: Mapping[str, int] | None = None,
         noise: float = 0.1,
+        noise_ratio: float = 1.0,
         kept: Sequence[float] = (0.0, 0.0),
-        worst: float = 42.0,
+        worst: tuple[float, float] = (42.0, 42.0),
         bits: float = 1.0,
         stopped: str = "eos",
         genie_figure: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
@@ -950,17 +951,17 @@ class TestCheck:
         save_tokenizer(model, vocabulary)
         (folder / "text.txt").write_text("a " * words)
         values = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
-        bounds = {
-            name: {"value": noise if name == "divergence" else value, "error": 1e-3}
-            for name, value in GOOD.items()
-        }
+        rounded = GOOD | {"divergence": noise, "perplexity_ratio": noise_ratio}
+        bounds = {name: {"value": value, "error": 1e-3} for name, value in rounded.items()}
         answers: dict[str, dict[str, Any]] = {
             "pace": {"ready": 1.0, "pace": dict.fromkeys(PACED, 0.1)},
             "float pace": dict.fromkeys(("start", "ready", "row", "token", "judge", "spent"), 0.01),
             "noise": {
                 "noise": dict.fromkeys(("windows", "prefill_genie", "decode_genie"), bounds),
                 "tie": 0.01,
-                "parts": [{"typical_db": typical, "db": worst} for typical in kept],
+                "parts": [
+                    {"typical_db": typical, "db": dict(zip(KINDS, worst, strict=True))} for typical in kept
+                ],
                 "absolute": ABSOLUTE | {"bits_per_byte": bits},
             },
             "answers": {"answers": [{"tokens": [0], "stopped": "eos"}] * 3},
@@ -1032,6 +1033,12 @@ class TestCheck:
                 self.check(tmp_path, monkeypatch, precision="fp16", noise=1e-6, divergence=divergence) == code
             )
 
+    def test_a_text_that_rounding_makes_likelier_may_be_as_likely_as_to_float(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for ratio, code in ((1.0, 0), (1.02, 1)):
+            assert self.check(tmp_path, monkeypatch, noise_ratio=0.95, perplexity_ratio=ratio) == code
+
     def test_what_rounding_costs_is_what_the_compile_kept_of_the_same_tokens_and_weights(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -1048,7 +1055,7 @@ class TestCheck:
         kept = {
             "noise": {"windows": limits | {"divergence": {"value": 0.001, "error": 1e-4}}},
             "tie": 0.01,
-            "parts": [{"typical_db": 0.0, "db": 42.0}] * 2,
+            "parts": [{"typical_db": 0.0, "db": dict.fromkeys(KINDS, 42.0)}] * 2,
             "absolute": ABSOLUTE | {"bits_per_byte": 1.0},
             "ranges": {"layer 0": [-1.0, 2.0]},
             "judged": digest_of(rows, order["texts"]),
@@ -1211,6 +1218,14 @@ class TestCheck:
     ) -> None:
         parts = [part(0, "prefill", 30, 30), part(1, "prefill", 8, 8)]
         for rounding, code in ((9.0, 0), (20.0, 1)):
+            assert self.check(tmp_path, monkeypatch, parts=parts, worst=(rounding, 20.0)) == code
+
+    def test_a_token_that_quantizing_never_saw_is_alone_in_a_block_of_decode(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What rounding leaves of it there is less than of a block of prefill."""
+        parts = [part(0, "prefill", 12, 12), part(0, "decode", 4, 4)]
+        for rounding, code in (((13.0, 4.0), 0), ((13.0, 13.0), 1)):
             assert self.check(tmp_path, monkeypatch, parts=parts, worst=rounding) == code
 
     def test_where_rounding_hides_the_part_the_nearest_to_its_limit_is_named(

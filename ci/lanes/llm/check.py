@@ -110,6 +110,8 @@ CHIP = 2
 HALVES, HALVES_DB = 16, 12.0
 """What HTP may lose in fp16, which also adds in halves, for each nat and below each dB that rounding every
 operator's output alone costs: right models had 5 to 8 times the divergence, and 8 to 10 dB less."""
+RIGHT = {"perplexity_ratio": 1.0}
+"""A figure that is always right: rounding may make a text likelier than float does."""
 READ_OTHERWISE = (
     "either rounding hides what is wrong there, or the checkpoint is read otherwise than transformers reads"
     " it, or has changed"
@@ -227,6 +229,7 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
         "through": through(record),
         "precision": record["precision"],
         "parts": record["parts"],
+        "prefill": record["prefill"],
         "cpu": options.on == "cpu",
         "decode_tokens": options.decode_tokens or options.tokens,
     }
@@ -321,11 +324,12 @@ def read_by_genie(checkpoint: Path, genies: Sequence[list[int]], texts: Sequence
 @dataclass(frozen=True, slots=True)
 class Bounds:
     limits: Mapping[str, float]
-    narrow: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    narrow: Mapping[str, Mapping[str, float]]
     """By reader, those by what rounding alone costs on the tokens that it reads."""
-    parts: Sequence[Mapping[str, float]] = ()
-    """Of each, what rounding alone leaves of its outputs, in dB: `typical_db` at most places, and `db`."""
-    tie: float = 0.0
+    parts: Sequence[Mapping[str, Any]]
+    """Of each, what rounding alone leaves of its outputs, in dB: `typical_db` at most places, and `db` of the
+    worst block, by the kind of graph."""
+    tie: float
     """Float's logits are as good as equal if they are no further apart."""
 
     def of(self, reader: str) -> Mapping[str, float]:
@@ -397,7 +401,7 @@ def _narrowed(name: str, limit: float, noise: Figure, *, halves: bool) -> float:
     if name in HIGHER_IS_BETTER:
         return max(limit, noise.value - allowed)
     expected = noise.value * (CHIP if name == "divergence_50" else 1)
-    return min(limit, expected + allowed)
+    return min(limit, max(expected, RIGHT.get(name, 0.0)) + allowed)
 
 
 def _in_words(figures: Mapping[str, Figure]) -> str:
@@ -569,9 +573,9 @@ def _parts(
         first, last = row["layers"]
         name = f"{row['kind']}_{row['part']}, layers {first} to {last}"
         beside = f", {in_decibels(cpu['db'])} on the CPU" if cpu else ""
-        rounding = bounds.parts[row["part"]] if bounds.parts else {"typical_db": -math.inf, "db": math.inf}
+        rounding = bounds.parts[row["part"]]
         loss = HALVES_DB if order["precision"] == "fp16" else LOSS_DB
-        typical, worst = rounding["typical_db"] - loss, rounding["db"] - loss
+        typical, worst = rounding["typical_db"] - loss, rounding["db"][row["kind"]] - loss
         least = max(min(QUANTIZED_LEAST_DB, worst), cpu["db"] - CHIP_DB) if cpu else FP16_LEAST_DB
         wrong = ""
         if not htp["db"] >= least:

@@ -22,7 +22,7 @@ from ci.lanes.llm.arrays import Array, Sample
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.compiled import Compiled, CompiledReader
 from ci.lanes.llm.decoder import Decoder, load_decoder
-from ci.lanes.llm.genie import RECORD, ForcedText, forced_logits, generate, through
+from ci.lanes.llm.genie import KINDS, RECORD, ForcedText, forced_logits, generate, through
 from ci.lanes.llm.graphs import blocks, outputs_of, starts
 from ci.lanes.llm.judge import OF_WINDOWS, compare_text, figures_of, tie_of, window_of
 from ci.lanes.llm.judged import windows_of
@@ -265,7 +265,7 @@ def order_noise(order: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "noise": noise,
         "tie": tie_of(model.exact[:count], model.rounded[:count]),
-        "parts": [_kept(shape, part, exact, rounded) for part in layers],
+        "parts": [_kept(shape, part, order["prefill"], exact, rounded) for part in layers],
         "absolute": _by_itself(folder, shape, order, rows, model.exact),
         "ranges": model.rounding.ranges if scheme.bits else {},
     }
@@ -293,17 +293,29 @@ def _by_itself(
 
 
 def _kept(
-    shape: Architecture, part: tuple[int, int], exact: Mapping[str, Array], rounded: Mapping[str, Array]
-) -> dict[str, float]:
-    """Of the outputs of a part the worst at most places and the worst of all, in dB."""
+    shape: Architecture,
+    part: tuple[int, int],
+    prefill: int,
+    exact: Mapping[str, Array],
+    rounded: Mapping[str, Array],
+) -> dict[str, Any]:
+    """Of the outputs of a part the worst at most places, in dB, and the worst block that graphs of each kind
+    are judged by: a token that quantizing never saw is a whole block of decode."""
     first, last = part
     caches = (f"past_{kind}_{layer}_out" for layer in range(first, last) for kind in ("key", "value"))
-    axes = {"logits" if last == shape.num_layers else f"hidden_{last}": -2, **dict.fromkeys(caches, -2)}
+    names = ["logits" if last == shape.num_layers else f"hidden_{last}", *caches]
+
+    def worst(count: int) -> float:
+        found = [
+            Pair(name, *(values[name][..., start : start + count, :] for values in (exact, rounded)))
+            for name in names
+            for start in starts(exact[name].shape[-2], count, ())
+        ]
+        return compare(found)["sqnr_db"]
+
     return {
-        "typical_db": min(
-            _typical_db([_by_place(exact[name], rounded[name], axis)]) for name, axis in axes.items()
-        ),
-        "db": min(compare([Pair(name, exact[name], rounded[name])])["sqnr_db"] for name in axes),
+        "typical_db": min(_typical_db([_by_place(exact[name], rounded[name], -2)]) for name in names),
+        "db": {kind: worst(count) for kind, count in zip(KINDS, (prefill, 1), strict=True)},
     }
 
 

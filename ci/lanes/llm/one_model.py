@@ -44,7 +44,7 @@ from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
 
 COMPILED = "llm-compile"
-ROUNDED = ("model", "adapter", "precision", "parts", "context", "calibrate")
+ROUNDED = ("model", "adapter", "precision", "parts", "context", "prefill", "calibrate")
 """What rounding depends on of the order to compile."""
 KEPT = ("judged", "noise", "tie", "parts", "absolute", "ranges", "cpu_seconds", "peak")
 FLOAT, FLOAT_LEAST = 4.5, 1.6e9
