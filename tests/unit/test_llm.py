@@ -1073,6 +1073,9 @@ class TestCheck:
         for name in ("model.safetensors", "config.json", "this toolkit"):
             [order] = noise_of(code=0, rounding=kept, since={name: "another"})
             assert order["ranges"] is None and name in capsys.readouterr().err
+        # A compile saw ranges that this one does not know, so that more text to calibrate by is no help.
+        assert self.check(tmp_path, monkeypatch, rounding=kept, since={name: "another"}, divergence=9.0) == 1
+        assert {finding.fix.partition(",")[0] for finding in found_by(tmp_path)} == {"compile it again"}
 
     def test_a_wrong_part_is_told_without_being_asked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -255,7 +255,7 @@ def _check(options: CheckOptions, name: str) -> CheckedModel:
             # Before the figures, which take the emulator's time.
             read_by = _tokenizer(config, folder, [read.words[:TOKENIZER_CHARS]], tokenizer, options)
             found.add(read_by, "llm-text")
-        rounding = _rounding(ask, order, read, shape, record, options.selection.store)
+        rounding = _rounding(ask, order, read, shape, record, options.selection.store, found)
         bounds = _bounds(rounding, order, limits, given, found, by_genie=by_genie)
         if options.on != "parts":
             order["tie"] = bounds.tie
@@ -343,13 +343,18 @@ def _rounding(
     shape: Architecture,
     record: Mapping[str, Any],
     store: Path,
+    found: CheckedModel,
 ) -> Mapping[str, Any]:
     """What rounding alone costs the checkpoint: as `compile` measured it, where the same tokens are read; or
     now, with the ranges that `compile` saw."""
     kept: Mapping[str, Any] = record.get(ROUNDING, {})
     folder, texts = Path(order["model"]), read.forced(order["through"])
     if kept and (changed := _changed(record.get("float", {}), float_of(folder, order["adapter"], store))):
-        sys.stderr.write(f"{folder}: changed since it was compiled: {', '.join(changed)}\n")
+        sys.stderr.write(
+            f"{folder}: changed since it was compiled: {', '.join(changed)}. What quantizing saw may be"
+            " something else now: limits are those of the text that is read\n"
+        )
+        found.fix = "compile it again, then check"
         kept = {}
     if kept and kept["judged"] == digest_of(windows_of(folder, shape, order), texts):
         return kept
