@@ -223,7 +223,7 @@ def test_work_is_compared_with_earlier_work_of_the_same_model_alone(tmp_path: Pa
 def test_what_a_model_says_is_not_compared_with_its_training(tmp_path: Path) -> None:
     program = _llm_program(tmp_path)
     texts = _generate(program, tmp_path)
-    train = Train(texts.plan)
+    train = Train(_plan(LlmPlan, program, tmp_path, qnn_environment=None))
     both = [tasks_of(step, NO_PACKAGES, [program], tmp_path)[0] for step in (train, texts)]
     both[0].memo.remember(both[0].subject, both[0].key, {}, Touched())
     assert both[1].memo.find(both[1].subject, both[1].key) == Miss("not run before")

@@ -306,11 +306,11 @@ def _kept(
     names = ["logits" if last == shape.num_layers else f"hidden_{last}", *caches]
 
     def worst(count: int) -> float:
-        found = [
-            Pair(name, *(values[name][..., start : start + count, :] for values in (exact, rounded)))
-            for name in names
-            for start in starts(exact[name].shape[-2], count, ())
-        ]
+        found = []
+        for name in names:
+            for start in starts(exact[name].shape[-2], count, ()):
+                block = np.s_[..., start : start + count, :]
+                found.append(Pair(name, exact[name][block], rounded[name][block]))
         return compare(found)["sqnr_db"]
 
     return {

@@ -85,7 +85,8 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
 
     def program(self, soc: str, suite: Path | None = None) -> LlmProgram:
         folder = Path(self.order["model"])
-        run = LlmRun.model_construct(through=self._through, precision=self._precision, socs=(soc,))
+        words: dict[str, Any] = {"through": self._through, "precision": self._precision}
+        run = LlmRun.model_construct(**words, socs=(soc,))
         case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
         return LlmProgram(folder / NO_SUITE, folder.name, case, run, soc)
 
