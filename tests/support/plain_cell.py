@@ -36,13 +36,16 @@ class Net(torch.nn.Module):
 class Between(torch.nn.Module):
     """Layers before each input, whose outputs are means of it, and after each output."""
 
-    def __init__(self, net: torch.nn.Module, inputs: Sequence[torch.Tensor], layers: str) -> None:
+    def __init__(
+        self, net: torch.nn.Module, inputs: Sequence[torch.Tensor], layers: str, biased: bool
+    ) -> None:
         super().__init__()
-        self.net, self.layers = net, layers
+        self.net, self.layers, self.biased = net, layers, biased
         self.before = torch.nn.ModuleList(map(self.layer, inputs))
         for layer in self.before:
             layer.weight.data = torch.softmax(4 * torch.randn(layer.weight.shape), 1)
-            layer.bias.data.zero_()
+            if biased:
+                layer.bias.data.zero_()
         with torch.no_grad():
             self.after = torch.nn.ModuleList(map(self.layer, self.inner(inputs)))
 
@@ -50,8 +53,8 @@ class Between(torch.nn.Module):
         if not value.dim():
             return torch.nn.Identity()
         if self.layers == "conv" and value.dim() == 4:
-            return torch.nn.Conv2d(value.shape[1], value.shape[1], 1)
-        return torch.nn.Linear(value.shape[-1], value.shape[-1])
+            return torch.nn.Conv2d(value.shape[1], value.shape[1], 1, bias=self.biased)
+        return torch.nn.Linear(value.shape[-1], value.shape[-1], bias=self.biased)
 
     def inner(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = leaves(self.net(*(layer(value) for layer, value in zip(self.before, inputs, strict=True))))
@@ -101,7 +104,8 @@ def measured(
             # A fresh norm multiplies by 1 and adds 0.
             torch.nn.init.uniform_(weights, 0.5, 1.5)
     net: torch.nn.Module = Net(made)
-    net = (Between(net, inputs[0], layers) if layers else net).eval()
+    # Biases of 16a16w are cut off (bias-beyond-32-bits).
+    net = (Between(net, inputs[0], layers, scheme != "16a16w") if layers else net).eval()
     module = torch.export.export(net, inputs[0], strict=True).module()
     floats = scheme == "fp16"
     if not floats:

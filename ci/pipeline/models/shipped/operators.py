@@ -94,9 +94,11 @@ def alone(expression: str, is_module: bool = False, indices: Sequence[int] = ())
 class Chained(nn.Module):
     """A layer with weights before each input of floats of an operator, and after each of its outputs."""
 
-    def __init__(self, operator: nn.Module, inputs: Sequence[Tensor], *, images: bool = False) -> None:
+    def __init__(
+        self, operator: nn.Module, inputs: Sequence[Tensor], *, images: bool = False, biased: bool = True
+    ) -> None:
         super().__init__()
-        self.operator, self.images = operator, images
+        self.operator, self.images, self.biased = operator, images, biased
         self.before = nn.ModuleList(self._mixes(value) for value in inputs)
         with torch.no_grad():
             outputs = self._outputs(inputs)
@@ -119,15 +121,16 @@ class Chained(nn.Module):
         with torch.no_grad():
             weight: Tensor = layer.weight
             weight.copy_(torch.softmax(4 * torch.randn(weight.shape[:2]), 1).reshape(weight.shape))
-            nn.init.zeros_(layer.bias)
+            if self.biased:
+                nn.init.zeros_(layer.bias)
         return layer
 
     def _layer(self, value: Tensor) -> nn.Module:
         if value.dim() == 0:
             return nn.Identity()
         if self.images and value.dim() == 4:
-            return nn.Conv2d(value.shape[1], value.shape[1], 1)
-        return nn.Linear(value.shape[-1], value.shape[-1])
+            return nn.Conv2d(value.shape[1], value.shape[1], 1, bias=self.biased)
+        return nn.Linear(value.shape[-1], value.shape[-1], bias=self.biased)
 
 
 def _as_float(value: Tensor) -> Tensor:
