@@ -342,6 +342,9 @@ def test_a_chain_without_biases_adds_none() -> None:
     same = alone("x * 1.0")[0]
     assert Chained(same, inputs, biased=False)(*inputs).count_nonzero() == 0
     assert Chained(same, inputs)(*inputs).count_nonzero() > 0
+    # A layer of one number without a bias is another operator on HTP.
+    one = torch.rand(2, 3, 1)
+    assert torch.equal(Chained(same, (one,), biased=False)(one), one)
 
 
 def test_a_chain_makes_floats_of_booleans_without_a_cast() -> None:

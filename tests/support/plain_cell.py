@@ -43,6 +43,8 @@ class Between(torch.nn.Module):
         self.net, self.layers, self.biased = net, layers, biased
         self.before = torch.nn.ModuleList(map(self.layer, inputs))
         for layer in self.before:
+            if isinstance(layer, torch.nn.Identity):
+                continue
             layer.weight.data = torch.softmax(4 * torch.randn(layer.weight.shape), 1)
             if biased:
                 layer.bias.data.zero_()
@@ -50,7 +52,8 @@ class Between(torch.nn.Module):
             self.after = torch.nn.ModuleList(map(self.layer, self.inner(inputs)))
 
     def layer(self, value: torch.Tensor) -> torch.nn.Module:
-        if not value.dim():
+        # Without a bias a layer of one number is another operator on HTP (linear-of-one-number).
+        if not value.dim() or (value.shape[-1] == 1 and not self.biased):
             return torch.nn.Identity()
         if self.layers == "conv" and value.dim() == 4:
             return torch.nn.Conv2d(value.shape[1], value.shape[1], 1, bias=self.biased)

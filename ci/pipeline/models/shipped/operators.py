@@ -118,6 +118,8 @@ class Chained(nn.Module):
         if not value.is_floating_point():
             return nn.Identity()
         layer = self._layer(value)
+        if isinstance(layer, nn.Identity):
+            return layer
         with torch.no_grad():
             weight: Tensor = layer.weight
             weight.copy_(torch.softmax(4 * torch.randn(weight.shape[:2]), 1).reshape(weight.shape))
@@ -126,7 +128,8 @@ class Chained(nn.Module):
         return layer
 
     def _layer(self, value: Tensor) -> nn.Module:
-        if value.dim() == 0:
+        # Without a bias a layer of one number is another operator on HTP (linear-of-one-number).
+        if value.dim() == 0 or (value.shape[-1] == 1 and not self.biased):
             return nn.Identity()
         if self.images and value.dim() == 4:
             return nn.Conv2d(value.shape[1], value.shape[1], 1, bias=self.biased)
