@@ -337,16 +337,6 @@ def test_an_operator_in_a_chain_gives_more_than_one_number() -> None:
     assert always_the_same == []
 
 
-def test_a_chain_without_biases_adds_none() -> None:
-    inputs = (torch.zeros(2, 3, 7),)
-    same = alone("x * 1.0")[0]
-    assert Chained(same, inputs, biased=False)(*inputs).count_nonzero() == 0
-    assert Chained(same, inputs)(*inputs).count_nonzero() > 0
-    # A layer of one number without a bias is another operator on HTP.
-    one = torch.rand(2, 3, 1)
-    assert torch.equal(Chained(same, (one,), biased=False)(one), one)
-
-
 def test_a_chain_makes_floats_of_booleans_without_a_cast() -> None:
     """A cast of them is wrong before a linear layer at 8 bits, which says nothing of the operator."""
     compared, _ = alone("~(x > 0.1)")

@@ -36,28 +36,22 @@ class Net(torch.nn.Module):
 class Between(torch.nn.Module):
     """Layers before each input, whose outputs are means of it, and after each output."""
 
-    def __init__(
-        self, net: torch.nn.Module, inputs: Sequence[torch.Tensor], layers: str, biased: bool
-    ) -> None:
+    def __init__(self, net: torch.nn.Module, inputs: Sequence[torch.Tensor], layers: str) -> None:
         super().__init__()
-        self.net, self.layers, self.biased = net, layers, biased
+        self.net, self.layers = net, layers
         self.before = torch.nn.ModuleList(map(self.layer, inputs))
         for layer in self.before:
-            if isinstance(layer, torch.nn.Identity):
-                continue
             layer.weight.data = torch.softmax(4 * torch.randn(layer.weight.shape), 1)
-            if biased:
-                layer.bias.data.zero_()
+            layer.bias.data.zero_()
         with torch.no_grad():
             self.after = torch.nn.ModuleList(map(self.layer, self.inner(inputs)))
 
     def layer(self, value: torch.Tensor) -> torch.nn.Module:
-        # Without a bias a layer of one number is another operator on HTP (linear-of-one-number).
-        if not value.dim() or (value.shape[-1] == 1 and not self.biased):
+        if not value.dim():
             return torch.nn.Identity()
         if self.layers == "conv" and value.dim() == 4:
-            return torch.nn.Conv2d(value.shape[1], value.shape[1], 1, bias=self.biased)
-        return torch.nn.Linear(value.shape[-1], value.shape[-1], bias=self.biased)
+            return torch.nn.Conv2d(value.shape[1], value.shape[1], 1)
+        return torch.nn.Linear(value.shape[-1], value.shape[-1])
 
     def inner(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = leaves(self.net(*(layer(value) for layer, value in zip(self.before, inputs, strict=True))))
@@ -107,8 +101,7 @@ def measured(
             # A fresh norm multiplies by 1 and adds 0.
             torch.nn.init.uniform_(weights, 0.5, 1.5)
     net: torch.nn.Module = Net(made)
-    # Biases of 16a16w are cut off (bias-beyond-32-bits).
-    net = (Between(net, inputs[0], layers, scheme != "16a16w") if layers else net).eval()
+    net = (Between(net, inputs[0], layers) if layers else net).eval()
     module = torch.export.export(net, inputs[0], strict=True).module()
     floats = scheme == "fp16"
     if not floats:

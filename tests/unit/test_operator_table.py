@@ -444,7 +444,7 @@ def test_a_word_that_changes_with_the_draw_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "result"), [("8a8w", "lost"), ("16a4w_block", "whole"), ("16a16w", "lost")]
+    ("scheme", "result"), [("8a8w", "lost"), ("16a4w_block", "whole"), ("16a16w", "whole")]
 )
 def test_what_the_layers_of_a_chain_lose_is_not_lost_by_the_operator(scheme: str, result: str) -> None:
     part = drawn(70, 71, 72, to_float=8)

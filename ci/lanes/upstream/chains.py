@@ -17,16 +17,12 @@ from ci.pipeline.models.shipped.operators import Chained, alone
 DRAWS = 5
 """How many inputs a program runs with, and is calibrated with. It is compiled once."""
 
-CUTS_BIASES = "16a16w"
-"""The scheme in which the layers around an operator have no bias: it would be cut off (bias-beyond-32-bits)."""
-
 
 @pytest.mark.parametrize("case", chains(), ids=str)
-def test_chains(request: Any, test_runner: Any, case: ValueCase) -> None:
+def test_chains(test_runner: Any, case: ValueCase) -> None:
     torch.manual_seed(case.seed)
     operator, count = alone(case.expression, case.is_module, case.settings.indices)
     draws = [tuple(draw(case) for _ in range(count)) for _ in range(DRAWS)]
-    biased = not request.node.callspec.params["test_runner"].name.endswith(CUTS_BIASES)
-    model = Chained(operator, draws[0], images=case.settings.shapes == "image", biased=biased).eval()
+    model = Chained(operator, draws[0], images=case.settings.shapes == "image").eval()
     model.draws = draws
     test_runner.lower_and_run_model(model, draws[0], generate_random_test_inputs=False)

@@ -208,8 +208,9 @@ def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tupl
         yield operator, scheme, OperatorCase(suite, test, tested, own, case)
 
 
-LAYERS_LOSE = ("4w", "4w_block")
-"""Schemes in which the layers of a chain lose much themselves, by weights of four bits."""
+LAYERS_LOSE = ("4w", "4w_block", "16a16w")
+"""Schemes in which the layers of a chain lose much themselves: by weights of four bits, or by a bias that is
+cut off (bias-beyond-32-bits)."""
 
 
 def _without_loss(part: RecordedPart) -> RecordedPart:

@@ -55,9 +55,9 @@ These cases have one operator alone, and a model has more: an operator is also t
 linear layers (or 1x1 convolutions), in the forms that models have it in (weights, arguments, scalars, sizes
 that are broadcast). CPU is what stays on the CPU there too. `chain` stands before what the chain gave: the
 median of five draws of inputs, and in parentheses the least and the greatest; after it, which draws and
-forms gave another word. What is lost with weights of four bits is lost in the layers, and is no LOST. At
-16a16w these layers have no bias, which would be cut off ([bias-beyond-32-bits](findings.md)). Where they do
-not compile themselves, as at 16a16w on V68, a chain says nothing. Without the word `chain`, a cell is of the
+forms gave another word. What is lost with weights of four bits is lost in the layers, and is no LOST. So is
+what 16a16w loses, where a bias can be cut off ([bias-beyond-32-bits](findings.md)). Where the layers do not
+compile themselves, as at 16a16w on V68, a chain says nothing. Without the word `chain`, a cell is of the
 operator alone, and of one draw. All chains take about fifty minutes of a core for each chip. Parts of them
 add up, and what was done is not done again, also after an interruption:
 

@@ -94,11 +94,9 @@ def alone(expression: str, is_module: bool = False, indices: Sequence[int] = ())
 class Chained(nn.Module):
     """A layer with weights before each input of floats of an operator, and after each of its outputs."""
 
-    def __init__(
-        self, operator: nn.Module, inputs: Sequence[Tensor], *, images: bool = False, biased: bool = True
-    ) -> None:
+    def __init__(self, operator: nn.Module, inputs: Sequence[Tensor], *, images: bool = False) -> None:
         super().__init__()
-        self.operator, self.images, self.biased = operator, images, biased
+        self.operator, self.images = operator, images
         self.before = nn.ModuleList(self._mixes(value) for value in inputs)
         with torch.no_grad():
             outputs = self._outputs(inputs)
@@ -118,22 +116,18 @@ class Chained(nn.Module):
         if not value.is_floating_point():
             return nn.Identity()
         layer = self._layer(value)
-        if isinstance(layer, nn.Identity):
-            return layer
         with torch.no_grad():
             weight: Tensor = layer.weight
             weight.copy_(torch.softmax(4 * torch.randn(weight.shape[:2]), 1).reshape(weight.shape))
-            if self.biased:
-                nn.init.zeros_(layer.bias)
+            nn.init.zeros_(layer.bias)
         return layer
 
     def _layer(self, value: Tensor) -> nn.Module:
-        # Without a bias a layer of one number is another operator on HTP (linear-of-one-number).
-        if value.dim() == 0 or (value.shape[-1] == 1 and not self.biased):
+        if value.dim() == 0:
             return nn.Identity()
         if self.images and value.dim() == 4:
-            return nn.Conv2d(value.shape[1], value.shape[1], 1, bias=self.biased)
-        return nn.Linear(value.shape[-1], value.shape[-1], bias=self.biased)
+            return nn.Conv2d(value.shape[1], value.shape[1], 1)
+        return nn.Linear(value.shape[-1], value.shape[-1])
 
 
 def _as_float(value: Tensor) -> Tensor:
