@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ci.lanes.upstream import values
 from ci.lanes.upstream.adapters import (
@@ -24,7 +25,8 @@ from ci.lanes.upstream.adapters import (
     built_otherwise,
     least_db,
 )
-from ci.lanes.upstream.value_cases import cases
+from ci.lanes.upstream.value_cases import cases, chains
+from ci.lanes.upstream.values import draw
 from ci.operators.table import EXACT
 from ci.pipeline.models.shipped.operators import Chained, alone
 
@@ -316,6 +318,23 @@ def test_a_comparison_is_noted_with_its_figure_and_what_the_test_said_of_it() ->
         (20, True),
         (-6, False),
     ]
+
+
+def test_an_operator_in_a_chain_gives_more_than_one_number() -> None:
+    """Of one that always gives the same, nothing is seen behind the layer after it."""
+    always_the_same = []
+    for case in chains():
+        # Scalars differ from draw to draw. ExecuTorch's own operators are not registered here.
+        if "qnn_custom" in case.expression or case.name.endswith("-all"):
+            continue
+        torch.manual_seed(case.seed)
+        operator, count = alone(case.expression, case.is_module, case.settings.indices)
+        inputs = tuple(draw(case) for _ in range(count))
+        chain = Chained(operator, inputs, images=case.settings.shapes == "image")
+        outputs = operator(*(layer(value) for layer, value in zip(chain.before, inputs, strict=True)))
+        if any(value.unique().numel() == 1 for value in tree_leaves(outputs)):
+            always_the_same.append(str(case))
+    assert always_the_same == []
 
 
 def test_a_chain_makes_floats_of_booleans_without_a_cast() -> None:

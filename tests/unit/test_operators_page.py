@@ -249,7 +249,7 @@ def test_what_executorchs_partitioner_names_is_tried_in_a_chain() -> None:
     assert (refused | {*upstream_files()}) - tried == set()
 
 
-@pytest.mark.parametrize("soc", ["SM8350", "SM8450", "SM8550", "SM8650"])
+@pytest.mark.parametrize("soc", ["SM8350", "SM8450", "SM8550", "SM8650", "SM8750", "SM8850"])
 def test_what_is_not_quantized_on_htp_alone_was_tried_in_a_chain(soc: str) -> None:
     """But where the layers of a chain do not compile themselves: with weights of 16 bits on V68 and V69."""
     tried = {case.operator for case in chains() if case.name == CHAIN}

@@ -40,6 +40,8 @@ class TestedOperator(Model):
     weights: bool = False
     integers: bool = False
     indices: tuple[int, ...] = ()
+    chained: str = ""
+    """The call in a chain, if it is another."""
     alone: bool = True
     """Whether it is tried alone too."""
     form: str = ""
@@ -57,7 +59,7 @@ class TestedOperator(Model):
 
     def in_chain(self) -> Mapping[str, str]:
         """Each form by name, the one that decides first."""
-        own = {self.form or USUAL: self.call or self.module}
+        own = {self.form or USUAL: self.chained or self.call or self.module}
         return {**self.forms, **own} if self.form else {**own, **self.forms}
 
 

@@ -1,0 +1,36 @@
+"""linear-of-one-number: A linear layer of one number without a bias is computed as a Hadamard transform
+It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
+
+import math
+import sys
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils as qnn
+from executorch.runtime import Runtime
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+
+def decibels(weight):
+    layer = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
+    layer.weight.fill_(weight)
+    inputs = (torch.linspace(-1, 1, 8).reshape(1, 8, 1),)
+    module = torch.export.export(layer, inputs, strict=True).module()
+    quantizer = QnnQuantizer(soc_model=QcomChipset.SM8650)
+    quantizer.set_default_quant_config(QuantDtype.use_16a8w, is_linear_per_channel=True)
+    module = prepare_pt2e(module, quantizer)
+    module(*inputs)
+    module = convert_pt2e(module)
+    options = qnn.generate_htp_compiler_spec(use_fp16=False)
+    spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.SM8650, options)
+    program = qnn.to_edge_transform_and_lower_to_qnn(module, inputs, spec).to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
+    return 20 * math.log10(max(1e-9, wanted.norm() / max(1e-9, (found - wanted).norm().nan_to_num(math.inf))))
+
+
+positive, negative = decibels(0.5), decibels(-0.5)
+word = "changed" if negative < 20 else "still" if positive < 20 else "gone"
+print(word, "-", f"{positive:.1f} dB with a weight of 0.5, {negative:.1f} dB with -0.5")
+sys.exit({"gone": 0, "still": 1, "changed": 2}[word])
