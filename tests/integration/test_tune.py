@@ -115,6 +115,21 @@ def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_pat
         assert sum(unit["noise"][number] for unit in units) == pytest.approx(whole, rel=3)
 
 
+def test_weights_with_a_scale_for_each_channel_are_quantized_at_an_old_opset(tmp_path: Path) -> None:
+    """ONNX has an axis from opset 13 on; PaddlePaddle's exporter writes 11."""
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((4, 3, 3, 3)).astype("f4")}
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv")
+    model = write(model_of([conv], output=(1, 4, 6, 6), weights=weights, opset=11), tmp_path / "net.onnx")
+    samples: list[Sample] = [{"x": random.standard_normal((1, 3, 8, 8)).astype("f4")}]
+    (right,) = provider.on_cpu(model, samples)
+    for precision in ("u8u8", "u16u8"):
+        (into := tmp_path / precision).mkdir()
+        path = provider.quantized(model, samples, precision_named(precision), into, per_channel=True)
+        (found,) = provider.on_cpu(path, samples)
+        assert found["y"] == pytest.approx(right["y"], abs=0.3)
+
+
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("quantized")

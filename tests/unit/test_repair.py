@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +13,45 @@ import pytest
 from ci.one_model import repair as verb
 from ci.pipeline import repair
 from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.model_report import ModelReport
+from ci.pipeline.model_report import ModelReport, reported
+from ci.pipeline.one_model import compile_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.repair import ModelResult
 from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.suite_file import accepted_path
 from ci.site.repairs import lossy_of, rows_of, tuned_of
 from provisioning.base.accepted import load_accepted
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
 from tests.support.taken_models import HELPS, RED, Taken, green
 from tests.support.typed import run_here
+
+
+class Elsewhere(Taken):
+    """Another Python exports it, and it dies."""
+
+    def exported(self, scratch: Path, publish: object) -> Taken:
+        return self.of(replace(self.model, typed="out/net.pt2", python=None), self.how)
+
+    def do(self, plan: object) -> dict[str, Any]:
+        raise CheckFailed("the compiler dies", fix="")
+
+
+def test_what_another_python_exported_is_repaired_from_its_file(tmp_path: Path) -> None:
+    """The other commands take no --python."""
+    taken = Elsewhere(tmp_path)
+    selection: Any = SimpleNamespace(**vars(taken.model.selection), reports=tmp_path, profile="wheels")
+    taken.model = replace(taken.model, selection=selection, python=Path("other/python"))
+    found: list[ModelReport] = []
+
+    def work(report: ModelReport) -> int:
+        found.append(report)
+        return compile_model(taken, None, report)  # type: ignore[arg-type]
+
+    with pytest.raises(CheckFailed, match="dies"):
+        reported("compile", taken.model, (), work)
+    assert " out/net.pt2 --soc SM8650" in found[0].offers["repairs"]
 
 
 def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(tmp_path: Path) -> None:
