@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -178,6 +179,49 @@ def test_a_mixture_holds_a_floor_between_both_ends_and_its_file_gives_it_again(t
     assert done.returncode == 0 and 0 < chosen["exact"] <= chosen["of"], done.stdout
     again, same = tune(tmp_path, "--floor", floor)
     assert same["frontier"] == found["frontier"] and "1 to do" not in again.stderr
+
+
+FITTED = """\
+import json, runpy, sys
+from pathlib import Path
+from ci.pipeline import forecast
+
+rows = json.loads(forecast.ACCEPTED.read_text())
+for name, value in [*rows["accepted"].items()]:
+    for ending in (".scale", ".p80"):
+        if name.startswith("executorch/") and name.endswith(f" float{ending}"):
+            plain = name.removesuffix(f"float{ending}")
+            rows["accepted"] |= {f"{plain}{precision}{ending}": value for precision in ("w8a8", "w8a16")}
+forecast.ACCEPTED = Path(sys.argv.pop(1))
+forecast.ACCEPTED.write_text(json.dumps(rows))
+sys.argv[0] = "ci"
+runpy.run_module("ci", run_name="__main__")
+"""
+LARGE = """
+from torch import nn
+import torch
+
+
+def make():
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3))
+    return nn.Sequential(*layers).eval(), (torch.rand(1, 3, 512, 512),)
+"""
+
+
+def test_a_pytorch_model_has_a_budget_in_milliseconds_where_its_precisions_are_fitted(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(LARGE)
+    words = ("tune", f"{tmp_path}/net.py:make", "--soc", "SM8650", "--budget", "ms=1000", "-o", tmp_path)
+    places = ("--reports", tmp_path / "reports")
+    unfitted = typed(*words, *places, env=environment())
+    assert unfitted.returncode == 2 and "8a8w" in unfitted.stderr and "only ONNX" not in unfitted.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", FITTED, tmp_path / "fit.json", *map(str, (*words, *places))],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stdout + done.stderr
+    assert re.search(r"^→ .* [0-9.]+ +[0-9,]+ +[0-9,]+$", done.stdout, re.M), done.stdout
+    assert "ms" in done.stdout
 
 
 @pytest.mark.whole
