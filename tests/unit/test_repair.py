@@ -151,9 +151,7 @@ def test_the_next_command_is_for_what_is_still_red(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = after if not made else ModelResult("dies of something else")
-    taken: Any = Taken(
-        tmp_path, gives=lambda model: before if model.typed == "net.py:make" else after
-    )
+    taken: Any = Taken(tmp_path, gives=lambda model: before if model.typed == "net.py:make" else after)
     if not made:
         taken.rewritten = lambda asked: Rewritten((), None)
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))

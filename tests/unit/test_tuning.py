@@ -349,7 +349,9 @@ def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> No
 
     def gives(model: OneModel) -> ModelResult:
         rewrites = Path(model.typed).stem
-        return green(5 if "harms" in rewrites else 20 if model.per_channel else 10 + 2 * ("helps" in rewrites))
+        return green(
+            5 if "harms" in rewrites else 20 if model.per_channel else 10 + 2 * ("helps" in rewrites)
+        )
 
     class Recorded(Taken):
         def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
