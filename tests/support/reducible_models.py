@@ -102,7 +102,7 @@ FAULTS: Mapping[str, ReducibleFault] = {
         "8a8w", "wrong", lambda: lambda x: torch.scatter(x, 2, INDEX, 0.5), without="first"
     ),
     "small-values-16-bit": ReducibleFault(
-        "16a8w", "wrong", lambda: functional.elu, without="first", scale=0.01
+        "16a8w", "wrong", lambda: functional.elu, without="first", scale=0.001
     ),
     "softplus-above-eleven": ReducibleFault("fp16", "wrong", lambda: lambda x: functional.softplus(15 * x)),
 }
