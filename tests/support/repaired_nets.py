@@ -151,6 +151,10 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
         lambda: _of(1, 4, 3, parts=(_lstm(nn.LSTM, bidirectional=True),))(lambda rnn, x: rnn(x)[0]),
         lambda: _of(1, 4, 3, parts=(_lstm(nn.GRU, num_layers=2),))(lambda rnn, x: rnn(x)[0]),
     ],
+    "group-norm-of-images": [
+        lambda: _of(4, 6, parts=(nn.GroupNorm(2, 6),))(lambda norm, x: norm(x)),
+        lambda: _of(1, 4, 3, parts=(nn.GroupNorm(4, 4),))(lambda norm, x: norm(x)),
+    ],
     "activation-of-fewer-dimensions": [
         lambda: _of(1, 2, 3, 4, 5)(functional.elu),
         lambda: _of(1, 2, 3, 4, 5, parts=(nn.RMSNorm(5),))(lambda norm, x: norm(x)),
