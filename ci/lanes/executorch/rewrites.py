@@ -844,7 +844,8 @@ def _(x: Tensor, *rest: Any) -> Tensor:
     when=lambda model, node: len(_shape(model, node)) < IMAGE,
 )
 def _(x: Tensor, *rest: Any) -> Tensor:
-    result: Tensor = aten.group_norm.default(x[(..., *[None] * (IMAGE - x.dim()))], *rest)
+    place = (..., *[None] * (IMAGE - x.dim()))
+    result: Tensor = aten.group_norm.default(x[place], *rest)
     return result.reshape(x.shape)
 
 
