@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.pipeline.compile_flags import add_lane, add_model, model_or_suite_of, require_one_chip
+from ci.pipeline.compile_flags import add_lane, add_model, add_option, model_or_suite_of, require_one_chip
 from ci.pipeline.flags import add_accept, add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import Choice, OneModel
@@ -49,7 +49,7 @@ class Floor:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, f"{MODEL_HELP}; without it, each program of --suite", optional=True)
+    add_option(add_model(parser, f"{MODEL_HELP}; without it, each program of --suite", optional=True))
     goal = parser.add_argument_group("what must hold")
     goal.add_argument(
         "--floor",

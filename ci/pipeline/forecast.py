@@ -11,7 +11,7 @@ from typing import Any
 from ci.pipeline.phones import Forecasts
 from provisioning.base.accepted import Values, load_accepted
 from provisioning.base.commands import session
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import version_in
 
@@ -251,6 +251,16 @@ def reason_to_withhold(facts: Mapping[str, Any], fit: LaneFit, table: Forecasts)
     if sum(unfamiliar.values()) > UNFAMILIAR * sum(operators.values()):
         return f"{', '.join(sorted(unfamiliar))}: no fitted model has these operators"
     return ""
+
+
+def milliseconds(found: Forecasted, soc: str, *, budgeted: bool) -> dict[str, float]:
+    """As a cost of `tune`: on the phone with the program's chip. Raises why there is none if there is a
+    budget for it."""
+    own = [phone.ms for phone in found.forecasts if phone.soc == soc]
+    if own or not budgeted:
+        return {"ms": own[0]} if own else {}
+    why = found.withheld or f"no phone with {soc} was fitted"
+    raise CheckFailed(f"--budget ms=: no forecast, {why}", fix=found.fix or "--budget ddr=… or bytes=…")
 
 
 def by_measurement(text: str, found: Forecasted, fit: LaneFit, table: Forecasts) -> Forecasted:

@@ -40,6 +40,8 @@ class ModelReport:
         for message in messages:
             self.stage.add("model-warning", Severity.WARNING, self.name, message)
 
+    exported: OneModel | None = None
+    """The model that another Python exported, which the commands that are offered take."""
     rules: list[str] = field(default_factory=list)
     """Of what is wrong with the model, for the commands that are offered."""
     offers: Mapping[str, str] = field(default_factory=dict)
@@ -83,10 +85,8 @@ def _write(report: ModelReport, printed: str, model: OneModel) -> None:
     # Imported late: the gate's start needs of this module a name alone.
     from ci.pipeline.offers import offers_of, show, words_of
 
-    reports, words = (
-        model.selection.reports,
-        words_of(model.words(model.selection.soc) if model.typed else []),
-    )
+    reports, named = model.selection.reports, report.exported or model
+    words = words_of(named.words(named.selection.soc) if named.typed else [])
     report.offers = offers_of(report.rules, words, besides=report.stage.stage)
     show(report.offers)
     answer.add(offers=report.offers)

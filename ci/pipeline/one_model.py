@@ -229,7 +229,7 @@ def compile_model(
         require_fp16(program)
     programs, output, store = taken.programs, taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        exported = taken.exported(new, publish)
+        exported = _exported(taken, new, publish, report)
         extension = _extension(exported, suite) if suite else None
         if extension or exported is not taken:
             programs = extension.programs if extension else exported.programs
@@ -243,6 +243,14 @@ def compile_model(
             extension.write([figure for figure in figures if figure is not None], more)
             update(exported.lane, plan, results)
     return _shown(products, report)
+
+
+def _exported(
+    taken: LaneModel[P, L], scratch: Path, publish: Publish, report: ModelReport
+) -> LaneModel[P, L]:
+    exported = taken.exported(scratch, publish)
+    report.exported = exported.model
+    return exported
 
 
 def require_fp16(program: AnyProgram[Any, Any]) -> None:
@@ -303,7 +311,7 @@ def cells_of(soc: str, figures: Mapping[str, float], on_cpu: int, files: Iterabl
 def quantize_model(taken: LaneModel[P, L], report: ModelReport) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        products = taken.exported(new, publish).quantized()
+        products = _exported(taken, new, publish, report).quantized()
         _write(products, output, new, publish, taken.model.typed, report, set())
     return _shown(products, report)
 

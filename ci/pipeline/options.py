@@ -109,6 +109,7 @@ class OneModel:
             ("--calibrate", [self.calibrate] if self.calibrate else []),
             ("--variable", self.variables),
             ("--dimension", self.dimensions),
+            ("--option", self.options),
         ):
             words += [word for value in values for word in (flag, value)]
         return [*words, *["--per-channel"] * self.per_channel]

@@ -35,6 +35,8 @@ class Subgraph:
     """Of dimensions: old and new, in the order in which they were cut."""
     values: tuple[tuple[str, str], ...] = ()
     """By tensor, the form of its values (models/simple_values.py); others are the model's."""
+    sample: int | None = None
+    """The only one that it is calibrated by and compared on, as its reproducer is; else all are."""
 
     def valued(self, tensors: Iterable[str], form: str) -> Subgraph:
         return replace(

@@ -13,6 +13,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -151,7 +152,9 @@ def reduced(
             began + seconds - spent,
             say,
         )
-        piece = search.fewest_operators(pieces.whole)
+        of_one = (replace(pieces.whole, sample=number) for number in range(len(pieces.samples)))
+        alone = search.first(of_one) if condition.text == "wrong" else None
+        piece = search.fewest_operators(alone or pieces.whole)
         tried = set[tuple[int, int]]()
         piece = search.simplest(piece, lambda piece: pieces.smaller(piece, tried), "smaller sizes")
         piece = search.simplest(piece, pieces.simpler, "simpler values")

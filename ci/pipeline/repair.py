@@ -32,7 +32,11 @@ from provisioning.fixes import words_at
 FILES = (".py", ".pt2", ".onnx")
 """What a model is in; else it is named as a module."""
 WORSE_DB = 1.0
-"""A rewrite that loses more is not kept."""
+"""A rewrite that loses more is not kept, nor one that gains no more, unless it saves something."""
+CHEAPER = 0.98
+"""A rewrite that gains no accuracy is kept if it leaves less than this share of the DDR traffic."""
+GAINS = ("sqnr_db", "reference_sqnr_db", "slice_sqnr_db")
+"""The figures of which one is better by more than WORSE_DB where a rewrite is worth it."""
 LOSSY_DB = 30.0
 """Below it, weights get a scale for each channel where that helps."""
 BY_CHANNEL = "--per-channel"
@@ -79,6 +83,17 @@ class ModelResult:
         if self.green != other.green:
             return other.green
         return self.sqnr_db < other.sqnr_db - WORSE_DB and self.on_cpu >= other.on_cpu
+
+    def improves_on(self, other: ModelResult) -> bool:
+        """What dies of something else came farther."""
+        if self.error or other.error:
+            return bool(other.error) and self.error != other.error
+        if self.green != other.green or self.worse_than(other):
+            return self.green and not other.green
+        saves = None not in (self.ddr, other.ddr) and (self.ddr or 0) < CHEAPER * (other.ddr or 0)
+        lost = float("-inf")
+        gains = (self.figures.get(name, lost) > other.figures.get(name, lost) + WORSE_DB for name in GAINS)
+        return self.on_cpu < other.on_cpu or saves or any(gains)
 
 
 def measured(taken: LaneModel[Any, Any]) -> ModelResult:
@@ -144,6 +159,9 @@ def repair_of(taken: LaneModel[Any, Any], asked: RewriteChoice) -> Repair:
     refused = [change for change in rewritten.changes if change.refused]
     if after and after.worse_than(before):
         rewritten, after, more = _without_harm(taken, asked, rewritten, before)
+        refused += more
+    if after:
+        rewritten, after, more = _without_waste(taken, asked, rewritten, before, after)
         refused += more
     repair = Repair(taken, before, rewritten, after, refused)
     return replace(repair, by_channel=_by_channel(repair))
@@ -276,6 +294,34 @@ def _without_harm(
         made = [change for change in rewritten.made if change.rules == rules]
         refused += [replace(change, refused=words) for change in made]
     return together, after, refused
+
+
+def _without_waste(
+    taken: LaneModel[Any, Any],
+    asked: RewriteChoice,
+    rewritten: Rewritten,
+    before: ModelResult,
+    after: ModelResult,
+) -> tuple[Rewritten, ModelResult | None, list[RewrittenPlace]]:
+    """The rewrites without which the model would be worse, or cost more; and the others, refused."""
+    kept = list(dict.fromkeys(change.rules for change in rewritten.made))
+    refused: list[RewrittenPlace] = []
+    now: ModelResult = after
+    for rules in reversed(kept[:]):
+        others = tuple(rule for other in kept if other != rules for rule in other)
+        fewer = taken.rewritten(replace(asked, rules=others)) if others else Rewritten((), None)
+        result = _measured_again(taken, fewer) or before
+        if now.improves_on(result):
+            continue
+        words = f"on the emulator it gains nothing: {_gained(now)}, and {_gained(result)} without it"
+        refused += [replace(change, refused=words) for change in rewritten.made if change.rules == rules]
+        kept.remove(rules)
+        rewritten, now = fewer, result
+    return rewritten, now if rewritten.made else None, refused
+
+
+def _gained(result: ModelResult) -> str:
+    return "it dies" if result.error else f"{result.sqnr_db:.1f} dB"
 
 
 def _as_text(repair: Repair) -> Iterator[str]:

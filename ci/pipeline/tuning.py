@@ -236,9 +236,13 @@ class TuneSearch:
     def _predicted(self, cheap: Point, exact: Point) -> int:
         """How many units hold the floor, if their scores add up to what lies between both ends."""
         every, total = len(self.units), sum(unit.gain for unit in self.units)
+        half = max(every // 2, 1)
         if self.goal.figure != SQNR or not total or cheap.failed:
-            return max(every // 2, 1)
+            return half
         most, least = noise(self.goal.accuracy(cheap)), noise(self.goal.accuracy(exact))
+        if most <= least:
+            # Only a part of an output is lost, of which the figure for the whole says nothing.
+            return half
         rest = (noise(self.goal.floors[SQNR]) - least) / (most - least) * total
         count, left = 0, total
         while left > rest and count < every - 1:

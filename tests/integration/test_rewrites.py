@@ -19,7 +19,7 @@ from ci.lanes.onnx import repair as onnx_repair
 from ci.lanes.onnx import rewrites as onnx_rewrites
 from ci.lanes.onnx.rewriting import OnnxMatch, Rewriting, Writer
 from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, needs_of
-from provisioning.fixes import load_fixes, words_of
+from provisioning.fixes import fix_for, load_fixes, words_of
 from provisioning.known_faults import load_faults
 from tests.support.repaired_graphs import TEXTS, WITHOUT_SHAPES, model_of, sample_of
 from tests.support.repaired_nets import NETS, Net, counted, weight_normed
@@ -234,5 +234,6 @@ def test_each_row_of_the_table_names_a_rewrite_that_is_there_and_each_fault_has_
     there = {*rewrites.REWRITES, *rewrites.INPUTS, rewrites.WEIGHTS, *onnx_rewrites.REWRITES}
     named = {fix.rewrite for fix in load_fixes() if fix.rewrite}
     assert named == there | {onnx_rewrites.FOLDED}
+    assert all(fix_for(operator, "") for operator in onnx_rewrites.DEFINITIONS)
     assert {fault.id for fault in load_faults()} <= {fix.rule for fix in load_fixes()}
     assert {*NETS, *rewrites.INPUTS, rewrites.WEIGHTS, *TEXTS} == named

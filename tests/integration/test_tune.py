@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -115,6 +116,21 @@ def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_pat
         assert sum(unit["noise"][number] for unit in units) == pytest.approx(whole, rel=3)
 
 
+def test_weights_with_a_scale_for_each_channel_are_quantized_at_an_old_opset(tmp_path: Path) -> None:
+    """ONNX has an axis from opset 13 on; PaddlePaddle's exporter writes 11."""
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((4, 3, 3, 3)).astype("f4")}
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv")
+    model = write(model_of([conv], output=(1, 4, 6, 6), weights=weights, opset=11), tmp_path / "net.onnx")
+    samples: list[Sample] = [{"x": random.standard_normal((1, 3, 8, 8)).astype("f4")}]
+    (right,) = provider.on_cpu(model, samples)
+    for precision in ("u8u8", "u16u8"):
+        (into := tmp_path / precision).mkdir()
+        path = provider.quantized(model, samples, precision_named(precision), into, per_channel=True)
+        (found,) = provider.on_cpu(path, samples)
+        assert found["y"] == pytest.approx(right["y"], abs=0.3)
+
+
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("quantized")
@@ -163,6 +179,57 @@ def test_a_mixture_holds_a_floor_between_both_ends_and_its_file_gives_it_again(t
     assert done.returncode == 0 and 0 < chosen["exact"] <= chosen["of"], done.stdout
     again, same = tune(tmp_path, "--floor", floor)
     assert same["frontier"] == found["frontier"] and "1 to do" not in again.stderr
+
+
+FITTED = """\
+import json, runpy, sys
+from pathlib import Path
+from ci.pipeline import forecast
+
+rows = json.loads(forecast.ACCEPTED.read_text())
+for name, value in [*rows["accepted"].items()]:
+    for ending in (".scale", ".p80"):
+        if name.startswith("executorch/") and name.endswith(f" float{ending}"):
+            plain = name.removesuffix(f"float{ending}")
+            rows["accepted"] |= {f"{plain}{precision}{ending}": value for precision in ("w8a8", "w8a16")}
+forecast.ACCEPTED = Path(sys.argv.pop(1))
+forecast.ACCEPTED.write_text(json.dumps(rows))
+sys.argv[0] = "ci"
+runpy.run_module("ci", run_name="__main__")
+"""
+LARGE = """
+from torch import nn
+import torch
+
+
+def make():
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3))
+    return nn.Sequential(*layers).eval(), (torch.rand(1, 3, 512, 512),)
+"""
+
+
+def in_milliseconds(folder: Path) -> list[str]:
+    (folder / "net.py").write_text(LARGE)
+    words = ("tune", f"{folder}/net.py:make", "--soc", "SM8650", "--budget", "ms=1000", "-o", folder)
+    return [*map(str, words), "--reports", str(folder / "reports")]
+
+
+def test_a_budget_in_milliseconds_names_the_precision_that_was_not_fitted(tmp_path: Path) -> None:
+    done = typed(*in_milliseconds(tmp_path), env=environment())
+    assert done.returncode == 2 and "no phone's 8a8w was fitted" in done.stderr
+
+
+@pytest.mark.whole
+def test_a_pytorch_model_has_a_budget_in_milliseconds_where_its_precisions_are_fitted(tmp_path: Path) -> None:
+    """As if its quantized precisions were as its floats are."""
+    done = subprocess.run(
+        [sys.executable, "-c", FITTED, tmp_path / "fit.json", *in_milliseconds(tmp_path)],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stdout + done.stderr
+    chosen = re.search(r"^→ .* dB SQNR.* ([0-9.]+) +[0-9,]+ +[0-9,]+$", done.stdout, re.M)
+    assert chosen and 0 < float(chosen[1]) < 1000, done.stdout
 
 
 @pytest.mark.whole

@@ -11,22 +11,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Work = Callable[[Tensor], Tensor]
-ROWS, IMAGES = (1, 12, 16), (1, 8, 10, 10)
+ROWS, SQUARE, IMAGES = (1, 12, 16), (1, 16, 16), (1, 8, 10, 10)
 
 
 class Among(nn.Module):
-    """A layer, then what is at fault, then a layer."""
+    """A layer, then what is at fault, then a layer; without the one that would hide it."""
 
-    def __init__(self, fault: Work, shape: tuple[int, ...]) -> None:
+    def __init__(self, fault: Work, shape: tuple[int, ...], without: str = "") -> None:
         super().__init__()
         size, self.images = shape[1 if len(shape) > 3 else -1], len(shape) > 3
         self.first = nn.Conv2d(size, size, 3, padding=1) if self.images else nn.Linear(size, size)
-        self.fault = fault
+        self.fault, self.without = fault, without
         outs = fault(torch.zeros(shape)).shape[1 if self.images else -1]
         self.last = nn.Conv2d(outs, 4, 1) if self.images else nn.Linear(outs, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.fault(torch.tanh(2 * self.first(x))))
+        x = self.fault(x if self.without == "first" else torch.tanh(2 * self.first(x)))
+        return x if self.without == "last" else self.last(x)
 
 
 class Twice(nn.Module):
@@ -39,7 +40,7 @@ class Twice(nn.Module):
 
 
 def by_channel() -> nn.Module:
-    prelu = nn.PReLU(8)
+    prelu = nn.PReLU(16)
     nn.init.uniform_(prelu.weight, 0.05, 0.95)
     return prelu
 
@@ -63,6 +64,9 @@ class ReducibleFault(NamedTuple):
     when: str
     make: Callable[[], Work]
     shape: tuple[int, ...] = ROWS
+    without: str = ""
+    scale: float = 1.0
+    """Of the inputs."""
 
 
 INDEX = torch.tensor([[[0, 3]] * 12])
@@ -90,12 +94,16 @@ FAULTS: Mapping[str, ReducibleFault] = {
         "fp16", "wrong", lambda: lambda x: functional.interpolate(x, size=(13, 13)), IMAGES
     ),
     "pad-at-the-ends": ReducibleFault(
-        "fp16", "wrong", lambda: lambda x: functional.pad(x, [0, 1, 0, 1]), IMAGES
+        "fp16", "wrong", lambda: lambda x: functional.pad(x, [0, 1, 0, 1]), IMAGES, without="last"
     ),
-    "power-of-a-number": ReducibleFault("8a8w", "dies", lambda: lambda x: 2.0**x),
-    "prelu-by-channel": ReducibleFault("fp16", "wrong", by_channel, IMAGES),
-    "scatter-of-a-number": ReducibleFault("8a8w", "wrong", lambda: lambda x: torch.scatter(x, 2, INDEX, 0.5)),
-    "small-values-16-bit": ReducibleFault("16a8w", "wrong", lambda: lambda x: functional.elu(0.01 * x)),
+    "power-of-a-number": ReducibleFault("8a8w", "wrong", lambda: lambda x: 2.0**x),
+    "prelu-by-channel": ReducibleFault("fp16", "wrong", by_channel, SQUARE),
+    "scatter-of-a-number": ReducibleFault(
+        "8a8w", "wrong", lambda: lambda x: torch.scatter(x, 2, INDEX, 0.5), without="first"
+    ),
+    "small-values-16-bit": ReducibleFault(
+        "16a8w", "wrong", lambda: functional.elu, without="first", scale=0.001
+    ),
     "softplus-above-eleven": ReducibleFault("fp16", "wrong", lambda: lambda x: functional.softplus(15 * x)),
 }
 """By the fault's id: at which precision, and what it does."""
@@ -104,4 +112,5 @@ FAULTS: Mapping[str, ReducibleFault] = {
 def made(name: str) -> tuple[nn.Module, tuple[Tensor]]:
     fault = FAULTS[name]
     torch.manual_seed(0)
-    return Among(fault.make(), fault.shape).eval(), (torch.randn(fault.shape),)
+    net = Among(fault.make(), fault.shape, fault.without)
+    return net.eval(), (fault.scale * torch.randn(fault.shape),)

@@ -143,10 +143,17 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
             lambda x: functional.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True)
         )
     ],
-    "constants-folded": [lambda: _of(*ROW)(lambda x: x + torch.log(torch.arange(6) + 1.0))],
+    "constants-folded": [
+        lambda: _of(*ROW)(lambda x: x + torch.log(torch.arange(6) + 1.0)),
+        lambda: _of(*ROW)(lambda x: torch.cat([x, torch.ones_like(x).cumsum(-1) + x.new_zeros(x.shape)], -1)),
+    ],
     "recurrent-cell-by-cell": [
         lambda: _of(1, 4, 3, parts=(_lstm(nn.LSTM, bidirectional=True),))(lambda rnn, x: rnn(x)[0]),
         lambda: _of(1, 4, 3, parts=(_lstm(nn.GRU, num_layers=2),))(lambda rnn, x: rnn(x)[0]),
+    ],
+    "group-norm-of-images": [
+        lambda: _of(4, 6, parts=(nn.GroupNorm(2, 6),))(lambda norm, x: norm(x)),
+        lambda: _of(1, 4, 3, parts=(nn.GroupNorm(4, 4),))(lambda norm, x: norm(x)),
     ],
     "activation-of-fewer-dimensions": [
         lambda: _of(1, 2, 3, 4, 5)(functional.elu),

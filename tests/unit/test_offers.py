@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
+from ci.one_model import audit
+from ci.pipeline.compile_flags import one_model_of
 from ci.pipeline.offers import load_offers, offers_of, show, words_of
 from provisioning.base.rules import rules
 from tests.support.typed import parsed
@@ -50,6 +52,17 @@ def test_of_a_model_with_a_precision_file_only_what_takes_one_is_offered(rules: 
         module = importlib.import_module(VERBS[verb.split()[-1]].module)
         assert parsed(module, *shlex.split(flags)).precision_file == Path(model[-1])
     assert "explains" in offers_of(["compile-accuracy"], words_of(model))
+
+
+def test_settings_of_the_provider_are_in_each_command_that_is_offered() -> None:
+    setting = "htp_performance_mode=burst"
+    model = one_model_of(parsed(audit, "net.onnx", "--precision", "8a8w", "--option", setting))
+    offered = offers_of(["compile-accuracy"], words_of(model.words("SM8650")))
+    assert {"repairs", "tunes", "explains", "reduces"} == {*offered}
+    for command in offered.values():
+        verb, _, flags = command.partition(" -- ")
+        module = importlib.import_module(VERBS[verb.split()[-1]].module)
+        assert parsed(module, *shlex.split(flags)).option == [setting]
 
 
 def test_what_was_just_done_and_what_cannot_be_typed_are_not_offered() -> None:

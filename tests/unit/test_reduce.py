@@ -104,6 +104,31 @@ def test_the_one_guilty_operator_of_fifty_is_found_in_few_programs(
     assert work.programs < OPERATORS
 
 
+class OfValues(Told):
+    """Wrong for what the second sample has before one operator, whatever else is compared with it."""
+
+    def write(self, model: onnx.ModelProto, inputs: Sequence[Sample], folder: Path) -> None:
+        super().write(model, inputs, folder)
+        guilty = [node for node in model.graph.node if node.name == "n37"]
+        before = [sample.get("x", sample.get("/t/36")) for sample in inputs] if guilty else []
+        known = [self.pieces.samples[1][name] for name in ("x", "/t/36")]
+        shown = any(np.array_equal(mine, one) for mine in before if mine is not None for one in known)
+        (folder / "shown").write_text(str(int(shown)))
+
+    def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
+        return [WRONG if (folder / "shown").read_text() == "1" else RIGHT for folder in folders]
+
+
+def test_what_one_sample_shows_is_shown_by_the_values_that_a_script_gets(
+    pieces: OnnxPieces, tmp_path: Path
+) -> None:
+    work = OfValues(pieces, tmp_path, lambda names: None)
+    result = reduced(work, Condition.of("wrong"), 60, lambda line: None)
+    assert result.piece.operators == ("n37",)
+    (source,) = [source for name, source in pieces.sources(result.piece).items() if name == "/t/36"]
+    np.testing.assert_array_equal(eval(source, {"np": np}), pieces.samples[1]["/t/36"])
+
+
 def test_two_operators_are_kept_where_both_are_needed(pieces: OnnxPieces, tmp_path: Path) -> None:
     result, _ = found(pieces, tmp_path, lambda names: WRONG if {"n3", "n41"} <= names else RIGHT)
     assert result.piece.operators == ("n3", "n41")

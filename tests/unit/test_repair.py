@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +13,45 @@ import pytest
 from ci.one_model import repair as verb
 from ci.pipeline import repair
 from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.model_report import ModelReport
+from ci.pipeline.model_report import ModelReport, reported
+from ci.pipeline.one_model import compile_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.repair import ModelResult
 from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.suite_file import accepted_path
 from ci.site.repairs import lossy_of, rows_of, tuned_of
 from provisioning.base.accepted import load_accepted
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
 from tests.support.taken_models import HELPS, RED, Taken, green
 from tests.support.typed import run_here
+
+
+class Elsewhere(Taken):
+    """Another Python exports it, and it dies."""
+
+    def exported(self, scratch: Path, publish: object) -> Taken:
+        return self.of(replace(self.model, typed="out/net.pt2", python=None), self.how)
+
+    def do(self, plan: object) -> dict[str, Any]:
+        raise CheckFailed("the compiler dies", fix="")
+
+
+def test_what_another_python_exported_is_repaired_from_its_file(tmp_path: Path) -> None:
+    """The other commands take no --python."""
+    taken = Elsewhere(tmp_path)
+    selection: Any = SimpleNamespace(**vars(taken.model.selection), reports=tmp_path, profile="wheels")
+    taken.model = replace(taken.model, selection=selection, python=Path("other/python"))
+    found: list[ModelReport] = []
+
+    def work(report: ModelReport) -> int:
+        found.append(report)
+        return compile_model(taken, None, report)  # type: ignore[arg-type]
+
+    with pytest.raises(CheckFailed, match="dies"):
+        reported("compile", taken.model, (), work)
+    assert " out/net.pt2 --soc SM8650" in found[0].offers["repairs"]
 
 
 def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(tmp_path: Path) -> None:
@@ -75,14 +103,22 @@ TUNED = {**NOT_HELD, "chosen.groups": 3, "chosen.sqnr_db": 25.5}
         ({"net": green(30), "helps-harms": green(10), "helps": green(5), "harms": green(6)}, [], 0),
         # Harmless alone, and not together.
         (
-            {"net": green(40), "helps-harms": green(30), "helps": green(39.5), "harms": green(39.5)},
+            {"net": green(40), "helps-harms": green(30), "helps": green(42), "harms": green(42)},
             ["helps"],
             0,
         ),
-        ({"net": ModelResult("dies"), "helps-harms": RED, "helps": RED, "harms": RED}, ["helps", "harms"], 1),
+        ({"net": ModelResult("dies"), "helps-harms": RED, "helps": RED, "harms": RED}, ["helps"], 1),
+        # Nothing is worse for it, and nothing better.
+        ({"net": green(40), "helps-harms": green(40.2), "helps": green(40.2), "harms": green(40)}, [], 0),
+        ({"net": green(20), "helps-harms": green(40), "helps": green(40), "harms": green(20)}, ["helps"], 0),
+        (
+            {"net": ModelResult("one"), "helps-harms": ModelResult("other"), "helps": ModelResult("other")},
+            ["helps"],
+            1,
+        ),
     ],
 )
-def test_a_rewrite_that_is_worse_on_the_emulator_is_refused_and_the_others_are_kept(
+def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_are_kept(
     figures: dict[str, ModelResult],
     kept: list[str],
     code: int,
@@ -114,7 +150,8 @@ def test_the_next_command_is_for_what_is_still_red(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    taken: Any = Taken(tmp_path, gives=lambda model: after)
+    before = after if not made else ModelResult("dies of something else")
+    taken: Any = Taken(tmp_path, gives=lambda model: before if model.typed == "net.py:make" else after)
     if not made:
         taken.rewritten = lambda asked: Rewritten((), None)
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
@@ -136,7 +173,7 @@ def test_weights_get_a_scale_for_each_channel_where_an_onnx_loses_much_and_that_
     )
     found = repair.repair_of(taken, RewriteChoice())
     assert (found.now.sqnr_db == by_channel) is kept is bool(found.by_channel)
-    assert (found.rewrites[-1] == repair.BY_CHANNEL) is kept
+    assert (repair.BY_CHANNEL in found.rewrites) is kept
 
 
 def test_what_is_accepted_of_a_repair_is_what_the_page_shows(tmp_path: Path) -> None:

@@ -131,6 +131,20 @@ def test_what_is_not_needed_is_taken_back() -> None:
     assert found.chosen is not None and found.chosen.units == {1}
 
 
+def test_a_part_that_is_lost_is_found_where_both_ends_have_one_figure_for_the_whole() -> None:
+    """Scores beside boxes: the second unit alone computes them."""
+
+    def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
+        part = {True: 40.0, False: 2.0}
+        return [
+            Point(chosen, {"sqnr_db": 45.0, "slice_sqnr_db": part[1 in chosen]}, {"ddr": 100.0 + len(chosen)})
+            for chosen in choices
+        ]
+
+    found = TuneSearch(units(), measured, Goal({"sqnr_db": 40.0}), NAMES).run()
+    assert found.chosen is not None and found.chosen.units == {1}
+
+
 def test_exact_units_are_neighbours_where_that_saves_conversions() -> None:
     """The second has less score than the third, and between the first and it nothing is converted."""
     chip = ConvertingChip(chain((0.03, 0.009, 0.001, 0.001, 0.01, 0.001, 0.001, 0.001)))
@@ -335,7 +349,9 @@ def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> No
 
     def gives(model: OneModel) -> ModelResult:
         rewrites = Path(model.typed).stem
-        return green(5 if "harms" in rewrites else 20 if model.per_channel else 10 + ("helps" in rewrites))
+        return green(
+            5 if "harms" in rewrites else 20 if model.per_channel else 10 + 2 * ("helps" in rewrites)
+        )
 
     class Recorded(Taken):
         def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:

@@ -805,6 +805,8 @@ def _permuted(sizes: Sequence[int], order: Sequence[int], shape: Sequence[int]) 
 
 MOST_OF_ACTIVATIONS = 4
 """Dimensions that QNN takes of these."""
+IMAGE = 4
+"""Dimensions of a batch of images."""
 
 
 @search("activation-of-fewer-dimensions")
@@ -833,6 +835,17 @@ def _on_rows(target: Any) -> Callable[..., Tensor]:
 )
 def _(x: Tensor, *rest: Any) -> Tensor:
     result: Tensor = aten.group_norm.default(x.flatten(2, -2), *rest)
+    return result.reshape(x.shape)
+
+
+@one(
+    "group-norm-of-images",
+    aten.group_norm.default,
+    when=lambda model, node: len(_shape(model, node)) < IMAGE,
+)
+def _(x: Tensor, *rest: Any) -> Tensor:
+    place = (..., *[None] * (IMAGE - x.dim()))
+    result: Tensor = aten.group_norm.default(x[place], *rest)
     return result.reshape(x.shape)
 
 

@@ -17,6 +17,15 @@ from ci.pipeline.models.factory import copied
 from ci.pipeline.rewriting import Batch, Need, prove
 
 ASSERTION: Any = torch.ops.aten._assert_tensor_metadata.default
+BY_SHAPE: tuple[Any, ...] = (
+    torch.ops.aten.full_like.default,
+    torch.ops.aten.new_full.default,
+    torch.ops.aten.new_ones.default,
+    torch.ops.aten.new_zeros.default,
+    torch.ops.aten.ones_like.default,
+    torch.ops.aten.zeros_like.default,
+)
+"""They take of a tensor its shape alone, which is fixed, and give one number everywhere."""
 KEPT_META = ("stack_trace", "nn_module_stack")
 WRITTEN = "written_"
 """How the constants of rewrites are called."""
@@ -78,7 +87,7 @@ class Exported:
             if maker.op == "placeholder":
                 return False
             seen.add(maker)
-            todo += maker.all_input_nodes
+            todo += maker.all_input_nodes if maker.target not in BY_SHAPE else ()
         return True
 
     def all_of(self, *targets: Any) -> Iterator[Node]:
@@ -129,6 +138,11 @@ class Exported:
             copies[self._now(operand)] = graph.placeholder(operand.name)
 
         def put(node: Node) -> Node:
+            if node not in copies and node.target in BY_SHAPE:
+                value = self.value(node)
+                number = value.flatten()[0].item() if value.numel() else 0
+                sizes, kind = tuple(value.shape), {"dtype": value.dtype}
+                copies[node] = graph.call_function(torch.full, (sizes, number), kind)
             if node not in copies:
                 for operand in node.all_input_nodes:
                     put(operand)

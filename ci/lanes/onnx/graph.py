@@ -197,6 +197,11 @@ def _sizes(tensor: Tensor) -> str:
     return f"{tensor.name}={','.join(map(str, shape))}"
 
 
+def opset_of(model: onnx.ModelProto) -> int:
+    """Of ONNX's own operators."""
+    return max((row.version for row in model.opset_import if row.domain in ("", "ai.onnx")), default=1)
+
+
 def make_plain(model: onnx.ModelProto) -> bool:
     """Name nodes without a name, make weights of Constant nodes, and take weights out of the inputs; returns
     whether that changes the model.

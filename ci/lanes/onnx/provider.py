@@ -23,7 +23,7 @@ from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, 
 from ci.artifacts.estimate import QnnEstimate, read_estimate
 from ci.engine.workers.child import doing, quiet, size_of, text_since, threads
 from ci.lanes.onnx.context import nodes_beside_context
-from ci.lanes.onnx.graph import make_plain, simplify_gathers
+from ci.lanes.onnx.graph import make_plain, opset_of, simplify_gathers
 from ci.lanes.onnx.node_graph import Graph, overrides_of
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.models.arrays import Sample
@@ -44,6 +44,8 @@ PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn")
 MOST_REASONS = 5
 """How many of the nodes that QNN refused a message names."""
 QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
+AXIS_OPSET = 13
+"""The first in which ONNX's QuantizeLinear and DequantizeLinear have an axis."""
 SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
 
 
@@ -115,7 +117,8 @@ def quantized(
         del bare.metadata_props[:]
         changed = qnn_preprocess_model(bare, str(prepared))
         source = prepared if changed else model
-        types, excluded = overrides_of(Graph(onnx.load(str(source))), nodes) if nodes else ({}, [])
+        plain = onnx.load(str(source))
+        types, excluded = overrides_of(Graph(plain), nodes) if nodes else ({}, [])
         config = get_qnn_qdq_config(
             str(source),
             Samples(),
@@ -128,6 +131,9 @@ def quantized(
         )
         if alone:
             config.extra_options["ForceQuantizeNoInputCheck"] = True
+        if per_channel and opset_of(plain) < AXIS_OPSET:
+            # Microsoft's own pair has an axis in each.
+            config.extra_options["UseQDQContribOps"] = True
         # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
         written = into / f"{name}.onnx"
         quantize(str(source), str(written), config)

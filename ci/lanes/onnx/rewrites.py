@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ci.lanes.onnx.graph import opset_of
 from ci.lanes.onnx.rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.rewriting import HTP_DIMENSIONS, merged
@@ -451,7 +452,7 @@ DEFINITIONS: dict[str, Callable[[Defined], str]] = {
 
 @search("refused-by-definition")
 def _(model: Rewriting) -> Iterator[OnnxMatch]:
-    opset = next(opset.version for opset in model.model.opset_import if not opset.domain)
+    opset = opset_of(model.model)
     for node in model.all_of(*DEFINITIONS):
         x, *rest = node.input
         if model.graph.types.get(x, onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT:

@@ -15,7 +15,7 @@ from ci.lanes.onnx.compile import OnnxPlan, plan_of
 from ci.lanes.onnx.options import parse_assignments
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import FORMS, CompileOne, OneModelStep, plan_of_model, prepared, program_of
-from ci.pipeline.forecast import Forecasted, forecast, load_fit
+from ci.pipeline.forecast import Forecasted, forecast, load_fit, milliseconds
 from ci.pipeline.options import OneModel
 from ci.pipeline.phones import load_forecasts
 from ci.pipeline.precision import precision_named
@@ -151,12 +151,7 @@ def _point(choice: frozenset[int], program: OnnxProgram, result: Result, goal: G
     if ddr := context["ddr"]:
         costs["ddr"] = ddr["read"] + ddr["written"]
     found = _forecast(program, facts["estimate"])
-    own = [phone.ms for phone in found.forecasts if phone.soc == program.soc]
-    if own:
-        costs["ms"] = own[0]
-    elif "ms" in goal.budget:
-        why = found.withheld or f"no phone with {program.soc} was fitted"
-        raise CheckFailed(f"--budget ms=: no forecast, {why}", fix=found.fix or "--budget ddr=… or bytes=…")
+    costs |= milliseconds(found, program.soc, budgeted="ms" in goal.budget)
     return Point(choice, context["near"], costs, cpu_seconds=facts["cpu_seconds"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from ci.pipeline.models.arrays import Array, Sample
@@ -54,7 +54,8 @@ class Pieces(ABC, Generic[G]):
     def arrays(self, piece: Subgraph) -> dict[str, list[Array]]:
         """By input and weight, its values in all samples, without their replacement."""
         border = self.border(piece)
-        every = {name: [sample[name] for sample in self.samples] for name in border.inputs}
+        samples = self.samples if piece.sample is None else [self.samples[piece.sample]]
+        every = {name: [sample[name] for sample in samples] for name in border.inputs}
         every |= {name: [self.weight(name)] for name in border.weights}
         return {name: [cut(array, piece.sizes) for array in arrays] for name, arrays in every.items()}
 
@@ -65,9 +66,8 @@ class Pieces(ABC, Generic[G]):
         if any(name in forms for name in border.inputs):
             one = {name: simple(arrays[name], forms.get(name, FIRST)) for name in border.inputs}
             return weights, [one]
-        return weights, [
-            {name: arrays[name][number] for name in border.inputs} for number in range(len(self.samples))
-        ]
+        count = len(self.samples) if piece.sample is None else 1
+        return weights, [{name: arrays[name][number] for name in border.inputs} for number in range(count)]
 
     def sources(self, piece: Subgraph) -> dict[str, str]:
         """What makes each input and weight in a script; "" where nothing short does."""
@@ -85,7 +85,7 @@ class Pieces(ABC, Generic[G]):
             enough = all(cut(array, [(old, new)]).size >= min(array.size, LEAST_VALUES) for array in whole)
             if enough and (old, new) not in done:
                 done.add((old, new))
-                yield Subgraph(piece.operators, (*piece.sizes, (old, new)), piece.values)
+                yield replace(piece, sizes=(*piece.sizes, (old, new)))
 
     def simpler(self, piece: Subgraph) -> Iterator[Subgraph]:
         """With values that can be said: at first of all at once, then one by one."""
