@@ -249,7 +249,7 @@ def test_of_lines_that_repeat_themselves_only_some_are_searched(monkeypatch: pyt
 def test_what_is_new_in_a_long_log_is_found_on_its_line(last: str, found: str) -> None:
     before = STEPS.count("\n")
     reading = diagnosis.read(f"{STEPS}{last}\n{STEPS}")
-    shown = [(each.id, each.line - before) for each in reading.explanations]
+    shown = [(entry.id, entry.line - before) for entry in reading.explanations]
     shown += [(str(code.code), 1) for code in reading.codes]
     assert found in [name for name, line in shown if 1 <= line <= 3]
 

@@ -61,8 +61,8 @@ def start(work: str) -> Answer:
 
 
 def _import_less() -> None:
-    """transformers imports scikit-learn, with scipy and pandas, for a way of generating that nothing here uses:
-    a quarter of what starting this process takes."""
+    """transformers imports scikit-learn, with scipy and pandas, for a way of generating that nothing here
+    uses: a quarter of what starting this process takes."""
     from transformers.utils import import_utils
 
     import_utils._sklearn_available = False
