@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from ci.__main__ import VERBS as CI
@@ -18,9 +17,10 @@ from provisioning.base.answer import EDIT, taken
 from provisioning.base.command_line import Verb, main
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.fixes import fix_for
+from tests.support.schemas import validator
 from tests.support.sources import nodes, with_any
 
-SCHEMA = json.loads((MANIFESTS / "schema" / "answer.json").read_text(encoding="utf-8"))
+SCHEMA = MANIFESTS / "schema" / "answer.json"
 
 VERB = """
 import os, subprocess, sys
@@ -71,7 +71,7 @@ def said(
         verbs = {"verb": Verb("verb_of_answers", "a verb")}
         assert main("qnn-ci", "", verbs, ["verb", "--json", *words]) == code
         answer: dict[str, Any] = json.loads(capfd.readouterr().out)
-        jsonschema.validate(answer, SCHEMA)
+        validator(SCHEMA).validate(answer)
         return answer
 
     return run
@@ -169,7 +169,7 @@ def test_every_verb_has_the_flag_and_none_defines_it_anew(
     verbs = {**CI, **PROVISIONING}
     assert main("qnn-ci", "", verbs, [name, "--json", "--no-such-flag"]) == 2
     answer = json.loads(capsys.readouterr().out)
-    jsonschema.validate(answer, SCHEMA)
+    validator(SCHEMA).validate(answer)
     assert answer["verb"] == name and answer["findings"]
 
 
@@ -180,7 +180,7 @@ def test_each_fact_that_a_verb_names_is_in_the_schema() -> None:
             for node in nodes(file):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "answer.add":
                     named |= {word.arg for word in node.keywords if word.arg}
-    assert len(named) > 10 and not named - set(SCHEMA["properties"])
+    assert len(named) > 10 and not named - set(validator(SCHEMA).schema["properties"])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from ci.dev.generate import stale
 from provisioning.base.settings import MANIFESTS, ROOT
+from tests.support.schemas import validator
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,13 +20,9 @@ else:
 
 def fits(file: Path, text: str) -> bool:
     """Whether a manifest's text fits the schema that its first line names."""
-    # It costs two seconds.
-    import jsonschema
-
     first = text.splitlines()[0]
-    rules = json.loads((file.parent / first.removeprefix("#:schema ")).read_text())
-    jsonschema.Draft202012Validator.check_schema(rules)
-    return bool(jsonschema.Draft202012Validator(rules).is_valid(tomllib.loads(text)))
+    path = (file.parent / first.removeprefix("#:schema ")).resolve()
+    return bool(validator(path).is_valid(tomllib.loads(text)))
 
 
 def test_each_manifest_fits_the_schema_that_it_names() -> None:

@@ -27,6 +27,7 @@ from provisioning.base.foreign import visible
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_socs
 from tests.support.pages import read_page, structure_of, text_of
+from tests.support.schemas import validator
 
 BOTH = {"abs": ("lowers", "quantizes"), "isnan": ("lowers",)}
 
@@ -326,12 +327,7 @@ def test_the_committed_page_has_all_that_executorch_names_also_what_only_newer_t
 
 
 def schema_takes(document: Any) -> bool:
-    # It costs two seconds.
-    import jsonschema
-
-    rules = json.loads((MANIFESTS / "schema" / "operators.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(rules)
-    return bool(jsonschema.Draft202012Validator(rules).is_valid(document))
+    return bool(validator(MANIFESTS / "schema" / "operators.json").is_valid(document))
 
 
 def test_the_schema_takes_tables_and_nothing_else() -> None:
