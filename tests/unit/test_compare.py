@@ -295,6 +295,19 @@ def test_the_build_from_which_on_a_program_is_worse_is_named_with_its_figures(
     assert [finding.rule for finding in report.findings] == ["compare-worse"]
 
 
+def test_versions_of_executorch_are_told_with_the_qnn_that_all_of_them_run_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(stack: Stack, *rest: object) -> Measurement:
+        return Measurement(stack, {"net/8a8w/SM8650": row(sqnr_db=40 if stack.executorch == "1.4.1" else 60)})
+
+    selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
+    asked = choice("executorch", executorch=["1.4.1", "1.5.1"])
+    bisect(selection, asked, {}, where=False, by=measured)
+    (build,) = {stack.build.qnn for stack in stacks(asked)}
+    assert f"QNN {build}" in capsys.readouterr().out.splitlines()[0]
+
+
 def test_builds_that_are_alike_have_no_first_that_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

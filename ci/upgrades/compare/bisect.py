@@ -109,6 +109,9 @@ def _words(
     changes: Mapping[str, Sequence[FigureChange]],
 ) -> list[str]:
     base, count = title_of(every[0].name), f"{len(measured)} of {plural(len(every), 'version')} measured"
+    builds = {stack.build.qnn for stack in every}
+    if every[0].executorch and len(builds) == 1:
+        count += f", all with QNN {builds.pop()}"
     if first is None:
         return [f"none differs from {base}: {count}"]
     lines = [f"the first that differs from {base} is {title_of(every[first].name)}: {count}"]
