@@ -8,7 +8,7 @@ ONES = bytes.maketrans(b"23456789", b"1" * 8)
 ENOUGH = 8
 """How many lines of one shape are given, at least."""
 REMEMBERED = 1 << 16
-CONTEXT = 2
+CONTEXT = 5
 """So many lines before and after a line that is given are given too, as a message may have several."""
 LEFT_OUT = b"~" * 1200
 """What stands for lines that are not given, as long as they are up to this: what they part is as far apart

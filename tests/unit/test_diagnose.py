@@ -260,6 +260,14 @@ def test_a_message_of_two_lines_is_found_where_its_first_came_often() -> None:
     assert (shown.id, shown.line) == ("pip-no-version", 20_001)
 
 
+def test_a_message_of_many_lines_is_found_where_all_but_its_last_came_often() -> None:
+    *before, last = diagnosis.knowledge().entry("max-pool-without-stride").example.splitlines()
+    often = "".join((line + "\n" * 9) * repeats.ENOUGH for line in before)
+    example = "\n".join([*before, last])
+    (shown,) = diagnosis.read(f"{STEPS}{often}{STEPS}{example}\n").explanations
+    assert shown.id == "max-pool-without-stride"
+
+
 def test_lines_that_are_ever_new_are_not_all_remembered() -> None:
     known = repeats.Repeats()
     for start in range(0, 400_000, 20_000):
