@@ -115,8 +115,9 @@ class LaneModel(ABC, Generic[P, L]):
         return self
 
     def command(self, verb: str, soc: str, *more: str) -> str:
-        """That does something else with the same model."""
-        return session(verb, *self.model.words(soc), *more)
+        """That does something else with the same model; quantizing knows no settings of the provider."""
+        model = replace(self.model, options=()) if verb == "quantize" else self.model
+        return session(verb, *model.words(soc), *more)
 
     def plan(self, programs: Sequence[P]) -> L:
         model = self.model

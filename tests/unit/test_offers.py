@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.one_model import audit
+from ci.lanes.onnx.one_model import OnnxModel
+from ci.one_model import audit, divergence
 from ci.pipeline.compile_flags import one_model_of
 from ci.pipeline.offers import load_offers, offers_of, show, words_of
+from ci.pipeline.options import Compiling
 from provisioning.base.rules import rules
 from tests.support.typed import parsed
 
 MODEL = ["net.py:make", "--soc", "SM8650", "--precision", "16a8w", "--calibrate", "samples"]
+BURST = "htp_performance_mode=burst"
 
 
 class Terminal(io.StringIO):
@@ -55,14 +58,27 @@ def test_of_a_model_with_a_precision_file_only_what_takes_one_is_offered(rules: 
 
 
 def test_settings_of_the_provider_are_in_each_command_that_is_offered() -> None:
-    setting = "htp_performance_mode=burst"
-    model = one_model_of(parsed(audit, "net.onnx", "--precision", "8a8w", "--option", setting))
+    model = one_model_of(parsed(audit, "net.onnx", "--precision", "8a8w", "--option", BURST))
     offered = offers_of(["compile-accuracy"], words_of(model.words("SM8650")))
     assert {"repairs", "tunes", "explains", "reduces"} == {*offered}
     for command in offered.values():
         verb, _, flags = command.partition(" -- ")
         module = importlib.import_module(VERBS[verb.split()[-1]].module)
-        assert parsed(module, *shlex.split(flags)).option == [setting]
+        assert parsed(module, *shlex.split(flags)).option == [BURST]
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "settings"), [("divergence", [], [BURST]), ("quantize", ["--where"], [])]
+)
+def test_what_a_warning_says_to_type_takes_the_settings_of_the_model_or_leaves_them_out(
+    verb: str, more: list[str], settings: list[str], tmp_path: Path
+) -> None:
+    """Weights and ranges do not depend on the provider, so `quantize` takes no settings of it."""
+    model = one_model_of(parsed(divergence, "net.onnx", "--precision", "8a8w", "--option", BURST))
+    command = OnnxModel(model, Compiling(tmp_path)).command(verb, "SM8650", *more)
+    flags = parsed(importlib.import_module(VERBS[verb].module), *shlex.split(command.partition(" -- ")[2]))
+    assert (flags.model, flags.precision) == ("net.onnx", "8a8w")
+    assert flags.option == settings
 
 
 def test_what_was_just_done_and_what_cannot_be_typed_are_not_offered() -> None:
