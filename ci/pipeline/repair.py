@@ -35,8 +35,11 @@ WORSE_DB = 1.0
 """A rewrite that loses more is not kept, nor one that gains no more, unless it saves something."""
 CHEAPER = 0.98
 """A rewrite that gains no accuracy is kept if it leaves less than this share of the DDR traffic."""
-GAINS = ("sqnr_db", "reference_sqnr_db", "slice_sqnr_db")
-"""The figures of which one is better by more than WORSE_DB where a rewrite is worth it."""
+GAINS = {
+    **dict.fromkeys(("sqnr_db", "reference_sqnr_db", "slice_sqnr_db"), WORSE_DB),
+    **dict.fromkeys(("agreement", "choice_agreement"), 0.01),
+}
+"""The figures of which one is better by more than this where a rewrite is worth it."""
 LOSSY_DB = 30.0
 """Below it, weights get a scale for each channel where that helps."""
 BY_CHANNEL = "--per-channel"
@@ -91,8 +94,8 @@ class ModelResult:
         if self.green != other.green or self.worse_than(other):
             return self.green and not other.green
         saves = None not in (self.ddr, other.ddr) and (self.ddr or 0) < CHEAPER * (other.ddr or 0)
-        lost = float("-inf")
-        gains = (self.figures.get(name, lost) > other.figures.get(name, lost) + WORSE_DB for name in GAINS)
+        mine, theirs, lost = self.figures, other.figures, float("-inf")
+        gains = (mine.get(name, lost) > theirs.get(name, lost) + by for name, by in GAINS.items())
         return self.on_cpu < other.on_cpu or saves or any(gains)
 
 

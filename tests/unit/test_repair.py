@@ -86,6 +86,10 @@ TUNED = {**NOT_HELD, "chosen.groups": 3, "chosen.sqnr_db": 25.5}
 """What was accepted of a tuned model."""
 
 
+def alike(share: float) -> ModelResult:
+    return replace(RED, figures={"agreement": share})
+
+
 @pytest.mark.parametrize(
     ("figures", "kept", "code"),
     [
@@ -113,6 +117,12 @@ TUNED = {**NOT_HELD, "chosen.groups": 3, "chosen.sqnr_db": 25.5}
         ({"net": green(20), "helps-harms": green(40), "helps": green(40), "harms": green(20)}, ["helps"], 0),
         (
             {"net": ModelResult("one"), "helps-harms": ModelResult("other"), "helps": ModelResult("other")},
+            ["helps"],
+            1,
+        ),
+        # Whole numbers have no dB.
+        (
+            {"net": alike(0.2), "helps-harms": alike(0.8), "helps": alike(0.8), "harms": alike(0.2)},
             ["helps"],
             1,
         ),
