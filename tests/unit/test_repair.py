@@ -120,6 +120,12 @@ def alike(share: float) -> ModelResult:
             ["helps"],
             1,
         ),
+        # Each gains little, and together they gain something.
+        (
+            {"net": green(40), "helps-harms": green(41.6), "helps": green(40.8), "harms": green(40.8)},
+            ["helps"],
+            0,
+        ),
         # Whole numbers have no dB.
         (
             {"net": alike(0.2), "helps-harms": alike(0.8), "helps": alike(0.8), "harms": alike(0.2)},
