@@ -67,6 +67,25 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
         assert not [match for find in rewrites.REWRITES[name] for match in find(repaired.model)]
 
 
+@pytest.mark.parametrize(
+    "empty", [torch.zeros_like, lambda x: x.new_zeros(1, 4), lambda x: torch.zeros(1, 4)]
+)
+@pytest.mark.parametrize("view", [lambda z: z[:, 0], lambda z: z.split(1, -1)[0][:, 0]])
+def test_what_an_input_is_written_into_is_no_constant(
+    empty: Callable[[torch.Tensor], torch.Tensor], view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    def fills(x: torch.Tensor) -> torch.Tensor:
+        z = empty(x)
+        view(z).copy_(x[:, 0])
+        return z * 2 + x
+
+    sample = (torch.rand(1, 4),)
+    with torch.no_grad():
+        model = repair.RepairedModule(Net(fills).eval(), [sample, sample]).model
+        found = list(rewrites.REWRITES["constants-folded"][0](model))
+    assert not found
+
+
 def test_a_pool_without_a_batch_is_passed_over() -> None:
     def pools(x: torch.Tensor) -> torch.Tensor:
         whole = torch.nn.functional.avg_pool2d(x, 3, 2, 1)

@@ -56,12 +56,15 @@ class Exported:
         self.values: list[dict[Node, Any]] = []
         self.stands_for: dict[Node, Node] = {}
         """What was put in the place of a node."""
+        self.written: set[Node] = set()
+        """What is changed in place, perhaps by what depends on an input."""
         self.settle()
 
     def settle(self) -> None:
         """After rewrites: what nothing reads goes, and all is computed again."""
         _settle(self.module)
         self.stands_for, self.values = {}, []
+        self.written = _written_in_place(self.module.graph)
         for sample in self.samples:
             recorder = _Recorder(self.module)
             recorder.run(*copied(sample))
@@ -84,7 +87,7 @@ class Exported:
             maker = todo.pop()
             if maker in seen:
                 continue
-            if maker.op == "placeholder":
+            if maker.op == "placeholder" or maker in self.written:
                 return False
             seen.add(maker)
             todo += maker.all_input_nodes if maker.target not in BY_SHAPE else ()
@@ -265,6 +268,30 @@ def _plain(module: Any) -> GraphModule:
     module.requires_grad_(False)
     _settle(module)
     return module
+
+
+def _written_in_place(graph: Graph) -> set[Node]:
+    """With what each is a view of."""
+    written, todo = set[Node](), [operand for node in graph.nodes for operand in _shared(node, written=True)]
+    while todo:
+        node = todo.pop()
+        if node not in written:
+            written.add(node)
+            todo += _shared(node, written=False)
+    return written
+
+
+def _shared(node: Node, *, written: bool) -> Iterator[Node]:
+    """The operands whose memory a node writes to, or hands on."""
+    if node.target is getitem:
+        yield from () if written else node.all_input_nodes
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    given = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+    for argument in node.target._schema.arguments:
+        operand, alias = {**given, **node.kwargs}.get(argument.name), argument.alias_info
+        if isinstance(operand, Node) and alias and alias.is_write is written:
+            yield operand
 
 
 def _settle(module: GraphModule) -> None:
