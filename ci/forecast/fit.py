@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +189,6 @@ def together(kept: OfPrograms, found: Estimates, fitting: Fitting) -> tuple[Lane
     the accepted ones that count."""
     limits = load_fit(fitting.lane) if kept.names else limits_of(found.facts, fitting.table)
     assert limits is not None
-    asked = {
-        name: estimates_in(facts, fitting.table)
-        for name, facts in found.facts.items()
-        if _whole(facts, fitting.table)
-    }
-    least, most = ratios_of([*{**kept.estimates, **asked}.values()])
-    limits = replace(limits, least_ratio=least, most_ratio=most)
     for facts in found.facts.values():
         if (build := str(facts["build_id"])) != limits.build_id:
             raise UsageError(

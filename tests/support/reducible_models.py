@@ -65,8 +65,6 @@ class ReducibleFault(NamedTuple):
     make: Callable[[], Work]
     shape: tuple[int, ...] = ROWS
     without: str = ""
-    scale: float = 1.0
-    """Of the inputs."""
 
 
 INDEX = torch.tensor([[[0, 3]] * 12])
@@ -102,7 +100,7 @@ FAULTS: Mapping[str, ReducibleFault] = {
         "8a8w", "wrong", lambda: lambda x: torch.scatter(x, 2, INDEX, 0.5), without="first"
     ),
     "small-values-16-bit": ReducibleFault(
-        "16a8w", "wrong", lambda: functional.elu, without="first", scale=0.001
+        "16a8w", "wrong", lambda: lambda x: functional.elu(0.005 * x), without="last"
     ),
     "softplus-above-eleven": ReducibleFault("fp16", "wrong", lambda: lambda x: functional.softplus(15 * x)),
 }
@@ -113,4 +111,4 @@ def made(name: str) -> tuple[nn.Module, tuple[Tensor]]:
     fault = FAULTS[name]
     torch.manual_seed(0)
     net = Among(fault.make(), fault.shape, fault.without)
-    return net.eval(), (fault.scale * torch.randn(fault.shape),)
+    return net.eval(), (torch.randn(fault.shape),)
