@@ -6,11 +6,13 @@ A record has only the cells that differ from the next newer record's, the first 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
+from packaging.version import Version
 from pydantic import Field
 
 from ci.operators.table import MEANINGS, Cell, OperatorTable, in_db
@@ -35,12 +37,15 @@ class PastCell(Model):
         return word + in_db(self.sqnr_db)
 
 
+PastCells = Mapping[str, Mapping[str, Mapping[str, PastCell]]]
+"""By operator, chip and scheme."""
+
+
 class MeasuredBefore(Model):
     lane: LaneName
     measured: str
     """What it was measured with."""
-    cells: Mapping[str, Mapping[str, Mapping[str, PastCell]]]
-    """By operator, chip and scheme."""
+    cells: PastCells
 
     def cell(self, operator: str, chip: str, scheme: str) -> PastCell | None:
         return self.cells.get(operator, {}).get(chip, {}).get(scheme)
@@ -84,6 +89,50 @@ def extended(history: History, old: OperatorTable, new: OperatorTable) -> Histor
     return History(records=(*added, *history.records))
 
 
+def with_earlier(history: History, lane: LaneName, measured: str, cells: Cells, now: Cells) -> History:
+    """With what an earlier build gave, at its place among the records of its lane; `now` is what the same
+    cases give with the table's own build."""
+    present: PastCells = _past(now)
+    builds, newer = dict[str, PastCells](), present
+    for record in history.of(lane):
+        builds[record.measured] = newer = _laid_over(newer, record.cells)
+    builds[measured] = _laid_over(present, _past(cells))
+    records, newer = list[MeasuredBefore](), present
+    for name in sorted(builds, key=_age, reverse=True):
+        records.append(MeasuredBefore(lane=lane, measured=name, cells=differing(builds[name], newer)))
+        newer = builds[name]
+    others = [record for record in history.records if record.lane != lane]
+    return History(records=(*others, *records) if lane == "onnx" else (*records, *others))
+
+
+VERSION = re.compile(r"\bv?(\d+\.\d+\.\d+)")
+
+
+def _age(measured: str) -> list[Version]:
+    """`onnxruntime-qnn 2.5.0, QNN v2.49.40.260810104044` is older than 2.6.0."""
+    return [Version(number) for number in VERSION.findall(measured)]
+
+
+def _past(cells: Cells) -> dict[str, dict[str, dict[str, PastCell]]]:
+    found: dict[str, dict[str, dict[str, PastCell]]] = {}
+    for operator, chip, scheme, cell in _each(cells):
+        past = PastCell(result=cell.result, sqnr_db=cell.sqnr_db)
+        found.setdefault(operator, {}).setdefault(chip, {})[scheme] = past
+    return found
+
+
+def _laid_over(below: PastCells, above: PastCells) -> PastCells:
+    """The cells of both; where both have one, that of `above`."""
+    names = {**below, **above}
+    return {
+        name: {
+            chip: {**below.get(name, {}).get(chip, {}), **above.get(name, {}).get(chip, {})}
+            for chip in {**below.get(name, {}), **above.get(name, {})}
+        }
+        for name in names
+    }
+
+
 def plain(cells: Mapping[str, Mapping[str, Mapping[Scheme, Cell]]]) -> Cells:
     """For schemes of either lane."""
     return {
@@ -92,7 +141,7 @@ def plain(cells: Mapping[str, Mapping[str, Mapping[Scheme, Cell]]]) -> Cells:
     }
 
 
-def differing(was: Cells, now: Cells) -> dict[str, dict[str, dict[str, PastCell]]]:
+def differing(was: Cells | PastCells, now: Cells | PastCells) -> dict[str, dict[str, dict[str, PastCell]]]:
     """The earlier cells with another result than the later, or that are there no more."""
     found: dict[str, dict[str, dict[str, PastCell]]] = defaultdict(lambda: defaultdict(dict))
     for operator, chip, scheme, cell in _each(was):
@@ -102,7 +151,7 @@ def differing(was: Cells, now: Cells) -> dict[str, dict[str, dict[str, PastCell]
     return {name: {chip: dict(row) for chip, row in chips.items()} for name, chips in found.items()}
 
 
-def _each(cells: Cells) -> Iterator[tuple[str, str, str, Cell]]:
+def _each(cells: Cells | PastCells) -> Iterator[tuple[str, str, str, Cell | PastCell]]:
     for operator, chips in cells.items():
         for chip, row in chips.items():
             for scheme, cell in row.items():

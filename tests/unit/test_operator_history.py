@@ -5,7 +5,18 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from ci.operators.history import HISTORY, History, extended, load
+import pytest
+
+from ci.operators.history import (
+    HISTORY,
+    Cells,
+    History,
+    MeasuredBefore,
+    extended,
+    load,
+    plain,
+    with_earlier,
+)
 from ci.operators.table import OperatorTable
 from ci.site import operators
 
@@ -45,6 +56,37 @@ def test_each_new_build_adds_a_record_of_what_the_one_before_gave_otherwise() ->
 def test_the_same_build_measured_again_adds_nothing() -> None:
     one, other = table(NEW, log="cpu"), table(NEW, log="whole")
     assert extended(History(), one, other) == History()
+
+
+def cells_of(**results: str) -> Cells:
+    return plain(table(OLD, **results).cells)
+
+
+def shown(record: MeasuredBefore) -> dict[str, str]:
+    return {name: chips["SM8650"]["8a8w"].result for name, chips in record.cells.items()}
+
+
+@pytest.mark.parametrize("order", [(NEW, OLD), (OLD, NEW), (OLD, NEW, OLD)])
+def test_builds_that_are_measured_later_take_their_place_by_age(order: tuple[str, ...]) -> None:
+    gave = {
+        OLD: cells_of(log="cpu", abs="cpu", exp="whole"),
+        NEW: cells_of(log="whole", abs="cpu", exp="whole"),
+    }
+    now = cells_of(log="whole", abs="whole", exp="whole")
+    history = History(records=(MeasuredBefore(lane="onnx", measured=OLD, cells={}),))
+    for build in order:
+        history = with_earlier(history, "executorch", build, gave[build], now)
+    records = history.of("executorch")
+    assert [record.measured for record in records] == [NEW, OLD]
+    assert [*map(shown, records)] == [{"abs": "cpu"}, {"log": "cpu"}]
+    assert len(history.of("onnx")) == 1
+
+
+def test_an_operator_that_came_back_to_the_result_of_now_is_told_again() -> None:
+    now = cells_of(log="whole")
+    history = with_earlier(History(), "onnx", NEW, cells_of(log="dies"), now)
+    history = with_earlier(history, "onnx", OLD, cells_of(log="whole"), now)
+    assert [*map(shown, history.of("onnx"))] == [{"log": "dies"}, {"log": "whole"}]
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:

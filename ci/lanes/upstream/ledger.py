@@ -307,6 +307,11 @@ def record_path(suite: str, profile: str, soc: str) -> Path:
     return DIRECTORY / suite / f"{profile}-{soc}.json"
 
 
+def record_of_run(reports: Path, suite: str, soc: str) -> Path:
+    """What a run gave, in the form of a committed record."""
+    return reports / "operators" / f"{suite}-{soc}.json"
+
+
 def load_record(suite: str, profile: str, soc: str, path: Path | None = None) -> SuiteRecord:
     path = path or record_path(suite, profile, soc)
     rows = dict(load_accepted(path, AGAIN).subjects)

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from ci.lanes.upstream.judge import Judge
+from ci.lanes.upstream.ledger import record_of_run
 from ci.lanes.upstream.operator_cells import NEWER, committed, committed_records, table_of, upstream_files
 from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators import history, onnx_page
@@ -93,20 +94,25 @@ no rule, and it runs quantized.
 
 def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measured: str) -> list[Path]:
     """reports/operators/table.json and reports/operators.html: the records, and what these suites gave now
-    on top."""
+    on top, which stands alone in a file for each suite."""
     judge, _ = runs[0]
-    records = committed_records(judge.ledger.profile)
+    reports = judge.logs.parents[1]
+    records, texts = committed_records(judge.ledger.profile), dict[Path, str]()
     for run, verdicts in runs:
-        now = run.recorded(verdicts, measured)
-        records.setdefault(run.ledger.suite, {})[run.soc] = now
+        given, suite = list(verdicts), run.ledger.suite
+        now = run.recorded(given, measured)
+        records.setdefault(suite, {})[run.soc] = now
+        texts[record_of_run(reports, suite, run.soc)] = now.only([row.test for row in given]).as_json()
     onnx = onnx_page.committed(judge.ledger.profile)
     table = table_of(records, upstream_files() or read().upstream, onnx)
-    reports = judge.logs.parents[1]
-    paths = [reports / "operators" / "table.json", reports / "operators.html"]
-    paths[0].parent.mkdir(parents=True, exist_ok=True)
-    for path, text in zip(paths, (table.as_json(), html_of(table)), strict=True):
+    texts |= {
+        reports / "operators" / "table.json": table.as_json(),
+        reports / "operators.html": html_of(table),
+    }
+    (reports / "operators").mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
         replace_text(path, text)
-    return paths
+    return [*texts]
 
 
 def accept_table() -> None:

@@ -182,8 +182,7 @@ def of_onnxruntime(names: Sequence[str]) -> list[str]:
 def measure(
     stack: Stack, selection: Selection, choice: ComparedBuilds, environ: Mapping[str, str], stage: StageRun
 ) -> Measurement:
-    title = title_of(stack.name)
-    sys.stderr.write(f"{title}\n")
+    sys.stderr.write(f"{title_of(stack.name)}\n")
     variables = variables_for(stack, selection, choice.lane, environ)
     folder = folder_of(selection, stack)
     shutil.rmtree(folder, ignore_errors=True)
@@ -194,24 +193,37 @@ def measure(
         command += ["--store", str(selection.store)]
         command += [flag for soc in selection.named_socs for flag in ("--soc", soc)]
         command += [*(["--suite", str(choice.suite)] if choice.suite else []), *choice.flags]
-        log = folder / f"{name}.log"
-        code = logged(command, log, handed_on(variables), cwd=ROOT)
-        stage.artifacts.append(Artifact.of("stage-log", log))
-        report = _report(folder / f"{name}.json", log)
-        if unmeasured := _of_this_machine(report):
-            kind = UsageError if code == UsageError.exit_code else EnvironmentLacking
-            raise kind(f"{title}: {unmeasured}", fix=f"read {log}")
-        if other := another_build(report, stack.build):
-            raise EnvironmentLacking(
-                f"{title}: expected {stack.build.build_id}, and {name} ran with {other}",
-                fix=f"remove what puts another QNN before PYTHONPATH or LD_LIBRARY_PATH; read {log}",
-            )
+        report = run_on(stack, stage, name, command, variables, folder)
         for program, row in rows_of(report).items():
             merged = {**programs.get(program, {}), **row}
             if (error := error_of(program, report)) and "error" not in merged:
                 merged["error"] = error
             programs[program] = merged
     return Measurement(stack, programs)
+
+
+def run_on(
+    stack: Stack,
+    stage: StageRun,
+    name: str,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    folder: Path,
+) -> Report:
+    """The report that a stage writes into this folder, once it is sure that it is about this build."""
+    log = folder / f"{name}.log"
+    code = logged(command, log, handed_on(variables), cwd=ROOT)
+    stage.artifacts.append(Artifact.of("stage-log", log))
+    report, title = _report(folder / f"{name}.json", log), title_of(stack.name)
+    if unmeasured := _of_this_machine(report):
+        kind = UsageError if code == UsageError.exit_code else EnvironmentLacking
+        raise kind(f"{title}: {unmeasured}", fix=f"read {log}")
+    if other := another_build(report, stack.build):
+        raise EnvironmentLacking(
+            f"{title}: expected {stack.build.build_id}, and {name} ran with {other}",
+            fix=f"remove what puts another QNN before PYTHONPATH or LD_LIBRARY_PATH; read {log}",
+        )
+    return report
 
 
 def variables_for(
