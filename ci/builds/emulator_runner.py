@@ -207,7 +207,13 @@ def _provisioned(selection: Selection) -> Executorch:
 
 
 def _package(root: Path) -> Executorch:
-    text = (root / CONFIG).with_name("executorch-config-version.cmake").read_text(encoding="utf-8")
+    file = (root / CONFIG).with_name("executorch-config-version.cmake")
+    if not file.is_file():
+        raise EnvironmentLacking(
+            f"{root} is no release that the runner can be built against: it has no {file.name}",
+            fix="take an executorch of 1.5 or later off PYTHONPATH, or name one with --executorch DIR",
+        )
+    text = file.read_text(encoding="utf-8")
     version = re.search(r'^set\(EXECUTORCH_BUILD_VERSION\s+"([^"]+)"', text, re.MULTILINE)
     return Executorch(root, version.group(1) if version else "unknown")
 

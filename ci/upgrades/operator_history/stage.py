@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.engine.installed import ready_runner
 from ci.lanes.upstream.ledger import SuiteRecord, load_record, locked, record_of_run
 from ci.lanes.upstream.operator_cells import table_of
 from ci.operators import history
@@ -29,13 +30,17 @@ from provisioning.base.stage_run import StageRun
 VALUES = "values"
 """The suite whose plain cases are measured on earlier versions of ExecuTorch."""
 
+SCHEMES = ("fp16", "8a8w", "16a8w")
+"""Those that differ from these in the weights alone seldom give another result."""
+
 
 @dataclass(frozen=True, slots=True)
 class EarlierBuilds:
     qnn: tuple[str, ...]
     executorch: tuple[str, ...]
-    flags: tuple[str, ...]
-    """For the stage that runs the suite."""
+    expressions: tuple[str, ...]
+    """What of the suite alone is measured; none: all of it."""
+    timeout: float
     accept: bool
 
 
@@ -64,7 +69,7 @@ class Run:
         """What fails on an earlier build is its result, and no failure of this stage."""
         sys.stderr.write(f"{title_of(stack.name)}\n")
         command = [sys.executable, "-m", "ci", verb, *flags, "--reports", str(folder), "--soc", DEFAULT_SOC]
-        command += ["--store", str(self.selection.store), *self.builds.flags]
+        command += ["--store", str(self.selection.store), "--timeout", f"{self.builds.timeout:g}"]
         variables = variables_for(stack, self.selection, lane, self.environ)
         run_on(stack, self.stage, verb, command, variables, folder)
 
@@ -127,7 +132,8 @@ def _onnx(run: Run, stack: Stack) -> Earlier:
     folder = run.new_folder(stack)
     suite = folder / SUITE.name
     shutil.copyfile(SUITE, suite)
-    run.suite(stack, folder, "onnx", "test_onnx", ["--suite", str(suite), "--accept"])
+    chosen_alone = [flag for text in run.builds.expressions for flag in ("-k", text)]
+    run.suite(stack, folder, "onnx", "test_onnx", ["--suite", str(suite), "--accept", *chosen_alone])
     build = stack.build
     programs = load_baseline(suite, run.selection.profile, "onnx").programs
     return Earlier(
@@ -142,7 +148,13 @@ def _onnx(run: Run, stack: Stack) -> Earlier:
 def _executorch(run: Run, stack: Stack) -> Earlier:
     """The plain cases of our own suite, beside the same cases of now."""
     folder = run.new_folder(stack)
-    run.suite(stack, folder, "upstream", "test_upstream", [VALUES, "-k", f"*-{PLAIN}]"])
+    # Of the installed release: earlier wheels have none of its CMake files.
+    ready_runner(run.environ, folder)
+    plain_cases = f"*-{PLAIN}]"
+    words = [f"{plain_cases} and ({text})" for text in run.builds.expressions] or [plain_cases]
+    flags = [flag for text in words for flag in ("-k", text)]
+    flags += [flag for scheme in SCHEMES for flag in ("--flow", scheme)]
+    run.suite(stack, folder, "upstream", "test_upstream", [VALUES, *flags])
     profile = run.selection.profile
     then = load_record(VALUES, profile, DEFAULT_SOC, record_of_run(folder, VALUES, DEFAULT_SOC))
     expected = f"executorch {stack.executorch}, QNN {stack.build.build_id}"
@@ -163,4 +175,8 @@ def _executorch(run: Run, stack: Stack) -> Earlier:
 
 def _plain_cells(record: SuiteRecord) -> Cells:
     tests = [test for test in record.tests if test.endswith(f"-{PLAIN}]")]
-    return plain(table_of({VALUES: {DEFAULT_SOC: record.only(tests)}}, {}).cells)
+    cells = plain(table_of({VALUES: {DEFAULT_SOC: record.only(tests)}}, {}).cells)
+    return {
+        name: {chip: {key: row[key] for key in SCHEMES if key in row} for chip, row in chips.items()}
+        for name, chips in cells.items()
+    }

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.expressions and args.accept:
         raise UsageError("-k measures a part, and --accept wants all", fix="leave one of them out")
-    flags = [flag for text in args.expressions for flag in ("-k", text)]
-    flags += ["--timeout", f"{args.timeout:g}"]
-    builds = EarlierBuilds(tuple(args.qnn), tuple(args.executorch), tuple(flags), args.accept)
+    builds = EarlierBuilds(
+        tuple(args.qnn), tuple(args.executorch), tuple(args.expressions), args.timeout, args.accept
+    )
     return measure_all(selection_of(args), builds, os.environ)
