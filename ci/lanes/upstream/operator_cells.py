@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ci.lanes.upstream.ledger import SuiteRecord, records_of
 from ci.lanes.upstream.value_cases import CHAIN, SAME_WITHOUT_WEIGHTS, ValueCase, cases, chains
-from ci.lanes.upstream.verdict import RecordedPart
+from ci.lanes.upstream.verdict import Draw, RecordedPart
 from ci.operators import onnx_page
 from ci.operators.names import REWORK, key_of
 from ci.operators.table import (
@@ -68,11 +68,7 @@ class OperatorCase:
         if self.result == "cpu":
             return Counter()
         part = replace(self.part, result="whole") if self.part.result == "wrong" else self.part
-        rows = [
-            replace(part, sqnr_db=figure, float_db=to_float, quantized_db=quantized)
-            for figure, to_float, quantized in self.part.draws
-        ]
-        return Counter(map(_result, rows))
+        return Counter("wrong" if draw.refused else _result(_drawn(part, draw)) for draw in part.draws)
 
     @property
     def sqnr_db(self) -> float | None:
@@ -93,6 +89,11 @@ class OperatorCase:
     @property
     def chain(self) -> bool:
         return self.own.partition("-")[0] == CHAIN
+
+
+def _drawn(part: RecordedPart, draw: Draw) -> RecordedPart:
+    figures = {"sqnr_db": draw.sqnr_db, "float_db": draw.float_db, "quantized_db": draw.quantized_db}
+    return replace(part, **figures)
 
 
 def table_of(
@@ -208,13 +209,13 @@ def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tupl
         yield operator, scheme, OperatorCase(suite, test, tested, own, case)
 
 
-LAYERS_LOSE = ("4w", "4w_block", "16a16w")
-"""Schemes in which the layers of a chain lose much themselves: by weights of four bits, or by a bias that is
-cut off (bias-beyond-32-bits)."""
+LAYERS_LOSE = ("4w", "4w_block")
+"""Schemes in which the layers of a chain lose much themselves, by weights of four bits."""
 
 
 def _without_loss(part: RecordedPart) -> RecordedPart:
-    return replace(part, quantized_db=None, draws=tuple((*draw[:2], None) for draw in part.draws))
+    draws = tuple(draw._replace(quantized_db=None) for draw in part.draws)
+    return replace(part, quantized_db=None, draws=draws)
 
 
 NEWER_SCHEMES = {"fp": "fp16", "8a": "8a8w", "16a": "16a8w"}
