@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ci.lanes.upstream.value_cases import ValueCase, cases
+from ci.lanes.upstream.value_cases import DRAWS, ValueCase, cases
 from ci.operators.table import PLAIN
 from ci.pipeline.models.shipped.operators import alone
 
@@ -23,10 +23,6 @@ def test_values(test_runner: Any, case: ValueCase) -> None:
     if others:
         model.draws = [inputs, *others]
     test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
-
-
-DRAWS = 5
-"""How many inputs a plain case, and one in a chain, runs with, and is calibrated with. It is compiled once."""
 
 
 def draws(case: ValueCase, inputs: int, count: int = DRAWS) -> list[tuple[torch.Tensor, ...]]:
