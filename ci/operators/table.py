@@ -87,10 +87,11 @@ class CaseResult(Model):
     def other_draws(self) -> list[str]:
         """`1 of 5 draws WRONG`."""
         every = sum(self.draws.values())
+        counts = Counter[str](self.draws)
         return [
-            f"{self.draws[name]} of {every} draws {word}"
+            f"{counts[name]} of {every} draws {word}"
             for name, (word, _) in MEANINGS.items()
-            if name in self.draws and name != self.result
+            if name in counts and name != self.result
         ]
 
 
@@ -125,9 +126,9 @@ class Cell(CaseResult):
     deciding: tuple[int, int] | None = None
     """How many of those have that result, and how many there are, if not all have it."""
     one_draw: bool = False
-    """No case with that result has several draws: the figures are the least of all of them. `float_db` is
-    also that of Qualcomm's newer tests, which compare with the float model alone: it has in it what
-    quantizing itself loses."""
+    """No case with that result has several draws: the figures are the least of all of them, if there are
+    any. `float_db` is also that of Qualcomm's newer tests, which compare with the float model alone: it has
+    in it what quantizing itself loses."""
     least_db: float | None = None
     """The least of all cases with that result, if the draws are well above it; if LOST, of the quantized
     model against the float model."""
@@ -188,7 +189,7 @@ class Cell(CaseResult):
     @property
     def mark(self) -> str:
         """After a figure of one draw."""
-        return ONE_DRAW if self.one_draw and (self.sqnr_db, self.float_db) != (None, None) else ""
+        return ONE_DRAW if self.one_draw else ""
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -295,8 +296,13 @@ def _fields(values: Mapping[str, object], indent: int) -> Iterator[str]:
 def _lines(key: str, values: Mapping[str, object], indent: int) -> str:
     """A line for each value, sorted."""
     margin = " " * indent
-    rows = [f"{margin} {json.dumps(name)}: {json.dumps(value)}" for name, value in sorted(values.items())]
+    rows = [f"{margin}{json.dumps(name)}:{_compact(value)}" for name, value in sorted(values.items())]
     return f"{margin}{json.dumps(key)}: {{\n" + ",\n".join(rows) + f"\n{margin}}}"
+
+
+def _compact(value: object) -> str:
+    """The file has thousands of cells."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def read(path: Path = TABLE) -> OperatorTable:

@@ -300,7 +300,8 @@ def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> RecordedP
 
 
 def _draw_of(row: Sequence[Any]) -> Draw:
-    return Draw(*map(_figure, row[:3]), refused=len(row) > 3)
+    sqnr_db, float_db, quantized_db = map(_figure, row[:3])
+    return Draw(sqnr_db, float_db, quantized_db, refused=len(row) > 3)
 
 
 def _figure(value: float | None) -> float | None:

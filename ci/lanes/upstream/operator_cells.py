@@ -68,7 +68,7 @@ class OperatorCase:
         if self.result == "cpu":
             return Counter()
         part = replace(self.part, result="whole") if self.part.result == "wrong" else self.part
-        return Counter("wrong" if draw.refused else _result(_drawn(part, draw)) for draw in part.draws)
+        return Counter[Result]("wrong" if draw.refused else _of_draw(part, draw) for draw in part.draws)
 
     @property
     def sqnr_db(self) -> float | None:
@@ -91,9 +91,10 @@ class OperatorCase:
         return self.own.partition("-")[0] == CHAIN
 
 
-def _drawn(part: RecordedPart, draw: Draw) -> RecordedPart:
-    figures = {"sqnr_db": draw.sqnr_db, "float_db": draw.float_db, "quantized_db": draw.quantized_db}
-    return replace(part, **figures)
+def _of_draw(part: RecordedPart, draw: Draw) -> Result:
+    return _result(
+        replace(part, sqnr_db=draw.sqnr_db, float_db=draw.float_db, quantized_db=draw.quantized_db)
+    )
 
 
 def table_of(
@@ -351,7 +352,7 @@ def _cell_alone(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     in_float = {name for row in usual if row.result == result for name in row.part.in_float or ()}
     return Cell(
         **{**dict(shown), "draws": case_of(plain).draws if plain else {}},
-        one_draw=drawn is None,
+        one_draw=drawn is None and (shown.sqnr_db, shown.float_db) != (None, None),
         least_db=least[0] if least and below else None,
         deciding=(counts[result], len(usual)) if len(counts) > 1 else None,
         worst=inputs.get(least[1].own, least[1].case) if least and (below or not drawn) else "",

@@ -64,7 +64,7 @@ class TestedOperator(Model):
 
 
 DRAWS = 5
-"""How many inputs a plain case, and one in a chain, runs with, and is calibrated with. It is compiled once."""
+"""How many inputs a plain case, and one in a chain, runs with and is calibrated with, compiled once."""
 
 CHAIN = "chain"
 """A case between two layers with weights; `chain-NAME`: in another form than the deciding one."""
