@@ -164,6 +164,7 @@ class Cell(CaseResult):
         """`whole 58 dB (57 to 60)`, `whole 43 dB¹ (1 DIES)`, `part 38 dB: unsqueeze_copy`, or
         `whole 72 dB (71 to 73); 51 dB: small [-0.01, 0.01]`."""
         figure = _figures(self.result, self.sqnr_db, self.float_db, self.range_db) + self.mark
+        figure = "" if self.of_chain else ", ".join([figure, *self.other_draws])
         if self.result in FAILING and self.deciding:
             figure += " in {} of {}".format(*self.deciding)
         if self.equal_to_float < 1:
@@ -174,9 +175,8 @@ class Cell(CaseResult):
             figure += f", {', '.join(self.in_float)} in fp16"
         names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
         beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
-        figure = ", ".join([figure, *self.other_draws])
-        if self.of_chain:
-            figure = f", alone {MEANINGS[self.alone][0]}" if self.alone else ""
+        if self.alone:
+            figure = f", alone {MEANINGS[self.alone][0]}"
         counts = Counter[str](self.others.values())
         words = [f"{counts[name]} {word}" for name, (word, _) in MEANINGS.items() if name in counts]
         others = f" ({', '.join(words)})" if words else ""

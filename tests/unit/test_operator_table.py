@@ -474,6 +474,13 @@ def test_the_figures_of_a_cell_are_the_median_and_the_range_of_its_plain_case() 
     assert str(lost) == "LOST 71 dB (70 to 72), 9 dB to float; 3 dB to float: small [-0.01, 0.01]"
 
 
+def test_where_the_chain_decides_a_cell_has_its_figures_once() -> None:
+    part = replace(drawn(50, 51, 52, cpu=("aten::exp",)), in_float=("aten.log.default",))
+    cell = cell_of("mish", plain=replace(part, sqnr_db=70), chain=part)
+    assert str(cell) == "part, log in fp16: exp; chain part 51 dB (50 to 52)"
+    assert (cell.sqnr_db, cell.range_db, cell.of_chain) == (51, (50, 52), True)
+
+
 def test_a_figure_of_one_draw_is_marked_and_is_the_least_of_all_cases() -> None:
     once = cell_of("exp", plain=RecordedPart("whole", 72), small=RecordedPart("whole", 51))
     assert (str(once), once.worst) == ("whole 51 dB¹", "small [-0.01, 0.01]")
