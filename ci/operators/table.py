@@ -60,6 +60,10 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
 """The word and the meaning of a result."""
 
 
+IN_CHAIN = "in a chain"
+"""What the name of such a case begins with."""
+
+
 class CaseResult(Model):
     """What one of our own cases gave, with one draw of inputs or with several."""
 
@@ -180,11 +184,22 @@ class Cell(CaseResult):
         counts = Counter[str](self.others.values())
         words = [f"{counts[name]} {word}" for name, (word, _) in MEANINGS.items() if name in counts]
         others = f" ({', '.join(words)})" if words else ""
-        text = f"{MEANINGS[self.result][0]}{figure}{others}{beside}"
-        if self.least_db is not None:
-            to_float = " to float" if self.result == "lost" else ""
-            text += f";{in_db(self.least_db)}{to_float}: {self.worst}"
+        text = f"{MEANINGS[self.result][0]}{figure}{others}{beside}{self._worse}"
         return f"{text}; chain {self.chain}" if self.chain else text
+
+    @property
+    def _worse(self) -> str:
+        """`; WRONG -6 dB: across [0.5, 2.5]`, or `; 51 dB: small [-0.01, 0.01]`: the worst with other inputs."""
+        inexact = [
+            (case.result != "wrong", figure if figure is not None else -EXACT, f"{case}: {name}")
+            for name, case in self.bad.items()
+            if case.result in ("wrong", "lost") and not name.startswith(IN_CHAIN)
+            for figure in [case.sqnr_db if case.float_db is None else case.float_db]
+        ]
+        if inexact and self.result not in FAILING:
+            return f"; {min(inexact)[2]}"
+        to_float = " to float" if self.result == "lost" else ""
+        return "" if self.least_db is None else f";{in_db(self.least_db)}{to_float}: {self.worst}"
 
     @property
     def mark(self) -> str:
@@ -511,9 +526,6 @@ def _without_plain(cell: Cell | None) -> Cell | None:
 
 
 IN_ALL = "in all its usual cases"
-
-IN_CHAIN = "in a chain"
-"""What the name of such a case begins with."""
 
 
 def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = ()) -> str:

@@ -467,6 +467,9 @@ def test_the_figures_of_a_cell_are_the_median_and_the_range_of_its_plain_case() 
     cell = cell_of("exp", plain=plain, large=RecordedPart("whole", 70.2), small=RecordedPart("whole", 51))
     assert str(cell) == "whole 72 dB (71 to 73); 51 dB: small [-0.01, 0.01]"
     assert (cell.sqnr_db, cell.range_db, cell.least_db, cell.one_draw) == (72, (71, 73), 51, False)
+    # Inputs for which it is wrong or lost are named before those for which it is less exact.
+    log = {"plain": plain, "small": RecordedPart("whole", 51), "across": RecordedPart("wrong", -6)}
+    assert str(cell_of("log", **log)) == "whole 72 dB (71 to 73); WRONG -6 dB: across [0.5, 2.5]"
     # Above what 16 bits can hold nothing is worse.
     exact = drawn(*[EXACT] * 5)
     assert str(cell_of("exp", plain=exact, small=RecordedPart("whole", 120))) == "whole exact"

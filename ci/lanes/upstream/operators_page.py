@@ -59,8 +59,8 @@ worst), and its signal-to-noise ratio: the median of {DRAWS} draws of inputs of 
 parentheses the least and the greatest, where these differ. The program is calibrated with all of them and
 compiled once. A word that some draws do not give is said after it: `1 of {DRAWS} draws WRONG`. Whole numbers
 have to be equal in all of them. {ONE_DRAW} marks a figure of one draw: the least of all cases with that
-result, as no case has more. What another case is worse by than the draws, by more than {WELL_DB:g} dB, stands
-after a semicolon: `; 51 dB: small [-0.01, 0.01]`. A bad result that not all cases gave says in how many:
+result, as no case has more. The worst with other inputs stands after a semicolon, if it is WRONG or LOST or
+more than {WELL_DB:g} dB below the draws: `; WRONG -6 dB: across [0.5, 2.5]`, `; 51 dB: small [-0.01, 0.01]`. A bad result that not all cases gave says in how many:
 `in 5 of 10`. In parentheses is how many tests gave another result. `no figure`: there is none where outputs
 have another shape than the float model's or NaN where it has none, and where booleans or integers differ.
 
