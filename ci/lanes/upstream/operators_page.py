@@ -56,13 +56,18 @@ $ qnn-ci test_upstream operators values --sample 1/25 --accept   # put what it m
 
 A cell has what most of ExecuTorch's tests and our own plain case gave (of results that are as frequent, the
 worst), and its signal-to-noise ratio: the median of {DRAWS} draws of inputs of the plain case, and in
-parentheses the least and the greatest, where these differ. The program is calibrated with all of them and
-compiled once. A word that some draws do not give is said after it: `1 of {DRAWS} draws WRONG`. Whole numbers
-have to be equal in all of them. {ONE_DRAW} marks a figure of one draw: the least of all cases with that
-result, as no case has more. The worst with other inputs stands after a semicolon, if it is WRONG or LOST or
-more than {WELL_DB:g} dB below the draws: `; WRONG -6 dB: across [0.5, 2.5]`, `; 51 dB: small [-0.01, 0.01]`. A bad result that not all cases gave says in how many:
-`in 5 of 10`. In parentheses is how many tests gave another result. `no figure`: there is none where outputs
-have another shape than the float model's or NaN where it has none, and where booleans or integers differ.
+parentheses the least and the greatest, where these differ. A word that some draws do not give is said after
+it: `1 of {DRAWS} draws WRONG`. Whole numbers have to be equal in all of them. {ONE_DRAW} marks a figure of one draw: the
+least of all cases with that result, as no case has more.
+
+The program of a plain case is calibrated with all draws and compiled once, with the widest range of each
+tensor, as `compile` does it. Other cases have one draw and ExecuTorch's own observer, which may clip
+([shared-moving-average](findings.md)). The worst of them stands after a semicolon, if it is WRONG or LOST or
+more than {WELL_DB:g} dB below the draws: `; WRONG -6 dB: across [0.5, 2.5]`, `; 51 dB: small [-0.01, 0.01]`.
+
+A bad result that not all cases gave says in how many: `in 5 of 10`. In parentheses is how many tests gave
+another result. `no figure`: there is none where outputs have another shape than the float model's or NaN
+where it has none, and where booleans or integers differ.
 
 These cases have one operator alone, and a model has more: an operator is also tried in a chain, between two
 linear layers (or 1x1 convolutions), in the forms that models have it in (weights, arguments, scalars, sizes
