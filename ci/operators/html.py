@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ci.operators.table import DIFFERS, FAILING, MEANINGS, PLAIN, Cell, OperatorTable, in_db
+from ci.operators.table import DIFFERS, FAILING, MEANINGS, ONE_DRAW, PLAIN, Cell, OperatorTable, in_db
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.rendering.pages import render
 from provisioning.base.settings import DEFAULT_SOC
@@ -59,6 +59,7 @@ def html_of(table: OperatorTable) -> str:
         measured="; ".join(f"{', '.join(names)}: {versions}" for versions, names in places.items()),
         default_soc=DEFAULT_SOC,
         differs=DIFFERS,
+        one_draw=ONE_DRAW,
         meanings=MEANINGS,
         schemes={scheme: scheme for scheme in (*MEASURED_SCHEMES, *ONNX_PRECISIONS)},
         results={name: word for name, (word, _) in MEANINGS.items()} | MARKS,
@@ -93,7 +94,7 @@ def shown_cell(cell: Cell, text: str) -> ShownCell:
 def _notes(cell: Cell) -> Iterator[str]:
     if cell.default:
         yield f"≠ {MEANINGS[cell.default][0]}"
-    if cell.worst and cell.models > 1:
+    if cell.worst and cell.models > 1 and cell.least_db is None:
         yield f"worst: {cell.worst}"
     for result in cell.results:
         bad = {name: case for name, case in sorted(cell.bad.items()) if case.result == result}

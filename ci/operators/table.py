@@ -60,75 +60,85 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
 """The word and the meaning of a result."""
 
 
+IN_CHAIN = "in a chain"
+"""What the name of such a case begins with."""
+
+
 class CaseResult(Model):
-    """What one of our own cases gave."""
+    """What one of our own cases gave, with one draw of inputs or with several."""
 
     result: Result
     sqnr_db: float | None = None
+    """The median of the draws, compared with the quantized model on the CPU."""
+    range_db: tuple[float, float] | None = None
+    """The least and the greatest of the draws, if there are several."""
     float_db: float | None = None
-    """If LOST: the quantized model on the CPU against the float model."""
+    """If LOST: the median of the quantized model on the CPU against the float model."""
+    draws: Mapping[Result, int] = {}
+    """How many draws gave each result, if not all gave the same."""
 
     def __str__(self) -> str:
-        """`WRONG -6 dB`, `LOST exact, 14 dB to float`, or `DIES`."""
-        return MEANINGS[self.result][0] + self.figures
+        """`WRONG -6 dB`, `LOST exact, 14 dB to float`, `DIES`, or `whole 58 dB (4 to 60), 1 of 5 draws
+        WRONG`."""
+        figures = _figures(self.result, self.sqnr_db, self.float_db, self.range_db)
+        return ", ".join([MEANINGS[self.result][0] + figures, *self.other_draws])
 
     @property
     def figures(self) -> str:
         return _figures(self.result, self.sqnr_db, self.float_db)
 
+    @property
+    def other_draws(self) -> list[str]:
+        """`1 of 5 draws WRONG`."""
+        every = sum(self.draws.values())
+        counts = Counter[str](self.draws)
+        return [
+            f"{counts[name]} of {every} draws {word}"
+            for name, (word, _) in MEANINGS.items()
+            if name in counts and name != self.result
+        ]
 
-class ChainResult(Model):
+
+class ChainResult(CaseResult):
     """What an operator gave between two layers with weights, in the form that models have."""
 
-    result: Result
-    """Of most draws; of results that are as frequent, the worst."""
-    sqnr_db: tuple[float, float, float] | None = None
-    """The least, the median and the greatest of all draws, compared with the quantized model on the CPU."""
-    float_db: float | None = None
-    """If LOST: the median of the quantized model against the float model."""
-    draws: Mapping[Result, int] = {}
-    """How many draws gave each result, if not all gave the same."""
     forms: Mapping[str, CaseResult] = {}
     """Other forms that gave another result, by name in manifests/upstream/values.toml."""
 
     def __str__(self) -> str:
         """`whole 58 dB (55 to 60), 1 of 5 draws WRONG, scalar CPU`."""
-        least, median, most = self.sqnr_db or (None, None, None)
-        figures = _figures(self.result, median, self.float_db)
-        if least is not None and most is not None and least < EXACT and round(least) < round(most):
-            figures += f" ({round(least)} to {in_db(most).strip().removesuffix(' dB')})"
-        every = sum(self.draws.values())
-        parts = [
-            f"{count} of {every} draws {MEANINGS[name][0]}"
-            for name, count in sorted(self.draws.items(), key=lambda pair: [*MEANINGS].index(pair[0]))
-            if name != self.result
-        ]
-        parts += [f"{name.replace('_', ' ')} {case}" for name, case in self.forms.items()]
-        return ", ".join([MEANINGS[self.result][0] + figures, *parts])
+        forms = [f"{name.replace('_', ' ')} {case}" for name, case in self.forms.items()]
+        return ", ".join([super().__str__(), *forms])
 
     @property
     def results(self) -> set[Result]:
         return {self.result, *self.draws, *(case.result for case in self.forms.values())}
 
 
-class Cell(Model):
-    """One operator in one scheme on one chip."""
+class Cell(CaseResult):
+    """One operator in one scheme on one chip.
 
-    result: Result
-    """Of most of ExecuTorch's tests and of our plain case; of results that are as frequent, the worst. What
-    is not whole on HTP alone, and does not fail, has the result of the chain."""
+    Its result is that of most of ExecuTorch's tests and of our plain case; of results that are as frequent,
+    the worst. What is not whole on HTP alone, and does not fail, has the result of the chain. Its figures
+    are those of the draws of what decides, the plain case or the chain."""
+
     alone: Result | None = None
     """What the operator gave alone, if the chain decides."""
     chain: ChainResult | None = None
+    of_chain: bool = False
+    """Whether the chain decides, and the figures are its."""
     deciding: tuple[int, int] | None = None
     """How many of those have that result, and how many there are, if not all have it."""
-    sqnr_db: float | None = None
-    """The least of all cases with that result, compared with the quantized model on the CPU."""
+    one_draw: bool = False
+    """No case with that result has several draws: the figures are the least of all of them, if there are
+    any. `float_db` is also that of Qualcomm's newer tests, which compare with the float model alone: it has
+    in it what quantizing itself loses."""
+    least_db: float | None = None
+    """The least of all cases with that result, if the draws are well above it; if LOST, of the quantized
+    model against the float model."""
     worst: str = ""
-    """The case with that figure: its inputs, or ExecuTorch's test. Empty if all are exact."""
-    float_db: float | None = None
-    """The least compared with the float model, of Qualcomm's newer tests, which compare with no other: it has
-    in it what quantizing itself loses. If LOST, the least of the quantized model against the float model."""
+    """The case with the least figure: its inputs, or ExecuTorch's test. Empty if all are exact, or no case is
+    well below the draws."""
     equal_to_float: float = 1.0
     """Of ONNX's operators: the share of integers that are those of the float model."""
     loses_db: float | None = None
@@ -155,8 +165,10 @@ class Cell(Model):
     """The tests of the suite rework-op that were measured, where `operators` and `values` measure nothing."""
 
     def __str__(self) -> str:
-        """`whole 58 dB`, `whole 43 dB (1 DIES)`, or `part 38 dB: unsqueeze_copy`."""
-        figure = _figures(self.result, self.sqnr_db, self.float_db)
+        """`whole 58 dB (57 to 60)`, `whole 43 dB¹ (1 DIES)`, `part 38 dB: unsqueeze_copy`, or
+        `whole 72 dB (71 to 73); 51 dB: small [-0.01, 0.01]`."""
+        figure = _figures(self.result, self.sqnr_db, self.float_db, self.range_db) + self.mark
+        figure = "" if self.of_chain else ", ".join([figure, *self.other_draws])
         if self.result in FAILING and self.deciding:
             figure += " in {} of {}".format(*self.deciding)
         if self.equal_to_float < 1:
@@ -168,19 +180,37 @@ class Cell(Model):
         names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
         beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
         if self.alone:
-            # The figures are those of the chain.
             figure = f", alone {MEANINGS[self.alone][0]}"
         counts = Counter[str](self.others.values())
         words = [f"{counts[name]} {word}" for name, (word, _) in MEANINGS.items() if name in counts]
         others = f" ({', '.join(words)})" if words else ""
-        text = f"{MEANINGS[self.result][0]}{figure}{others}{beside}"
+        text = f"{MEANINGS[self.result][0]}{figure}{others}{beside}{self._worse}"
         return f"{text}; chain {self.chain}" if self.chain else text
+
+    @property
+    def _worse(self) -> str:
+        """`; WRONG -6 dB: across [0.5, 2.5]`, or `; 51 dB: small [-0.01, 0.01]`: the worst with other inputs."""
+        inexact = [
+            (case.result != "wrong", figure if figure is not None else -EXACT, f"{case}: {name}")
+            for name, case in self.bad.items()
+            if case.result in ("wrong", "lost") and not name.startswith(IN_CHAIN)
+            for figure in [case.sqnr_db if case.float_db is None else case.float_db]
+        ]
+        if inexact and self.result not in FAILING:
+            return f"; {min(inexact)[2]}"
+        to_float = " to float" if self.result == "lost" else ""
+        return "" if self.least_db is None else f";{in_db(self.least_db)}{to_float}: {self.worst}"
+
+    @property
+    def mark(self) -> str:
+        """After a figure of one draw."""
+        return ONE_DRAW if self.one_draw else ""
 
     @property
     def results(self) -> tuple[Result, ...]:
         """Each result that one of its cases gave, from the best to the worst."""
         bad = {case.result for case in self.bad.values()}
-        every = {self.result, *self.others.values(), *self.elsewhere.values(), *bad}
+        every = {self.result, *self.draws, *self.others.values(), *self.elsewhere.values(), *bad}
         every |= self.chain.results if self.chain else set()
         return tuple(result for result in MEANINGS if result in every)
 
@@ -205,6 +235,9 @@ LOSES_DB = 20.0
 
 DIFFERS = "†"
 """Marks what is not as ExecuTorch's files say."""
+
+ONE_DRAW = "¹"
+"""Marks a figure of one draw of inputs."""
 
 Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
 ONLY: dict[str, Any] = {"additionalProperties": False}
@@ -278,8 +311,13 @@ def _fields(values: Mapping[str, object], indent: int) -> Iterator[str]:
 def _lines(key: str, values: Mapping[str, object], indent: int) -> str:
     """A line for each value, sorted."""
     margin = " " * indent
-    rows = [f"{margin} {json.dumps(name)}: {json.dumps(value)}" for name, value in sorted(values.items())]
+    rows = [f"{margin}{json.dumps(name)}:{_compact(value)}" for name, value in sorted(values.items())]
     return f"{margin}{json.dumps(key)}: {{\n" + ",\n".join(rows) + f"\n{margin}}}"
+
+
+def _compact(value: object) -> str:
+    """The file has thousands of cells."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def read(path: Path = TABLE) -> OperatorTable:
@@ -303,10 +341,23 @@ def shipped() -> OperatorTable:
     return read()
 
 
-def _figures(result: Result, sqnr_db: float | None, float_db: float | None) -> str:
+def _figures(
+    result: Result,
+    sqnr_db: float | None,
+    float_db: float | None,
+    range_db: tuple[float, float] | None = None,
+) -> str:
     """Each with what it is compared with; said where nothing could be compared."""
     to_float = "" if float_db is None else f",{in_db(float_db)} to float"
-    return in_db(sqnr_db) + to_float or (", no figure" if result == "wrong" else "")
+    return in_db(sqnr_db) + in_range(range_db) + to_float or (", no figure" if result == "wrong" else "")
+
+
+def in_range(range_db: tuple[float, float] | None) -> str:
+    """` (71 to 73)`, with a space before it; empty if all are alike."""
+    least, most = range_db or (EXACT, EXACT)
+    if least >= EXACT or round(least) == round(most):
+        return ""
+    return f" ({round(least)} to {in_db(most).strip().removesuffix(' dB')})"
 
 
 def in_db(figure: float | None) -> str:
@@ -475,9 +526,6 @@ def _without_plain(cell: Cell | None) -> Cell | None:
 
 
 IN_ALL = "in all its usual cases"
-
-IN_CHAIN = "in a chain"
-"""What the name of such a case begins with."""
 
 
 def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = ()) -> str:

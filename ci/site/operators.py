@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ci.operators.history import Cells, History, MeasuredBefore, plain
 from ci.operators.html import MARKS, shown_cell
 from ci.operators.names import key_of
-from ci.operators.table import FAILING, MEANINGS, Cell, OperatorTable, in_db
+from ci.operators.table import FAILING, MEANINGS, Cell, OperatorTable, in_db, in_range
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.commands import as_installed, session
 from provisioning.base.settings import DEFAULT_SOC
@@ -209,7 +209,9 @@ def _seen(
         return None
     text = table.marked(operator, scheme, cell) if not lane.folder else str(cell)
     shown = shown_cell(cell, text)
-    more = [f"loses{in_db(cell.loses_db)}"] if cell.loses_db is not None else []
+    more = [spread.strip(" ()")] if (spread := in_range(cell.range_db)) else []
+    more += [f"least{in_db(cell.least_db)}"] if cell.least_db is not None else []
+    more += [f"loses{in_db(cell.loses_db)}"] if cell.loses_db is not None else []
     more += [
         f"some {MEANINGS[result][0]}"
         for result in cell.results
@@ -223,7 +225,7 @@ def _seen(
         f"{lane.page(operator)}#{scheme}",
         shown.colour,
         MEANINGS[cell.result][0],
-        in_db(cell.sqnr_db).strip(),
+        in_db(cell.sqnr_db).strip() + (cell.mark if cell.sqnr_db is not None else ""),
         more,
         shown.results + (f" {CHANGED}" if lane.changed(operator, chip, scheme) else ""),
         "\n".join([where + text, *shown.notes]),
@@ -337,10 +339,15 @@ def rows(table: OperatorTable) -> list[dict[str, object]]:
             "scheme": scheme,
             "result": cell.result,
             "sqnr_db": cell.sqnr_db,
+            "least_of_draws_db": cell.range_db[0] if cell.range_db else None,
+            "greatest_of_draws_db": cell.range_db[1] if cell.range_db else None,
+            "one_draw": cell.one_draw,
+            "draws": ", ".join(cell.other_draws),
             "float_db": cell.float_db,
             "loses_db": cell.loses_db,
             "cases": cell.models,
             "deciding": "{} of {}".format(*cell.deciding) if cell.deciding else "",
+            "least_db": cell.least_db,
             "worst": cell.worst,
             "alone": cell.alone or "",
             "chain": str(cell.chain or ""),

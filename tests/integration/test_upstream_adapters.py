@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ci.lanes.upstream import values
+from ci.lanes.upstream import adapters, values
 from ci.lanes.upstream.adapters import (
     SCHEMES,
     Backend,
@@ -25,7 +25,8 @@ from ci.lanes.upstream.adapters import (
     built_otherwise,
     least_db,
 )
-from ci.lanes.upstream.value_cases import cases, chains
+from ci.lanes.upstream.chains import test_chains as one_chain
+from ci.lanes.upstream.value_cases import DRAWS, cases, chains
 from ci.lanes.upstream.values import draw
 from ci.operators.table import EXACT
 from ci.pipeline.models.shipped.operators import Chained, alone
@@ -119,7 +120,12 @@ def test_the_suite_for_all_backends_lowers_for_the_chosen_chip_and_takes_the_ref
     double.draws = [(torch.ones(8) * scale,) for scale in (1.0, 2.0, 3.0)]
     tested = runner.run_test(double, double.draws[0], Flow(True, stages))
     assert [round(draw.sqnr_db) for draw in tested.draws] == [21] * 3
-    assert [len(stage.calibration_samples) for stage in stages] == [3] and stages[0].blocks == {}
+    assert [len(stage.calibration_samples) for stage in stages] == [3]
+    # A draw that the suite refuses ends nothing: what the others give is known too.
+    double.draws = [(torch.ones(8) * scale,) for scale in (1.0, REFUSED, 3.0)]
+    tested = runner.run_test(double, double.draws[0], Flow(True, stages))
+    assert [draw.refused for draw in tested.draws] == [False, True, False]
+    assert tested.refused
 
 
 class Double:
@@ -142,10 +148,8 @@ class Flow:
         self.quantize_stage_factory = self.quantize_stage_factory or self._stage
 
     def _stage(self) -> Any:
-        stage = SimpleNamespace(quantizer=SimpleNamespace())
-        stage.quantizer.set_block_size_map = lambda sizes: vars(stage).update(blocks=sizes)
-        self.stages.append(stage)
-        return stage
+        self.stages.append(SimpleNamespace())
+        return self.stages[-1]
 
 
 def test_our_own_cases_are_held_to_the_ratio_alone_unless_they_give_integers(
@@ -194,6 +198,10 @@ def test_a_chain_is_quantized_for_its_chip_and_lowered_as_users_do_it(
     assert stage.edge_dialect_program == lowered
 
 
+REFUSED = 7.0
+"""Inputs whose outputs the tester does not take."""
+
+
 class Compares:
     """As ExecuTorch's tester."""
 
@@ -207,7 +215,8 @@ class Compares:
         return program(*inputs), None
 
     @staticmethod
-    def _compare_outputs(reference: Any, computed: Any) -> None: ...
+    def _compare_outputs(reference: Any, computed: Any) -> None:
+        assert not reference[0].allclose(torch.tensor(REFUSED * 2.02))
 
     def run_method_and_compare_outputs(self, inputs: Any) -> Any:
         reference, _ = self._calculate_reference_output(lambda x: x * 2.02, inputs)
@@ -240,8 +249,11 @@ def run_test(model: Any, inputs: Any, flow: Any) -> Any:
     ].QnnPassManager().transform_for_preprocess_pipeline()
     if flow.quantize:
         flow.quantize_stage_factory()
-    tester().run_method_and_compare_outputs(inputs=inputs)
-    return SimpleNamespace()
+    try:
+        tester().run_method_and_compare_outputs(inputs=inputs)
+    except AssertionError:
+        return SimpleNamespace(refused=True)
+    return SimpleNamespace(refused=False)
 
 
 @pytest.mark.parametrize(("scheme", "told"), [("use_8a8w", True), ("use_16a4w_block", False)])
@@ -301,6 +313,74 @@ def test_an_operator_without_weights_is_tried_plainly_where_the_weights_alone_di
     assert held("relu-plain", f"qnn_{scheme}") and not held("relu-small", f"qnn_{scheme}")
     assert scheme.endswith("_block") or held("conv1d-small", f"qnn_{scheme}")
     assert all(held("relu-small", flow) for flow in ("qnn", "qnn_8a8w", "qnn_16a8w"))
+
+
+class Runs:
+    """As ExecuTorch's fixture: it keeps what it is given."""
+
+    def __init__(self, flow: str) -> None:
+        self._flow = SimpleNamespace(name=flow)
+
+    def lower_and_run_model(self, model: Any, inputs: Any, generate_random_test_inputs: bool) -> None:
+        self.model, self.inputs = model, inputs
+
+
+def test_a_plain_case_has_several_draws_and_the_first_is_that_of_one_draw() -> None:
+    by_name = {str(case): case for case in cases()}
+    drawn = {name: Runs("qnn_8a8w") for name in ("add-plain", "add-small")}
+    for name, runs in drawn.items():
+        values.test_values(runs, by_name[name])
+    plain, small = drawn.values()
+    assert len(plain.model.draws) == DRAWS and not hasattr(small.model, "draws")
+    assert all(len(inputs) == 2 for inputs in plain.model.draws)
+    assert len({float(inputs[0].sum()) for inputs in plain.model.draws}) == DRAWS
+    assert plain.inputs is plain.model.draws[0]
+
+
+@pytest.mark.parametrize(("flow", "has_bias"), [("qnn_16a16w", False), ("qnn_16a8w", True)])
+def test_the_layers_of_a_chain_have_no_bias_where_it_may_be_cut_off(flow: str, has_bias: bool) -> None:
+    by_name = {str(case): case for case in chains()}
+    models = {}
+    for name in ("relu-chain", "conv2d-chain", "mean-chain-keepdim"):
+        one_chain(runs := Runs(flow), by_name[name])
+        models[name] = runs.model
+        layers = [*runs.model.before, *runs.model.after]
+        assert [layer.bias is not None for layer in layers] == [has_bias] * len(layers)
+    # A positive weight of one number is a Hadamard transform to ExecuTorch, if there is no bias.
+    (layer,) = models["mean-chain-keepdim"].after
+    assert layer.weight.numel() == 1 and (has_bias or layer.weight.item() < 0)
+
+
+@pytest.mark.parametrize(("adapter", "has_blocks"), [(ValuesAdapter, True), (ChainsAdapter, False)])
+def test_weights_are_in_blocks_but_those_of_the_layers_of_a_chain(
+    upstream: Callable[..., ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    adapter: type[ValuesAdapter],
+    has_blocks: bool,
+) -> None:
+    class Stage:
+        def __init__(self) -> None:
+            self.quantizer = self
+            self.blocks: dict[str, Any] = {}
+
+        def set_block_size_map(self, sizes: dict[str, Any]) -> None:
+            self.blocks = sizes
+
+    upstream("test.suite.flows")
+    create = lambda name, **named: SimpleNamespace(name=name, quantize_stage_factory=Stage)  # noqa: E731
+    upstream("test.suite.flows.qualcomm", _create_qnn_flow=create)
+    upstream("qualcomm.quantizer")
+    schemes = {f"use_{scheme}": scheme for scheme in SCHEMES}
+    upstream("qualcomm.quantizer.quantizer", QuantDtype=schemes)
+    shared = upstream("test.suite.flow")
+    upstream("test.harness.tester", Tester=type("Tester", (Compares,), {}))
+    monkeypatch.setattr(Backend, "prepare", lambda self: None)
+    monkeypatch.setattr(adapters, "_lower_as_users_do", lambda soc: None)
+    monkeypatch.setenv("QNN_SOC_MODEL", "SM8650")
+    adapter().prepare()
+    flows = shared.all_flows()
+    assert bool(flows["qnn_16a4w_block"].quantize_stage_factory().blocks) == has_blocks
+    assert not flows["qnn_16a4w"].quantize_stage_factory().blocks
 
 
 def test_a_comparison_is_noted_with_its_figure_and_what_the_test_said_of_it() -> None:

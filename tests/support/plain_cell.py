@@ -21,7 +21,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from tests.support.plain_answers import answer_each
 
-DRAWS, LEAST_DB = 3, 20
+DRAWS, LEAST_DB = 5, 20
 
 
 class Net(torch.nn.Module):
@@ -34,15 +34,19 @@ class Net(torch.nn.Module):
 
 
 class Between(torch.nn.Module):
-    """Layers before each input, whose outputs are means of it, and after each output."""
+    """Layers before each input, whose outputs are means of it, and after each output. A bias may be cut off
+    at 16a16w, and a positive weight of one number alone is taken for a Hadamard transform."""
 
-    def __init__(self, net: torch.nn.Module, inputs: Sequence[torch.Tensor], layers: str) -> None:
+    def __init__(
+        self, net: torch.nn.Module, inputs: Sequence[torch.Tensor], layers: str, scheme: str
+    ) -> None:
         super().__init__()
-        self.net, self.layers = net, layers
+        self.net, self.layers, self.bias = net, layers, scheme != "16a16w"
         self.before = torch.nn.ModuleList(map(self.layer, inputs))
         for layer in self.before:
             layer.weight.data = torch.softmax(4 * torch.randn(layer.weight.shape), 1)
-            layer.bias.data.zero_()
+            if self.bias:
+                layer.bias.data.zero_()
         with torch.no_grad():
             self.after = torch.nn.ModuleList(map(self.layer, self.inner(inputs)))
 
@@ -50,8 +54,11 @@ class Between(torch.nn.Module):
         if not value.dim():
             return torch.nn.Identity()
         if self.layers == "conv" and value.dim() == 4:
-            return torch.nn.Conv2d(value.shape[1], value.shape[1], 1)
-        return torch.nn.Linear(value.shape[-1], value.shape[-1])
+            return torch.nn.Conv2d(value.shape[1], value.shape[1], 1, bias=self.bias)
+        layer = torch.nn.Linear(value.shape[-1], value.shape[-1], bias=self.bias)
+        if layer.weight.numel() == 1 and not self.bias:
+            layer.weight.data = -layer.weight.data.abs()
+        return layer
 
     def inner(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = leaves(self.net(*(layer(value) for layer, value in zip(self.before, inputs, strict=True))))
@@ -101,7 +108,7 @@ def measured(
             # A fresh norm multiplies by 1 and adds 0.
             torch.nn.init.uniform_(weights, 0.5, 1.5)
     net: torch.nn.Module = Net(made)
-    net = (Between(net, inputs[0], layers) if layers else net).eval()
+    net = (Between(net, inputs[0], layers, scheme) if layers else net).eval()
     module = torch.export.export(net, inputs[0], strict=True).module()
     floats = scheme == "fp16"
     if not floats:
@@ -109,7 +116,7 @@ def measured(
         quantizer.set_default_quant_config(
             QuantDtype[f"use_{scheme}"],
             is_conv_per_channel=True,
-            is_linear_per_channel=True,
+            is_linear_per_channel=bool(layers),
             act_observer=MinMaxObserver,
         )
         if "block" in scheme and not layers:

@@ -22,7 +22,7 @@ from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord, load_rec
 from ci.lanes.upstream.operator_cells import table_of
 from ci.lanes.upstream.process import RunTest
 from ci.lanes.upstream.process import verdict_of as verdict_of_result
-from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import verdict_of
 from ci.operators.table import EXACT, Cell, by_name
 from ci.pipeline.steps import Ask
@@ -309,10 +309,10 @@ def test_a_cell_says_how_much_htp_loses_and_what_is_not_quantized() -> None:
     )
     row = by_name(table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["softmax"]["SM8650"])
     assert [str(row[scheme]) for scheme in ("16a8w", "8a8w", "16a16w", "8a4w")] == [
-        "whole 52 dB, loses 46 dB, mul.Tensor in fp16",
-        "whole 43 dB",
-        "whole 136 dB",
-        "float 67 dB",
+        "whole 52 dB¹, loses 46 dB, mul.Tensor in fp16",
+        "whole 43 dB¹",
+        "whole 136 dB¹",
+        "float 67 dB¹",
     ]
     assert row["8a8w"].good and not row["16a8w"].good
 
@@ -339,7 +339,7 @@ def recorded_cells() -> dict[tuple[str, str], Cell]:
 
 def test_noise_that_the_quantized_model_has_itself_is_lost_and_no_green_cell() -> None:
     cell = recorded_cells()["index_copy", "16a8w"]
-    assert (str(cell), cell.good) == ("LOST 100 dB, 3 dB to float", False)
+    assert (str(cell), cell.good) == ("LOST 100 dB, 3 dB to float¹", False)
     assert cell.worst == "shape 7"
     # Its other cases have a figure of their own.
     assert cell.elsewhere == {"shape 1x2x3x7x5": "part"}
@@ -355,8 +355,8 @@ def test_another_shape_than_the_float_models_is_wrong_and_has_no_figure() -> Non
 
 
 def test_htp_that_differs_from_the_quantized_model_is_wrong_whatever_the_float_model_says() -> None:
-    assert str(recorded_cells()["stack", "16a8w"]) == "WRONG 16 dB"
-    assert str(recorded_cells()["conv2d", "8a8w"]) == "whole 42 dB"
+    assert str(recorded_cells()["stack", "16a8w"]) == "WRONG 16 dB¹"
+    assert str(recorded_cells()["conv2d", "8a8w"]) == "whole 42 dB¹"
 
 
 def test_a_bad_result_of_some_of_the_cases_says_of_how_many() -> None:
@@ -366,7 +366,7 @@ def test_a_bad_result_of_some_of_the_cases_says_of_how_many() -> None:
         **values("log", {"16a8w-plain": whole}),
     }
     cell = table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["log"]["SM8650"]["16a8w"]
-    assert str(cell) == "WRONG -6 dB in 2 of 4 (2 whole)"
+    assert str(cell) == "WRONG -6 dB¹ in 2 of 4 (2 whole)"
 
 
 def chained(operator: str, parts: dict[str, RecordedPart]) -> dict[str, RecordedTest]:
@@ -384,8 +384,8 @@ def cell_of(operator: str, **parts: RecordedPart) -> Cell:
 
 
 def drawn(*figures: float, to_float: float = 60.0, cpu: tuple[str, ...] = ()) -> RecordedPart:
-    """A case in a chain with a figure of each draw."""
-    draws = tuple((figure, to_float, to_float) for figure in figures)
+    """A case with a figure of each draw."""
+    draws = tuple(Draw(figure, to_float, to_float) for figure in figures)
     middle = sorted(figures)[len(figures) // 2]
     result = "wrong" if middle < 20 else "part" if cpu else "whole"
     return RecordedPart(
@@ -430,21 +430,75 @@ def test_what_a_form_changes_is_named() -> None:
     worse = cell_of(
         "add", plain=RecordedPart("whole", 90), chain=drawn(90, 91, 92), chain__scalar=drawn(3, 4, 5)
     )
-    assert str(worse) == "whole 90 dB; chain whole 91 dB (90 to 92), scalar WRONG 4 dB"
-    assert {inputs: str(case) for inputs, case in worse.bad.items()} == {"in a chain, scalar": "WRONG 4 dB"}
+    assert str(worse) == "whole 90 dB¹; chain whole 91 dB (90 to 92), scalar WRONG 4 dB (3 to 5)"
+    assert {inputs: str(case) for inputs, case in worse.bad.items()} == {
+        "in a chain, scalar": "WRONG 4 dB (3 to 5)"
+    }
     assert not worse.good
 
 
 def test_a_word_that_changes_with_the_draw_is_said() -> None:
-    cell = cell_of("log", plain=RecordedPart("whole", 70), chain=drawn(70, 4, 68, 66, 71))
-    assert str(cell) == "whole 70 dB; chain whole 68 dB (4 to 71), 1 of 5 draws WRONG"
-    assert "wrong" in cell.results and not cell.good
-    lost = cell_of("log", plain=RecordedPart("whole", 70), chain=drawn(70, 71, 72, to_float=8))
-    assert str(lost) == "whole 70 dB; chain LOST 71 dB, 8 dB to float (70 to 72)"
+    changes, same = drawn(70, 4, 68, 66, 71), drawn(70, 69, 68, 66, 71)
+    cells = {
+        "whole 69 dB (66 to 71); chain whole 68 dB (4 to 71), 1 of 5 draws WRONG": (same, changes),
+        "whole 68 dB (4 to 71), 1 of 5 draws WRONG; chain whole 69 dB (66 to 71)": (changes, same),
+    }
+    for text, (plain, chain) in cells.items():
+        cell = cell_of("log", plain=plain, chain=chain)
+        assert str(cell) == text
+        assert "wrong" in cell.results and not cell.good
+    lost = cell_of("log", plain=drawn(70, 70, 70), chain=drawn(70, 71, 72, to_float=8))
+    assert str(lost) == "whole 70 dB; chain LOST 71 dB (70 to 72), 8 dB to float"
+
+
+def test_a_draw_that_its_test_refuses_makes_a_case_wrong_and_the_others_are_counted() -> None:
+    """Whole numbers have to be equal, however small their difference is."""
+    draws = (*(Draw(EXACT, EXACT, EXACT),) * 4, Draw(31.0, 31.0, EXACT, refused=True))
+    part = RecordedPart("wrong", EXACT, in_float=(), float_db=EXACT, quantized_db=EXACT, draws=draws)
+    cell = cell_of("argmax", plain=part)
+    assert str(cell) == "WRONG exact (31 to exact), 4 of 5 draws whole"
+
+
+def test_the_figures_of_a_cell_are_the_median_and_the_range_of_its_plain_case() -> None:
+    plain = drawn(73, 71, 72, 72.4, 71.6)
+    assert str(cell_of("exp", plain=plain)) == "whole 72 dB (71 to 73)"
+    # What is about as good with other inputs is not named, and what is worse is.
+    assert str(cell_of("exp", plain=plain, large=RecordedPart("whole", 70.2))) == "whole 72 dB (71 to 73)"
+    cell = cell_of("exp", plain=plain, large=RecordedPart("whole", 70.2), small=RecordedPart("whole", 51))
+    assert str(cell) == "whole 72 dB (71 to 73); 51 dB: small [-0.01, 0.01]"
+    assert (cell.sqnr_db, cell.range_db, cell.least_db, cell.one_draw) == (72, (71, 73), 51, False)
+    # Inputs for which it is wrong or lost are named before those for which it is less exact.
+    log = {"plain": plain, "small": RecordedPart("whole", 51), "across": RecordedPart("wrong", -6)}
+    assert str(cell_of("log", **log)) == "whole 72 dB (71 to 73); WRONG -6 dB: across [0.5, 2.5]"
+    # Above what 16 bits can hold nothing is worse.
+    exact = drawn(*[EXACT] * 5)
+    assert str(cell_of("exp", plain=exact, small=RecordedPart("whole", 120))) == "whole exact"
+    lost = cell_of("exp", plain=drawn(70, 71, 72, to_float=9), small=drawn(65, 65, 65, to_float=3))
+    assert str(lost) == "LOST 71 dB (70 to 72), 9 dB to float; 3 dB to float: small [-0.01, 0.01]"
+
+
+def test_where_the_chain_decides_a_cell_has_its_figures_once() -> None:
+    part = replace(drawn(50, 51, 52, cpu=("aten::exp",)), in_float=("aten.log.default",))
+    cell = cell_of("mish", plain=replace(part, sqnr_db=70), chain=part)
+    assert str(cell) == "part, log in fp16: exp; chain part 51 dB (50 to 52)"
+    assert (cell.sqnr_db, cell.range_db, cell.of_chain) == (51, (50, 52), True)
+
+
+def test_a_figure_of_one_draw_is_marked_and_is_the_least_of_all_cases() -> None:
+    once = cell_of("exp", plain=RecordedPart("whole", 72), small=RecordedPart("whole", 51))
+    assert (str(once), once.worst) == ("whole 51 dB¹", "small [-0.01, 0.01]")
+    # The draws are of a case that gives something else than most others do.
+    wrong, whole = RecordedPart("wrong", -6), drawn(70, 71, 72)
+    tests = {
+        "test_exp.test_exp_dtype[qnn_16a8w]": RecordedTest(1, 1, (wrong, wrong)),
+        **values("exp", {"16a8w-plain": whole}),
+    }
+    cell = table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["exp"]["SM8650"]["16a8w"]
+    assert str(cell) == "WRONG -6 dB¹ in 2 of 3 (1 whole)"
 
 
 @pytest.mark.parametrize(
-    ("scheme", "result"), [("8a8w", "lost"), ("16a4w_block", "whole"), ("16a16w", "whole")]
+    ("scheme", "result"), [("8a8w", "lost"), ("16a4w_block", "whole"), ("16a16w", "lost")]
 )
 def test_what_the_layers_of_a_chain_lose_is_not_lost_by_the_operator(scheme: str, result: str) -> None:
     part = drawn(70, 71, 72, to_float=8)
@@ -457,7 +511,8 @@ def test_a_record_keeps_what_each_draw_gave(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     for part_of_a_test in (
         drawn(70, 4, 68),
-        RecordedPart("whole", 60, draws=((60, None, None), (61, None, None))),
+        RecordedPart("whole", 60, draws=(Draw(60), Draw(61))),
+        RecordedPart("wrong", EXACT, draws=(Draw(EXACT, EXACT, 40.0), Draw(31.0, 31.0, EXACT, refused=True))),
     ):
         record = SuiteRecord("x", {"a": RecordedTest(1, 1, (part_of_a_test,))})
         path.write_text(record.as_json())

@@ -60,14 +60,14 @@ PLAIN, SMALL, RANK_6 = own("plain"), own("small"), own("1x2x1x3x7x5")
 SUITE = "test_abs.test_abs_shapes[qnn_8a8w]"
 
 
-def test_the_least_figure_is_that_of_all_cases_and_its_case_is_named() -> None:
+def test_without_draws_the_figure_is_the_least_of_all_cases_and_its_case_is_named() -> None:
     tests = {
         SUITE: RecordedPart("whole", 52),
         PLAIN: RecordedPart("whole", 51),
         RANK_6: RecordedPart("whole", 33),
     }
     found = cell(table(tests), "abs")
-    assert (found.sqnr_db, found.worst, str(found)) == (33, "shape 1x2x1x3x7x5", "whole 33 dB")
+    assert (found.sqnr_db, found.worst, str(found)) == (33, "shape 1x2x1x3x7x5", "whole 33 dB¹")
     found = cell(table({**tests, SMALL: RecordedPart("whole", 30)}), "abs")
     assert (found.sqnr_db, found.worst) == (30, "small [-0.01, 0.01]")
     found = cell(table({**tests, SUITE: RecordedPart("whole", 21)}), "abs")
@@ -97,9 +97,9 @@ NEWER_WHOLE = {
 def test_newer_tests_give_the_place_and_a_figure_of_their_own_kind() -> None:
     found = table(newer={**NEWER_WHOLE, "test_gather[16a]": RecordedPart("wrong", 4.0)})
     assert [str(cell(found, "gather", scheme)) for scheme in ("fp16", "8a8w", "16a8w")] == [
-        "whole 72 dB",
-        "whole, 48 dB to float",
-        "WRONG, 4 dB to float",
+        "whole 72 dB¹",
+        "whole, 48 dB to float¹",
+        "WRONG, 4 dB to float¹",
     ]
     assert cell(found, "gather").good and not cell(found, "gather", "16a8w").good
 
@@ -108,7 +108,7 @@ def test_newer_tests_count_only_where_the_others_measure_nothing() -> None:
     skipped = {"test_gather.test_gather_a[qnn_8a8w]": RecordedPart("bad_test")}
     measured = {"test_gather.test_gather_a[qnn_8a8w]": RecordedPart("part", 31)}
     assert cell(table(skipped, NEWER_WHOLE), "gather").result == "whole"
-    assert str(cell(table(measured, NEWER_WHOLE), "gather")) == "part 31 dB"
+    assert str(cell(table(measured, NEWER_WHOLE), "gather")) == "part 31 dB¹"
     # By another spelling it is the same operator.
     spelt = {"test_adaptive_avgpool1d.test_a[qnn_8a8w]": RecordedPart("cpu")}
     found = table(
@@ -146,13 +146,13 @@ def test_what_newer_tests_do_not_show_is_no_row(test: str, part: RecordedPart) -
 def test_a_newer_test_that_passes_with_outputs_far_from_the_float_model_makes_nothing_whole() -> None:
     far = RecordedPart("passed", 0.3)
     for part in (far, RecordedPart("bad_test", 0.3)):
-        assert str(cell(table(newer={"test_gather[8a]": part}), "gather")) == "no test, 0 dB to float"
-        assert str(cell(table(newer={"test_gather[fp]": part}), "gather", "fp16")) == "WRONG 0 dB"
+        assert str(cell(table(newer={"test_gather[8a]": part}), "gather")) == "no test, 0 dB to float¹"
+        assert str(cell(table(newer={"test_gather[fp]": part}), "gather", "fp16")) == "WRONG 0 dB¹"
     mixed = cell(
         table(newer={"test_gather[8a]": (RecordedPart("passed", 40), RecordedPart("passed", 41), far)}),
         "gather",
     )
-    assert (str(mixed), mixed.good) == ("whole, 40 dB to float (1 no test)", False)
+    assert (str(mixed), mixed.good) == ("whole, 40 dB to float¹ (1 no test)", False)
 
 
 def test_ids_of_newer_tests_name_their_scheme() -> None:
@@ -186,8 +186,8 @@ def test_another_chip_is_compared_case_by_case() -> None:
     text = markdown_of(found).partition("## Other chips")[2]
     rows = [line for line in text.splitlines() if line.startswith(("| gather", "| abs"))]
     assert rows == [
-        "| abs | fp16 | DIES | whole 70 dB | DIES |",
-        "| gather | 8a8w | part 31 dB | DIES | whole, 40 dB to float |",
+        "| abs | fp16 | DIES | whole 70 dB¹ | DIES |",
+        "| gather | 8a8w | part 31 dB¹ | DIES | whole, 40 dB to float¹ |",
     ]
     assert "- SM8450 (V69): 1 of 2 cells; x" in text
     alike = table(newer=NEWER_WHOLE, chips={"SM8450": {"test_gather[8a]": RecordedPart("passed", 47.0)}})
@@ -275,7 +275,7 @@ def test_the_page_shows_each_cell_its_worst_case_and_the_files() -> None:
     assert results(found["abs"], "8a8w") == ["cpu", "unlike-files"]
     assert text_of(found["abs"][""]) == "lowers, quantizes"
     assert results(found["acos"], "8a8w") == ["whole"]
-    assert [*found["acos"]["8a8w"].itertext()] == ["whole 47 dB", "worst: small [-0.01, 0.01]"]
+    assert [*found["acos"]["8a8w"].itertext()] == ["whole 47 dB¹", "worst: small [-0.01, 0.01]"]
 
 
 def test_the_filters_find_a_cell_by_what_any_of_its_cases_gave() -> None:

@@ -131,6 +131,32 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
     assert "--flow 8a8w" in eight.commands[0] and page.good == "8a8w"
 
 
+def test_a_cell_shows_the_range_of_its_draws_and_marks_a_figure_of_one() -> None:
+    several = cell("whole", sqnr_db=51.2, range_db=(48.6, 53.1), draws={"whole": 4, "wrong": 1})
+    found = table(
+        log={
+            "SM8650": {
+                "8a8w": several,
+                "16a8w": cell("whole", sqnr_db=90, range_db=(89, 91), least_db=40, worst="small"),
+                "fp16": cell("whole", sqnr_db=72, one_draw=True),
+            }
+        }
+    )
+    (row,) = next(view for view in operators.views(found, History()) if view.place == "SM8650").rows
+    seen = {entry.column: entry for entry in row.cells if entry}
+    assert {name: (entry.figure, entry.more) for name, entry in seen.items()} == {
+        "8a8w": ("51 dB", ["49 to 53", "some WRONG"]),
+        "16a8w": ("90 dB", ["89 to 91", "least 40 dB"]),
+        "fp16": ("72 dB¹", []),
+    }
+    assert "wrong" in seen["8a8w"].results.split()
+    data = {row["scheme"]: row for row in operators.rows(found)}
+    assert (data["8a8w"]["least_of_draws_db"], data["8a8w"]["greatest_of_draws_db"]) == (48.6, 53.1)
+    assert data["8a8w"]["draws"] == "1 of 5 draws WRONG" and not data["8a8w"]["one_draw"]
+    assert (data["16a8w"]["least_db"], data["16a8w"]["worst"]) == (40, "small")
+    assert data["fp16"]["one_draw"] is True
+
+
 def test_no_operator_has_the_page_that_the_folders_address_shows() -> None:
     (page,) = operators.pages(table(index={"SM8650": {"8a8w": cell("whole")}}), History())
     assert page.lane.page(page.name) == page.grid[0].href.partition("#")[0] != "operators/index.html"

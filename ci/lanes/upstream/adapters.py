@@ -13,11 +13,12 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from ci.lanes.upstream.value_cases import SAME_WITHOUT_WEIGHTS
+from ci.lanes.upstream.verdict import Draw
 from ci.operators.table import EXACT, PLAIN
 from ci.pipeline.accuracy import Pair, Unusable, least_sqnr_db
 from ci.pipeline.slices import LEAST_DB
@@ -111,14 +112,6 @@ class AgainstFloat:
     """The operators that HTP computes in float."""
 
 
-class Draw(NamedTuple):
-    """What a program gave for one draw of inputs, in dB; None: shapes differ, or it is in float itself."""
-
-    sqnr_db: float | None
-    float_db: float | None = None
-    quantized_db: float | None = None
-
-
 class Backend(DefaultAdapter):
     """ExecuTorch's suite for all backends: each test gives a summary for every model that it tries."""
 
@@ -200,9 +193,16 @@ def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
         return summary
 
     def run_and_compare(self: Any, *args: Any, inputs: Any = None, **named: Any) -> Any:
+        refused: AssertionError | None = None
         for drawn in inputs_drawn or (inputs,):
-            result = run(self, *args, inputs=drawn, **named)
-        return result
+            try:
+                run(self, *args, inputs=drawn, **named)
+            except AssertionError as error:
+                # The other draws tell whether it is so of these inputs alone.
+                refused = refused or error
+        if refused:
+            raise refused
+        return self
 
     def calculate(program: Any, inputs: Any) -> Any:
         exact.clear()
@@ -217,8 +217,11 @@ def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
             against_float.float_db = least_db(tree_leaves(computed), exact)
             against_float.quantized_db = least_db(tree_leaves(reference), exact)
         figure = least_db(tree_leaves(computed), tree_leaves(reference))
-        draws.append(Draw(figure, against_float.float_db, against_float.quantized_db))
-        return compare(reference, computed, *args, **named)
+        draw = Draw(figure, against_float.float_db, against_float.quantized_db)
+        draws.append(draw._replace(refused=True))
+        result = compare(reference, computed, *args, **named)
+        draws[-1] = draw
+        return result
 
     def transform_for_preprocess(self: Any, *args: Any, **named: Any) -> Any:
         module = transform(self, *args, **named)
@@ -234,8 +237,7 @@ def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
 
 def _calibrated(create: Callable[[], Any], samples: Sequence[Any]) -> Any:
     """With all that it will run with, and with the widest range of it: what lies beyond is clipped, and the
-    observer of ExecuTorch's flows follows later samples by 1 % alone. Blocks of weights are those of the
-    operator's own layer, and the layers around it have others."""
+    observer of ExecuTorch's flows follows later samples by 1 % alone."""
     from torchao.quantization.pt2e import MinMaxObserver
 
     flows: Any = importlib.import_module("executorch.backends.test.suite.flows.qualcomm")
@@ -243,7 +245,6 @@ def _calibrated(create: Callable[[], Any], samples: Sequence[Any]) -> Any:
         patch.setattr(flows, "MovingAverageMinMaxObserver", MinMaxObserver)
         stage = create()
     stage.calibration_samples = samples
-    stage.quantizer.set_block_size_map({})
     return stage
 
 
@@ -268,6 +269,7 @@ class ValuesAdapter(Backend):
 
     arguments = ("-p", "executorch.backends.test.suite.conftest", "-m", "backend_qualcomm")
     linear_per_channel = False
+    has_blocks = True
 
     def prepare(self) -> None:
         super().prepare()
@@ -283,7 +285,7 @@ class ValuesAdapter(Backend):
                 per_channel_linear=self.linear_per_channel,
                 use_fp16=False,
             )
-            if scheme.endswith("_block"):
+            if self.has_blocks and scheme.endswith("_block"):
                 flow.quantize_stage_factory = functools.partial(_in_blocks, flow.quantize_stage_factory)
             flows.append(flow)
         shared: Any = importlib.import_module(f"{suite}.flow")
@@ -313,6 +315,8 @@ class ChainsAdapter(ValuesAdapter):
     """Our own operators between layers, quantized and lowered as `compile` does it."""
 
     linear_per_channel = True
+    has_blocks = False
+    """Those of an operator's weights are not those of the layers around it."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -516,10 +520,16 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
         return part(result, figure, on_cpu, error)
     against_float = summary.against_float
     if against_float and draws:
-        _, to_float, quantized = map(_median, zip(*draws, strict=True))
+        to_float, quantized = (
+            _median(getattr(draw, name) for draw in draws) for name in ("float_db", "quantized_db")
+        )
         against_float = replace(against_float, float_db=to_float, quantized_db=quantized)
     tested = part(result, figure, on_cpu, error, against_float=against_float)
-    return {**tested, "draws": [list(map(rounded, draw)) for draw in draws]} if draws else tested
+    return {**tested, "draws": [_rounded(draw) for draw in draws]} if draws else tested
+
+
+def _rounded(draw: Draw) -> list[float | bool | None]:
+    return [*map(rounded, draw[:3]), *([True] if draw.refused else [])]
 
 
 def _median(figures: Iterable[float | None]) -> float | None:

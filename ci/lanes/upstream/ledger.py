@@ -7,7 +7,7 @@ import itertools
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
 
-from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict, reasons_of
+from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict, reasons_of
 from ci.pipeline.quarantine import Quarantine
 from provisioning.base.accepted import Accepted, Values, load_accepted
 from provisioning.base.accepted import locked as locked_folder
@@ -279,7 +279,7 @@ def _row_of(part: RecordedPart) -> list[Any]:
     if part.in_float is not None:
         row.append([part.float_db, part.quantized_db, *part.in_float])
     if part.draws:
-        row.append([list(draw) for draw in part.draws])
+        row.append([list(draw if draw.refused else draw[:3]) for draw in part.draws])
     return row if len(row) > 2 or part.sqnr_db is not None else row[:1]
 
 
@@ -287,7 +287,7 @@ def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> RecordedP
     part = RecordedPart(str(result), _figure(sqnr_db), tuple(text for text in rest if isinstance(text, str)))
     for figures in (row for row in rest if not isinstance(row, str)):
         if figures and isinstance(figures[0], list):
-            part = replace(part, draws=tuple(tuple(map(_figure, draw)) for draw in figures))
+            part = replace(part, draws=tuple(map(_draw_of, figures)))
         else:
             float_db, quantized_db, *in_float = figures
             part = replace(
@@ -297,6 +297,11 @@ def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> RecordedP
                 in_float=tuple(map(str, in_float)),
             )
     return part
+
+
+def _draw_of(row: Sequence[Any]) -> Draw:
+    sqnr_db, float_db, quantized_db = map(_figure, row[:3])
+    return Draw(sqnr_db, float_db, quantized_db, refused=len(row) > 3)
 
 
 def _figure(value: float | None) -> float | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ci.lanes.upstream.ledger import SuiteRecord, records_of
 from ci.lanes.upstream.value_cases import CHAIN, SAME_WITHOUT_WEIGHTS, ValueCase, cases, chains
-from ci.lanes.upstream.verdict import RecordedPart
+from ci.lanes.upstream.verdict import Draw, RecordedPart
 from ci.operators import onnx_page
 from ci.operators.names import REWORK, key_of
 from ci.operators.table import (
@@ -68,11 +68,7 @@ class OperatorCase:
         if self.result == "cpu":
             return Counter()
         part = replace(self.part, result="whole") if self.part.result == "wrong" else self.part
-        rows = [
-            replace(part, sqnr_db=figure, float_db=to_float, quantized_db=quantized)
-            for figure, to_float, quantized in self.part.draws
-        ]
-        return Counter(map(_result, rows))
+        return Counter[Result]("wrong" if draw.refused else _of_draw(part, draw) for draw in part.draws)
 
     @property
     def sqnr_db(self) -> float | None:
@@ -93,6 +89,12 @@ class OperatorCase:
     @property
     def chain(self) -> bool:
         return self.own.partition("-")[0] == CHAIN
+
+
+def _of_draw(part: RecordedPart, draw: Draw) -> Result:
+    return _result(
+        replace(part, sqnr_db=draw.sqnr_db, float_db=draw.float_db, quantized_db=draw.quantized_db)
+    )
 
 
 def table_of(
@@ -208,13 +210,13 @@ def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tupl
         yield operator, scheme, OperatorCase(suite, test, tested, own, case)
 
 
-LAYERS_LOSE = ("4w", "4w_block", "16a16w")
-"""Schemes in which the layers of a chain lose much themselves: by weights of four bits, or by a bias that is
-cut off (bias-beyond-32-bits)."""
+LAYERS_LOSE = ("4w", "4w_block")
+"""Schemes in which the layers of a chain lose much themselves, by weights of four bits."""
 
 
 def _without_loss(part: RecordedPart) -> RecordedPart:
-    return replace(part, quantized_db=None, draws=tuple((*draw[:2], None) for draw in part.draws))
+    draws = tuple(draw._replace(quantized_db=None) for draw in part.draws)
+    return replace(part, quantized_db=None, draws=draws)
 
 
 NEWER_SCHEMES = {"fp": "fp16", "8a": "8a8w", "16a": "16a8w"}
@@ -272,12 +274,13 @@ def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     usual = next((row for row in chain if row.own == CHAIN and row.result != "bad_test"), None)
     if usual is None:
         return cell or _cell_alone(operator, rows)
-    found = _chain_result(usual, chain)
-    failing = {
-        inputs.get(row.own, row.own): CaseResult(result=row.result, sqnr_db=row.sqnr_db, float_db=row.lost_db)
+    forms = {
+        row.own.partition("-")[2]: case_of(row)
         for row in chain
-        if row.result in FAILING
+        if row.result not in (usual.result, "bad_test")
     }
+    found = ChainResult(**dict(case_of(usual)), forms=forms)
+    failing = {inputs.get(row.own, row.own): case_of(row) for row in chain if row.result in FAILING}
     bad = {**(cell.bad if cell else {}), **failing}
     if cell and cell.result not in NOT_ON_HTP:
         return cell.model_copy(update={"chain": found, "bad": bad, "models": cell.models + len(chain)})
@@ -286,6 +289,7 @@ def _cell(operator: str, rows: Sequence[OperatorCase]) -> Cell:
             "alone": cell.result if cell and cell.result != usual.result else None,
             "loses_db": None,
             "chain": found,
+            "of_chain": True,
             "bad": bad,
             "others": cell.others if cell else {},
             "elsewhere": cell.elsewhere if cell else {},
@@ -306,21 +310,15 @@ def _inputs(own: Callable[[], tuple[ValueCase, ...]]) -> dict[str, dict[str, str
 NOT_ON_HTP = ("cpu", "part", "float", "no_kernel", "bad_test")
 
 
-def _chain_result(usual: OperatorCase, chain: Sequence[OperatorCase]) -> ChainResult:
-    figures = sorted(draw[0] for draw in usual.part.draws if draw[0] is not None)
-    figures = [] if usual.sqnr_db is None else figures
-    return ChainResult(
-        result=usual.result,
-        sqnr_db=(figures[0], statistics.median(figures), figures[-1]) if figures else None,
-        float_db=usual.lost_db,
-        draws=counts if len(counts := usual.draw_results) > 1 else {},
-        forms={
-            row.own.partition("-")[2]: CaseResult(
-                result=row.result, sqnr_db=row.sqnr_db, float_db=row.lost_db
-            )
-            for row in chain
-            if row.result not in (usual.result, "bad_test")
-        },
+def case_of(row: OperatorCase) -> CaseResult:
+    draws = [draw.sqnr_db for draw in row.part.draws if draw.sqnr_db is not None]
+    figures = [] if row.sqnr_db is None else draws
+    return CaseResult(
+        result=row.result,
+        sqnr_db=statistics.median(figures) if figures else row.sqnr_db,
+        range_db=(min(figures), max(figures)) if figures else None,
+        float_db=row.lost_db,
+        draws=counts if len(counts := row.draw_results) > 1 else {},
     )
 
 
@@ -333,13 +331,12 @@ def _cell_alone(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     counts = Counter(row.result for row in usual)
     result = max(counts, key=lambda name: (counts[name], -WORST_FIRST.index(name)))
     alike = [row for row in judged if row.result == result]
-    exactness = [
-        (figure, row)
-        for row in alike
-        if (figure := row.sqnr_db if row.lost_db is None else row.lost_db) is not None
-    ]
+    exactness = [(figure, row) for row in alike if (figure := _exactness(row)) is not None]
     least = min(exactness, key=lambda pair: pair[0], default=None)
-    to_float = [row.float_db if row.lost_db is None else row.lost_db for row in alike]
+    plain = next((row for row in judged if row.own == PLAIN), None)
+    drawn = plain if plain and plain.result == result and plain.part.draws else None
+    below = drawn is not None and least is not None and least[0] < min(_of_draws(drawn), MOST_DB) - WELL_DB
+    shown = case_of(drawn) if drawn else _least_of(result, alike)
     others: dict[str, Result] = {}
     for row in usual:
         if row.usual and row.result != result:
@@ -354,11 +351,11 @@ def _cell_alone(operator: str, rows: Sequence[OperatorCase]) -> Cell:
     loses = max(losses, default=0.0)
     in_float = {name for row in usual if row.result == result for name in row.part.in_float or ()}
     return Cell(
-        result=result,
+        **{**dict(shown), "draws": case_of(plain).draws if plain else {}},
+        one_draw=drawn is None and (shown.sqnr_db, shown.float_db) != (None, None),
+        least_db=least[0] if least and below else None,
         deciding=(counts[result], len(usual)) if len(counts) > 1 else None,
-        sqnr_db=min((row.sqnr_db for row in alike if row.sqnr_db is not None), default=None),
-        worst=inputs.get(least[1].own, least[1].case) if least and least[0] < EXACT else "",
-        float_db=min((figure for figure in to_float if figure is not None), default=None),
+        worst=inputs.get(least[1].own, least[1].case) if least and (below or not drawn) else "",
         loses_db=round(loses, 1) if result in QUANTIZED and loses >= LOSES_DB else None,
         in_float=tuple(sorted(map(_short, in_float))) if result in QUANTIZED else (),
         tried_in=next((row.tried_in for row in judged if row.tried_in), None),
@@ -370,12 +367,35 @@ def _cell_alone(operator: str, rows: Sequence[OperatorCase]) -> Cell:
             for name, row in own
             if not row.usual and row.result != result and row.result not in (*FAILING, "bad_test")
         },
-        bad={
-            name: CaseResult(result=row.result, sqnr_db=row.sqnr_db, float_db=row.lost_db)
-            for name, row in own
-            if _fails(row)
-        },
+        bad={name: case_of(row) for name, row in own if _fails(row)},
         newer=tuple(sorted({row.case for row in judged if row.suite == NEWER})),
+    )
+
+
+WELL_DB = 1.0
+"""A case is worse than the draws if it is so far below the least of them."""
+
+
+def _exactness(row: OperatorCase) -> float | None:
+    """Below EXACT, or None: there is nothing worse to be found."""
+    figure = row.sqnr_db if row.lost_db is None else row.lost_db
+    return figure if figure is not None and figure < EXACT else None
+
+
+def _of_draws(row: OperatorCase) -> float:
+    """The least of a case's draws, as `_exactness` has it of a case."""
+    figures = [draw.sqnr_db if row.lost_db is None else draw.quantized_db for draw in row.part.draws]
+    return min((figure for figure in figures if figure is not None), default=EXACT)
+
+
+def _least_of(result: Result, rows: Sequence[OperatorCase]) -> CaseResult:
+    """What cases of one draw each gave."""
+    figures = [row.sqnr_db for row in rows if row.sqnr_db is not None]
+    to_float = [row.float_db if row.lost_db is None else row.lost_db for row in rows]
+    return CaseResult(
+        result=result,
+        sqnr_db=min(figures, default=None),
+        float_db=min((figure for figure in to_float if figure is not None), default=None),
     )
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import record_of_run
-from ci.lanes.upstream.operator_cells import NEWER, committed, committed_records, table_of, upstream_files
+from ci.lanes.upstream.operator_cells import (
+    NEWER,
+    WELL_DB,
+    committed,
+    committed_records,
+    table_of,
+    upstream_files,
+)
+from ci.lanes.upstream.value_cases import DRAWS
 from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators import history, onnx_page
 from ci.operators.html import html_of
@@ -19,6 +27,7 @@ from ci.operators.table import (
     FAILING,
     LOSES_DB,
     MEANINGS,
+    ONE_DRAW,
     PLAIN,
     TABLE,
     OperatorTable,
@@ -47,20 +56,29 @@ $ qnn-ci test_upstream operators values --sample 1/25 --accept   # put what it m
 ```
 
 A cell has what most of ExecuTorch's tests and our own plain case gave (of results that are as frequent, the
-worst), and the least signal-to-noise ratio of all cases with that result. A bad result that not all of them
-gave says in how many: `in 5 of 10`. In parentheses is how many tests gave another result. `no figure`: there
-is none where outputs have another shape than the float model's or NaN where it has none, and where booleans
-or integers differ.
+worst), and its signal-to-noise ratio: the median of {DRAWS} draws of inputs of the plain case, and in
+parentheses the least and the greatest, where these differ. A word that some draws do not give is said after
+it: `1 of {DRAWS} draws WRONG`. Whole numbers have to be equal in all of them. {ONE_DRAW} marks a figure of one draw: the
+least of all cases with that result, as no case has more.
+
+The program of a plain case is calibrated with all draws and compiled once, with the widest range of each
+tensor, as `compile` does it. Other cases have one draw and ExecuTorch's own observer, which may clip
+([shared-moving-average](findings.md)). The worst of them stands after a semicolon, if it is WRONG or LOST or
+more than {WELL_DB:g} dB below the draws: `; WRONG -6 dB: across [0.5, 2.5]`, `; 51 dB: small [-0.01, 0.01]`.
+
+A bad result that not all cases gave says in how many: `in 5 of 10`. In parentheses is how many tests gave
+another result. `no figure`: there is none where outputs have another shape than the float model's or NaN
+where it has none, and where booleans or integers differ.
 
 These cases have one operator alone, and a model has more: an operator is also tried in a chain, between two
 linear layers (or 1x1 convolutions), in the forms that models have it in (weights, arguments, scalars, sizes
-that are broadcast). CPU is what stays on the CPU there too. `chain` stands before what the chain gave: the
-median of five draws of inputs, and in parentheses the least and the greatest; after it, which draws and
-forms gave another word. What is lost with weights of four bits is lost in the layers, and is no LOST. So is
-what 16a16w loses, where a bias can be cut off ([bias-beyond-32-bits](findings.md)). Where the layers do not
-compile themselves, as at 16a16w on V68, a chain says nothing. Without the word `chain`, a cell is of the
-operator alone, and of one draw. All chains take about fifty minutes of a core for each chip. Parts of them
-add up, and what was done is not done again, also after an interruption:
+that are broadcast). CPU is what stays on the CPU there too. `chain` stands before what the chain gave, in the
+same form; after it, which other forms gave another word. Where the chain decides, a cell has its figures
+alone. What is lost with weights of four bits is lost in the layers, and is no LOST. At 16a16w the layers have
+no bias, which could be cut off there ([bias-beyond-32-bits](findings.md)). Where the layers do not compile
+themselves, as at 16a16w on V68, a chain says nothing. Without the word `chain`, a cell is of the operator
+alone. All chains take about fifty minutes of a core for each chip. Parts of them add up, and what was done is
+not done again, also after an interruption:
 
 ```console
 $ qnn-ci test_upstream chains --soc SM8750 --sample 1/4 --accept   # then 2/4, 3/4 and 4/4
@@ -68,8 +86,7 @@ $ qnn-ci test_upstream chains --soc SM8750 --sample 1/4 --accept   # then 2/4, 3
 
 A verdict depends on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml)
 has the forms, and ranges and shapes that are tried beside. Two tables below have the cases that go wrong, and
-those that run elsewhere than the cell says. reports/operators.html has the same with filters, and the worst
-case of each cell.
+those that run elsewhere than the cell says. reports/operators.html has the same with filters.
 
 Qualcomm's newer tests (`{NEWER}`) count where the other suites measure nothing. They compare with the float
 model, not with the quantized one: `to float` marks such a figure, which has in it what quantizing loses.
@@ -168,7 +185,7 @@ def _markdown(table: OperatorTable) -> Iterator[str]:
 def _whole_table(table: OperatorTable) -> Iterator[str]:
     yield from ("", f"## {DEFAULT_SOC}", "")
     measured = table.measured.get(DEFAULT_SOC, "nothing yet")
-    yield f"Measured with {measured}. {_chained(table, DEFAULT_SOC)}"
+    yield f"Measured with {measured}. {_counted(table, DEFAULT_SOC)}"
     yield from (
         "",
         f"| operator | {' | '.join(MEASURED_SCHEMES)} | files |",
@@ -182,10 +199,16 @@ def _whole_table(table: OperatorTable) -> Iterator[str]:
             yield f"| {operator} | {' | '.join(texts)} | {', '.join(table.files(operator))} |"
 
 
-def _chained(table: OperatorTable, soc: str) -> str:
-    """How many cells are of a chain too: the others are of the case alone."""
-    cells = [cell for chips in table.cells.values() for cell in by_name(chips.get(soc, {})).values()]
-    return f"{sum(cell.chain is not None for cell in cells)} of {len(cells)} cells are of a chain too."
+def _counted(table: OperatorTable, soc: str) -> str:
+    """How many cells are of a chain too, and how many figures are of one draw, by scheme."""
+    rows = [by_name(chips.get(soc, {})) for chips in table.cells.values()]
+    cells = [(scheme, cell) for row in rows for scheme, cell in row.items()]
+    chained = sum(cell.chain is not None for _, cell in cells)
+    once = Counter(scheme for scheme, cell in cells if cell.mark and not cell.of_chain)
+    figures = Counter(scheme for scheme, cell in cells if (cell.sqnr_db, cell.float_db) != (None, None))
+    counts = [f"{once[name]} of {figures[name]} at {name}" for name in MEASURED_SCHEMES if once[name]]
+    draws = f"Figures of one draw: {', '.join(counts) or 'none'}."
+    return f"{chained} of {len(cells)} cells are of a chain too. {draws}"
 
 
 def _unmeasured(table: OperatorTable) -> Iterator[str]:
@@ -245,7 +268,7 @@ def _other_chips(table: OperatorTable) -> Iterator[str]:
         count = sum(cell.default is not None for cell in cells)
         arch, measured = load_socs()[soc].arch, table.measured[soc]
         share = f"{count or 'none'} of {len(cells)} cells"
-        yield f"- {soc} (V{arch}): {share}; {measured}; {_chained(table, soc)}"
+        yield f"- {soc} (V{arch}): {share}; {measured}; {_counted(table, soc)}"
         differing += count
     if not differing:
         return

@@ -20,7 +20,7 @@ from ci.engine.workers.parent import Worker, WorkerDied, WorkerSpec
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import GONE, UNKNOWN, RecordedTest
 from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite
-from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import WorkPlan
 from ci.pipeline.steps import Ask, Step
@@ -223,4 +223,4 @@ def _part(fields: Mapping[str, Any]) -> RecordedPart:
     values: dict[str, Any] = {
         name: tuple(field) if isinstance(field, list) else field for name, field in fields.items()
     }
-    return RecordedPart(**{**values, "draws": tuple(map(tuple, fields.get("draws", ())))})
+    return RecordedPart(**{**values, "draws": tuple(Draw(*draw) for draw in fields.get("draws", ()))})

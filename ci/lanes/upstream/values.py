@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ci.lanes.upstream.value_cases import ValueCase, cases
+from ci.lanes.upstream.value_cases import DRAWS, ValueCase, cases
+from ci.operators.table import PLAIN
 from ci.pipeline.models.shipped.operators import alone
 
 
@@ -18,8 +19,14 @@ from ci.pipeline.models.shipped.operators import alone
 def test_values(test_runner: Any, case: ValueCase) -> None:
     torch.manual_seed(case.seed)
     model, count = alone(case.expression, case.is_module, case.settings.indices)
-    inputs = tuple(draw(case) for _ in range(count))
+    inputs, *others = draws(case, count, DRAWS if case.name == PLAIN else 1)
+    if others:
+        model.draws = [inputs, *others]
     test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
+
+
+def draws(case: ValueCase, inputs: int, count: int = DRAWS) -> list[tuple[torch.Tensor, ...]]:
+    return [tuple(draw(case) for _ in range(inputs)) for _ in range(count)]
 
 
 def draw(case: ValueCase) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ci.artifacts.compiler_log import DIES_OF
 from ci.engine.runs import Runs
@@ -17,6 +18,16 @@ OF_WHOLE_TEST = ("absent", "not_run", "expected_failure")
 """Outcomes that are not those of a part."""
 
 GUILTY = re.compile(rf"(?:{DIES_OF}|; and of )(\S+) \(")
+
+
+class Draw(NamedTuple):
+    """What a program gave for one draw of inputs, in dB; None: shapes differ, or it is in float itself."""
+
+    sqnr_db: float | None
+    float_db: float | None = None
+    quantized_db: float | None = None
+    refused: bool = False
+    """Its test refuses it: whole numbers are others, or shapes are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +46,8 @@ class RecordedPart:
     """That of the quantized model on the CPU against the float model."""
     in_float: tuple[str, ...] | None = None
     """The operators of a quantized model that HTP computes in float; None: not measured."""
-    draws: tuple[tuple[float | None, ...], ...] = field(default=(), compare=False)
-    """The three figures of each draw of inputs, if it ran with several; those above are the medians."""
+    draws: tuple[Draw, ...] = field(default=(), compare=False)
+    """Of each draw of inputs, if it ran with several; the figures above are their medians."""
 
     def __str__(self) -> str:
         figure = "" if self.sqnr_db is None else f" {in_decibels(self.sqnr_db)}"

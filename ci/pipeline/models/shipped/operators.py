@@ -94,9 +94,11 @@ def alone(expression: str, is_module: bool = False, indices: Sequence[int] = ())
 class Chained(nn.Module):
     """A layer with weights before each input of floats of an operator, and after each of its outputs."""
 
-    def __init__(self, operator: nn.Module, inputs: Sequence[Tensor], *, images: bool = False) -> None:
+    def __init__(
+        self, operator: nn.Module, inputs: Sequence[Tensor], *, images: bool = False, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.operator, self.images = operator, images
+        self.operator, self.images, self.bias = operator, images, bias
         self.before = nn.ModuleList(self._mixes(value) for value in inputs)
         with torch.no_grad():
             outputs = self._outputs(inputs)
@@ -119,15 +121,21 @@ class Chained(nn.Module):
         with torch.no_grad():
             weight: Tensor = layer.weight
             weight.copy_(torch.softmax(4 * torch.randn(weight.shape[:2]), 1).reshape(weight.shape))
-            nn.init.zeros_(layer.bias)
+            if self.bias:
+                nn.init.zeros_(layer.bias)
         return layer
 
     def _layer(self, value: Tensor) -> nn.Module:
         if value.dim() == 0:
             return nn.Identity()
         if self.images and value.dim() == 4:
-            return nn.Conv2d(value.shape[1], value.shape[1], 1)
-        return nn.Linear(value.shape[-1], value.shape[-1])
+            return nn.Conv2d(value.shape[1], value.shape[1], 1, bias=self.bias)
+        layer = nn.Linear(value.shape[-1], value.shape[-1], bias=self.bias)
+        if value.shape[-1] == 1 and not self.bias:
+            # A positive weight is taken for a Hadamard transform (linear-of-one-number).
+            with torch.no_grad():
+                layer.weight.copy_(-layer.weight.abs())
+        return layer
 
 
 def _as_float(value: Tensor) -> Tensor:
