@@ -20,7 +20,7 @@ from provisioning.base.settings import MANIFESTS
 MANIFEST = MANIFESTS / "diagnose.toml"
 
 TROUBLE = Pattern(
-    r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such|unsupported"
+    r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such|no module named|unsupported"
     r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash|\bSIG[A-Z]{3,4}\b"
     r"|did(?:n.t| not) (?:find|claim|match)|too (?:long|large|small|many|old)|exceed|requires a newer"
     r"|unimplemented|panicked|segfault|0xC0000"
