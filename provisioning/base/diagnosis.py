@@ -20,8 +20,9 @@ from provisioning.base.settings import MANIFESTS
 MANIFEST = MANIFESTS / "diagnose.toml"
 
 TROUBLE = Pattern(
-    r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such|unsupported"
-    r"|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash|\bSIG[A-Z]{3,4}\b"
+    r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such"
+    r"|no module named|unsupported|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash"
+    r"|\bSIG[A-Z]{3,4}\b"
     r"|did(?:n.t| not) (?:find|claim|match)|too (?:long|large|small|many|old)|exceed|requires a newer"
     r"|unimplemented|panicked|segfault|0xC0000"
     r"|(?:not|n't) support|is missing|timed? ?out|\bn?err\W{1,3}(?:0x|-)?[1-9a-f]"
