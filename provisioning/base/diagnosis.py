@@ -428,7 +428,7 @@ class Reading:
         if self._troubled(piece, harmless):
             self._trouble = True
             self._hear(piece, possible, harmless)
-        self._number(piece, possible)
+        self._number(piece, possible, harmless)
         if BUILD_IN_TEXT in possible:
             for match in BUILD_IN_TEXT.find_all(piece.text, piece.start):
                 self._builds |= {build for build in match.groups() if build}
@@ -477,7 +477,7 @@ class Reading:
                 if any(_line_start(piece.text, start) not in harmless for start in starts):
                     heard.add(row.name)
 
-    def _number(self, piece: Piece, possible: set[Pattern]) -> None:
+    def _number(self, piece: Piece, possible: set[Pattern], harmless: set[int]) -> None:
         """The numbers of programs. One that two of them could have given is the first one's that knows it."""
         taken = set[int]()
         for row in knowledge().numbers:
@@ -488,17 +488,18 @@ class Reading:
                     code = row.code(number)
                     if code.known and start not in taken:
                         taken.add(start)
-                        self._give(code, piece, start)
+                        self._give(code, piece, start, harmless)
         names = CODE_NAME_IN_TEXT.find_all(piece.text, piece.start) if CODE_NAME_IN_TEXT in possible else ()
         for match in names:
             named = piece.text[match.start() : match.end()].decode("ascii")
             if named in knowledge().numbers_of:
-                self._give(code_named(knowledge().numbers_of[named]), piece, match.start())
+                self._give(code_named(knowledge().numbers_of[named]), piece, match.start(), harmless)
 
-    def _give(self, code: Code, piece: Piece, start: int) -> None:
-        if code in self._codes:
-            return
+    def _give(self, code: Code, piece: Piece, start: int, harmless: set[int]) -> None:
+        """A number of a harmless line is named, and explains nothing."""
         self._codes[code] = None
+        if _line_start(piece.text, start) in harmless:
+            return
         for entry in knowledge().last_resorts.get(code.number, ()):
             shown = self._loose if entry.of else self._found
             if entry.id not in shown:

@@ -105,6 +105,15 @@ def test_numbers_of_fastrpc_without_their_offset_are_named(written: str) -> None
     assert diagnosis.read(f"net.cpp:4247: {written}").codes == []
 
 
+def test_a_number_of_a_harmless_line_explains_nothing_and_that_of_another_line_does() -> None:
+    harmless = "adsprpc/src/mod_table.c:858: Error 0x2: open_mod_table_handle_invoke failed for handle:0x1\n"
+    failing = "adsprpc/src/fastrpc_apps_user.c:1530: Error 0x2: remote_handle64_invoke failed for module m\n"
+    assert diagnosis.explain(harmless) == []
+    assert [code.code for code in diagnosis.codes_in(harmless)] == [0x80000402]
+    (shown,) = diagnosis.explain(harmless + failing)
+    assert shown.line == 2
+
+
 def test_a_device_log_is_explained_by_its_cause_and_not_by_the_chain_after_it() -> None:
     log = """\
 [INFO] [Qnn ExecuTorch]: create QNN Logger with log_level 2
