@@ -15,7 +15,15 @@ from typing import BinaryIO, cast
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import as_here
-from provisioning.base.diagnosis import Diagnosis, Explanation, Reading, explain_code, knowledge, pieces
+from provisioning.base.diagnosis import (
+    Diagnosis,
+    Explanation,
+    Reading,
+    explain_code,
+    keep_table,
+    knowledge,
+    pieces,
+)
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
 from provisioning.base.rules import explained, rules
@@ -87,6 +95,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    keep_table()
     if args.codes_of:
         from ci.inspect.error_names import error_names
 
@@ -194,7 +203,7 @@ def _bundle(names: Sequence[str]) -> str:
 
 
 def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
-    from ci.operators.table import inexact_in
+    from ci.operators.in_logs import inexact_in
 
     reading, lossy = Reading(), dict[str, None]()
     for piece in pieces(log):

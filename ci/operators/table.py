@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
 from ci.operators.names import key_of, names_of
-from ci.pipeline.precision import MEASURED_SCHEMES, MeasuredScheme, OnnxPrecision
+from ci.pipeline.precision import MeasuredScheme, OnnxPrecision
 from ci.pipeline.slices import LEAST_DB
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
-from provisioning.base.patterns import Pattern
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
@@ -153,11 +152,11 @@ class Cell(CaseResult):
     """How many cases were tried."""
     cpu: tuple[str, ...] = ()
     """The operators that stayed on the CPU."""
-    others: Mapping[str, Result] = {}
+    others: Mapping[str, Result] = Field(default_factory=dict)
     """Cases with another result: tests of ExecuTorch's suite, and our own plain one."""
-    elsewhere: Mapping[str, Result] = {}
+    elsewhere: Mapping[str, Result] = Field(default_factory=dict)
     """Ranges and shapes of manifests/upstream/values.toml that run elsewhere than the result says."""
-    bad: Mapping[str, CaseResult] = {}
+    bad: Mapping[str, CaseResult] = Field(default_factory=dict)
     """Ranges and shapes of manifests/upstream/values.toml that are wrong, die or crash."""
     default: Result | None = None
     """On another chip than SM8650: what the same cases give there, where it is another result."""
@@ -271,6 +270,23 @@ class OperatorTable(Model):
     """By operator, chip and scheme."""
     onnx: OnnxOperators = OnnxOperators()
 
+    @cached_property
+    def rows_by_key(self) -> Mapping[str, list[str]]:
+        """The rows by their own names."""
+        rows: dict[str, list[str]] = defaultdict(list)
+        for name in self.cells:
+            rows[key_of(name)].append(name)
+        return rows
+
+    @cached_property
+    def rows_by_name(self) -> Mapping[str, list[str]]:
+        """The rows by all names that they have."""
+        rows: dict[str, list[str]] = defaultdict(list)
+        for name in self.cells:
+            for key in dict.fromkeys(names_of(name)):
+                rows[key].append(name)
+        return rows
+
     def files(self, operator: str) -> tuple[str, ...]:
         """`lowers`, `quantizes`: of the operator, and of the names that it has after it is exported."""
         words = {word for name in names_of(operator) for word in self.upstream.get(name, ())}
@@ -375,19 +391,6 @@ class Inexact(NamedTuple):
     compiles: bool = True
 
 
-DELEGATED = Pattern(r"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
-SCHEME = re.compile(
-    rf"(?<![a-z0-9])(?:{'|'.join(sorted(MEASURED_SCHEMES, reverse=True))})(?![a-z0-9])".encode()
-)
-
-
-def inexact_in(log: bytes) -> list[Inexact]:
-    """Those that a log of the partitioner delegates, in the schemes that it names."""
-    operators = {str(match.groups()[0] or b"", "utf-8") for match in DELEGATED.find_all(log)}
-    schemes = {scheme.decode() for scheme in SCHEME.findall(log)}
-    return [row for scheme in sorted(schemes) for row in inexact(operators, scheme)]
-
-
 def measured(operator: str, scheme: str) -> str:
     """The table's cell in words; empty if there is none."""
     name, chips = _row(operator)
@@ -402,10 +405,9 @@ def name_in_table(operator: str) -> str:
 
 def _row(operator: str) -> tuple[str, Rows]:
     """The row of the operator's own name, else the only one that has this name among its names."""
-    key, cells = key_of(operator), shipped().cells
-    own = [name for name in cells if key_of(name) == key]
-    names = own or [name for name in cells if key in names_of(name)]
-    return (names[0], cells[names[0]]) if len(names) == 1 else ("", {})
+    key, table = key_of(operator), shipped()
+    names = table.rows_by_key.get(key) or table.rows_by_name.get(key, [])
+    return (names[0], table.cells[names[0]]) if len(names) == 1 else ("", {})
 
 
 def by_name(row: Row) -> Mapping[str, Cell]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, cached_property
 from io import BytesIO
-from typing import BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from provisioning.base.errors import ManifestError
-from provisioning.base.patterns import Index, Match, Pattern
+from provisioning.base.kept import kept
+from provisioning.base.patterns import REMEMBERED, Clue, Index, Match, Pattern, Span
 from provisioning.base.repeats import Repeats
 from provisioning.base.settings import MANIFESTS
 
@@ -62,6 +65,8 @@ ANY_OTHER = "*"
 """In `unless` of an entry: every other entry, as it tells only how a program ended."""
 
 
+Possible = dict[Pattern, list[Span]]
+"""Where patterns can match that can."""
 Number = tuple[str, int]
 """A number and who counts so, as in [[numbers]]; QNN's and FastRPC's are QNN's."""
 QNN = "QNN"
@@ -134,8 +139,9 @@ class Entry:
         return (*self.patterns, *self.loose)
 
     @property
-    def all_patterns(self) -> tuple[Pattern, ...]:
-        return (*self.keys, *self.unless_here, *self.unless_line, *self.also)
+    def looked_for(self) -> tuple[Pattern, ...]:
+        """In all of a log; what speaks against it only where it was found."""
+        return (*self.keys, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +210,7 @@ class Knowledge:
     def entries_of(self) -> dict[Pattern, tuple[Entry, ...]]:
         entries_of: dict[Pattern, tuple[Entry, ...]] = defaultdict(tuple)
         for entry in self.entries:
-            for pattern in entry.all_patterns:
+            for pattern in entry.looked_for:
                 entries_of[pattern] += (entry,)
         return entries_of
 
@@ -215,12 +221,34 @@ class Knowledge:
         return (*(row.pattern for row in rows), *IN_TEXT)
 
     @cached_property
+    def clues(self) -> dict[Pattern, Clue]:
+        """Of all that is looked for in a log."""
+        patterns = dict.fromkeys((*self.patterns_of_rows, *self.entries_of))
+        rows = kept("clues", (MANIFEST, *CODE), lambda: self._clues(patterns), keep=_start.keep)
+        return {
+            pattern: Clue(
+                tuple((anchor, tuple(words)) for anchor, words in anchored),
+                tuple(map(tuple, ways)),
+                far,
+                tuple(map(tuple, beside)),
+            )
+            for pattern, (anchored, ways, far, beside) in zip(patterns, rows, strict=True)
+        }
+
+    def _clues(self, patterns: Iterable[Pattern]) -> list[Any]:
+        from provisioning.base.clues import Sample, clue_of
+
+        sample, whole = Sample.of(entry.example for entry in self.entries), {*self.patterns_of_rows}
+        rows = ((clue_of(pattern, sample), pattern in whole) for pattern in patterns)
+        return [(clue.anchored, clue.ways, clue.far or far, clue.beside) for clue, far in rows]
+
+    @cached_property
     def index(self) -> Index:
-        return Index((*self.patterns_of_rows, *self.entries_of))
+        return Index(self.clues)
 
     @cached_property
     def word_index(self) -> Index:
-        return Index(self.words)
+        return Index({pattern: Clue(ways=((said.decode(),),)) for pattern, (said, _) in self.words.items()})
 
     @cached_property
     def last_resorts(self) -> dict[Number, tuple[Entry, ...]]:
@@ -389,6 +417,8 @@ class Reading:
         self._found: dict[str, Explanation] = {}
         self._loose: dict[str, Explanation] = {}
         self._codes: dict[Code, None] = {}
+        self._numbers: dict[tuple[int, bytes], Code] = {}
+        """What a row of the numbers says of digits."""
         self._also: set[Pattern] = set()
         self._builds: set[bytes] = set()
         self._harmless: dict[str, None] = {}
@@ -396,16 +426,19 @@ class Reading:
         self._data_types: dict[int, None] = {}
         self._layers: set[str] = set()
         self._faults: set[str] = set()
-        self._index = knowledge().index
+        self._index = copy(knowledge().index)
+        self._index.done = set()
         self._wanted = knowledge().entries
         """Those that the index looks for."""
+        self._left = Counter({pattern: len(rows) for pattern, rows in knowledge().entries_of.items()})
+        """How many entries still look for a pattern."""
         self._narrowed = 0
         """How many were found when it was made."""
         self._repeats = Repeats()
 
     def take(self, piece: Piece) -> None:
         """Of a long log, whose lines repeat themselves, only what is new is searched."""
-        if len(self._found) + len(self._loose) - self._narrowed > len(self._wanted) * 9 / 10:
+        if len(self._found) + len(self._loose) - self._narrowed > len(self._wanted) / 2:
             self._narrow()
         if piece.line > 1:
             piece = replace(piece, text=self._repeats.without(piece.text))
@@ -420,11 +453,16 @@ class Reading:
                     found = _first(entry, patterns, piece, possible, harmless)
                     if found is not None:
                         shown[entry.id] = _explanation(entry, piece, found)
-            self._also |= {
+                        self._found_all(patterns)
+            also = {
                 pattern
-                for pattern in possible.intersection(entry.also) - self._also
-                if pattern.search(piece.text, piece.start)
+                for pattern in entry.also
+                if pattern in possible
+                and pattern not in self._also
+                and _start_of(pattern, piece, possible[pattern]) is not None
             }
+            self._also |= also
+            self._found_all(also)
         if self._troubled(piece, harmless):
             self._trouble = True
             self._hear(piece, possible, harmless)
@@ -436,6 +474,12 @@ class Reading:
             for match in DATA_TYPES_IN_TEXT.find_all(piece.text, piece.start):
                 self._data_types |= dict.fromkeys(number for _, number in _numbers_in(match))
 
+    def _found_all(self, patterns: Iterable[Pattern]) -> None:
+        for pattern in patterns:
+            self._left[pattern] -= 1
+            if not self._left[pattern]:
+                self._index.done.add(pattern)
+
     def _narrow(self) -> None:
         """Look no more for what was found: of a log full of failures that takes most of the time."""
         self._wanted = tuple(
@@ -445,11 +489,14 @@ class Reading:
             or (entry.loose and entry.id not in self._loose)
             or not self._also.issuperset(entry.also)
         )
-        entries = (pattern for entry in self._wanted for pattern in entry.all_patterns)
-        self._index = Index((*knowledge().patterns_of_rows, *entries))
+        entries = (pattern for entry in self._wanted for pattern in entry.looked_for)
+        clues = knowledge().clues
+        self._index = Index(
+            {pattern: clues[pattern] for pattern in (*knowledge().patterns_of_rows, *entries)}
+        )
         self._narrowed = len(self._found) + len(self._loose)
 
-    def _harmless_lines(self, piece: Piece, possible: set[Pattern]) -> set[int]:
+    def _harmless_lines(self, piece: Piece, possible: Possible) -> set[int]:
         """Where the lines begin that look like errors and are none."""
         harmless = set[int]()
         for row in knowledge().harmless:
@@ -468,7 +515,7 @@ class Reading:
         troubles = (match.start() for match in TROUBLE.find_all(piece.text, piece.start))
         return any(_line_start(piece.text, start) not in harmless for start in troubles)
 
-    def _hear(self, piece: Piece, possible: set[Pattern], harmless: set[int]) -> None:
+    def _hear(self, piece: Piece, possible: Possible, harmless: set[int]) -> None:
         for named, heard in ((knowledge().layers, self._layers), (knowledge().faults, self._faults)):
             for row in named:
                 if row.name in heard or row.pattern not in possible:
@@ -477,16 +524,22 @@ class Reading:
                 if any(_line_start(piece.text, start) not in harmless for start in starts):
                     heard.add(row.name)
 
-    def _number(self, piece: Piece, possible: set[Pattern], harmless: set[int]) -> None:
+    def _number(self, piece: Piece, possible: Possible, harmless: set[int]) -> None:
         """The numbers of programs. One that two of them could have given is the first one's that knows it."""
         taken = set[int]()
-        for row in knowledge().numbers:
+        for place, row in enumerate(knowledge().numbers):
             if row.pattern not in possible:
                 continue
             for match in row.pattern.find_all(piece.text, piece.start):
-                for start, number in _numbers_in(match):
-                    code = row.code(number)
-                    if code.known and start not in taken:
+                for group, digits in enumerate(match.groups(), 1):
+                    if not digits:
+                        continue
+                    if len(self._numbers) > REMEMBERED:
+                        self._numbers.clear()
+                    if (place, digits) not in self._numbers:
+                        self._numbers[place, digits] = row.code(_as_integer(digits))
+                    code = self._numbers[place, digits]
+                    if code.known and (start := match.start(group)) not in taken:
                         taken.add(start)
                         self._give(code, piece, start, harmless)
         names = CODE_NAME_IN_TEXT.find_all(piece.text, piece.start) if CODE_NAME_IN_TEXT in possible else ()
@@ -630,11 +683,31 @@ def _named(number: re.Match[bytes]) -> bytes:
     return data_type_name(int(number[0], 16)).encode()
 
 
+@dataclass
+class _Start:
+    keep: bool = False
+
+
+_start = _Start()
+CODE = tuple(Path(__file__).with_name(name) for name in ("clues.py", "diagnosis.py", "patterns.py"))
+
+
+def keep_table() -> None:
+    """From now on take what is made of the table from the user's cache folder. A worker whose files are
+    watched does not: what it reads there would be an input of its work."""
+    _start.keep = True
+
+
 @cache
 def knowledge() -> Knowledge:
+    return _knowledge(kept("diagnose", (MANIFEST, *CODE), _checked, keep=_start.keep))
+
+
+def _checked() -> dict[str, Any]:
+    """The table as it is written. Raises ManifestError if something in it is wrong."""
     from pydantic import Field
 
-    from provisioning.base.documents import Model, load
+    from provisioning.base.documents import Model, parse, read
 
     class Row(Model):
         id: str
@@ -688,72 +761,77 @@ def knowledge() -> Knowledge:
         data_types: dict[str, str]
         words: dict[str, tuple[str, ...]]
 
-    table = load(MANIFEST, Table)
-    entries = tuple(
-        Entry(
-            row.id,
-            _any_case(row.patterns),
-            _any_case(row.loose),
-            row.of,
-            _any_case(row.unless_here),
-            _any_case(row.unless_line),
-            _any_case(row.also),
-            frozenset(_as_number(code) for code in row.codes),
-            row.unless,
-            row.builds,
-            row.several,
-            row.follows,
-            row.notice,
-            row.last_resort,
-            row.cause,
-            row.fix,
-            row.source,
-            row.example.strip("\n"),
-        )
-        for row in table.entry
-    )
-    names = [entry.id for entry in entries]
-    for entry in entries:
-        for other in entry.unless:
-            if other not in (*names, ANY_OTHER):
+    document = read(MANIFEST)
+    table = parse(document, Table, MANIFEST)
+    often = Counter(row.id for row in table.entry)
+    speakers = {name for row in table.layer for name in (row.name, row.family) if name}
+    for row in table.entry:
+        for other in row.unless:
+            if other not in often and other != ANY_OTHER:
                 raise ManifestError(
-                    MANIFEST, f"entry {entry.id}: unless", expected="the id of an entry", found=repr(other)
+                    MANIFEST, f"entry {row.id}: unless", expected="the id of an entry", found=repr(other)
                 )
-        if names.count(entry.id) > 1:
-            raise ManifestError(MANIFEST, "entry", expected="ids used once", found=f"{entry.id!r} twice")
-    layers = tuple(Layer(row.name, row.family, _any_of(row.patterns), row.collect) for row in table.layer)
-    speakers = {name for row in layers for name in (row.name, row.family) if name}
-    for entry in entries:
-        spoken = bool(entry.of) == bool(entry.loose) or entry.last_resort
-        if not spoken or not speakers.issuperset(entry.of):
+        if often[row.id] > 1:
+            raise ManifestError(MANIFEST, "entry", expected="ids used once", found=f"{row.id!r} twice")
+        spoken = bool(row.of) == bool(row.loose) or row.last_resort
+        if not spoken or not speakers.issuperset(row.of):
             raise ManifestError(
                 MANIFEST,
-                f"entry {entry.id}: of",
+                f"entry {row.id}: of",
                 expected="with `loose` patterns the names of layers or their families, else nothing",
-                found=repr(entry.of),
+                found=repr(row.of),
             )
-    faults = tuple(Fault(row.name, _any_of(row.patterns)) for row in table.fault)
-    harmless = tuple(Harmless(_any_of(row.patterns), row.why) for row in table.harmless)
-    numbers = tuple(
-        Numbers(row.of, _any_of(row.patterns), row.offset, _by_number(row.names)) for row in table.numbers
+    return document
+
+
+def _knowledge(table: dict[str, Any]) -> Knowledge:
+    entries = tuple(
+        Entry(
+            row["id"],
+            _any_case(row.get("patterns", ())),
+            _any_case(row.get("loose", ())),
+            tuple(row.get("of", ())),
+            _any_case(row.get("unless_here", ())),
+            _any_case(row.get("unless_line", ())),
+            _any_case(row.get("also", ())),
+            frozenset(map(_as_number, row.get("codes", ()))),
+            tuple(row.get("unless", ())),
+            row.get("builds", 0),
+            row.get("several", False),
+            row.get("follows", False),
+            row.get("notice", False),
+            row.get("last_resort", False),
+            row["cause"],
+            row["fix"],
+            row["source"],
+            row["example"].strip("\n"),
+        )
+        for row in table["entry"]
     )
-    words = {
-        Pattern(re.escape(phrase)): (phrase.encode(), english.encode())
-        for english, row in table.words.items()
-        for phrase in row
-    }
-    codes = _by_number(table.codes)
+    codes = _by_number(table["codes"])
     return Knowledge(
         entries,
-        layers,
-        faults,
-        harmless,
-        numbers,
+        tuple(
+            Layer(row["name"], row.get("family", ""), _any_of(row["patterns"]), row["collect"])
+            for row in table["layer"]
+        ),
+        tuple(Fault(row["name"], _any_of(row["patterns"])) for row in table["fault"]),
+        tuple(Harmless(_any_of(row["patterns"]), row["why"]) for row in table["harmless"]),
+        tuple(
+            Numbers(
+                row["of"], _any_of(row["patterns"]), row.get("offset", 0), _by_number(row.get("names", {}))
+            )
+            for row in table["numbers"]
+        ),
         codes,
         {name: number for number, name in codes.items()},
-        _by_number(table.data_types),
-        table.ranges,
-        words,
+        _by_number(table["data_types"]),
+        {name: (low, high) for name, (low, high) in table["ranges"].items()},
+        {
+            Pattern(re.escape(phrase)): (phrase.encode(), english.encode())
+            for english, phrases in table["words"].items()
+            for phrase in phrases
+        },
     )
 
 
@@ -770,19 +848,20 @@ def _by_number(names: dict[str, str]) -> dict[int, str]:
 
 
 def _first(
-    entry: Entry, patterns: tuple[Pattern, ...], piece: Piece, possible: set[Pattern], harmless: set[int]
+    entry: Entry, patterns: tuple[Pattern, ...], piece: Piece, possible: Possible, harmless: set[int]
 ) -> int | None:
     """Where the first match of the patterns begins that counts. What is told in the last resort is not read
     from harmless lines."""
 
     def starts(of: Iterable[Pattern]) -> Iterator[int]:
-        for pattern in possible.intersection(of):
+        for pattern in of:
             yield from (match.start() for match in pattern.find_all(piece.text, piece.start))
 
-    firsts = (pattern.search(piece.text, piece.start) for pattern in possible.intersection(patterns))
-    first = min((match.start() for match in firsts if match), default=None)
+    patterns = tuple(pattern for pattern in patterns if pattern in possible)
+    firsts = (_start_of(pattern, piece, possible[pattern]) for pattern in patterns)
+    first = min((start for start in firsts if start is not None), default=None)
     not_in = harmless if entry.last_resort else set[int]()
-    if first is None or not (not_in or possible.intersection((*entry.unless_here, *entry.unless_line))):
+    if first is None or not (not_in or entry.unless_here or entry.unless_line):
         return first
     here = set(starts(entry.unless_here))
     lines = not_in | {_line_start(piece.text, start) for start in starts(entry.unless_line)}
@@ -792,6 +871,12 @@ def _first(
         if start not in here and _line_start(piece.text, start) not in lines
     )
     return min(counting, default=None)
+
+
+def _start_of(pattern: Pattern, piece: Piece, spans: list[Span]) -> int | None:
+    """Where the first match begins, which is in one of the spans."""
+    matches = (pattern.search(piece.text, max(low, piece.start), high) for low, high in spans)
+    return min((match.start() for match in matches if match), default=None)
 
 
 def _line_start(text: bytes, start: int) -> int:
@@ -807,7 +892,11 @@ def _numbers_in(match: Match) -> Iterator[tuple[int, int]]:
     """Where each number begins, and it."""
     for group, digits in enumerate(match.groups(), 1):
         if digits:
-            yield match.start(group), int(digits, 16 if b"x" in digits.lower() else 10)
+            yield match.start(group), _as_integer(digits)
+
+
+def _as_integer(digits: bytes) -> int:
+    return int(digits, 16 if b"x" in digits.lower() else 10)
 
 
 def _explanation(entry: Entry, piece: Piece, start: int) -> Explanation:
@@ -828,4 +917,10 @@ def _any_of(sources: Iterable[str]) -> Pattern:
 
 
 def _any_case(sources: Iterable[str]) -> tuple[Pattern, ...]:
-    return tuple(Pattern(source, any_case=True) for source in sources)
+    return tuple(map(_in_any_case, sources))
+
+
+@cache
+def _in_any_case(source: str) -> Pattern:
+    """One object for each source, so that it is compiled and searched once."""
+    return Pattern(source, any_case=True)

@@ -41,12 +41,13 @@ class Repeats:
         new, lines = self.learn(text), text.split(b"\n")
         if len(new) == len(lines):
             return text
-        given = {near for number in new for near in range(number - CONTEXT, number + CONTEXT + 1)}
-        left = len(LEFT_OUT)
-        for number, line in enumerate(lines):
-            if number in given:
-                left = len(LEFT_OUT)
-            else:
-                lines[number] = LEFT_OUT[: max(1, min(left, len(line)))]
-                left -= len(line)
+        before = -1
+        for number in [*new, len(lines) + CONTEXT]:
+            # Between the lines that are given with this one and with the one before it.
+            left = len(LEFT_OUT)
+            for out in range(before + 1, number - CONTEXT):
+                length = len(lines[out])
+                lines[out] = LEFT_OUT[: max(1, min(left, length))]
+                left -= length
+            before = number + CONTEXT
         return b"\n".join(lines)

@@ -72,13 +72,19 @@ def outputs_path() -> Path:
     """The folder of build/ and dist/."""
     if CLONE:
         return ROOT
+    return cache_folder() / "installed" / root_digest()
+
+
+def cache_folder() -> Path:
+    # As platformdirs has it, which is slow to import and not installed where nox is.
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME") / "qnn-ci"
+
+
+def root_digest() -> str:
+    """Two versions that are installed side by side have their own."""
     import hashlib
 
-    # As platformdirs has it, which is slow to import and not installed where nox is.
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    # Two versions that are installed side by side have their own.
-    digest = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
-    return user_path(cache, "XDG_CACHE_HOME") / "qnn-ci" / "installed" / digest
+    return hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
 
 
 def store_path(flag: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.operators.table import inexact_in
+from ci.operators.in_logs import inexact_in
 from provisioning.base import diagnosis, patterns, repeats
 from provisioning.base.command_line import main
 
@@ -238,7 +238,7 @@ STEPS = "".join(f"[INFO] step {number:06} of 999999 returned with code 000\n" fo
 def test_of_lines_that_repeat_themselves_only_some_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched, possible = list[int](), patterns.Index.possible
 
-    def counted(index: patterns.Index, text: bytes) -> set[patterns.Pattern]:
+    def counted(index: patterns.Index, text: bytes) -> diagnosis.Possible:
         searched.append(len(text))
         return possible(index, text)
 

@@ -1,0 +1,183 @@
+"""What a text must have in it for a pattern to match, so that one pass tells which of thousands may."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from provisioning.base.patterns import BadPattern, Clue, Pattern
+
+TOKEN = re.compile(
+    r"(?P<text>[^\\\[\](){}.*+?|^$]+)|(?P<flags>\(\?[a-zA-Z-]+\))|(?P<group>\((?:\?(?:[a-zA-Z-]*:|P?<\w+>))?)"
+    r"|(?P<place>[\^$]|\\[bBAz])|(?P<any>\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\\[dDsSwWnrtfv]"
+    r"|\\x(?:[0-9a-fA-F]{2}|\{[^}]*\})|\\[pP](?:\w|\{[^}]*\}))"
+    r"|(?P<sign>\\[^a-zA-Z0-9]|[\]{}])",
+    re.DOTALL,
+)
+REPEATED = re.compile(r"([*+?]|\{\d+(?:,\d*)?\})\??")
+WORD = re.compile(r"[a-z0-9]+")
+BLANKS = re.compile(r"[ \t\n\f\r]+")
+MOST_WAYS = 24
+"""What of a pattern has more alternatives than these is left out of its ways."""
+LONGEST_ANCHOR = 16
+RARE, VERY_RARE = 30, 3
+"""What comes no more often in known failures is looked for by itself: words, and a word alone."""
+
+Way = tuple[str, ...]
+"""Literals in their order, in which a blank is any white space. All are in a text where the pattern matches
+this way; the first may be empty, and the last: then something else is before or behind the others."""
+SOMETHING: list[Way] = [("", "")]
+
+
+@dataclass
+class Ways:
+    ways: list[Way]
+    """Those in which a pattern can match."""
+    beside: list[list[Way]]
+    """What was left out of them: of each of these is one in the text too."""
+    far: bool
+    """Whether a match can have any number of lines."""
+
+
+def ways_of(source: str) -> Ways:
+    reader = _Reader(source)
+    ways = reader.alternatives()
+    if reader.at != len(source):
+        raise BadPattern(f"{source}: not understood at {source[reader.at :]}")
+    return Ways(ways, reader.beside, reader.far)
+
+
+class _Reader:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.at = 0
+        self.far = False
+        self.beside = list[list[Way]]()
+        self._depth = 0
+
+    def alternatives(self) -> list[Way]:
+        ways = dict.fromkeys(self._sequence())
+        while self.source.startswith("|", self.at):
+            self.at += 1
+            # What was left out is in one of the alternatives alone.
+            self._depth, self.beside = self._depth + 1, [] if not self._depth else self.beside
+            ways |= dict.fromkeys(self._sequence())
+            self._depth -= 1
+        return list(ways)
+
+    def _joined(self, ways: list[Way], others: list[Way]) -> list[Way]:
+        if len(ways) * len(others) > MOST_WAYS:
+            self.beside += [others] if not self._depth else []
+            others = SOMETHING
+        both = ((*way[:-1], way[-1] + other[0], *other[1:]) for way in ways for other in others)
+        return list(dict.fromkeys(both))
+
+    def _sequence(self) -> list[Way]:
+        ways: list[Way] = [("",)]
+        while self.at < len(self.source) and self.source[self.at] not in "|)":
+            token = TOKEN.match(self.source, self.at)
+            if not token:
+                raise BadPattern(f"{self.source}: not understood at {self.source[self.at :]}")
+            kind, text, self.at = token.lastgroup, token[0], token.end()
+            inner = self._group(text) if kind == "group" else SOMETHING
+            repeated = REPEATED.match(self.source, self.at)
+            self.at = repeated.end() if repeated else self.at
+            if kind == "flags":
+                self.far |= "s" in text
+            if kind in ("flags", "place"):
+                continue
+            if kind == "any" and repeated:
+                self.far |= _crosses_lines(text)
+            if kind in ("text", "sign"):
+                text = text[-1] if kind == "sign" else text
+                ways = self._joined(ways, [(text[:-1] if repeated else text,)])
+                inner = [(text[-1],)] if repeated else [("",)]
+            if repeated and repeated[0] in ("?", "??"):
+                inner = [("",), *inner]
+            elif repeated:
+                least = 0 if repeated[0][0] == "*" or repeated[0].startswith("{0") else 1
+                inner = SOMETHING if not least else [("", *way, "") for way in inner]
+            ways = self._joined(ways, inner)
+        return ways
+
+    def _group(self, opening: str) -> list[Way]:
+        self.far |= "s" in opening.partition(":")[0] and "<" not in opening
+        self._depth += 1
+        ways = self.alternatives()
+        self._depth -= 1
+        if not self.source.startswith(")", self.at):
+            raise BadPattern(f"{self.source}: expected ) at {self.source[self.at :]}")
+        self.at += 1
+        return ways
+
+
+def _crosses_lines(some: str) -> bool:
+    """Whether what it stands for can be the end of a line, and more than white space."""
+    if some.startswith("[^"):
+        return r"\n" not in some and r"\s" not in some
+    return any(escape in some for escape in (r"\D", r"\W", r"\n", r"\s")) and some != r"\s"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How often words come in a text of many failures."""
+
+    text: str
+    words: Counter[str]
+    pairs: Counter[tuple[str, str]]
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Sample:
+        text = "\n".join(" ".join(text.lower().split()) for text in texts)
+        words = WORD.findall(text)
+        return cls(text, Counter(words), Counter(pairwise(words)))
+
+    def often(self, literal: str) -> int:
+        words = WORD.findall(literal)
+        counted = min((self.pairs[pair] for pair in pairwise(words)), default=0)
+        return counted or self.text.count(literal)
+
+
+def clue_of(pattern: Pattern, sample: Sample) -> Clue:
+    try:
+        read = ways_of(pattern.source)
+    except BadPattern:
+        # It is looked for in every text.
+        return Clue((), ((),), far=True)
+    ways, far = read.ways, read.far
+    anchors = [_anchor(way, sample) for way in ways]
+    if anchors and all(anchors):
+        with_words = dict.fromkeys(
+            (anchor, tuple(word for word in _words(way) if word not in anchor))
+            for anchor, way in zip(anchors, ways, strict=True)
+        )
+        return Clue(tuple(with_words), far=far)
+
+    def rarest_first(word: str) -> tuple[bool, int, int, str]:
+        return (len(word) < 3, sample.words[word], -len(word), word)
+
+    by_words = dict.fromkeys(tuple(sorted(_words(way), key=rarest_first)) for way in ways)
+    beside = ([_words(way)[:1] for way in ways] for ways in read.beside)
+    return Clue(
+        (), tuple(by_words), far, tuple(tuple(word for (word,) in words) for words in beside if all(words))
+    )
+
+
+def _words(way: Way) -> list[str]:
+    words = {word.lower() for literal in way for word in literal.split()}
+    words = {word for word in words if len(word) > 2} or words
+    return sorted(words, key=lambda word: (-len(word), word))
+
+
+def _anchor(way: Way, sample: Sample) -> str:
+    """What of a way is seldom in a log where the pattern does not match; empty if nothing is."""
+    literals = {BLANKS.sub(" ", literal.lower())[:LONGEST_ANCHOR].strip(" ") for literal in way}
+    for literal in sorted(literals, key=lambda text: (-len(WORD.findall(text)), -len(text), text)):
+        most = VERY_RARE if literal.isalpha() else RARE
+        telling = len(literal) >= (12 if literal.isalpha() else 7)
+        if telling and literal == literal.casefold() and sample.often(literal) <= most:
+            return literal
+    return ""

@@ -1,0 +1,91 @@
+"""A pattern is looked for wherever it can match, by what each match has in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioning.base import diagnosis
+from provisioning.base.clues import Sample, clue_of
+from provisioning.base.patterns import FEW, REACH, Index, Pattern
+
+FILLER = b"nothing is the matter here\n" * (REACH // 10)
+
+
+def index_of(*sources: str) -> tuple[Index, list[Pattern]]:
+    patterns = [Pattern(source, any_case=True) for source in sources]
+    sample = Sample.of(["a text"])
+    return Index({pattern: clue_of(pattern, sample) for pattern in patterns}), patterns
+
+
+def found(source: str, text: bytes) -> bool:
+    """Whether the index gives the place of the first match."""
+    index, (pattern,) = index_of(source)
+    match = pattern.search(text)
+    assert match, f"{source} does not match at all"
+    spans = index.possible(text).get(pattern, [])
+    return any(low <= match.start() and match.end() <= high for low, high in spans)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("could not open the device", b"Could NOT\n   open the\r\ndevice"),
+        ("qnn_open failed", b"fourteen qnn_open \t failed"),
+        ("error (?:code )?(?:403|404)", b"Error 404"),
+        ("error (?:code )?(?:403|404)", b"ERROR CODE 403"),
+        (r"colou?r_of_it", b"color_of_it"),
+        (r"fail(?:ed|ure)+ to_load", b"failureed to_load"),
+        (r"ab{2,}cdefghijkl", b"abbbcdefghijkl"),
+        (r"x{0}yz_yz_yz", b"yz_yz_yz"),
+        (r"(?i)\bRC\b", b"rc"),
+        (r"[ab]\d", b"b7"),
+        (r"\x22quoted_word\x22", b'"quoted_word"'),
+        (r"\pLeft_of_it", "\u00e9eft_of_it".encode()),
+        ("kelvin_sensor", "\u212aelvin_\u017fensor".encode()),
+        ("kelvins? (?:sensor|probe)", "\u212aelvin\u017f probe".encode()),
+        ("größe_der_datei", "große größe_der_datei".encode()),
+        ("内存(?:泄漏|增长)", "内存增长".encode()),
+        (r"begin_of_it[\s\S]*end_of_it", b"begin_of_it\n" + FILLER + b"end_of_it"),
+        (r"begin[^x]*\bend\b", b"begin\n" + FILLER + b"end"),
+        ("a{1000}|some_words_here", b"some_words_here"),
+    ],
+)
+def test_a_match_is_where_the_index_says(source: str, text: bytes) -> None:
+    assert found(source, text)
+    assert found(source, FILLER + text + b"\n" + FILLER)
+
+
+def test_words_that_overlap_and_begin_each_other_are_all_found() -> None:
+    index, patterns = index_of("load_the_model", "load_the_model_now", "model_now_please", "the_model_now")
+    assert set(index.possible(b"x load_the_model_now_please")) == set(patterns)
+
+
+def test_what_comes_nearly_everywhere_is_found_too() -> None:
+    text = b"npu load\n" * (FEW * 2) + FILLER + b"npu is not used"
+    index, (pattern,) = index_of(r"\b(?:npu|htp) (?:\w+ )?(?:is|was) (?:not|never) (?:used|called)")
+    assert any(high == len(text) for _, high in index.possible(text)[pattern])
+
+
+def test_what_is_not_in_a_text_is_not_looked_for() -> None:
+    index, _ = index_of("could not open the device", "error (?:403|404)", "qnn_open failed")
+    assert index.possible(b"could open the device, error 405, qnn_opened failed") == {}
+
+
+def test_what_nobody_looks_for_any_more_is_left_out() -> None:
+    index, (first, second) = index_of("could not open the device", "qnn_open failed")
+    index.done.add(first)
+    assert set(index.possible(b"could not open the device: qnn_open failed")) == {second}
+
+
+def test_every_match_of_the_table_in_its_examples_is_where_the_index_says() -> None:
+    known = diagnosis.knowledge()
+    wrong = list[str]()
+    for entry in known.entries:
+        # Wrapped, so that a match goes over lines.
+        text = b"\n".join([FILLER, entry.example.encode().replace(b" ", b"\n "), FILLER])
+        spans = known.index.possible(text)
+        for pattern in entry.looked_for:
+            match = pattern.search(text)
+            if match and not any(a <= match.start() and match.end() <= b for a, b in spans.get(pattern, ())):
+                wrong.append(f"{entry.id}: {pattern.source}")
+    assert known.entries and wrong == []
