@@ -11,7 +11,6 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-import torch
 
 import qnn_ci
 from provisioning.base.settings import ROOT
@@ -107,6 +106,8 @@ def test_a_run_takes_arrays_and_files_and_gives_the_outputs_files(
 def test_a_module_has_one_name_in_a_folder_so_that_it_is_compiled_there_again(
     kept: bool, answers: Callable[..., Words], tmp_path: Path
 ) -> None:
+    import torch
+
     words, places, folder = answers(programs=[{"files": []}]), [], tmp_path / "out" if kept else None
     for value in (1.0, 2.0):
         net, sample = torch.nn.Linear(2, 2), torch.full((1, 2), value)

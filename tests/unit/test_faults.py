@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ci.pipeline.reproducer import SQNR
 from ci.upgrades.faults.stage import (
@@ -77,6 +76,8 @@ JUDGING = [path.read_text(encoding="utf-8") for path in SHOWN if "log10(max" in 
 
 @pytest.mark.parametrize("text", [SQNR, *JUDGING])
 def test_outputs_that_are_not_numbers_are_never_right(text: str) -> None:
+    import torch
+
     wanted = torch.ones(4, dtype=torch.float64)
     assert figure_of(text, wanted, wanted) > 100
     for value in (math.nan, math.inf):
