@@ -102,28 +102,6 @@ def test_a_run_takes_arrays_and_files_and_gives_the_outputs_files(
     assert done.outputs == [tmp_path / "out" / "y.npy"]
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_module_has_one_name_in_a_folder_so_that_it_is_compiled_there_again(
-    kept: bool, answers: Callable[..., Words], tmp_path: Path
-) -> None:
-    import torch
-
-    words, places, folder = answers(programs=[{"files": []}]), [], tmp_path / "out" if kept else None
-    for value in (1.0, 2.0):
-        net, sample = torch.nn.Linear(2, 2), torch.full((1, 2), value)
-        torch.nn.init.constant_(net.weight, value)
-        qnn_ci.compile(net, (sample,), calibrate=[sample], output=folder)
-        _verb, _json, _answer, named, *flags = words()
-        model, samples = Path(named), Path(flags[flags.index("--calibrate") + 1])
-        places.append(model)
-        assert model.is_file() is samples.is_dir() is kept
-        if kept:
-            exported = torch.export.load(model).module()
-            (given,) = torch.load(samples / "00000.pt")
-            torch.testing.assert_close(exported(given), net(given))
-    assert (places[0] == places[1]) is kept
-
-
 USERS_TEST = """\
 import pytest, qnn_ci.api
 from pathlib import Path

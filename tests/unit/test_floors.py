@@ -223,6 +223,13 @@ def test_who_reads_our_code_by_its_tree_sees_all_of_it() -> None:
     assert set(statements(tree)) == {node for node in nodes if isinstance(node, ast.stmt)}
 
 
+def test_unit_tests_do_without_torch() -> None:
+    """It takes two seconds to import. Tests that need it: tests/integration/test_torch_pieces.py."""
+    files = with_any((ROOT / "tests" / "unit").glob("*.py"), "import torch", "from torch")
+    imported = {(file.name, name.partition(".")[0]) for file in files for name in _imported(parsed(file))}
+    assert not {file for file, package in imported if package == "torch"}
+
+
 def test_no_variable_is_called_each() -> None:
     """A name says what is held: `for row in rows`. What lacks both forms in its text is not parsed."""
     folders = ("ci", "provisioning", "qnn_ci", "tests")
