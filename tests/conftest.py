@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
 import signal
 import sys
 from collections import Counter
 from collections.abc import Generator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,18 @@ gc.set_threshold(50_000)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and what tests start would inherit it and not be interruptible.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_folders = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pytest's own lists the folders of all earlier tests for each new one."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    folder = tmp_path_factory.getbasetemp() / f"{name}{next(_folders)}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

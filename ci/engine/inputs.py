@@ -190,6 +190,10 @@ def mounted_images() -> tuple[str, ...]:
     return tuple(found)
 
 
+_read_here: dict[tuple[str, Stamp], str] = {}
+"""The digests of what this process has read, whatever stores it uses."""
+
+
 class Digests:
     """SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent."""
 
@@ -223,18 +227,23 @@ class Digests:
         raise OSError(f"{path} changed each time that it was read")
 
     def _of(self, path: str, stamp: Stamp) -> str:
-        if self._images and os.path.realpath(path).startswith(self._images):
+        if self._on_image(path):
             return ""
         known = self._known.get(path)
         return str(known[4]) if known and known[:4] == list(stamp) and not changed_too_recently(stamp) else ""
 
+    def _on_image(self, path: str) -> bool:
+        return bool(self._images) and os.path.realpath(path).startswith(self._images)
+
     def _read(self, path: str, stamp: Stamp) -> str:
         """Empty if it changed meanwhile. A hard link to it, as a backup makes one, also changes its stamp."""
-        digest = hash_file(Path(path))
+        settled = not (self._on_image(path) or changed_too_recently(stamp))
+        digest = (_read_here.get((path, stamp), "") if settled else "") or hash_file(Path(path))
         if self._stamp(os.stat(path)) != stamp:
             return ""
         self._first.setdefault(path, digest)
-        if not changed_too_recently(stamp):
+        if settled:
+            _read_here[path, stamp] = digest
             # Moved to the end, as the most recently used.
             self._known.pop(path, None)
             self._known[path] = [*stamp, digest]

@@ -36,7 +36,7 @@ from provisioning.base.settings import ROOT, Selection
 from provisioning.base.units import EXACT_DB
 from tests.support.lowering import BASIS, SUITE, make_program
 
-ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRON = dict(os.environ)
 
 
 STAND_IN = ("-m", "tests.support.lowering_worker")

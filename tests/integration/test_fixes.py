@@ -223,16 +223,14 @@ def test_audit_speaks_of_operators_and_shapes_that_the_model_has(folder: Path) -
 def test_audit_sends_a_product_of_integers_to_no_other_precision_and_in_float_it_is_on_htp(
     folder: Path, precision: str
 ) -> None:
-    places = {}
-    for how in ("", ".float()"):
-        (folder / "product.py").write_text(
-            "import torch\nclass Net(torch.nn.Module):\n    def forward(self, a, x):\n"
-            f"        return torch.bmm(a{how}, a{how}), x.relu()\n"
-            "def make():\n    return Net(), (torch.ones(2, 4, 4, dtype=torch.int32), torch.randn(2, 8))\n"
-        )
-        answer = folder / "audit.json"
-        ci(folder, "audit", "product.py:make", "--precision", precision, "--json", answer)
-        places[how] = json.loads(answer.read_text())["precisions"][precision]["cpu"]
-    (left,) = places[""]
+    (folder / "product.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def forward(self, a, x):\n"
+        "        return torch.bmm(a, a), torch.bmm(a.float(), a.float()), x.relu()\n"
+        "def make():\n    return Net(), (torch.ones(2, 4, 4, dtype=torch.int32), torch.randn(2, 8))\n"
+    )
+    answer = folder / "audit.json"
+    ci(folder, "audit", "product.py:make", "--precision", precision, "--json", answer)
+    row = json.loads(answer.read_text())["precisions"][precision]
+    (left,) = row["cpu"]
     assert left["operator"] == "aten.bmm.default" and "--precision" not in left["suggestion"]
-    assert ".float()" in left["suggestion"] and not places[".float()"]
+    assert ".float()" in left["suggestion"] and row["delegated"]["aten.bmm.default"] == 1

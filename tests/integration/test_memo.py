@@ -339,6 +339,15 @@ def test_a_file_that_changed_just_now_is_read_again_though_its_stamp_is_equal(tm
     assert digests.of(str(file))[0] != first
 
 
+def test_a_file_that_has_changed_is_read_again_by_another_memory_of_the_process(tmp_path: Path) -> None:
+    def digest(text: str, store: str) -> str:
+        file = tmp_path / "w.bin"
+        file.write_text(text)
+        return Digests(tmp_path / store, lambda info: (1, int(text), 1, 1)).of(str(file))[0]
+
+    assert digest("1", "first") != digest("2", "second") == digest("2", "third")
+
+
 def test_what_changes_while_it_is_read_is_not_remembered(place: Place) -> None:
     place.write(
         "net.py",

@@ -87,7 +87,7 @@ def estimated(soc, **more):
         order = {"case": case, "run": run, "soc": soc, "search_path": sys.argv[1]}
         return facts_of({**order, "into": folder, "log": str(log), **more})
 
-found = [estimated("QCS9100", estimate=True) for _ in range(3)] + [estimated("SM8750", estimate=True)]
+found = [estimated("QCS9100", estimate=True) for _ in range(2)] + [estimated("SM8750", estimate=True)]
 plain = estimated("QCS9100")
 Path(sys.argv[1], "found.json").write_text(json.dumps([found, plain["delegates"], "estimate" in plain]))
 """
@@ -104,7 +104,7 @@ def test_qnns_estimate_is_read_where_executorch_throws_it_away(tmp_path: Path) -
     (*of_chip, of_phone), delegates, asked = json.loads((tmp_path / "found.json").read_text())
     estimates = [found["estimate"] for found in of_chip]
     assert estimates[0]["graphs"] == 1 and 0 < estimates[0]["least_us"] < estimates[0]["most_us"]
-    assert estimates[1:] == [estimates[0]] * 2
+    assert estimates[1] == estimates[0]
     assert of_chip[0]["left"] == 0 and of_chip[0]["operators"]["aten.convolution.default"] == 1
     assert of_phone["estimate"] is None
     assert (delegates, asked) == (1, False)

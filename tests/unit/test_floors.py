@@ -12,7 +12,7 @@ from pathlib import Path
 from symtable import symtable
 
 from provisioning.base.settings import ROOT
-from tests.support.sources import nodes, parsed, statements, with_any
+from tests.support.sources import nodes, parsed, statements, walked, with_any
 
 FLOORS = (
     {"artifacts"},
@@ -197,6 +197,37 @@ def test_a_class_name_stands_in_one_module() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(file.relative_to(ROOT).as_posix())
     assert {name: sorted(files) for name, files in homes.items() if len(files) > 1} == {}
+
+
+STATEMENTS = """
+try:
+    match a:
+        case 1 if b:
+            with c: import d
+except (E, F):
+    for x in (y := z): pass
+    else:
+        while g: h = lambda: i
+else:
+    async def j(k, *, l: M = 1) -> N: return [o async for p in q]
+finally:
+    class R(S):
+        def t(self): from u import v
+"""
+
+
+def test_who_reads_our_code_by_its_tree_sees_all_of_it() -> None:
+    tree = ast.parse(STATEMENTS)
+    nodes = list(ast.walk(tree))
+    assert walked(tree) == nodes
+    assert set(statements(tree)) == {node for node in nodes if isinstance(node, ast.stmt)}
+
+
+def test_unit_tests_do_without_torch() -> None:
+    """It takes two seconds to import. Tests that need it: tests/integration/test_torch_pieces.py."""
+    files = with_any((ROOT / "tests" / "unit").glob("*.py"), "import torch", "from torch")
+    imported = {(file.name, name.partition(".")[0]) for file in files for name in _imported(parsed(file))}
+    assert not {file for file, package in imported if package == "torch"}
 
 
 def test_no_variable_is_called_each() -> None:

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ from ci.lanes.llm.genie import (
 )
 from ci.lanes.llm.judge import TextComparison, compare_text, figures_of, misses, window_of
 from ci.lanes.llm.judged import digest_of, judged, windows_of
-from ci.lanes.llm.measure import choices, windows
+from ci.lanes.llm.measure import windows
 from ci.lanes.llm.prompts import (
     SPECIAL_PLACES,
     hashed_runs,
@@ -1370,17 +1370,6 @@ def chosen(share: float = 0.97) -> dict[str, float]:
 DIFFERENCE = {"place": 3, "expected": 4, "found": 5, "expected_logit": 7.0, "found_logit": 5.0}
 
 
-class Counting:
-    """A float model: after a token comes the next one."""
-
-    config = generation_config = SimpleNamespace(eos_token_id=[0, 1])
-
-    def __call__(self, tokens: Any, logits_to_keep: int = 0) -> SimpleNamespace:
-        import torch
-
-        return SimpleNamespace(logits=torch.eye(512).roll(1, 1)[tokens][:, -logits_to_keep:])
-
-
 class TestVerdicts:
     @pytest.mark.parametrize(
         ("texts", "found"),
@@ -1415,35 +1404,6 @@ class TestVerdicts:
         assert self.quantized({}, share=0.9) == []
         assert self.quantized({"first_choice": 0.96}) == []
         assert self.quantized({"first_choice": 0.96}, reader="prefill_htp_cpu") == ["llm-accuracy"]
-
-    @pytest.mark.parametrize(
-        ("said", "found"),
-        [
-            (lambda last: (last + 1, last + 2), []),
-            (lambda last: (last + 1, last), ["llm-accuracy"]),
-            (lambda last: (last + 1,), ["llm-accuracy"]),
-            (lambda last: (last, last + 1), ["llm-accuracy"]),
-            (lambda last: (), ["llm-accuracy"]),
-        ],
-        ids=["right", "decode is wrong", "decode ends always", "prefill is wrong", "prefill ends always"],
-    )
-    def test_genies_prefill_and_decode_are_both_held_to_float(
-        self,
-        tmp_path: Path,
-        said: Callable[[int], tuple[int, ...]],
-        found: list[str],
-    ) -> None:
-        """Float counts on, whatever was said before."""
-        shape = read_architecture(checkpoint(tmp_path))
-        prefixes = [text.prompt for text in prefixes_of(range(2, 500), prefix_lengths(20, 32, 128))]
-        assert {len(prefix) for prefix in prefixes} == {20, 40}
-        assert len({prefix[-1] for prefix in prefixes}) == len(prefixes)
-        generated = [GeneratedText(said(prefix[-1]), "", 1, 1) for prefix in prefixes]
-        facts = choices(shape, Counting(), prefixes, generated)
-        good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
-        every = {"figures": dict.fromkeys(READER_NAMES, good), "choices": facts, "texts": []}
-        every["behaviour"] = []
-        assert rules(program("genie-16a8w"), Result(every)) == found
 
     def test_a_full_disk_is_the_machines_in_training_and_in_a_program(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from ci.__main__ import VERBS
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import toml
+from provisioning.base.command_line import main
 from provisioning.base.diagnosis import knowledge
 from provisioning.base.settings import ROOT
 from tests.integration.test_pages import HELD as HELD_BY_INTEGRATION
 from tests.support.onnx_models import conv_model, write
 from tests.support.page_examples import Example, examples, examples_of, not_printed
-from tests.support.typed import typed
 
 HELD = {
     "docs/diagnose.md: qnn-ci diagnose build.log",
@@ -29,15 +29,18 @@ HELD = {
 @pytest.mark.parametrize(
     "example", [example for example in examples() if example.name in HELD], ids=lambda page: page.name
 )
-def test_a_page_shows_what_is_printed(example: Example, tmp_path: Path) -> None:
+def test_a_page_shows_what_is_printed(
+    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(conv_model(), tmp_path / "net.onnx")
     log = knowledge().entry("datatypes-mismatch").example
     (tmp_path / "build.log").write_text(log, encoding="utf-8")
-    package = "provisioning" if example.words[0] in PROVISIONING else "ci"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = typed(*example.words, package=package, cwd=tmp_path, env=env)
+    package, verbs = ("provisioning", PROVISIONING) if example.words[0] in PROVISIONING else ("ci", VERBS)
+    monkeypatch.chdir(tmp_path)
+    main(f"python -m {package}", "", verbs, example.words)
+    printed = capsys.readouterr()
     # The page's reader is in this folder.
-    assert not_printed(example, (done.stderr + done.stdout).replace(f"{tmp_path}/", "")) == []
+    assert not_printed(example, (printed.err + printed.out).replace(f"{tmp_path}/", "")) == []
 
 
 def test_each_shown_output_is_compared_or_listed_with_the_reason() -> None:

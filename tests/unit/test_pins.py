@@ -22,16 +22,23 @@ KEPT = (LOCK, "manifests/locks/llm.txt", "manifests/torch/index.txt", PACKAGES, 
 OTHERS = ("manifests/gate.toml", "manifests/profiles/wheels.toml", "manifests/wheels.json")
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """With this repository's own manifests."""
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with this one's own manifests."""
     files = {name: (MANIFESTS.parent / name).read_text(encoding="utf-8") for name in (*KEPT, *OTHERS)}
-    return repository(tmp_path / "root", {**files, "noxfile.py": "import nox\n"})
+    return repository(tmp_path_factory.mktemp("first"), {**files, "noxfile.py": "import nox\n"})
 
 
 @pytest.fixture
-def newer(root: Path, tmp_path: Path) -> Path:
+def root(first: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(first, tmp_path / "root"))
+
+
+@pytest.fixture(scope="module")
+def handed_over(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the first job hands over: every kind of file that it writes, with other versions and hashes."""
+    folder = tmp_path_factory.mktemp("newer")
+    root = Path(shutil.copytree(first, folder / "root"))
     edit(root / LOCK, "argcomplete==3.7.2", "argcomplete==3.8.0")
     edit(root / LOCK, "6029205678bdd9c1c728a155f5f9ecf5812393f969eef58807641a2bc2aa5b19", HASH)
     edit(root / "manifests/torch/index.txt", "cuda-bindings==13.4.4", "cuda-bindings==13.5.0")
@@ -41,10 +48,13 @@ def newer(root: Path, tmp_path: Path) -> Path:
     edit(root / IMAGES, "90522eeb7e5923ee2b871c639059537b30521272f10ca86fdbbbb2b75a8c40cd", HASH)
     edit(root / IMAGES, "epoch = 1747699200", "epoch = 1794787200")
     edit(root / FAULTS, 'versions = ">=2.48,<2.51"', 'versions = ">=2.48,<2.51,<2.50.41"')
-    folder = tmp_path / "pins"
-    pins.write(folder, root)
-    git(root, "checkout", "--quiet", ".")
-    return folder
+    pins.write(folder / "pins", root)
+    return folder / "pins"
+
+
+@pytest.fixture
+def newer(handed_over: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(handed_over, tmp_path / "pins"))
 
 
 def edit(file: Path, old: str, new: str) -> None:

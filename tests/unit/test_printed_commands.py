@@ -7,7 +7,7 @@ import ast
 import importlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
-from tests.support.sources import parsed
+from tests.support.sources import nodes, walked
 
 HEAD = re.compile(
     r"(?:^|[\s`(:&;])(?:nox -s \S+|python3? -m|-m pip|git -C|rm -|chmod|chown|touch |mkdir|apt-get install"
@@ -42,9 +42,9 @@ ELSEWHERE = {
 }
 
 
-def _texts(tree: ast.Module) -> Iterator[tuple[ast.JoinedStr, str]]:
+def _texts(tree: Sequence[ast.AST]) -> Iterator[tuple[ast.JoinedStr, str]]:
     """F-strings that hold the beginning of a command, each with the values that are put in unquoted."""
-    for node in ast.walk(tree):
+    for node in tree:
         if not isinstance(node, ast.JoinedStr):
             continue
         before = ""
@@ -75,7 +75,7 @@ def test_no_command_is_printed_with_a_value_that_is_not_quoted() -> None:
             place = file.relative_to(ROOT).as_posix()
             if place in ELSEWHERE:
                 continue
-            for node, value in _texts(parsed(file)):
+            for node, value in _texts(nodes(file)):
                 unquoted.append(f"{place}:{node.lineno}: {{{value}}} goes through provisioning.base.commands")
     assert not unquoted, "\n".join(unquoted)
 
@@ -144,12 +144,12 @@ def _wrong(text: str) -> Iterator[str]:
             yield f"{name} needs more in `{start} {name}{rest}`"
 
 
-def _strings(tree: ast.Module) -> Iterator[str]:
+def _strings(tree: Sequence[ast.AST]) -> Iterator[str]:
     """All text of a module; values in it are X."""
     inner: set[int] = set()
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.JoinedStr):
-            inner.update(id(part) for part in ast.walk(node) if part is not node)
+            inner.update(id(part) for part in walked(node) if part is not node)
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
             yield node.value
@@ -166,7 +166,7 @@ def _texts_of(table: object) -> Iterator[str]:
 
 def test_every_printed_command_is_one_that_its_verb_takes() -> None:
     texts = {
-        f"{folder}: {file.relative_to(ROOT)}": _strings(parsed(file))
+        f"{folder}: {file.relative_to(ROOT)}": _strings(nodes(file))
         for folder in ("ci", "provisioning")
         for file in sorted((ROOT / folder).rglob("*.py"))
     }

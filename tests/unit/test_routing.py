@@ -55,10 +55,9 @@ def test_the_environment_is_that_of_the_model_or_the_lane(folder: Path, words: s
 
 
 @pytest.mark.parametrize("words", ["--help", "", "--json x.json --help"])
-@pytest.mark.parametrize("verb", ALL)
-def test_help_without_a_model_runs_in_an_environment_that_there_is(verb: str, words: str) -> None:
-    _, environment = program_of(verb, words.split(), Path.cwd())
-    assert (LOCKS / f"{environment}.txt").is_file()
+def test_help_without_a_model_runs_in_an_environment_that_there_is(words: str) -> None:
+    environments = {verb: program_of(verb, words.split(), Path.cwd())[1] for verb in ALL}
+    assert [item for item in environments.items() if not (LOCKS / f"{item[1]}.txt").is_file()] == []
 
 
 @pytest.mark.parametrize(

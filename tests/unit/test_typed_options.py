@@ -14,7 +14,7 @@ from ci.__main__ import VERBS as CI
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb
 from provisioning.base.settings import ROOT
-from tests.support.sources import parsed, with_any
+from tests.support.sources import parsed, walked, with_any
 from tests.support.typed import parsers
 
 VERBS = [*PROVISIONING.values(), *CI.values()]
@@ -57,7 +57,7 @@ def _is_args(node: ast.AST) -> bool:
 
 def _functions(tree: ast.Module, name: str) -> list[ast.FunctionDef]:
     """The functions and methods of a name that take `args`."""
-    named = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
+    named = (node for node in walked(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
     return [node for node in named if "args" in {argument.arg for argument in _arguments(node)}]
 
 
@@ -65,7 +65,7 @@ def _readers(tree: ast.Module) -> dict[str, str]:
     """Functions that may take a Namespace, as imported anywhere in a module: name and module."""
     return {
         alias.asname or alias.name: node.module
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.ImportFrom) and node.module in READERS
         for alias in node.names
     }
@@ -83,7 +83,7 @@ def _leaks(tree: ast.Module, *, verb: bool) -> Iterator[str]:
     """Where a Namespace is below a verb's `run`, or leaves it."""
     runs = _functions(tree, "run") if verb else []
     inside = {id(node) for run in runs for node in ast.walk(run)}
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if node not in runs and _has_namespace(node):
             yield f"line {getattr(node, 'lineno', 0)}: has a Namespace"
         if isinstance(node, ast.Attribute) and _is_args(node.value) and id(node) not in inside:

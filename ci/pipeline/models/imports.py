@@ -16,6 +16,9 @@ from provisioning.base.settings import ROOT
 
 OURS = tuple(f"{ROOT / name}/" for name in OWN_PACKAGES)
 
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where a statement has statements."""
+
 _first: Path | None = None
 _end_sharing: Callable[[], None] | None = None
 
@@ -126,12 +129,17 @@ def imported(path: Path, changed: int, package: str) -> tuple[str, ...]:
     except (SyntaxError, ValueError):
         return ()
     names: list[str] = []
-    for node in ast.walk(tree):
+    waiting: list[Any] = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = _base(node, package)
             names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        # Expressions, which have no import, are most of a tree.
+        for block in BLOCKS:
+            waiting += getattr(node, block, ())
     return tuple(dict.fromkeys(package for name in names if name for package in _with_packages(name)))
 
 

@@ -91,7 +91,9 @@ def setup_python(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str
     """This machine's Python, whatever the version asked for."""
     # An environment for each job: two jobs that install into one at the same time break it.
     home = place.temp / "python"
-    subprocess.run([sys.executable, "-m", "virtualenv", "--quiet", str(home)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "virtualenv", "--quiet", "--symlink-app-data", str(home)], check=True
+    )
     place.path_entries.insert(0, str(home / "bin"))
     return {}
 
