@@ -36,11 +36,11 @@ ATEN, ONNX = "tests.support.plain_cell", "tests.support.plain_onnx_cell"
 CELLS = {"alone": 10, "chain": 8, "onnx": 6}
 """How many are drawn of each kind."""
 
-BELOW_DB, ABOVE_DB = 3.0, 12.0
+BELOW_DB, ABOVE_DB = 3.0, 9.0
 """How far below and above a cell's range the median of the script's draws may be. Of ten draws of one kind
 the median of five lies outside the range of the others in a sixth of all cases: below, that is not by twice
-the noise. The script's weights and scales are others too, which made some figures better by up to 12 dB and
-none worse by 3 (of 40 cells)."""
+the noise. The script's weights and scales are others too: of 70 cells some were better by up to 6 dB, and
+none was worse by 3."""
 
 ONE_DRAW_DB = 6.0
 """How far below a figure of one draw it may be, which has no range."""
@@ -201,7 +201,7 @@ def answers(
 
 
 @pytest.mark.parametrize(
-    ("median", "unlike"), [(66.9, True), (67.1, False), (72, False), (84.9, False), (85.1, True)]
+    ("median", "unlike"), [(66.9, True), (67.1, False), (72, False), (81.9, False), (82.1, True)]
 )
 def test_a_figure_outside_of_a_cells_range_is_told(median: float, unlike: bool) -> None:
     found = CaseResult(result="whole", sqnr_db=72, range_db=(70, 73))

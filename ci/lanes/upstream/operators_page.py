@@ -258,7 +258,8 @@ def _other_chips(table: OperatorTable) -> Iterator[str]:
         "",
         "## Other chips",
         "",
-        "Plain cases and Qualcomm's newer tests; shown where one of these gives another result than on "
+        "Plain cases, Qualcomm's newer tests, and where the plain case does not show a fault of "
+        f"{DEFAULT_SOC}, a case that does; shown where one of these gives another result than on "
         f"{DEFAULT_SOC}. That chip's own column is the cell above, of all ranges and shapes.",
         "",
     )
