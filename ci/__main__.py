@@ -47,7 +47,7 @@ VERBS = {
         "ci.upgrades.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
     ),
     "operator_history": Verb(
-        "ci.upgrades.operator_history.verb",
+        "ci.operator_history.verb",
         "measure the operators on an earlier QNN build or ExecuTorch, and keep what differs",
     ),
     "faults": Verb(

@@ -69,7 +69,7 @@ def failures() -> list[KnownFailure]:
 def _message(entry: Entry) -> str:
     text = DECORATION.sub(b"", entry.example.encode())
     starts = [match.start() for pattern in entry.keys if (match := pattern.search(text))]
-    if not starts and entry.keys:
+    if not starts and entry.keys and not entry.codes:
         return ""
     line = text[text.rfind(b"\n", 0, min(starts, default=0)) + 1 :].partition(b"\n")[0]
     return key(line.decode("utf-8", "replace"))

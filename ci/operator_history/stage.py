@@ -57,7 +57,7 @@ class Earlier:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EarlierRun:
     """What a suite is run with on an earlier build."""
 
     selection: Selection
@@ -89,7 +89,7 @@ def measure_all(selection: Selection, builds: EarlierBuilds, environ: Mapping[st
         raise UsageError(f"the history is of {DEFAULT_SOC} alone", fix="leave out --soc")
     stage = StageRun.as_typed("operator_history", selection.profile, selection.target)
     with stage.reported(selection.reports, "operator-history-not-measured"):
-        run = Run(selection, builds, environ, stage)
+        run = EarlierRun(selection, builds, environ, stage)
         for measure, stack in _measures(builds):
             earlier = measure(run, stack)
             differing = history.differing(earlier.cells, earlier.now)
@@ -112,7 +112,7 @@ def _words(chips: Mapping[str, Mapping[str, PastCell]]) -> str:
     return ", ".join(f"{cell} at {scheme}" for row in chips.values() for scheme, cell in row.items())
 
 
-Measure = Callable[[Run, Stack], Earlier]
+Measure = Callable[[EarlierRun, Stack], Earlier]
 
 
 def _measures(builds: EarlierBuilds) -> Iterator[tuple[Measure, Stack]]:
@@ -127,7 +127,7 @@ def _measures(builds: EarlierBuilds) -> Iterator[tuple[Measure, Stack]]:
         yield _executorch, Stack(own_build(table), name, release, several_builds=False)
 
 
-def _onnx(run: Run, stack: Stack) -> Earlier:
+def _onnx(run: EarlierRun, stack: Stack) -> Earlier:
     """The suite of ONNX's operators, in a copy: what is accepted of it is a file beside it."""
     folder = run.new_folder(stack)
     suite = folder / SUITE.name
@@ -145,7 +145,7 @@ def _onnx(run: Run, stack: Stack) -> Earlier:
     )
 
 
-def _executorch(run: Run, stack: Stack) -> Earlier:
+def _executorch(run: EarlierRun, stack: Stack) -> Earlier:
     """The plain cases of our own suite, beside the same cases of now."""
     folder = run.new_folder(stack)
     # Of the installed release: earlier wheels have none of its CMake files.

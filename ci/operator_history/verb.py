@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.operator_history.stage import EarlierBuilds, measure_all
+    from ci.operator_history.stage import EarlierBuilds, measure_all
     from provisioning.base.errors import UsageError
     from provisioning.base.selection import selection_of
 
