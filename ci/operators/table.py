@@ -188,7 +188,7 @@ class Cell(CaseResult):
 
     @property
     def _worse(self) -> str:
-        """`; WRONG -6 dB: across [0.5, 2.5]`, or `; 51 dB: small [-0.01, 0.01]`: the worst with other inputs."""
+        """The worst with other inputs: `; WRONG -6 dB: across [0.5, 2.5]`, `; 51 dB: small [-0.01, 0.01]`."""
         inexact = [
             (case.result != "wrong", figure if figure is not None else -EXACT, f"{case}: {name}")
             for name, case in self.bad.items()

@@ -20,7 +20,19 @@ FLOORS = (
     {"pipeline"},
     {"operators"},
     {"lanes", "upgrades", "builds", "parity", "signing", "device", "inspect", "report"},
-    {"one_model", "operator_history", "forecast", "accept", "agents", "gate", "github", "image", "dev", "site", "__main__"},
+    {
+        "one_model",
+        "operator_history",
+        "forecast",
+        "accept",
+        "agents",
+        "gate",
+        "github",
+        "image",
+        "dev",
+        "site",
+        "__main__",
+    },
 )
 """The rooms of ci/, lowest first; the last are the edges. A lane is a room of its own."""
 

@@ -58,8 +58,8 @@ $ qnn-ci test_upstream operators values --sample 1/25 --accept   # put what it m
 A cell has what most of ExecuTorch's tests and our own plain case gave (of results that are as frequent, the
 worst), and its signal-to-noise ratio: the median of {DRAWS} draws of inputs of the plain case, and in
 parentheses the least and the greatest, where these differ. A word that some draws do not give is said after
-it: `1 of {DRAWS} draws WRONG`. Whole numbers have to be equal in all of them. {ONE_DRAW} marks a figure of one draw: the
-least of all cases with that result, as no case has more.
+it: `1 of {DRAWS} draws WRONG`. Whole numbers have to be equal in all of them. {ONE_DRAW} marks a figure of
+one draw: the least of all cases with that result, as no case has more.
 
 The program of a plain case is calibrated with all draws and compiled once, with the widest range of each
 tensor, as `compile` does it. Other cases have one draw and ExecuTorch's own observer, which may clip
