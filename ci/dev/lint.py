@@ -25,7 +25,7 @@ EXAMPLES = """\
   python -m ci lint --fix
 """
 
-LARGEST_FILE = 2 << 20
+LARGEST_FILE = 1 << 20
 
 REGISTRY_HOSTS = tuple(
     ".".join(labels)

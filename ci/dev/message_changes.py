@@ -31,5 +31,5 @@ def markdown(older: str, newer: str, found: Mapping[str, Sequence[str]]) -> str:
     rules = ", ".join(f"`{rule}`" for rule in found["rules"]) or "none"
     return (
         f"## Messages\n\nQNN {newer} against {older}: {plural(len(found['gained']), 'message')} gained,"
-        f" {len(found['lost'])} lost. Rules of manifests/diagnose.toml that match none any more: {rules}.\n"
+        f" {len(found['lost'])} lost. Rules of manifests/diagnose/ that match none any more: {rules}.\n"
     )

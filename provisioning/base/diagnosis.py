@@ -1,4 +1,4 @@
-"""What is known of failures of QNN, FastRPC, the loader and ExecuTorch: manifests/diagnose.toml."""
+"""What is known of failures of QNN and of the programs around it: manifests/diagnose.toml and diagnose/."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from provisioning.base.repeats import Repeats
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "diagnose.toml"
+ENTRIES = MANIFESTS / "diagnose"
+"""A file for each family of programs."""
 
 TROUBLE = Pattern(
     r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such"
@@ -224,7 +226,7 @@ class Knowledge:
     def clues(self) -> dict[Pattern, Clue]:
         """Of all that is looked for in a log."""
         patterns = dict.fromkeys((*self.patterns_of_rows, *self.entries_of))
-        rows = kept("clues", (MANIFEST, *CODE), lambda: self._clues(patterns), keep=_start.keep)
+        rows = kept("clues", (*_tables(), *CODE), lambda: self._clues(patterns), keep=_start.keep)
         return {
             pattern: Clue(
                 tuple((anchor, tuple(words)) for anchor, words in anchored),
@@ -700,11 +702,15 @@ def keep_table() -> None:
 
 @cache
 def knowledge() -> Knowledge:
-    return _knowledge(kept("diagnose", (MANIFEST, *CODE), _checked, keep=_start.keep))
+    return _knowledge(kept("diagnose", (*_tables(), *CODE), _checked, keep=_start.keep))
+
+
+def _tables() -> tuple[Path, ...]:
+    return (MANIFEST, *sorted(ENTRIES.glob("*.toml")))
 
 
 def _checked() -> dict[str, Any]:
-    """The table as it is written. Raises ManifestError if something in it is wrong."""
+    """The tables as they are written. Raises ManifestError if something in it is wrong."""
     from pydantic import Field
 
     from provisioning.base.documents import Model, parse, read
@@ -751,7 +757,6 @@ def _checked() -> dict[str, Any]:
 
     class Table(Model):
         schema_: int = Field(alias="schema")
-        entry: tuple[Row, ...]
         layer: tuple[LayerRow, ...]
         fault: tuple[FaultRow, ...]
         harmless: tuple[HarmlessRow, ...]
@@ -761,27 +766,33 @@ def _checked() -> dict[str, Any]:
         data_types: dict[str, str]
         words: dict[str, tuple[str, ...]]
 
+    class Entries(Model):
+        entry: tuple[Row, ...]
+
     document = read(MANIFEST)
     table = parse(document, Table, MANIFEST)
-    often = Counter(row.id for row in table.entry)
-    speakers = {name for row in table.layer for name in (row.name, row.family) if name}
-    for row in table.entry:
-        for other in row.unless:
-            if other not in often and other != ANY_OTHER:
+    written = {path: read(path) for path in _tables()[1:]}
+    rows = {path: parse(entries, Entries, path).entry for path, entries in written.items()}
+    often = Counter(row.id for entries in rows.values() for row in entries)
+    speakers = {name for layer in table.layer for name in (layer.name, layer.family) if name}
+    for path, entries in rows.items():
+        for row in entries:
+            for other in row.unless:
+                if other not in often and other != ANY_OTHER:
+                    raise ManifestError(
+                        path, f"entry {row.id}: unless", expected="the id of an entry", found=repr(other)
+                    )
+            if often[row.id] > 1:
+                raise ManifestError(path, "entry", expected="ids used once", found=f"{row.id!r} twice")
+            spoken = bool(row.of) == bool(row.loose) or row.last_resort
+            if not spoken or not speakers.issuperset(row.of):
                 raise ManifestError(
-                    MANIFEST, f"entry {row.id}: unless", expected="the id of an entry", found=repr(other)
+                    path,
+                    f"entry {row.id}: of",
+                    expected="with `loose` patterns the names of layers or their families, else nothing",
+                    found=repr(row.of),
                 )
-        if often[row.id] > 1:
-            raise ManifestError(MANIFEST, "entry", expected="ids used once", found=f"{row.id!r} twice")
-        spoken = bool(row.of) == bool(row.loose) or row.last_resort
-        if not spoken or not speakers.issuperset(row.of):
-            raise ManifestError(
-                MANIFEST,
-                f"entry {row.id}: of",
-                expected="with `loose` patterns the names of layers or their families, else nothing",
-                found=repr(row.of),
-            )
-    return document
+    return {**document, "entry": [row for entries in written.values() for row in entries["entry"]]}
 
 
 def _knowledge(table: dict[str, Any]) -> Knowledge:

@@ -234,7 +234,7 @@ def _judged(
     known = nearest(met.message)
     if known is None or known.id not in AGE:
         message = f"refused, and not for the age of the runtime: {met.message}"
-        fix = "read its log below reports/golden/; if the message is new, add it to manifests/diagnose.toml"
+        fix = "read its log below reports/golden/; if the message is new, add it to manifests/diagnose/"
         return Finding("golden-unexplained", Severity.ERROR, subject, message, fix)
     return None
 
