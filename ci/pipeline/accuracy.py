@@ -36,6 +36,8 @@ FIGURES = {
     "reference_cosine": "cosine with the quantized model on the CPU",
     "reference_sqnr_db": "SQNR in dB against the quantized model on the CPU",
     "reference_agreement": "share of integers equal to those of the quantized model on the CPU",
+    "reference_choice_agreement": "share of integers equal to those of the quantized model on the CPU, or of"
+    " indices whose values are equal within the noise",
 }
 AGAINST_REFERENCE = ("cosine", "sqnr_db", "agreement", "choice_agreement")
 """The figures that are also measured against the quantized model."""

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
+import numpy
 import pytest
 
 from ci.lanes.executorch.suite import SHIPPED
-from ci.pipeline.accuracy import rounded
+from ci.pipeline.accuracy import Among, Pair, compare, rounded
 from ci.pipeline.baseline import Baseline, baseline_in, load_baseline
 from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed, ManifestError
@@ -43,6 +44,18 @@ class TestAgreeing:
         reasons = baseline.reasons({NAME: figures}, reason, "again", {NAME: low})
         values: dict[str, object] = {"build_id": build_id, "accuracy": rounded(figures)}
         return written(baseline, values | ({"reason": reasons[NAME]} if NAME in reasons else {}))
+
+    def test_every_figure_that_is_measured_is_read_again(self, tmp_path: Path) -> None:
+        """An accepted argmax was refused by the next run: nobody knew its figure against the quantized model."""
+        indices, floats = numpy.array([0, 2]), numpy.array([[0.1, 0.9], [0.2, 0.3], [0.7, 0.8]])
+        pairs = [
+            Pair("index", indices, indices, choice=Among(floats, 0.1)),
+            Pair("flag", indices, indices),
+            Pair("score", floats, floats * 1.01),
+        ]
+        figures = rounded(compare(pairs, pairs))
+        agreed = self.accepted(self.agreed(tmp_path), figures)
+        assert "reference_choice_agreement" in figures and agreed.programs[NAME].accuracy == figures
 
     @pytest.mark.parametrize("top1", [0.0, 0.85])
     def test_a_lost_top1_needs_a_reason(self, tmp_path: Path, top1: float) -> None:
