@@ -59,6 +59,9 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
 """The word and the meaning of a result."""
 
 
+DRAWS = 5
+"""How many inputs a plain case, one in a chain and one of ONNX run with, and are calibrated with."""
+
 IN_CHAIN = "in a chain"
 """What the name of such a case begins with."""
 

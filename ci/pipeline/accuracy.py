@@ -449,6 +449,12 @@ def against_nearest(figures: Mapping[str, float]) -> str:
     return "reference_" if any(name.startswith("reference_") for name in figures) else ""
 
 
+OF_A_DRAW = tuple(
+    prefix + name for prefix in ("", "reference_") for name in ("sqnr_db", "agreement", "choice_agreement")
+)
+"""What `computed_otherwise` and the operator table ask of a sample."""
+
+
 def computed_otherwise(figures: Mapping[str, float]) -> bool:
     """Whether the chip computes something else than the model that the program was made from."""
     prefix = against_nearest(figures)

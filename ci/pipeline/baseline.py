@@ -100,6 +100,8 @@ class Recorded(Costs):
     """Counts of operators in a shape, of a program whose time QNN estimated."""
     in_float: bool = False
     """Whether nothing of a program with floats was quantized, although its precision says so."""
+    draws: tuple[dict[str, float], ...] = ()
+    """The figures of each sample by itself, of a program whose every result is recorded."""
 
     def cost(self, name: str) -> float | None:
         value: float | None = getattr(self, name)

@@ -26,9 +26,9 @@ from ci.lanes.upstream.adapters import (
     least_db,
 )
 from ci.lanes.upstream.chains import test_chains as one_chain
-from ci.lanes.upstream.value_cases import DRAWS, cases, chains
+from ci.lanes.upstream.value_cases import cases, chains
 from ci.lanes.upstream.values import draw
-from ci.operators.table import EXACT
+from ci.operators.table import DRAWS, EXACT
 from ci.pipeline.models.shipped.operators import Chained, alone
 
 # Torch takes seconds to import, which unit tests do without.
@@ -320,12 +320,17 @@ class Runs:
 
     def __init__(self, flow: str) -> None:
         self._flow = SimpleNamespace(name=flow)
+        self.models: list[Any] = []
 
     def lower_and_run_model(self, model: Any, inputs: Any, generate_random_test_inputs: bool) -> None:
         self.model, self.inputs = model, inputs
+        self.models.append(model)
 
 
-def test_a_plain_case_has_several_draws_and_the_first_is_that_of_one_draw() -> None:
+def test_a_plain_case_has_several_draws_and_the_first_is_that_of_one_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QNN_SOC_MODEL", "SM8350")
     by_name = {str(case): case for case in cases()}
     drawn = {name: Runs("qnn_8a8w") for name in ("add-plain", "add-small")}
     for name, runs in drawn.items():
@@ -335,6 +340,26 @@ def test_a_plain_case_has_several_draws_and_the_first_is_that_of_one_draw() -> N
     assert all(len(inputs) == 2 for inputs in plain.model.draws)
     assert len({float(inputs[0].sum()) for inputs in plain.model.draws}) == DRAWS
     assert plain.inputs is plain.model.draws[0]
+
+
+@pytest.mark.parametrize(
+    ("chip", "flow", "programs"),
+    [
+        ("SM8350", "qnn_16a8w", 3),
+        ("SM8450", "qnn_16a16w", 3),
+        ("SM8350", "qnn_8a8w", 1),
+        ("SM8650", "qnn_16a8w", 1),
+    ],
+)
+def test_where_a_program_is_as_exact_as_its_scales_happen_to_be_several_are_made(
+    monkeypatch: pytest.MonkeyPatch, chip: str, flow: str, programs: int
+) -> None:
+    monkeypatch.setenv("QNN_SOC_MODEL", chip)
+    by_name = {str(case): case for case in cases()}
+    values.test_values(runs := Runs(flow), by_name["linear32-plain"])
+    assert len({float(model.weight.sum()) for model in runs.models}) == programs
+    values.test_values(small := Runs(flow), by_name["linear32-small"])
+    assert len(small.models) == 1
 
 
 @pytest.mark.parametrize(("flow", "has_bias"), [("qnn_16a16w", False), ("qnn_16a8w", True)])

@@ -46,7 +46,7 @@ class TestAgreeing:
         return written(baseline, values | ({"reason": reasons[NAME]} if NAME in reasons else {}))
 
     def test_every_figure_that_is_measured_is_read_again(self, tmp_path: Path) -> None:
-        """An accepted argmax was refused by the next run: nobody knew its figure against the quantized model."""
+        """An accepted argmax was refused by the next run, which did not know its figure."""
         indices, floats = numpy.array([0, 2]), numpy.array([[0.1, 0.9], [0.2, 0.3], [0.7, 0.8]])
         pairs = [
             Pair("index", indices, indices, choice=Among(floats, 0.1)),

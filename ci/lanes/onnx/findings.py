@@ -11,7 +11,7 @@ from ci.lanes.onnx.budgets import forecast_of, over_budget
 from ci.lanes.onnx.crosscheck import LaneFigures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
-from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in_words, missed
+from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.costs import cost_rule
 from ci.pipeline.findings import (
@@ -218,6 +218,7 @@ def outcome_of(result: Result) -> dict[str, Any]:
         "failed": str(facts.get("failed", "")),
         "message": first_line(str(facts["message"])) if "failed" in facts else "",
         "in_float": was_compiled(result) and bool(facts.get("in_float")),
+        "draws": tuple(map(rounded, facts.get("draws", ()))),
         "estimated": tuple(
             f"{count} {what}"
             for what, count in sorted((facts.get("estimate") or {}).get("shapes", {}).items())

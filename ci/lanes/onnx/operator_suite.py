@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.operators.onnx_tests import node_tests
+from ci.operators.table import DRAWS
 from ci.pipeline.precision import ONNX_PRECISIONS
 from ci.pipeline.suite import Scalar
 from provisioning.base.documents import Model, load
@@ -73,5 +74,5 @@ def _case(name: str, factory: str, arguments: Mapping[str, Scalar]) -> str:
         f'{{ lane = "onnx", precision = {json.dumps(precision)}, socs = [{json.dumps(DEFAULT_SOC)}] }}'
         for precision in ONNX_PRECISIONS
     )
-    head = f"{name} = {{ factory = {json.dumps(factory)}, recorded = true"
+    head = f"{name} = {{ factory = {json.dumps(factory)}, recorded = true, inferences = {DRAWS}"
     return f"{head}, arguments = {{ {pairs} }}, run = [{runs}] }}\n"

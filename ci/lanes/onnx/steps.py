@@ -8,6 +8,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,16 @@ from ci.lanes.onnx.graph import (
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import calibration_samples, divided, resembling
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
-from ci.pipeline.accuracy import Pair, Unusable, compared, in_words, missed, pair_of_choice
+from ci.pipeline.accuracy import (
+    OF_A_DRAW,
+    Pair,
+    Unusable,
+    compare,
+    compared,
+    in_words,
+    missed,
+    pair_of_choice,
+)
 from ci.pipeline.findings import BEYOND_FIX, beyond_in_words
 from ci.pipeline.models.arrays import Array, Sample, save, save_one, saved
 from ci.pipeline.models.inputs import checked, drawn
@@ -197,6 +207,7 @@ def write_context(
         "record": asdict(record),
         "audit": asdict(audit),
         **near,
+        "draws": _each_draw(expected, reference, outputs, case.non_finite, among) if case.recorded else [],
         "choices": list(among[0].operators),
         # Whether QNN computes floats in 16 bits; None if the context does not say.
         "half_floats": context.half_floats,
@@ -268,7 +279,8 @@ def _exported(
     model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET, inputs)
     if isinstance(loaded, dict):
         samples = [resembling(loaded, number) for number in range(case.inferences)]
-        return model, samples, [resembling(loaded, CALIBRATION_SEED + index) for index in range(count)], []
+        others = [resembling(loaded, CALIBRATION_SEED + index) for index in range(count)]
+        return model, samples, [*samples, *others][:count] if case.recorded else others, []
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
     def sample(seed: int) -> Sample:
@@ -688,6 +700,22 @@ def _near(
     return {"near": near, "slices": slices, "beyond": beyond() if missed(Thresholds(), near) else []}
 
 
+def _each_draw(
+    expected: Sequence[Sample],
+    reference: Sequence[Sample],
+    outputs: Sequence[Sample],
+    non_finite: bool,
+    among: tuple[Choices, Choices],
+) -> list[dict[str, float]]:
+    """The figures of each sample by itself that a word of the operator table is made from."""
+    floats, quantized = (
+        _pairs_by_sample(wanted, outputs, choices)
+        for wanted, choices in zip((expected, reference), among, strict=True)
+    )
+    every = (compare(*pairs, non_finite=non_finite) for pairs in zip_longest(floats, quantized, fillvalue=()))
+    return [{name: figure for name, figure in figures.items() if name in OF_A_DRAW} for figures in every]
+
+
 def _beyond_half(source: Path, samples: Sequence[Sample], into: Path) -> list[dict[str, Any]]:
     from ci.lanes.onnx.cuts import beyond_half
 
@@ -699,14 +727,25 @@ def _beyond_half(source: Path, samples: Sequence[Sample], into: Path) -> list[di
 
 
 def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample], among: Choices) -> Iterator[Pair]:
-    for number, (wanted, found) in enumerate(zip(expected, outputs, strict=True)):
-        for name in wanted:
-            title, arrays = f"output {name} of sample {number}", (wanted[name], found[name])
-            if name in among.values and arrays[0].shape == arrays[1].shape:
-                values, dim, noise = among.values[name][number], among.axes[name], among.noise[name]
-                yield pair_of_choice(title, *arrays, name, values, dim=dim, noise=noise)
-            else:
-                yield Pair(title, *arrays, name)
+    return chain.from_iterable(_pairs_by_sample(expected, outputs, among))
+
+
+def _pairs_by_sample(
+    expected: Sequence[Sample], outputs: Sequence[Sample], among: Choices
+) -> Iterator[Iterator[Pair]]:
+    """None if nothing is expected."""
+    both = zip(expected, outputs, strict=True) if expected else ()
+    return (_pairs_of(number, wanted, found, among) for number, (wanted, found) in enumerate(both))
+
+
+def _pairs_of(number: int, wanted: Sample, found: Sample, among: Choices) -> Iterator[Pair]:
+    for name in wanted:
+        title, arrays = f"output {name} of sample {number}", (wanted[name], found[name])
+        if name in among.values and arrays[0].shape == arrays[1].shape:
+            values, dim, noise = among.values[name][number], among.axes[name], among.noise[name]
+            yield pair_of_choice(title, *arrays, name, values, dim=dim, noise=noise)
+        else:
+            yield Pair(title, *arrays, name)
 
 
 def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Array]]) -> bool:

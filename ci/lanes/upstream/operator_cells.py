@@ -205,9 +205,22 @@ def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tupl
         operator = file.removeprefix("test_")
         case = function.removeprefix(f"{file}_").removeprefix("test_")
     layers_lose = head == "test_chains" and scheme.endswith(LAYERS_LOSE)
-    for part in parts:
+    for part in [_pooled(parts)] if own == PLAIN and parts else parts:
         tested = _without_loss(part) if layers_lose else part
         yield operator, scheme, OperatorCase(suite, test, tested, own, case)
+
+
+def _pooled(programs: Sequence[RecordedPart]) -> RecordedPart:
+    """What most programs of a case gave, of results that are as frequent the worst, with all their draws."""
+    counts = Counter(map(_result, programs))
+    result = max(counts, key=lambda name: (counts[name], -WORST_FIRST.index(name)))
+    alike = [part for part in programs if _result(part) == result]
+    figures = {
+        name: statistics.median(known) if len(known) == len(alike) else None
+        for name in ("sqnr_db", "float_db", "quantized_db")
+        for known in [[figure for part in alike if (figure := getattr(part, name)) is not None]]
+    }
+    return replace(alike[0], **figures, draws=tuple(draw for part in programs for draw in part.draws))
 
 
 LAYERS_LOSE = ("4w", "4w_block")

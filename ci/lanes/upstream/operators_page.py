@@ -17,13 +17,13 @@ from ci.lanes.upstream.operator_cells import (
     table_of,
     upstream_files,
 )
-from ci.lanes.upstream.value_cases import DRAWS
 from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators import history, onnx_page
 from ci.operators.html import html_of
 from ci.operators.names import names_of
 from ci.operators.table import (
     DIFFERS,
+    DRAWS,
     FAILING,
     LOSES_DB,
     MEANINGS,

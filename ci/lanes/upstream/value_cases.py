@@ -63,9 +63,6 @@ class TestedOperator(Model):
         return {**self.forms, **own} if self.form else {**own, **self.forms}
 
 
-DRAWS = 5
-"""How many inputs a plain case, and one in a chain, runs with and is calibrated with, compiled once."""
-
 CHAIN = "chain"
 """A case between two layers with weights; `chain-NAME`: in another form than the deciding one."""
 

@@ -5,24 +5,39 @@ The fixture `test_runner` is that suite's, with the flows of the adapter `Values
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
 
-from ci.lanes.upstream.value_cases import DRAWS, ValueCase, cases
-from ci.operators.table import PLAIN
+from ci.lanes.upstream.value_cases import ValueCase, cases
+from ci.operators.table import DRAWS, PLAIN
 from ci.pipeline.models.shipped.operators import alone
+from provisioning.manifest import soc_named
+
+
+PROGRAMS = 3
+"""How many programs a plain case has at 16 bits before V73, where a program is as exact as its scales happen
+to be: a linear layer of other weights has 55 dB or 82 dB."""
+EXACT_SCALES_ARCH = 73
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_values(test_runner: Any, case: ValueCase) -> None:
-    torch.manual_seed(case.seed)
-    model, count = alone(case.expression, case.is_module, case.settings.indices)
-    inputs, *others = draws(case, count, DRAWS if case.name == PLAIN else 1)
-    if others:
-        model.draws = [inputs, *others]
-    test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
+    for number in range(programs_of(case, test_runner._flow.name)):
+        torch.manual_seed(case.seed + number)
+        model, count = alone(case.expression, case.is_module, case.settings.indices)
+        inputs, *others = draws(case, count, DRAWS if case.name == PLAIN else 1)
+        if others:
+            model.draws = [inputs, *others]
+        test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
+
+
+def programs_of(case: ValueCase, flow: str) -> int:
+    arch = soc_named(os.environ["QNN_SOC_MODEL"]).arch
+    varying = case.name == PLAIN and flow.startswith("qnn_16") and arch < EXACT_SCALES_ARCH
+    return PROGRAMS if varying else 1
 
 
 def draws(case: ValueCase, inputs: int, count: int = DRAWS) -> list[tuple[torch.Tensor, ...]]:
