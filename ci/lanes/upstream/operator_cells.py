@@ -6,7 +6,7 @@ import importlib.util
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -215,12 +215,20 @@ def _pooled(programs: Sequence[RecordedPart]) -> RecordedPart:
     counts = Counter(map(_result, programs))
     result = max(counts, key=lambda name: (counts[name], -WORST_FIRST.index(name)))
     alike = [part for part in programs if _result(part) == result]
-    figures = {
-        name: statistics.median(known) if len(known) == len(alike) else None
-        for name in ("sqnr_db", "float_db", "quantized_db")
-        for known in [[figure for part in alike if (figure := getattr(part, name)) is not None]]
-    }
-    return replace(alike[0], **figures, draws=tuple(draw for part in programs for draw in part.draws))
+    return replace(
+        alike[0],
+        sqnr_db=_median(part.sqnr_db for part in alike),
+        float_db=_median(part.float_db for part in alike),
+        quantized_db=_median(part.quantized_db for part in alike),
+        draws=tuple(draw for part in programs for draw in part.draws),
+    )
+
+
+def _median(figures: Iterable[float | None]) -> float | None:
+    """None if one is missing."""
+    known = [*figures]
+    every = [figure for figure in known if figure is not None]
+    return statistics.median(every) if len(every) == len(known) else None
 
 
 LAYERS_LOSE = ("4w", "4w_block")
