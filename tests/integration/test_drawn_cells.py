@@ -100,7 +100,7 @@ def candidates() -> Iterator[DrawnCell]:
                     yield DrawnCell(
                         "onnx",
                         f"{operator}/{precision}/{soc}",
-                        frozenset({cell.result}),
+                        frozenset({cell.result, *cell.draws}),
                         *_bounds(cell, precision),
                         ONNX,
                         {

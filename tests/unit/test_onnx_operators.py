@@ -15,8 +15,8 @@ from ci.lanes.upstream.operators_page import markdown_of
 from ci.operators import onnx_page
 from ci.operators.html import html_of
 from ci.operators.onnx_tests import SUITE, Chosen, NodeTests, node_tests
-from ci.operators.table import OnnxOperators
-from ci.pipeline.baseline import Recorded
+from ci.operators.table import DRAWS, OnnxOperators
+from ci.pipeline.baseline import Recorded, load_baseline
 from ci.pipeline.models.shipped.onnx_nodes import node
 from tests.support.pages import read_page, text_of
 
@@ -131,6 +131,24 @@ def test_each_result_of_the_baseline_is_a_cell() -> None:
         "Equal 8a8w": "whole exact, 50% equal to float",
         "Equal 16a8w": "whole exact",
     }
+
+
+def test_a_cell_has_the_median_and_the_range_of_its_draws_and_says_which_are_otherwise() -> None:
+    figures = [(60.0, 80.0), (61.0, 70.0), (11.0, 90.0)]
+    draws = tuple({"sqnr_db": floats, "reference_sqnr_db": quantized} for floats, quantized in figures)
+    lost = Recorded(build_id=BUILD, accuracy={"sqnr_db": 11.0, "reference_sqnr_db": 70.0}, draws=draws)
+    assert str(onnx_page.cell_of(lost)) == "whole 80 dB (70 to 90), 1 of 3 draws LOST"
+    equal, other = ({"agreement": 1.0, "reference_agreement": share} for share in (1.0, 0.5))
+    wrong = Recorded(build_id=BUILD, accuracy=other, draws=(equal, other))
+    assert str(onnx_page.cell_of(wrong)).startswith("WRONG") and "1 of 2 draws whole" in str(
+        onnx_page.cell_of(wrong)
+    )
+
+
+def test_all_that_was_compiled_has_a_figure_of_each_draw() -> None:
+    programs = load_baseline(SUITE, "wheels", "onnx").programs.values()
+    compiled = [recorded for recorded in programs if recorded.accuracy]
+    assert compiled and {len(recorded.draws) for recorded in compiled} == {DRAWS}
 
 
 def test_only_what_is_quantized_and_near_the_float_model_is_good() -> None:

@@ -459,6 +459,20 @@ def test_a_draw_that_its_test_refuses_makes_a_case_wrong_and_the_others_are_coun
     assert str(cell) == "WRONG exact (31 to exact), 4 of 5 draws whole"
 
 
+def test_a_cell_has_the_draws_of_all_programs_of_its_plain_case() -> None:
+    """Before V73, at 16 bits, one linear layer is exact to 55 dB and another to 86 dB."""
+
+    def cell(*programs: RecordedPart) -> str:
+        tests = {"test_values[qnn_16a8w-linear32-plain]": RecordedTest(1, 1, programs)}
+        table = table_of({"values": {"SM8350": SuiteRecord("x", tests)}}, {})
+        return str(table.cells["linear32"]["SM8350"]["16a8w"])
+
+    assert cell(drawn(85, 86, 87), drawn(61, 62, 63), drawn(55, 56, 57)) == "whole 62 dB (55 to 87)"
+    wrong = drawn(3, 4, 5)
+    assert cell(drawn(85, 86, 87), wrong, drawn(61, 62, 63)).startswith("whole 62 dB (3 to 87)")
+    assert cell(drawn(85, 86, 87), RecordedPart("dies"), drawn(61, 62, 63)) == "DIES"
+
+
 def test_the_figures_of_a_cell_are_the_median_and_the_range_of_its_plain_case() -> None:
     plain = drawn(73, 71, 72, 72.4, 71.6)
     assert str(cell_of("exp", plain=plain)) == "whole 72 dB (71 to 73)"

@@ -218,7 +218,7 @@ def outcome_of(result: Result) -> dict[str, Any]:
         "failed": str(facts.get("failed", "")),
         "message": first_line(str(facts["message"])) if "failed" in facts else "",
         "in_float": was_compiled(result) and bool(facts.get("in_float")),
-        "draws": tuple(map(rounded, facts.get("draws", ()))),
+        "draws": tuple(map(rounded, context_of(result).get("draws", ()))) if was_compiled(result) else (),
         "estimated": tuple(
             f"{count} {what}"
             for what, count in sorted((facts.get("estimate") or {}).get("shapes", {}).items())
