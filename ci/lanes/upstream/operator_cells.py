@@ -214,9 +214,7 @@ def _pooled(programs: Sequence[RecordedPart]) -> RecordedPart:
     """What most programs of a case gave, of results that are as frequent the worst, with all their draws. One
     that does not compile has no draw that would tell of it, and decides."""
     counts = Counter(map(_result, programs))
-    result = max(
-        counts, key=lambda name: (name in NOT_COMPILED, counts[name], -WORST_FIRST.index(name))
-    )
+    result = max(counts, key=lambda name: (name in NOT_COMPILED, counts[name], -WORST_FIRST.index(name)))
     alike = [part for part in programs if _result(part) == result]
     return replace(
         alike[0],

@@ -16,7 +16,6 @@ from ci.operators.table import DRAWS, PLAIN
 from ci.pipeline.models.shipped.operators import alone
 from provisioning.manifest import soc_named
 
-
 PROGRAMS = 3
 """How many programs a plain case has at 16 bits before V73, where a program is as exact as its scales happen
 to be: a linear layer of other weights has 55 dB or 82 dB."""
