@@ -62,6 +62,9 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
 DRAWS = 5
 """How many inputs a plain case, one in a chain and one of ONNX run with, and are calibrated with."""
 
+PROGRAMS = 3
+"""How many programs a plain case has where scales make the difference."""
+
 IN_CHAIN = "in a chain"
 """What the name of such a case begins with."""
 

@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from ci.lanes.upstream.value_cases import ValueCase, cases
-from ci.operators.table import DRAWS, PLAIN
+from ci.operators.table import DRAWS, PLAIN, PROGRAMS
 from ci.pipeline.models.shipped.operators import alone
 from provisioning.manifest import soc_named
 
-PROGRAMS = 3
-"""How many programs a plain case has at 16 bits before V73, where a program is as exact as its scales happen
-to be: a linear layer of other weights has 55 dB or 82 dB."""
 EXACT_SCALES_ARCH = 73
+"""Before it, a program of 16 bits is as exact as its scales happen to be: a linear layer of other weights has
+55 dB or 82 dB."""
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
