@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import os
@@ -24,6 +25,9 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # As our commands do: with the default, parsing our code takes three times as long, and imports a sixth more.
 gc.set_threshold(50_000)
+
+# When Python ends it looks for garbage three times more: two seconds in each worker, for nobody.
+atexit.register(gc.freeze)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and what tests start would inherit it and not be interruptible.
