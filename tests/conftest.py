@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Generator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from ci.engine.workers.forked import shared_fork_servers
 from tests.support import alone, engine, needs, order, small_disk, twice, whole
+from tests.support.sources import forget
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
@@ -75,6 +77,29 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker has all files whose tests read our own code: each other would parse it too."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return READERS if reads_our_code(config.rootpath / file) else file
+
+    return ByFile(config, log)
+
+
+READERS = "those that read our code"
+
+
+@cache
+def reads_our_code(test: Path) -> bool:
+    return any(f"tests.support.{name} import" in test.read_text(encoding="utf-8") for name in ("sources", "rules"))
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     order.hand_over(node.config, node.workerinput)
 
@@ -123,6 +148,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With xdist the workers leave tests out, and send what they left out to the process that prints."""
+    # pytest then looks for garbage five times: a second each where all trees of our code are there.
+    forget()
     left_out: Counter[str] = session.config.stash.get(LEFT_OUT, Counter())
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(left_out)
