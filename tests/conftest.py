@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import os
@@ -11,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Generator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,16 @@ import pytest
 
 from ci.engine.workers.forked import shared_fork_servers
 from tests.support import alone, engine, needs, order, small_disk, twice, whole
+from tests.support.sources import forget
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # As our commands do: with the default, parsing our code takes three times as long, and imports a sixth more.
 gc.set_threshold(50_000)
+
+# When Python ends it looks for garbage three times more: two seconds in each worker, for nobody.
+atexit.register(gc.freeze)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and what tests start would inherit it and not be interruptible.
@@ -68,6 +74,30 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     return order.describe(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker has all files whose tests read our own code: each other would parse it too."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return READERS if reads_our_code(config.rootpath / file) else file
+
+    return ByFile(config, log)
+
+
+READERS = "those that read our code"
+
+
+@cache
+def reads_our_code(test: Path) -> bool:
+    text = test.read_text(encoding="utf-8")
+    return "from tests.support.sources import" in text or "from tests.support.rules import" in text
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -119,6 +149,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With xdist the workers leave tests out, and send what they left out to the process that prints."""
+    # pytest then looks for garbage five times: a second each where all trees of our code are there.
+    forget()
     left_out: Counter[str] = session.config.stash.get(LEFT_OUT, Counter())
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(left_out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -20,21 +20,22 @@ def matcher(expressions: Sequence[str], *, whole: bool = False) -> Callable[[str
 
     A word matches any part of a name, in any case, and `*` in it matches anything; with `whole` a word with
     `*` must match the whole name."""
-    matches = partial(_matches, whole=whole)
-    for expression in expressions:
-        _evaluate(expression, "", matches)
-    return lambda name: (
-        not expressions or any(_evaluate(expression, name.lower(), matches) for expression in expressions)
-    )
+    parsed = [_parsed(expression, whole) for expression in expressions]
+    return lambda name: not parsed or any(_holds(*tree, name.lower()) for tree in parsed)
 
 
-def _evaluate(expression: str, name: str, matches: Callable[[str, str], bool]) -> bool:
-    words = [
-        token if token in _OPERATORS else str(matches(token.lower(), name))
-        for token in _TOKEN.findall(expression)
-    ]
+Words = Mapping[int, Callable[[str], bool]]
+"""What each word asks of a name, by its place in the text that was parsed."""
+
+
+def _parsed(expression: str, whole: bool) -> tuple[ast.expr, Words]:
+    text, words = "", {}
+    for token in _TOKEN.findall(expression):
+        if token not in _OPERATORS:
+            words[len(text)] = partial(_matches, token.lower(), whole=whole)
+        text += f"{token if token in _OPERATORS else True} "
     try:
-        tree = ast.parse(" ".join(words), mode="eval")
+        tree = ast.parse(text, mode="eval")
         if not all(isinstance(node, _ALLOWED) for node in ast.walk(tree)):
             raise SyntaxError("two names without `and` or `or` between them")
     except SyntaxError as error:
@@ -42,7 +43,16 @@ def _evaluate(expression: str, name: str, matches: Callable[[str, str], bool]) -
             f"-k {expression!r} is not an expression: {error.msg}",
             fix="-k 'conv2d and not (quantized or fp16)'",
         ) from error
-    return bool(eval(compile(tree, "-k", "eval")))  # noqa: S307
+    return tree.body, words
+
+
+def _holds(node: ast.expr, words: Words, name: str) -> bool:
+    if isinstance(node, ast.BoolOp):
+        values = (_holds(value, words, name) for value in node.values)
+        return all(values) if isinstance(node.op, ast.And) else any(values)
+    if isinstance(node, ast.UnaryOp):
+        return not _holds(node.operand, words, name)
+    return words[node.col_offset](name)
 
 
 def _matches(word: str, name: str, *, whole: bool) -> bool:

@@ -69,12 +69,12 @@ def document(
         [component for reference, component in components.items() if unique[reference].kind != "file"],
     )
 
-    def text(serial_number: uuid.UUID) -> str:
-        bill.serial_number = serial_number
-        version = SchemaVersion.from_version(SPECIFICATION)
-        return make_outputter(bill, OutputFormat.JSON, version).output_as_string(indent=2) + "\n"
-
-    return text(uuid.uuid5(uuid.NAMESPACE_URL, text(uuid.UUID(int=0))))
+    bill.serial_number = uuid.UUID(int=0)
+    version = SchemaVersion.from_version(SPECIFICATION)
+    text = make_outputter(bill, OutputFormat.JSON, version).output_as_string(indent=2) + "\n"
+    # A name or a text of an item has its quotes escaped, so that the key is found and nothing else.
+    key = '"serialNumber": "urn:uuid:{}"'
+    return text.replace(key.format(uuid.UUID(int=0)), key.format(uuid.uuid5(uuid.NAMESPACE_URL, text)))
 
 
 def _component(item: Item, reference: str) -> Component:

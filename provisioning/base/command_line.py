@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import importlib
 import io
@@ -177,6 +178,8 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
         return 0 if argv else 2
     # What imports create stays: to look for garbage in it takes a fifteenth of a short command.
     gc.set_threshold(50_000)
+    # When Python ends it would look once more: for a second where executorch is imported.
+    atexit.register(gc.freeze)
     name, rest = argv[0], list(argv[1:])
     words, place = answer.taken(rest)
     if name not in verbs:

@@ -73,6 +73,9 @@ def typed(program: str, argv: Sequence[str]) -> str:
     return as_here(" ".join(words))
 
 
+ONE_TASK = "provisioning.base.one_task"
+
+
 def captured_module(
     module: str,
     arguments: Sequence[str],
@@ -87,7 +90,7 @@ def captured_module(
     from provisioning.base.progress import at_work
 
     path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-m", ONE_TASK, module, *arguments]
     try:
         with at_work(f"working on {subject}"):
             return captured(command, env={**environ, "PYTHONPATH": path}, timeout=timeout, cwd=cwd)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import uuid
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,14 @@ class ContainerThatPrints(Engine):
 
     def run(self, job: ContainerCommand) -> CommandOutcome:
         return self.done
+
+
+def test_other_content_has_another_number_whatever_its_texts_say() -> None:
+    number = json.loads(document(BUILD, []))["serialNumber"]
+    item = Item("own", description=f'"serialNumber": "urn:uuid:{uuid.UUID(int=0)}"')
+    other = json.loads(document(BUILD, [item]))
+    assert other["serialNumber"] not in (number, uuid.UUID(int=0).urn)
+    assert other["components"][0]["description"] == item.description
 
 
 DISTRIBUTIONS = '[["rich", "14.0", "MIT"]]\n'

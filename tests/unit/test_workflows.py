@@ -67,7 +67,7 @@ def actions() -> dict[str, Action]:
 
 @cache
 def raw(path: Path) -> dict[Any, Any]:
-    data: dict[Any, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data: dict[Any, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return data
 
 

@@ -284,19 +284,18 @@ def _row_of(part: RecordedPart) -> list[Any]:
 
 
 def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> RecordedPart:
-    part = RecordedPart(str(result), _figure(sqnr_db), tuple(text for text in rest if isinstance(text, str)))
-    for figures in (row for row in rest if not isinstance(row, str)):
-        if figures and isinstance(figures[0], list):
-            part = replace(part, draws=tuple(map(_draw_of, figures)))
+    texts: list[str] = []
+    more: dict[str, Any] = {}
+    for row in rest:
+        if isinstance(row, str):
+            texts.append(row)
+        elif row and isinstance(row[0], list):
+            more["draws"] = tuple(map(_draw_of, row))
         else:
-            float_db, quantized_db, *in_float = figures
-            part = replace(
-                part,
-                float_db=_figure(float_db),
-                quantized_db=_figure(quantized_db),
-                in_float=tuple(map(str, in_float)),
-            )
-    return part
+            float_db, quantized_db, *in_float = row
+            more["float_db"], more["quantized_db"] = _figure(float_db), _figure(quantized_db)
+            more["in_float"] = tuple(map(str, in_float))
+    return RecordedPart(str(result), _figure(sqnr_db), tuple(texts), **more)
 
 
 def _draw_of(row: Sequence[Any]) -> Draw:
