@@ -147,22 +147,29 @@ def clue_of(pattern: Pattern, sample: Sample) -> Clue:
     except BadPattern:
         # It is looked for in every text.
         return Clue((), ((),), far=True)
-    ways, far = read.ways, read.far
-    anchors = [_anchor(way, sample) for way in ways]
-    if anchors and all(anchors):
-        with_words = dict.fromkeys(
-            (anchor, tuple(word for word in _words(way) if word not in anchor))
-            for anchor, way in zip(anchors, ways, strict=True)
-        )
-        return Clue(tuple(with_words), far=far)
+    # A text has one way of each of these in it: it is looked for by those that are seldom in others.
+    choices = [read.ways, *read.beside]
+    for ways in choices:
+        anchors = [_anchor(way, sample) for way in ways]
+        if anchors and all(anchors):
+            with_words = dict.fromkeys(
+                (anchor, tuple(word for word in _words(way) if word not in anchor))
+                for anchor, way in zip(anchors, ways, strict=True)
+            )
+            return Clue(tuple(with_words), far=read.far)
 
     def rarest_first(word: str) -> tuple[bool, int, int, str]:
         return (len(word) < 3, sample.words[word], -len(word), word)
 
-    by_words = dict.fromkeys(tuple(sorted(_words(way), key=rarest_first)) for way in ways)
-    beside = ([_words(way)[:1] for way in ways] for ways in read.beside)
+    def firsts_of(ways: list[Way]) -> list[str]:
+        return [word for words in ways for word in words[:1]]
+
+    by_words = [[tuple(sorted(_words(way), key=rarest_first)) for way in ways] for ways in choices]
+    by_words = [words for words in by_words if all(words)] or [[()]]
+    rarest = min(by_words, key=lambda words: sum(map(sample.text.count, firsts_of(words))))
+    beside = (words for words in by_words if words is not rarest)
     return Clue(
-        (), tuple(by_words), far, tuple(tuple(word for (word,) in words) for words in beside if all(words))
+        (), tuple(dict.fromkeys(rarest)), read.far, tuple(tuple(dict.fromkeys(words)) for words in beside)
     )
 
 

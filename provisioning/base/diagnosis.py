@@ -230,7 +230,7 @@ class Knowledge:
                 tuple((anchor, tuple(words)) for anchor, words in anchored),
                 tuple(map(tuple, ways)),
                 far,
-                tuple(map(tuple, beside)),
+                tuple(tuple(map(tuple, words)) for words in beside),
             )
             for pattern, (anchored, ways, far, beside) in zip(patterns, rows, strict=True)
         }

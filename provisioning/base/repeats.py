@@ -30,7 +30,8 @@ class Repeats:
         """Remembers the lines of a text; gives the numbers of those of whose shape there were not enough."""
         shapes = text.translate(ONES).replace(b"10", b"11").replace(b"10", b"11").split(b"\n")
         hashes = [hash(shape) for shape in shapes]
-        new = [number for number, shape in enumerate(hashes) if self._often[shape] < ENOUGH]
+        often = self._often.get
+        new = [number for number, shape in enumerate(hashes) if often(shape, 0) < ENOUGH]
         if len(self._often) > REMEMBERED:
             self._often.clear()
         self._often.update(hashes)
