@@ -181,7 +181,8 @@ class Index:
             self._words.Add(word)
         self._words.Compile()
         self._ways = table["ways"]
-        self._first = [word.encode() for word, _ in zip(table["words"], self._ways)]
+        self._first = [b"".join(word.encode() for word in exact([word])) for word in table["words"]]
+        """Empty, if a text in small letters may have other ones."""
         self._beside = table["beside"]
         self._far = set(table["far"])
         self._always = table["always"]
@@ -239,11 +240,11 @@ class Index:
                 if (
                     self._patterns[number] not in done
                     and present.issuperset(places)
-                    and all([any(map(present.issuperset, groups)) for groups in self._beside[number]])
+                    and all(any(map(present.issuperset, groups)) for groups in self._beside[number])
                 ):
-                    if near is None and number not in self._far:
+                    if near is None and number not in self._far and self._first[first]:
                         near = _groups(lowered, self._first[first])
-                    add(number, words, near or whole)
+                    add(number, words, whole if near is None else near)
         for found, hits in self._hits(text if folded else lowered, folded=folded).items():
             near = None
             for number, words in self._of(found):
