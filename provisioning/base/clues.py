@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from provisioning.base.patterns import BadPattern, Clue, Pattern
+from provisioning.base.patterns import BadPattern, Clue, Pattern, exact
 
 TOKEN = re.compile(
     r"(?P<text>[^\\\[\](){}.*+?|^$]+)|(?P<flags>\(\?[a-zA-Z-]+\))|(?P<group>\((?:\?(?:[a-zA-Z-]*:|P?<\w+>))?)"
@@ -128,17 +128,21 @@ class Sample:
     text: str
     words: Counter[str]
     pairs: Counter[tuple[str, str]]
+    counted: dict[str, int]
+    """Literals, which many patterns share."""
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Sample:
         text = "\n".join(" ".join(text.lower().split()) for text in texts)
         words = WORD.findall(text)
-        return cls(text, Counter(words), Counter(pairwise(words)))
+        return cls(text, Counter(words), Counter(pairwise(words)), {})
 
     def often(self, literal: str) -> int:
-        words = WORD.findall(literal)
-        counted = min((self.pairs[pair] for pair in pairwise(words)), default=0)
-        return counted or self.text.count(literal)
+        if literal not in self.counted:
+            words = WORD.findall(literal)
+            often = min((self.pairs[pair] for pair in pairwise(words)), default=0)
+            self.counted[literal] = often or self.text.count(literal)
+        return self.counted[literal]
 
 
 def clue_of(pattern: Pattern, sample: Sample) -> Clue:
@@ -147,28 +151,48 @@ def clue_of(pattern: Pattern, sample: Sample) -> Clue:
     except BadPattern:
         # It is looked for in every text.
         return Clue((), ((),), far=True)
-    ways, far = read.ways, read.far
-    anchors = [_anchor(way, sample) for way in ways]
-    if anchors and all(anchors):
-        with_words = dict.fromkeys(
-            (anchor, tuple(word for word in _words(way) if word not in anchor))
-            for anchor, way in zip(anchors, ways, strict=True)
-        )
-        return Clue(tuple(with_words), far=far)
+    # A text has one way of each of these in it: it is looked for by those that are seldom in others.
+    choices = [_known_by(ways, sample) for ways in (read.ways, *read.beside) if all(map(_words, ways))]
+    if not choices:
+        return Clue((), ((),), read.far)
+    rarest = choices[0] if len(choices) == 1 else min(choices, key=lambda known: known.often(sample))
+    beside = tuple(known.words for known in choices if known is not rarest)
+    return Clue(rarest.anchored, rarest.by_words, read.far, beside if rarest.by_words else ())
 
+
+@dataclass(frozen=True, slots=True)
+class _KnownBy:
+    """What tells of several ways: of each an anchor, or else its words."""
+
+    anchored: tuple[tuple[str, Way], ...]
+    by_words: tuple[Way, ...]
+    words: tuple[Way, ...]
+    """Of each way."""
+
+    def often(self, sample: Sample) -> int:
+        anchors = (sample.often(anchor) for anchor, _ in self.anchored)
+        return sum(anchors) + sum(sample.often(first) for first, *_ in self.by_words)
+
+
+def _known_by(ways: list[Way], sample: Sample) -> _KnownBy:
     def rarest_first(word: str) -> tuple[bool, int, int, str]:
-        return (len(word) < 3, sample.words[word], -len(word), word)
+        return (len(word.encode()) < 3, sample.words[word], -len(word), word)
 
-    by_words = dict.fromkeys(tuple(sorted(_words(way), key=rarest_first)) for way in ways)
-    beside = ([_words(way)[:1] for way in ways] for ways in read.beside)
-    return Clue(
-        (), tuple(by_words), far, tuple(tuple(word for (word,) in words) for words in beside if all(words))
-    )
+    anchored, by_words, every = dict[tuple[str, Way], None](), dict[Way, None](), dict[Way, None]()
+    for way in ways:
+        words = _words(way)
+        rarest = tuple(sorted(words, key=rarest_first))
+        every[rarest] = None
+        if anchor := _anchor(way, sample):
+            anchored[anchor, tuple(word for word in words if word not in anchor)] = None
+        else:
+            by_words[rarest] = None
+    return _KnownBy(tuple(anchored), tuple(by_words), tuple(every))
 
 
 def _words(way: Way) -> list[str]:
     words = {word.lower() for literal in way for word in literal.split()}
-    words = {word for word in words if len(word) > 2} or words
+    words = {word for word in words if len(word.encode()) > 2} or words
     return sorted(words, key=lambda word: (-len(word), word))
 
 
@@ -178,6 +202,6 @@ def _anchor(way: Way, sample: Sample) -> str:
     for literal in sorted(literals, key=lambda text: (-len(WORD.findall(text)), -len(text), text)):
         most = VERY_RARE if literal.isalpha() else RARE
         telling = len(literal) >= (12 if literal.isalpha() else 7)
-        if telling and literal == literal.casefold() and sample.often(literal) <= most:
+        if telling and literal == literal.casefold() and exact([literal]) and sample.often(literal) <= most:
             return literal
     return ""

@@ -6,7 +6,6 @@ import codecs
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from copy import copy
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, cached_property
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO
 
 from provisioning.base.errors import ManifestError
 from provisioning.base.kept import kept
-from provisioning.base.patterns import REMEMBERED, Clue, Index, Match, Pattern, Span
+from provisioning.base.patterns import REMEMBERED, Clue, Index, Match, Pattern, Span, table_of
 from provisioning.base.repeats import Repeats
 from provisioning.base.settings import MANIFESTS
 
@@ -223,34 +222,25 @@ class Knowledge:
         return (*(row.pattern for row in rows), *IN_TEXT)
 
     @cached_property
-    def clues(self) -> dict[Pattern, Clue]:
+    def index(self) -> Index:
         """Of all that is looked for in a log."""
-        patterns = dict.fromkeys((*self.patterns_of_rows, *self.entries_of))
-        rows = kept("clues", (*_tables(), *CODE), lambda: self._clues(patterns), keep=_start.keep)
-        return {
-            pattern: Clue(
-                tuple((anchor, tuple(words)) for anchor, words in anchored),
-                tuple(map(tuple, ways)),
-                far,
-                tuple(map(tuple, beside)),
-            )
-            for pattern, (anchored, ways, far, beside) in zip(patterns, rows, strict=True)
-        }
+        patterns = tuple(dict.fromkeys((*self.patterns_of_rows, *self.entries_of)))
+        made = kept("index", (*_tables(), *CODE), lambda: self._table_of(patterns), keep=_start.keep)
+        return Index(patterns, made)
 
-    def _clues(self, patterns: Iterable[Pattern]) -> list[Any]:
+    def _table_of(self, patterns: Iterable[Pattern]) -> dict[str, Any]:
         from provisioning.base.clues import Sample, clue_of
 
-        sample, whole = Sample.of(entry.example for entry in self.entries), {*self.patterns_of_rows}
-        rows = ((clue_of(pattern, sample), pattern in whole) for pattern in patterns)
-        return [(clue.anchored, clue.ways, clue.far or far, clue.beside) for clue, far in rows]
-
-    @cached_property
-    def index(self) -> Index:
-        return Index(self.clues)
+        sample = Sample.of(entry.example for entry in self.entries)
+        # Of the other patterns it matters where they are, too.
+        whole = {*self.patterns_of_rows, *(pattern for entry in self.entries for pattern in entry.also)}
+        clues = ((clue_of(pattern, sample), pattern in whole) for pattern in patterns)
+        return table_of([replace(clue, far=clue.far or far) for clue, far in clues])
 
     @cached_property
     def word_index(self) -> Index:
-        return Index({pattern: Clue(ways=((said.decode(),),)) for pattern, (said, _) in self.words.items()})
+        clues = [Clue(ways=((said.decode(),),)) for said, _ in self.words.values()]
+        return Index(tuple(self.words), table_of(clues))
 
     @cached_property
     def last_resorts(self) -> dict[Number, tuple[Entry, ...]]:
@@ -428,25 +418,19 @@ class Reading:
         self._data_types: dict[int, None] = {}
         self._layers: set[str] = set()
         self._faults: set[str] = set()
-        self._index = copy(knowledge().index)
-        self._index.done = set()
-        self._wanted = knowledge().entries
-        """Those that the index looks for."""
+        self._done: set[Pattern] = set()
+        """What no entry looks for any more."""
         self._left = Counter({pattern: len(rows) for pattern, rows in knowledge().entries_of.items()})
         """How many entries still look for a pattern."""
-        self._narrowed = 0
-        """How many were found when it was made."""
         self._repeats = Repeats()
 
     def take(self, piece: Piece) -> None:
         """Of a long log, whose lines repeat themselves, only what is new is searched."""
-        if len(self._found) + len(self._loose) - self._narrowed > len(self._wanted) / 2:
-            self._narrow()
         if piece.line > 1:
             piece = replace(piece, text=self._repeats.without(piece.text))
         else:
             self._repeats.learn(piece.text)
-        possible = self._index.possible(piece.text)
+        possible = knowledge().index.possible(piece.text, self._done)
         harmless = self._harmless_lines(piece, possible)
         entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])
         for entry in {entry.id: entry for entry in entries}.values():
@@ -480,23 +464,7 @@ class Reading:
         for pattern in patterns:
             self._left[pattern] -= 1
             if not self._left[pattern]:
-                self._index.done.add(pattern)
-
-    def _narrow(self) -> None:
-        """Look no more for what was found: of a log full of failures that takes most of the time."""
-        self._wanted = tuple(
-            entry
-            for entry in self._wanted
-            if (entry.patterns and entry.id not in self._found)
-            or (entry.loose and entry.id not in self._loose)
-            or not self._also.issuperset(entry.also)
-        )
-        entries = (pattern for entry in self._wanted for pattern in entry.looked_for)
-        clues = knowledge().clues
-        self._index = Index(
-            {pattern: clues[pattern] for pattern in (*knowledge().patterns_of_rows, *entries)}
-        )
-        self._narrowed = len(self._found) + len(self._loose)
+                self._done.add(pattern)
 
     def _harmless_lines(self, piece: Piece, possible: Possible) -> set[int]:
         """Where the lines begin that look like errors and are none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import repeat
 
 ONES = bytes.maketrans(b"23456789", b"1" * 8)
 ENOUGH = 8
@@ -29,8 +30,9 @@ class Repeats:
     def learn(self, text: bytes) -> list[int]:
         """Remembers the lines of a text; gives the numbers of those of whose shape there were not enough."""
         shapes = text.translate(ONES).replace(b"10", b"11").replace(b"10", b"11").split(b"\n")
-        hashes = [hash(shape) for shape in shapes]
-        new = [number for number, shape in enumerate(hashes) if self._often[shape] < ENOUGH]
+        hashes = list(map(hash, shapes))
+        often = list(map(self._often.get, hashes, repeat(0)))
+        new = [number for number, times in enumerate(often) if times < ENOUGH]
         if len(self._often) > REMEMBERED:
             self._often.clear()
         self._often.update(hashes)

@@ -6,7 +6,7 @@ import pytest
 
 from provisioning.base import diagnosis
 from provisioning.base.clues import Sample, clue_of
-from provisioning.base.patterns import FEW, REACH, Index, Pattern
+from provisioning.base.patterns import FEW, REACH, Index, Pattern, table_of
 
 FILLER = b"nothing is the matter here\n" * (REACH // 10)
 
@@ -14,7 +14,7 @@ FILLER = b"nothing is the matter here\n" * (REACH // 10)
 def index_of(*sources: str) -> tuple[Index, list[Pattern]]:
     patterns = [Pattern(source, any_case=True) for source in sources]
     sample = Sample.of(["a text"])
-    return Index({pattern: clue_of(pattern, sample) for pattern in patterns}), patterns
+    return Index(patterns, table_of([clue_of(pattern, sample) for pattern in patterns])), patterns
 
 
 def found(source: str, text: bytes) -> bool:
@@ -73,8 +73,32 @@ def test_what_is_not_in_a_text_is_not_looked_for() -> None:
 
 def test_what_nobody_looks_for_any_more_is_left_out() -> None:
     index, (first, second) = index_of("could not open the device", "qnn_open failed")
-    index.done.add(first)
-    assert set(index.possible(b"could not open the device: qnn_open failed")) == {second}
+    assert set(index.possible(b"could not open the device: qnn_open failed", {first})) == {second}
+
+
+def test_a_pattern_is_looked_for_by_the_rarest_of_what_it_needs() -> None:
+    alternatives = "|".join(f"word{number}" for number in range(30))
+    index, (pattern,) = index_of(rf"(?:{alternatives})[^\n]*(?:gibberish|nonsense)")
+    text = b"word1 is here\n" * FEW * 9
+    assert index.possible(text) == {}
+    spans = index.possible(text + FILLER + b"word2 gives nonsense\n" + FILLER + text)[pattern]
+    assert sum(high - low for low, high in spans) < 3 * REACH
+
+
+def test_words_beside_each_other_are_each_needed() -> None:
+    first = "|".join(f"(?:a{number} )?alpha{number}" for number in range(20))
+    second = "|".join(f"beta{number} gamma{number}" for number in range(20))
+    index, (pattern,) = index_of(rf"(?:{first})\d*(?:{second})")
+    assert index.possible(b"alpha1 beta2 gamma3") == {}
+    assert pattern in index.possible(b"alpha1 7beta2 gamma2")
+
+
+def test_a_text_is_matched_alike_beside_characters_beyond_ascii() -> None:
+    for source in (r"a\W+b[^x]?c", r"k\x{2026}?l", r"gr(?:ö|oe)\w*e", r"(?i)\pLsome"):
+        pattern = Pattern(source, any_case=True)
+        for text in (b"A -b-C", b"KL", b"groesse", b"xsome", b"nothing"):
+            plain, beyond = pattern.search(text), pattern.search(text + " …".encode())
+            assert (plain and plain.start()) == (beyond and beyond.start())
 
 
 def test_every_match_of_the_table_in_its_examples_is_where_the_index_says() -> None:

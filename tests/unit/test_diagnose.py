@@ -6,7 +6,7 @@ import json
 import re
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from io import BytesIO
 from pathlib import Path
 
@@ -238,9 +238,11 @@ STEPS = "".join(f"[INFO] step {number:06} of 999999 returned with code 000\n" fo
 def test_of_lines_that_repeat_themselves_only_some_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched, possible = list[int](), patterns.Index.possible
 
-    def counted(index: patterns.Index, text: bytes) -> diagnosis.Possible:
+    def counted(
+        index: patterns.Index, text: bytes, done: Set[patterns.Pattern] = frozenset()
+    ) -> diagnosis.Possible:
         searched.append(len(text))
-        return possible(index, text)
+        return possible(index, text, done)
 
     monkeypatch.setattr(patterns.Index, "possible", counted)
     diagnosis.read(STEPS)

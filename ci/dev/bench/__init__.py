@@ -42,6 +42,9 @@ BENCHMARKS = {
     "validate": Verb(
         "ci.dev.bench.validate", "the whole wheels tree in a second, beside readelf over its files"
     ),
+    "diagnose": Verb(
+        "ci.dev.bench.diagnose", "a log of 10 MB in a second, healthy or full of failures, beside grep"
+    ),
 }
 
 EXAMPLES = """\
