@@ -63,10 +63,12 @@ it: `1 of {DRAWS} draws WRONG`. Whole numbers have to be equal in all of them. {
 one draw: the least of all cases with that result, as no case has more.
 
 The program of a plain case is calibrated with all draws and compiled once, with the widest range of each
-tensor, as `compile` does it. At 16 bits on V68 and V69 it is {PROGRAMS} programs, with weights and scales of
-their own: a program is as exact there as its scales happen to be, 55 dB or 82 dB of one linear layer. Other cases have one draw and ExecuTorch's own observer, which may clip
-([shared-moving-average](findings.md)). The worst of them stands after a semicolon, if it is WRONG or LOST or
-more than {WELL_DB:g} dB below the draws: `; WRONG -6 dB: across [0.5, 2.5]`, `; 51 dB: small [-0.01, 0.01]`.
+tensor, as `compile` does it. At 16 bits on V68 and V69 it is {PROGRAMS} programs, with weights and scales
+of their own: a program is as exact there as its scales happen to be, 55 dB or 82 dB of one linear layer.
+Other cases have one draw and ExecuTorch's own observer, which may clip
+([shared-moving-average](findings.md)). The worst of them stands after a semicolon, if it is WRONG or LOST
+or more than {WELL_DB:g} dB below the draws: `; WRONG -6 dB: across [0.5, 2.5]`, `; 51 dB: small [-0.01,
+0.01]`.
 
 A bad result that not all cases gave says in how many: `in 5 of 10`. In parentheses is how many tests gave
 another result. `no figure`: there is none where outputs have another shape than the float model's or NaN
