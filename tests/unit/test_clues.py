@@ -77,20 +77,25 @@ def test_what_nobody_looks_for_any_more_is_left_out() -> None:
 
 
 def test_a_pattern_is_looked_for_by_the_rarest_of_what_it_needs() -> None:
-    alternatives = "|".join(f"word{number}" for number in range(30))
-    index, (pattern,) = index_of(rf"(?:{alternatives})[^\n]*(?:gibberish|nonsense)")
-    text = b"word1 is here\n" * FEW * 9
-    assert index.possible(text) == {}
-    spans = index.possible(text + FILLER + b"word2 gives nonsense\n" + FILLER + text)[pattern]
+    seldom = "|".join(f"odd{number}" for number in range(30))
+    pattern = Pattern(rf"(?:output|answer)[^\n]*(?:{seldom})", any_case=True)
+    clue = clue_of(pattern, Sample.of(["output and answer"]))
+    text = b"the output is here\n" * FEW * 9
+    last = text + FILLER + b"the answer is odd7\n" + FILLER + text
+    spans = Index([pattern], table_of([clue])).possible(last)[pattern]
     assert sum(high - low for low, high in spans) < 3 * REACH
 
 
-def test_words_beside_each_other_are_each_needed() -> None:
-    first = "|".join(f"(?:a{number} )?alpha{number}" for number in range(20))
-    second = "|".join(f"beta{number} gamma{number}" for number in range(20))
-    index, (pattern,) = index_of(rf"(?:{first})\d*(?:{second})")
+def test_all_words_of_one_of_the_alternatives_are_needed() -> None:
+    pairs = "|".join(f"beta{number} gamma{number}" for number in range(30))
+    index, (pattern,) = index_of(rf"(?:alpha|omega)\d*(?:{pairs})")
     assert index.possible(b"alpha1 beta2 gamma3") == {}
-    assert pattern in index.possible(b"alpha1 7beta2 gamma2")
+    assert pattern in index.possible(b"alpha7beta2 gamma2")
+
+
+def test_letters_beyond_ascii_are_found_in_either_case() -> None:
+    text = "größenangabe\n".encode() + FILLER + "GRÖßENANGABE falsch".encode() + b"\n" + FILLER
+    assert found("größenangabe falsch", text)
 
 
 def test_a_text_is_matched_alike_beside_characters_beyond_ascii() -> None:

@@ -43,7 +43,8 @@ BENCHMARKS = {
         "ci.dev.bench.validate", "the whole wheels tree in a second, beside readelf over its files"
     ),
     "diagnose": Verb(
-        "ci.dev.bench.diagnose", "a log of 10 MB in a second, healthy or full of failures, beside grep"
+        "ci.dev.bench.diagnose",
+        "logs of 10 MB, from healthy to failures alone, each aimed at a second, beside grep",
     ),
 }
 
