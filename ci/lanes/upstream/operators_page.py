@@ -74,15 +74,16 @@ A bad result that not all cases gave says in how many: `in 5 of 10`. In parenthe
 another result. `no figure`: there is none where outputs have another shape than the float model's or NaN
 where it has none, and where booleans or integers differ.
 
-These cases have one operator alone, and a model has more: an operator is also tried in a chain, between two
-linear layers (or 1x1 convolutions), in the forms that models have it in (weights, arguments, scalars, sizes
-that are broadcast). CPU is what stays on the CPU there too. `chain` stands before what the chain gave, in the
-same form; after it, which other forms gave another word. Where the chain decides, a cell has its figures
-alone. What is lost with weights of four bits is lost in the layers, and is no LOST. At 16a16w the layers have
-no bias, which could be cut off there ([bias-beyond-32-bits](findings.md)). Where the layers do not compile
-themselves, as at 16a16w on V68, a chain says nothing. Without the word `chain`, a cell is of the operator
-alone. All chains take about fifty minutes of a core for each chip. Parts of them add up, and what was done is
-not done again, also after an interruption:
+These cases have one operator alone, and a model has more: an operator is also tried in a chain, between
+two linear layers (or 1x1 convolutions), in the forms that models have it in (weights, arguments, scalars,
+sizes that are broadcast). CPU is what stays on the CPU there too. `chain` stands before what the chain
+gave, in the same form; after it, which other forms gave another word. Where the chain decides, a cell has
+its figures alone. Other layers can give 5 dB less. What is lost with weights of four bits is lost in the
+layers, and is no LOST. At 16a16w the layers have no bias, which could be cut off there
+([bias-beyond-32-bits](findings.md)). Where the layers do not compile themselves, as at 16a16w on V68, a
+chain says nothing. Without the word `chain`, a cell is of the operator alone. All chains take about fifty
+minutes of a core for each chip. Parts of them add up, and what was done is not done again, also after an
+interruption:
 
 ```console
 $ qnn-ci test_upstream chains --soc SM8750 --sample 1/4 --accept   # then 2/4, 3/4 and 4/4
