@@ -73,6 +73,7 @@ def test_a_fault_has_a_script_or_says_why_not() -> None:
         ("gone - 44.0 dB\n", 1, "changed"),
         ("still - 7 dB\nSegmentation fault\n", -11, "changed"),
         ("", 1, "changed"),
+        ("still - 7.3 dB\n # A library says something when the process ends.", 1, "still"),
     ],
 )
 def test_a_script_is_believed_where_its_word_is_its_exit_code(printed: str, code: int, word: str) -> None:

@@ -154,9 +154,10 @@ def _packages(python: str) -> Mapping[str, str]:
 
 
 def said(printed: str, code: int) -> tuple[str, str]:
-    """The word and the figure of a script's last line; `changed` if it ended otherwise than it said."""
+    """The word and the figure of the last line with one; `changed` if it ended otherwise than it said. A
+    library may print something when the process ends."""
     lines = printed.strip().splitlines() or [""]
-    match = SAID.fullmatch(lines[-1])
+    match = next(filter(None, map(SAID.fullmatch, reversed(lines))), None)
     if match and WORDS[match[1]] == code:
         return match[1], match[2]
     return "changed", f"it ends with exit code {code}: {lines[-1][:200]}"
