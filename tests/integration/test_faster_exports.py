@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is replaced, at the end of each test."""
     from executorch.backends.qualcomm.serialization import qc_schema_serialize
+    from executorch.backends.qualcomm.utils import qnn_sdk_setup
     from torch._dynamo import functional_export
     from torch._export import utils
     from torch.export import decomp_utils, exported_program
@@ -36,6 +39,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
         (qat_utils, "_fold_conv_bn_qat_helper"),
         (functional_export, "_suggest_or_raise_constraint_violation"),
         (qc_schema_serialize, "_convert_to_object"),
+        (qnn_sdk_setup, "_read_cpu_vendor"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     for name in ("recompile", "__reduce__", "__reduce_package__"):
@@ -176,3 +180,15 @@ def test_a_convolution_that_is_trained_quantized_still_takes_its_norm_in() -> No
     prepared(x)
     targets = {str(node.target) for node in convert_pt2e(prepared).graph.nodes}
     assert "aten.conv2d.default" in targets and not any("batch_norm" in target for target in targets)
+
+
+def test_the_processor_has_the_same_vendor_and_no_process_is_started_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from executorch.backends.qualcomm.utils import qnn_sdk_setup
+
+    plain = qnn_sdk_setup._read_cpu_vendor()
+    make_exports_faster()
+    if "vendor_id" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        monkeypatch.setattr(subprocess, "Popen", None)
+    assert qnn_sdk_setup._read_cpu_vendor() == plain

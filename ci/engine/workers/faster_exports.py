@@ -10,9 +10,11 @@ import contextlib
 import copy
 import functools
 import itertools
+import re
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ def make_exports_faster() -> None:
         _check_dynamic_shapes_where_there_are_some,
         _read_options_once,
         _seek_trained_norms_only_where_they_can_be,
+        _read_the_vendor_of_the_processor_here,
     ):
         with contextlib.suppress(ImportError, AttributeError):
             speed_up()
@@ -230,3 +233,21 @@ def _seek_trained_norms_only_where_they_can_be() -> None:
 
     qat_utils.itertools = SimpleNamespace(**vars(itertools))
     qat_utils._fold_conv_bn_qat_helper = fold_if_any
+
+
+def _read_the_vendor_of_the_processor_here() -> None:
+    """The first lowering of a process starts another one, which measures the processor for most of a second,
+    and takes of that its vendor alone."""
+    from executorch.backends.qualcomm.utils import qnn_sdk_setup
+
+    measure = qnn_sdk_setup._read_cpu_vendor
+
+    def read() -> Any:
+        try:
+            text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return measure()
+        named = re.search(r"^vendor_id\s*:\s*(\S+)$", text, re.MULTILINE)
+        return named[1] if named else measure()
+
+    qnn_sdk_setup._read_cpu_vendor = read

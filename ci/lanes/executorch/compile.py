@@ -12,7 +12,7 @@ from ci.artifacts.compiler_log import DIES_OF
 from ci.artifacts.program import digest_without_time
 from ci.engine.inputs import Roots, python_name, search_key
 from ci.engine.installed import host_libraries
-from ci.engine.jobs import Job, memory_budget
+from ci.engine.jobs import Job, default_slots, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.runs import Repeats
@@ -157,6 +157,20 @@ def _dies_of(log: Path) -> str:
 def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
     """Every program that is not refused, by name; its files are in the result's folder."""
     return run_step(Lower(plan), [program for program in plan.programs if program.name not in plan.refused])
+
+
+def alone(environment: Mapping[str, str], log: Path, timeout: float, again: str) -> WorkerSpec:
+    """The worker that lowers one program, for a command whose result is not cached. Commands that share the
+    server of test_lowering need no process that imports executorch."""
+    return WorkerSpec(
+        command=WORKER,
+        environment={**environment, THREADS: str(default_slots()), WARM: ""},
+        logs=log.parent,
+        timeout=timeout,
+        imports="executorch and torch",
+        fix=again,
+        forks=True,
+    )
 
 
 def setup_of(

@@ -1,13 +1,10 @@
-"""The process that compiles and runs programs which end at a node of the quantized model."""
+"""In the worker that lowers: it compiles and runs programs which end at a node of the quantized model."""
 
 from __future__ import annotations
 
 import copy
-import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from operator import getitem
 from pathlib import Path
@@ -98,7 +95,7 @@ def _depends_on_input(node: Node) -> bool:
     return False
 
 
-def _search(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     case, run, soc, place = parse_request(order)
     loaded = make(case.factory, case.arguments, place, inputs_named(case.samples, case.inputs, place))
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
@@ -193,12 +190,3 @@ def _run(
     ]
     shutil.rmtree(folder)
     return outputs
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    order = json.loads((place / "order.json").read_text(encoding="utf-8"))
-    os.chdir(order["working_folder"])
-    answer = _search(order, place)
-    (place / "answer.json").write_text(json.dumps(answer), encoding="utf-8")

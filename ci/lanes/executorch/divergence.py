@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from ci.engine.closed import closed
 from ci.engine.installed import ready_environment, ready_runner
-from ci.lanes.executorch.compile import key_context_of
+from ci.engine.workers.parent import Refused
+from ci.lanes.executorch.compile import alone, key_context_of
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.lanes.executorch.user_program import program_of
@@ -20,11 +20,12 @@ from ci.pipeline.divergence import LEAST_DB, known_fault
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduction import only
-from provisioning.base.commands import captured_module, session, without_result
+from ci.pipeline.steps import asking
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed
+from provisioning.base.progress import at_work
 from provisioning.base.settings import Selection
 from provisioning.components import QNN_SDK
-
-CHILD = "ci.lanes.executorch.cut_programs"
 
 
 def searched(
@@ -37,18 +38,21 @@ def searched(
     least = least or (thresholds.reference_sqnr_db if thresholds else None) or LEAST_DB
     runner = ready_runner(os.environ, selection.reports)
     environment = ready_environment(selection, os.environ)
+    environ = closed(environment.merged(os.environ)) | program.needs.environment(os.environ)
+    log = Path(selection.reports).absolute() / "divergence" / f"{program.name}.log"
+    how = ("--precision", program.run.precision, "--soc", program.soc)
+    again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
+    fix = f"{again} says what does not compile, and what to write instead"
     with tempfile.TemporaryDirectory(prefix="qnn-ci-divergence-") as scratch:
-        order = {**program.order, "runner": str(runner), "least": least}
-        (Path(scratch) / "order.json").write_text(json.dumps(order), encoding="utf-8")
-        environ = closed(environment.merged(os.environ)) | program.needs.environment(os.environ)
-        done = captured_module(CHILD, [scratch], environ, model.work.timeout, program.name, cwd=scratch)
-        answer = Path(scratch) / "answer.json"
-        if not answer.is_file():
-            how = ("--precision", program.run.precision, "--soc", program.soc)
-            again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
-            fix = f"{again} says what does not compile, and what to write instead"
-            raise without_result(done, program.name, fix)
-        result = json.loads(answer.read_text(encoding="utf-8"))
+        order = {**program.order, "runner": str(runner), "least": least, "cuts": True, "scratch": scratch}
+        try:
+            with (
+                at_work(f"working on {program.name}"),
+                asking(alone(environ, log, model.work.timeout, session("divergence")), log) as ask,
+            ):
+                result = ask(**order)
+        except Refused as refused:
+            raise CheckFailed(f"{program.name}: {refused.message}", fix=fix) from refused
         if first := result["first"]:
             scheme, soc = program.run.precision, program.soc
             build_id = key_context_of(environment.root(QNN_SDK).path, selection.store).build_id

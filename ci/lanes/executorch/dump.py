@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
+from ci.engine.workers.faster_exports import make_exports_faster
 from ci.lanes.executorch.lower import calibration_of, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
 from ci.pipeline.models.factory import copied, make
@@ -19,6 +20,7 @@ ONLINE = {"calls": False, "dlc": True}
 
 
 def _child(kind: str, order: str) -> None:
+    make_exports_faster()
     request = json.loads(order)
     case, run, soc, place = parse_request(request)
     into = Path.cwd()

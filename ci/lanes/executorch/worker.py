@@ -43,6 +43,15 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.executorch.lower import lower
     from ci.lanes.executorch.suite import parse_request
 
+    if "context" in order:
+        from ci.lanes.executorch.wrap_context import write_program
+
+        write_program(order["context"], order["soc"], Path(order["path"]))
+        return {}
+    if "cuts" in order:
+        from ci.lanes.executorch.cut_programs import searched
+
+        return searched(order, Path(order["scratch"]))
     if "needs" in order:
         from ci.lanes.executorch.repair import rewritten
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.command_line import add_timeout
-from provisioning.base.commands import captured_module, without_result
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replacing
 from provisioning.base.selection import add_selection, selection_of
@@ -56,6 +55,10 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     """Write the program; returns the chip that it is for."""
     from ci.artifacts.against_sdk import against
     from ci.engine.closed import closed
+    from ci.engine.workers.parent import Refused
+    from ci.lanes.executorch.compile import alone
+    from ci.pipeline.steps import asking
+    from provisioning.base.progress import at_work
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
     from provisioning.manifest import load_socs
@@ -69,17 +72,24 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
         )
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)
+    log = Path(selection.reports).absolute() / "wrap-context" / f"{context.name}.log"
     with replacing(output.absolute()) as part:
-        arguments = [str(context.absolute()), soc, str(part)]
         environ = closed(environment.merged(os.environ))
-        done = captured_module(__name__, arguments, environ, timeout, context)
-        if done.returncode or not part.is_file():
-            subject = f"{context}: ExecuTorch cannot take it"
-            raise without_result(done, subject, "python -m ci diagnose, with what --debug shows")
+        setup = alone(environ, log, timeout, session("wrap-context"))
+        order = {"context": str(context.absolute()), "soc": soc, "path": str(part)}
+        try:
+            with at_work(f"working on {context}"), asking(setup, log) as ask:
+                ask(**order, working_folder=str(Path.cwd()))
+        except Refused as refused:
+            raise CheckFailed(
+                f"{context}: ExecuTorch cannot take it: {refused.message}",
+                fix=session("diagnose", log),
+            ) from refused
     return soc
 
 
-def _child(context: str, soc: str, into: str) -> None:
+def write_program(context: str, soc: str, into: Path) -> None:
+    """In the worker."""
     from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
     from executorch.backends.qualcomm.utils.utils import from_context_binary
     from executorch.exir import ExecutorchBackendConfig
@@ -88,8 +98,4 @@ def _child(context: str, soc: str, into: str) -> None:
     program = bundle["edge_program_manager"].to_executorch(
         ExecutorchBackendConfig(segment_alignment=_ALIGNMENT)
     )
-    Path(into).write_bytes(program.buffer)
-
-
-if __name__ == "__main__":
-    _child(*sys.argv[1:])
+    into.write_bytes(program.buffer)

@@ -263,6 +263,3 @@ class MeasureRounding(CompileCheckpoint):
     title = "rounding"
     keeps_files = False
     what = "rounding"
-
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        return setup_of("read", self.plan.logs, self.plan.work.timeout)
