@@ -39,8 +39,9 @@ def state():
     # Those of the report itself and the number of the replies differ.
     targets = [re.sub("[0-9]+|worker-.*", "", os.readlink(own / "fd" / each))
                for each in sorted(os.listdir(own / "fd"), key=int) if (own / "fd" / each).is_symlink()]
+    # SigQ counts signals of all processes of this user.
     status = [line for line in (own / "status").read_text().splitlines()
-              if line.startswith(("Umask", "Sig", "Shd", "Cap", "Cpus", "Groups", "Threads"))]
+              if line.startswith(("Umask", "SigPnd", "SigBlk", "SigIgn", "SigCgt", "Shd", "Cap", "Cpus", "Groups", "Threads"))]
     return {{
         "environment": (own / "environ").read_text(), "environ": {{**os.environ, "TMPDIR": ""}},
         "cwd": os.getcwd(),
