@@ -41,7 +41,8 @@ def state():
                for each in sorted(os.listdir(own / "fd"), key=int) if (own / "fd" / each).is_symlink()]
     # SigQ counts signals of all processes of this user.
     status = [line for line in (own / "status").read_text().splitlines()
-              if line.startswith(("Umask", "SigPnd", "SigBlk", "SigIgn", "SigCgt", "Shd", "Cap", "Cpus", "Groups", "Threads"))]
+              if line.startswith(("Umask", "SigP", "SigB", "SigI", "SigC", "Shd", "Cap", "Cpus", "Groups",
+                                  "Threads"))]
     return {{
         "environment": (own / "environ").read_text(), "environ": {{**os.environ, "TMPDIR": ""}},
         "cwd": os.getcwd(),
