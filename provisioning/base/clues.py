@@ -81,9 +81,11 @@ class _Reader:
             token = TOKEN.match(self.source, self.at)
             if not token:
                 raise BadPattern(f"{self.source}: not understood at {self.source[self.at :]}")
-            kind, text, self.at = token.lastgroup, token[0], token.end()
+            start, kind, text, self.at = self.at, token.lastgroup, token[0], token.end()
             inner = self._group(text) if kind == "group" else SOMETHING
             repeated = REPEATED.match(self.source, self.at)
+            if kind == "group" and repeated and repeated[1] != "?":
+                self.far |= LINE_END.search(self.source, start, self.at) is not None
             self.at = repeated.end() if repeated else self.at
             if kind == "flags":
                 self.far |= "s" in text
@@ -114,11 +116,15 @@ class _Reader:
         return ways
 
 
+LINE_END = re.compile(r"\\[DWPnsx]| |\[:|\[\^(?![^\]]*\\[ns])")
+"""What can stand for the end of a line in a group: if the group is repeated, a match can have many lines."""
+
+
 def _crosses_lines(some: str) -> bool:
     """Whether what it stands for can be the end of a line, and more than white space."""
     if some.startswith("[^"):
         return r"\n" not in some and r"\s" not in some
-    return any(escape in some for escape in (r"\D", r"\W", r"\n", r"\s")) and some != r"\s"
+    return any(part in some for part in (r"\D", r"\W", r"\P", r"\n", r"\s", r"\x", "[:")) and some != r"\s"
 
 
 @dataclass(frozen=True, slots=True)

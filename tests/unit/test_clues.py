@@ -47,6 +47,22 @@ def found(source: str, text: bytes) -> bool:
         ("内存(?:泄漏|增长)", "内存增长".encode()),
         (r"begin_of_it[\s\S]*end_of_it", b"begin_of_it\n" + FILLER + b"end_of_it"),
         (r"begin[^x]*\bend\b", b"begin\n" + FILLER + b"end"),
+        *(
+            (f"begin_of_it{between}end_of_it", b"begin_of_it\n" + FILLER + b"end_of_it")
+            for between in (
+                r"(?:.*\n)+",
+                r"(?:\n.*)*",
+                r"(?:.|\n)*",
+                r"(?:[^x])*",
+                r"\s(?:\S+\s+)*",
+                r" (?:\w+ )*",
+                r"(?:[^\n]*\n){1,500}",
+                r"\PN+",
+                r"[\x00-\x7f]+",
+                r"[[:^digit:]]+",
+                r"[[:space:]a-z]+",
+            )
+        ),
         ("a{1000}|some_words_here", b"some_words_here"),
     ],
 )
