@@ -13,7 +13,7 @@ from ci.lanes.upstream.ledger import SuiteRecord, load_record, locked, record_of
 from ci.lanes.upstream.operator_cells import table_of
 from ci.operators import history
 from ci.operators.history import Cells, PastCell, plain
-from ci.operators.onnx_page import onnx_of
+from ci.operators.onnx_page import measured_with, onnx_of
 from ci.operators.onnx_tests import SUITE, node_tests
 from ci.operators.table import PLAIN, read
 from ci.pipeline.baseline import load_baseline
@@ -101,8 +101,10 @@ def measure_all(selection: Selection, builds: EarlierBuilds, environ: Mapping[st
                 stage.add("operator-history-differs", Severity.NOTE, subject, gave, again)
             if builds.accept:
                 with locked():
+                    table = read()
+                    now = plain(table.cells if earlier.lane == "executorch" else table.onnx.cells)
                     kept = history.with_earlier(
-                        history.load(), earlier.lane, earlier.measured, earlier.cells, earlier.now
+                        history.load(), earlier.lane, earlier.measured, earlier.cells, earlier.now, now
                     )
                     replace_text(history.HISTORY, kept.as_json())
     return stage.close(selection.reports)
@@ -117,7 +119,13 @@ Measure = Callable[[EarlierRun, Stack], Earlier]
 
 def _measures(builds: EarlierBuilds) -> Iterator[tuple[Measure, Stack]]:
     if builds.qnn:
-        yield from ((_onnx, Stack(build)) for build in chosen(builds.qnn, least=1))
+        own = set(read().onnx.measured.values())
+        earlier = [build for build in chosen(builds.qnn, least=1) if measured_with(build.build_id) not in own]
+        if not earlier:
+            raise UsageError(
+                "--qnn: the table itself is of this build", fix="name an earlier one: --qnn 2.48.40"
+            )
+        yield from ((_onnx, Stack(build)) for build in earlier)
     table = compat.load_builds()
     known = [release.version for release in table.executorch]
     for name in in_range(builds.executorch, known, "--executorch"):
@@ -138,7 +146,7 @@ def _onnx(run: EarlierRun, stack: Stack) -> Earlier:
     programs = load_baseline(suite, run.selection.profile, "onnx").programs
     return Earlier(
         "onnx",
-        f"{build.package} {build.version}, QNN {build.build_id}",
+        measured_with(build.build_id),
         plain(onnx_of(programs, node_tests()).cells),
         plain(read().onnx.cells),
         lambda name: ("--qnn", build.qnn, "-k", f"{name}/"),

@@ -89,14 +89,16 @@ def extended(history: History, old: OperatorTable, new: OperatorTable) -> Histor
     return History(records=(*added, *history.records))
 
 
-def with_earlier(history: History, lane: LaneName, measured: str, cells: Cells, now: Cells) -> History:
+def with_earlier(
+    history: History, lane: LaneName, measured: str, cells: Cells, now: Cells, table: Cells
+) -> History:
     """With what an earlier build gave, at its place among the records of its lane; `now` is what the same
-    cases give with the table's own build."""
-    present: PastCells = _past(now)
+    cases give with the table's own build, and `table` what all of its cases say together."""
+    present: PastCells = _past(table)
     builds, newer = dict[str, PastCells](), present
     for record in history.of(lane):
         builds[record.measured] = newer = _laid_over(newer, record.cells)
-    builds[measured] = _laid_over(present, _past(cells))
+    builds[measured] = _laid_over(present, differing(cells, now))
     records, newer = list[MeasuredBefore](), present
     for name in sorted(builds, key=_age, reverse=True):
         records.append(MeasuredBefore(lane=lane, measured=name, cells=differing(builds[name], newer)))
@@ -109,7 +111,7 @@ VERSION = re.compile(r"\bv?(\d+\.\d+\.\d+)")
 
 
 def _age(measured: str) -> list[Version]:
-    """`onnxruntime-qnn 2.5.0, QNN v2.49.40.260810104044` is older than 2.6.0."""
+    """`executorch 1.4.1, QNN v2.49.40.260810104044` is older than 1.5.0."""
     return [Version(number) for number in VERSION.findall(measured)]
 
 

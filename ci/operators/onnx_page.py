@@ -53,10 +53,15 @@ def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> OnnxOperator
         for precision in ONNX_PRECISIONS:
             if operator in chosen.operators and precision == run:
                 cells[operator][soc][precision] = cell_of(recorded)
-                measured[soc] = f"onnxruntime-qnn, QNN {recorded.build_id}"
+                measured[soc] = measured_with(recorded.build_id)
     return OnnxOperators.model_validate(
         {"opset": chosen.opset, "measured": measured, "cells": cells, "left_out": chosen.left_out}
     )
+
+
+def measured_with(build_id: str) -> str:
+    """By QNN's build, which each release of the provider has its own of."""
+    return f"onnxruntime-qnn, QNN {build_id}"
 
 
 def cell_of(recorded: Recorded) -> Cell:

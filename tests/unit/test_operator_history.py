@@ -12,6 +12,7 @@ from ci.operators.history import (
     Cells,
     History,
     MeasuredBefore,
+    differing,
     extended,
     load,
     plain,
@@ -75,7 +76,7 @@ def test_builds_that_are_measured_later_take_their_place_by_age(order: tuple[str
     now = cells_of(log="whole", abs="whole", exp="whole")
     history = History(records=(MeasuredBefore(lane="onnx", measured=OLD, cells={}),))
     for build in order:
-        history = with_earlier(history, "executorch", build, gave[build], now)
+        history = with_earlier(history, "executorch", build, gave[build], now, now)
     records = history.of("executorch")
     assert [record.measured for record in records] == [NEW, OLD]
     assert [*map(shown, records)] == [{"abs": "cpu"}, {"log": "cpu"}]
@@ -84,8 +85,18 @@ def test_builds_that_are_measured_later_take_their_place_by_age(order: tuple[str
 
 def test_an_operator_that_came_back_to_the_result_of_now_is_told_again() -> None:
     now = cells_of(log="whole")
-    history = with_earlier(History(), "onnx", NEW, cells_of(log="dies"), now)
-    history = with_earlier(history, "onnx", OLD, cells_of(log="whole"), now)
+    history = with_earlier(History(), "onnx", NEW, cells_of(log="dies"), now, now)
+    history = with_earlier(history, "onnx", OLD, cells_of(log="whole"), now, now)
+    assert [*map(shown, history.of("onnx"))] == [{"log": "dies"}, {"log": "whole"}]
+
+
+def test_what_an_update_of_pins_kept_stays_where_the_plain_case_gives_another_word() -> None:
+    """The table's word is of all cases, the earlier build's of the plain one alone."""
+    kept = MeasuredBefore(lane="onnx", measured=NEW, cells=differing(cells_of(log="dies"), {}))
+    plain_now = cells_of(log="dies")
+    history = with_earlier(
+        History(records=(kept,)), "onnx", OLD, cells_of(log="dies"), plain_now, cells_of(log="whole")
+    )
     assert [*map(shown, history.of("onnx"))] == [{"log": "dies"}, {"log": "whole"}]
 
 
