@@ -102,7 +102,7 @@ def measure_all(selection: Selection, builds: EarlierBuilds, environ: Mapping[st
             if builds.accept:
                 with locked():
                     table = read()
-                    now = plain(table.cells if earlier.lane == "executorch" else table.onnx.cells)
+                    now = plain(table.cells) if earlier.lane == "executorch" else plain(table.onnx.cells)
                     kept = history.with_earlier(
                         history.load(), earlier.lane, earlier.measured, earlier.cells, earlier.now, now
                     )

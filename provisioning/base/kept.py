@@ -63,6 +63,6 @@ def _write(path: Path, content: bytes) -> None:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
             Path(part).replace(path)
-        except OSError:
-            Path(part).unlink()
-            raise
+        finally:
+            # Also if it was interrupted.
+            Path(part).unlink(missing_ok=True)

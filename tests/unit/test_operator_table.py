@@ -468,6 +468,13 @@ def test_a_cell_has_the_draws_of_all_programs_of_its_plain_case() -> None:
         return str(table.cells["linear32"]["SM8350"]["16a8w"])
 
     assert cell(drawn(85, 86, 87), drawn(61, 62, 63), drawn(55, 56, 57)) == "whole 62 dB (55 to 87)"
+    # By draws most are whole, though most programs are not.
+    most = (drawn(3, 4, 5, 60, 61), drawn(3, 4, 5, 60, 61), drawn(62, 62, 62, 62, 62))
+    assert cell(*most) == "whole 60 dB (3 to 62), 6 of 15 draws WRONG"
+    assert (
+        cell(drawn(61, 62, 63), RecordedPart("bad_test"), RecordedPart("bad_test"))
+        == "whole 62 dB (61 to 63)"
+    )
     wrong = drawn(3, 4, 5)
     assert cell(drawn(85, 86, 87), wrong, drawn(61, 62, 63)).startswith("whole 62 dB (3 to 87)")
     assert cell(drawn(85, 86, 87), RecordedPart("dies"), drawn(61, 62, 63)) == "DIES"

@@ -211,17 +211,33 @@ def _rows(suite: str, test: str, parts: Sequence[RecordedPart]) -> Iterator[tupl
 
 
 def _pooled(programs: Sequence[RecordedPart]) -> RecordedPart:
-    """What most programs of a case gave, of results that are as frequent the worst, with all their draws. One
-    that does not compile has no draw that would tell of it, and decides."""
-    counts = Counter(map(_result, programs))
-    result = max(counts, key=lambda name: (name in NOT_COMPILED, counts[name], -WORST_FIRST.index(name)))
-    alike = [part for part in programs if _result(part) == result]
+    """Programs of one case, where most of them ran (of places that are as frequent, the worst): word and
+    figures are those of their draws together. One that does not compile has no draw that would tell of it,
+    and decides."""
+    if len(programs) == 1:
+        return programs[0]
+    by_place: dict[Result, list[RecordedPart]] = defaultdict(list)
+    for part in programs:
+        # Wrong outputs say nothing of the place.
+        place = _result(replace(part, result="whole") if part.result == "wrong" else part)
+        by_place["whole" if place in ("wrong", "lost") else place].append(part)
+    tested = {place: found for place, found in by_place.items() if place != "bad_test"} or by_place
+
+    def deciding(place: Result) -> tuple[bool, int, int]:
+        return place in NOT_COMPILED, len(tested[place]), -WORST_FIRST.index(place)
+
+    alike = tested[max(tested, key=deciding)]
+    draws = tuple(draw for part in alike for draw in part.draws)
+    if not draws:
+        return min(alike, key=lambda part: WORST_FIRST.index(_result(part)))
+    refused = any(draw.refused for draw in draws)
     return replace(
         alike[0],
-        sqnr_db=_median(part.sqnr_db for part in alike),
-        float_db=_median(part.float_db for part in alike),
-        quantized_db=_median(part.quantized_db for part in alike),
-        draws=tuple(draw for part in programs for draw in part.draws),
+        result="wrong" if refused else "whole" if alike[0].result == "wrong" else alike[0].result,
+        sqnr_db=_median(draw.sqnr_db for draw in draws),
+        float_db=_median(draw.float_db for draw in draws),
+        quantized_db=_median(draw.quantized_db for draw in draws),
+        draws=draws,
     )
 
 
