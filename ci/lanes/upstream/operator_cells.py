@@ -219,14 +219,16 @@ def _pooled(programs: Sequence[RecordedPart]) -> RecordedPart:
     by_place: dict[Result, list[RecordedPart]] = defaultdict(list)
     for part in programs:
         # Wrong outputs say nothing of the place.
-        place = _result(replace(part, result="whole") if part.result == "wrong" else part)
-        by_place["whole" if place in ("wrong", "lost") else place].append(part)
-    tested = {place: found for place, found in by_place.items() if place != "bad_test"} or by_place
+        ran = _result(replace(part, result="whole") if part.result == "wrong" else part)
+        place: Result = "whole" if ran in ("wrong", "lost") else ran
+        by_place[place].append(part)
+    if len(by_place) > 1:
+        by_place.pop("bad_test", None)
 
     def deciding(place: Result) -> tuple[bool, int, int]:
-        return place in NOT_COMPILED, len(tested[place]), -WORST_FIRST.index(place)
+        return place in NOT_COMPILED, len(by_place[place]), -WORST_FIRST.index(place)
 
-    alike = tested[max(tested, key=deciding)]
+    alike = by_place[max(by_place, key=deciding)]
     draws = tuple(draw for part in alike for draw in part.draws)
     if not draws:
         return min(alike, key=lambda part: WORST_FIRST.index(_result(part)))
