@@ -36,7 +36,7 @@ class Document:
     @property
     def summary(self) -> str:
         """Its first sentences."""
-        text = self.sections[0].text if self.sections else ""
+        text = next((section.text for section in self.sections if section.text), "")
         return text if len(text) <= 200 else f"{text[:200].rpartition(' ')[0]} …"
 
 
