@@ -293,6 +293,13 @@ def test_a_norm_of_a_case_multiplies_and_adds_something() -> None:
     assert all(weights.unique().numel() > 1 for weights in norm.parameters())
 
 
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 4, 5, 6])
+def test_every_case_has_a_model_in_each_of_its_shapes(dimensions: int) -> None:
+    these = [case for case in (*cases(), *chains()) if len(case.shape) == dimensions]
+    models = [alone(case.expression, case.is_module, case.settings.indices)[0] for case in these]
+    assert models and all(isinstance(model, torch.nn.Module) for model in models)
+
+
 def held(case: str, flow: str) -> bool:
     by_name = {str(case): case for case in cases()}
     parameters = {"case": by_name[case], "test_runner": SimpleNamespace(name=flow)}

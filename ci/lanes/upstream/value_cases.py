@@ -97,8 +97,8 @@ class ValueCase:
     def expression(self) -> str:
         """`{n}` stands for the number of channels, `{last}` for the size of the last dimension."""
         text = self.form or self.settings.call or self.settings.module
-        sizes = {"{n}": self.shape[1], "{last}": self.shape[-1]}
-        return re.sub(r"\{n\}|\{last\}", lambda found: str(sizes[found[0]]), text)
+        dimensions = {"{n}": 1, "{last}": -1}
+        return re.sub(r"\{n\}|\{last\}", lambda found: str(self.shape[dimensions[found[0]]]), text)
 
     @property
     def chain(self) -> bool:
