@@ -239,8 +239,14 @@ class Knowledge:
 
     @cached_property
     def word_index(self) -> Index:
-        clues = [Clue(ways=((said.decode(),),)) for said, _ in self.words.values()]
+        clues = [Clue(ways=((said.lower().decode(),),)) for said, _ in self.words.values()]
         return Index(tuple(self.words), table_of(clues))
+
+    @cached_property
+    def ascii_words(self) -> Pattern:
+        """What programs say in other languages with no letters but those of English."""
+        said = (phrase.decode() for phrase, _ in self.words.values())
+        return Pattern("|".join(re.escape(phrase) for phrase in said if phrase.isascii()))
 
     @cached_property
     def last_resorts(self) -> dict[Number, tuple[Entry, ...]]:
@@ -346,7 +352,7 @@ def pieces(log: BinaryIO) -> Iterator[Piece]:
     kept, line, start = b"", 1, 0
     for block in _blocks(log):
         text = kept + block
-        plain = _plain(text)
+        plain = plain_text(text)
         yield Piece(plain, line, start)
         if line == 1 and len(text) < PIECE and (whole := _unwrapped(plain)):
             yield Piece(whole, line, start)
@@ -372,15 +378,18 @@ def _blocks(log: BinaryIO) -> Iterator[bytes]:
         block = log.read(PIECE)
 
 
-def _plain(text: bytes) -> bytes:
+def plain_text(text: bytes) -> bytes:
     """Without what is put around its lines, in English, with the same number of lines."""
     if any(mark in text for mark in DECORATED):
         text = DECORATION.sub(b"", text)
     if b'{"' in text:
         text = JSON_LINE.sub(lambda row: ESCAPE.sub(lambda found: UNESCAPED[found[0]], row[0]), text)
-    if not text.isascii():
-        for pattern in knowledge().word_index.possible(text):
-            text = text.replace(*knowledge().words[pattern])
+    if not text.isascii() or knowledge().ascii_words.search(text):
+        possible = knowledge().word_index.possible(text)
+        # In the table's order: phrases come before the quotation marks in them.
+        for pattern, (said, english) in knowledge().words.items():
+            if pattern in possible:
+                text = text.replace(said, english)
     return text
 
 

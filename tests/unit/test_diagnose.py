@@ -538,11 +538,20 @@ def test_lines_keep_their_numbers_where_a_terminal_cut_others_before() -> None:
         ("compile\n已杀死\n", "host-memory"),
         ("./run.sh: Zeile 3:  4711 Getötet   ./compile", "host-memory"),
         ("OSError: Auf dem Gerät ist kein Speicherplatz mehr verfügbar", "disk-full"),
+        ("Creating the session\nSpeicherzugriffsfehler\n", "segmentation-fault"),
+        ("./run.sh: line 3: qnn-net-run: Befehl nicht gefunden", "qairt-tool-absent"),
         ("x.c:3: error: ‘struct fastrpc_buf’ has no member named ‘dma_addr’", "header-of-another-version"),
     ],
 )
 def test_what_a_program_says_in_another_language_is_understood(log: str, name: str) -> None:
     assert [shown.id for shown in diagnosis.explain(log)][:1] == [name]
+
+
+@pytest.mark.parametrize("before", ["", "ü "])
+def test_each_phrase_of_another_language_is_read_in_english(before: str) -> None:
+    known = diagnosis.knowledge()
+    phrases = known.words.values()
+    assert [said.decode() for said, _ in phrases if said in diagnosis.plain_text(before.encode() + said)] == []
 
 
 def test_what_is_seldom_the_fault_comes_after_what_is() -> None:
