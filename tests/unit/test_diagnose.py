@@ -551,7 +551,9 @@ def test_what_a_program_says_in_another_language_is_understood(log: str, name: s
 def test_each_phrase_of_another_language_is_read_in_english(before: str) -> None:
     known = diagnosis.knowledge()
     phrases = known.words.values()
-    assert [said.decode() for said, _ in phrases if said in diagnosis.plain_text(before.encode() + said)] == []
+    assert [
+        said.decode() for said, _ in phrases if said in diagnosis.plain_text(before.encode() + said)
+    ] == []
 
 
 def test_what_is_seldom_the_fault_comes_after_what_is() -> None:
