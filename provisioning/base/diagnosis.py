@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, cached_property
 from io import BytesIO
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,6 +46,26 @@ DECORATION = re.compile(
 """What CI systems and terminals put around a line: GitHub's time stamp, colours. It never goes back."""
 DECORATED = (b"Z ", b"\x1b[", b"\r\n")
 """One of these is in each decoration."""
+UNSEEN = re.compile(rb"(\xe2\x80[\x8b-\x8f]|\xef\xbb\xbf)|\xc2\xa0|\xe2\x80\xaf")
+"""Characters of web pages that nobody sees: some without a width, and blanks that do not break."""
+MARGIN = re.compile(rb"(?:> ?)+|[\w.-]+ +\| ?|[ \t]+")
+"""What may stand before every line: the mark of a quotation, the name of a container, an indent."""
+MARGINS = 3
+"""So many of them may stand one in another."""
+ENTITY = re.compile(rb"&(?:amp;)?(lt|gt|quot|apos|nbsp|amp|#0?39|#x27|#34);")
+ENTITIES = {
+    b"lt": b"<",
+    b"gt": b">",
+    b"quot": b'"',
+    b"#34": b'"',
+    b"apos": b"'",
+    b"#39": b"'",
+    b"#039": b"'",
+    b"#x27": b"'",
+    b"nbsp": b" ",
+    b"amp": b"&",
+}
+"""How a web page writes some characters; what was escaped twice is read too."""
 
 COLLECT = (
     "the command, its whole output with the verbose option from before the first error, and the versions of"
@@ -353,6 +374,8 @@ def pieces(log: BinaryIO) -> Iterator[Piece]:
     for block in _blocks(log):
         text = kept + block
         plain = plain_text(text)
+        if not start:
+            plain = _without_margin(plain)
         yield Piece(plain, line, start)
         if line == 1 and len(text) < PIECE and (whole := _unwrapped(plain)):
             yield Piece(whole, line, start)
@@ -382,14 +405,35 @@ def plain_text(text: bytes) -> bytes:
     """Without what is put around its lines, in English, with the same number of lines."""
     if any(mark in text for mark in DECORATED):
         text = DECORATION.sub(b"", text)
+    if b"&" in text:
+        text = ENTITY.sub(lambda found: ENTITIES[found[1]], text)
     if b'{"' in text:
         text = JSON_LINE.sub(lambda row: ESCAPE.sub(lambda found: UNESCAPED[found[0]], row[0]), text)
+    if not text.isascii():
+        text = UNSEEN.sub(lambda found: b"" if found[1] else b" ", text)
     if not text.isascii() or knowledge().ascii_words.search(text):
         possible = knowledge().word_index.possible(text)
         # In the table's order: phrases come before the quotation marks in them.
         for pattern, (said, english) in knowledge().words.items():
             if pattern in possible:
                 text = text.replace(said, english)
+    return text
+
+
+def _without_margin(text: bytes) -> bytes:
+    """The same text without what stands before each of its lines."""
+    for _ in range(MARGINS):
+        if not MARGIN.match(text.lstrip(b"\n")):
+            break
+        lines = text.split(b"\n")
+        filled = [line for line in lines if line.strip()]
+        margins = [margin[0] for margin in takewhile(bool, map(MARGIN.match, filled)) if margin]
+        if not margins or len(margins) < len(filled):
+            break
+        margin = min(margins, key=len)
+        if not all(line.startswith(margin) for line in filled):
+            break
+        text = b"\n".join(line.removeprefix(margin) for line in lines)
     return text
 
 

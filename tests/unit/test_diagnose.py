@@ -7,8 +7,10 @@ import re
 import time
 import zipfile
 from collections.abc import Callable, Set
+from html import escape
 from io import BytesIO
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -514,12 +516,43 @@ def as_json_lines(text: str) -> str:
         lambda text: soft_wrapped(text).encode(),
         lambda text: hard_wrapped(text).encode(),
         lambda text: as_json_lines(text).encode(),
+        lambda text: indent(text, "> > ").encode(),
+        lambda text: indent(text, "runner-1  | ").encode(),
+        lambda text: escape(text).encode(),
+        lambda text: escape(escape(text)).encode(),
+        lambda text: text.replace(" ", "\N{NO-BREAK SPACE}").encode(),
+        lambda text: text.replace("arch", "ar\N{ZERO WIDTH SPACE}ch").encode(),
     ],
-    ids=["crlf", "utf-16", "case", "github", "logcat", "soft-wrapped", "hard-wrapped", "json-lines"],
+    ids=[
+        "crlf",
+        "utf-16",
+        "case",
+        "github",
+        "logcat",
+        "soft-wrapped",
+        "hard-wrapped",
+        "json-lines",
+        "quoted",
+        "container",
+        "web-page",
+        "web-page-twice",
+        "blanks-that-do-not-break",
+        "without-width",
+    ],
 )
 def test_a_failure_is_explained_however_the_log_was_written(written: Callable[[str], bytes]) -> None:
     found = [shown.id for shown in diagnosis.read(written(REFUSED)).explanations]
     assert found[0] == "arch-feature-unsupported" and "op-refused" in found
+
+
+@pytest.mark.parametrize("margin", ["> ", "> >", "\t  ", "runner-1  | ", "> runner-1  | "])
+def test_what_begins_a_line_is_found_behind_what_stands_before_each_line(margin: str) -> None:
+    log = indent("\nqdl programmer.elf\nWaiting for EDL device\n", margin, lambda line: True)
+    assert [(shown.id, shown.line) for shown in diagnosis.explain(log)] == [("edl-no-device", 3)]
+
+
+def test_a_mark_that_some_lines_have_belongs_to_them() -> None:
+    assert diagnosis.explain("> Waiting for EDL device\nqdl programmer.elf\n") == []
 
 
 def test_what_json_escapes_is_read_as_it_was_written() -> None:
