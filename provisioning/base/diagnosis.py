@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, cached_property
 from io import BytesIO
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -427,11 +426,9 @@ def _without_margin(text: bytes) -> bytes:
             break
         lines = text.split(b"\n")
         filled = [line for line in lines if line.strip()]
-        margins = [margin[0] for margin in takewhile(bool, map(MARGIN.match, filled)) if margin]
-        if not margins or len(margins) < len(filled):
-            break
-        margin = min(margins, key=len)
-        if not all(line.startswith(margin) for line in filled):
+        margins = (found[0] if found else b"" for found in map(MARGIN.match, filled))
+        margin = min(margins, key=len, default=b"")
+        if not margin or not all(line.startswith(margin) for line in filled):
             break
         text = b"\n".join(line.removeprefix(margin) for line in lines)
     return text

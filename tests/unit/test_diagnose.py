@@ -518,8 +518,6 @@ def as_json_lines(text: str) -> str:
         lambda text: as_json_lines(text).encode(),
         lambda text: indent(text, "> > ").encode(),
         lambda text: indent(text, "runner-1  | ").encode(),
-        lambda text: escape(text).encode(),
-        lambda text: escape(escape(text)).encode(),
         lambda text: text.replace(" ", "\N{NO-BREAK SPACE}").encode(),
         lambda text: text.replace("arch", "ar\N{ZERO WIDTH SPACE}ch").encode(),
     ],
@@ -534,8 +532,6 @@ def as_json_lines(text: str) -> str:
         "json-lines",
         "quoted",
         "container",
-        "web-page",
-        "web-page-twice",
         "blanks-that-do-not-break",
         "without-width",
     ],
@@ -551,8 +547,15 @@ def test_what_begins_a_line_is_found_behind_what_stands_before_each_line(margin:
     assert [(shown.id, shown.line) for shown in diagnosis.explain(log)] == [("edl-no-device", 3)]
 
 
-def test_a_mark_that_some_lines_have_belongs_to_them() -> None:
-    assert diagnosis.explain("> Waiting for EDL device\nqdl programmer.elf\n") == []
+@pytest.mark.parametrize("other", ["qdl programmer.elf", "step-02 | qdl programmer.elf"])
+def test_a_mark_that_some_lines_have_belongs_to_them(other: str) -> None:
+    assert diagnosis.explain(f"step-1 | Waiting for EDL device\n{other}\n") == []
+
+
+@pytest.mark.parametrize("escaped", [escape, lambda text: escape(escape(text))], ids=["once", "twice"])
+def test_what_a_web_page_escapes_is_read_as_it_was_written(escaped: Callable[[str], str]) -> None:
+    log = "ImportError: cannot import name 'cached_download' from 'huggingface_hub'"
+    assert [shown.id for shown in diagnosis.explain(escaped(log))] == ["hub-names-gone"]
 
 
 def test_what_json_escapes_is_read_as_it_was_written() -> None:
