@@ -180,6 +180,20 @@ def test_a_part_that_gave_something_else_when_it_was_recorded_is_a_finding(
     )
 
 
+@pytest.mark.parametrize(
+    ("recorded", "now", "rules"),
+    [(141.3, 138.4, []), (161, 200, []), (141.3, 118, ["upstream-changed"]), (110, 150, ["upstream-better"])],
+)
+def test_figures_that_are_exact_are_alike(
+    tmp_path: Path, recorded: float, now: float, rules: list[str]
+) -> None:
+    stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
+    before = record({"a": [RecordedPart("whole", recorded)]})
+    verdict = UpstreamVerdict("a", "passed", parts=(RecordedPart("whole", now),))
+    Judge(Ledger("values", "wheels"), "SM8650", tmp_path, before).findings(stage, [verdict])
+    assert [finding.rule for finding in stage.findings] == rules
+
+
 @pytest.mark.parametrize("to_quantized", [60, 200])
 def test_a_coarser_quantizer_is_a_finding(tmp_path: Path, to_quantized: float) -> None:
     """HTP is as near to the quantized model as before, or nearer."""

@@ -25,6 +25,7 @@ from ci.lanes.upstream.ledger import (
     record_path,
 )
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict, reasons_of
+from ci.pipeline.losses import MOST_DB
 from ci.pipeline.quarantine import Quarantine, excused, flaky, holds, misused, steady
 from ci.pipeline.reason import words_of
 from provisioning.base.commands import session
@@ -294,4 +295,5 @@ def _worse(before: RecordedPart, now: RecordedPart) -> float:
 
 
 def _lost(before: float, now: float) -> float:
-    return before - now if abs(before - now) > SAME_DB else 0.0
+    lost = min(before, MOST_DB) - min(now, MOST_DB)
+    return lost if abs(lost) > SAME_DB else 0.0
