@@ -232,14 +232,14 @@ class Knowledge:
         from provisioning.base.clues import Sample, clue_of
 
         sample = Sample.of(entry.example for entry in self.entries)
-        # Of the other patterns it matters where they are, too.
-        whole = {*self.patterns_of_rows, *(pattern for entry in self.entries for pattern in entry.also)}
-        clues = ((clue_of(pattern, sample), pattern in whole) for pattern in patterns)
+        # Of these each match matters.
+        rows = set(self.patterns_of_rows)
+        clues = ((clue_of(pattern, sample), pattern in rows) for pattern in patterns)
         return table_of([replace(clue, far=clue.far or far) for clue, far in clues])
 
     @cached_property
     def word_index(self) -> Index:
-        clues = [Clue(ways=((said.decode(),),)) for said, _ in self.words.values()]
+        clues = [Clue(((said.lower().decode(),),)) for said, _ in self.words.values()]
         return Index(tuple(self.words), table_of(clues))
 
     @cached_property
@@ -432,23 +432,20 @@ class Reading:
             self._repeats.learn(piece.text)
         possible = knowledge().index.possible(piece.text, self._done)
         harmless = self._harmless_lines(piece, possible)
-        entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])
-        for entry in {entry.id: entry for entry in entries}.values():
+        entries = {
+            entry.id: entry for pattern in possible for entry in knowledge().entries_of[pattern]
+        }.values()
+        for entry in entries:
             for patterns, shown in ((entry.patterns, self._found), (entry.loose, self._loose)):
                 if patterns and entry.id not in shown:
                     found = _first(entry, patterns, piece, possible, harmless)
                     if found is not None:
                         shown[entry.id] = _explanation(entry, piece, found)
                         self._found_all(patterns)
-            also = {
-                pattern
-                for pattern in entry.also
-                if pattern in possible
-                and pattern not in self._also
-                and _start_of(pattern, piece, possible[pattern]) is not None
-            }
-            self._also |= also
-            self._found_all(also)
+        asked = {pattern for entry in entries for pattern in entry.also if pattern in possible} - self._also
+        also = {pattern for pattern in asked if _start_of(pattern, piece, possible[pattern]) is not None}
+        self._also |= also
+        self._found_all(pattern for entry in entries for pattern in entry.also if pattern in also)
         if self._troubled(piece, harmless):
             self._trouble = True
             self._hear(piece, possible, harmless)
