@@ -492,8 +492,9 @@ class Reading:
                     heard.add(row.name)
 
     def _number(self, piece: Piece, possible: Possible, harmless: set[int]) -> None:
-        """The numbers of programs. One that two of them could have given is the first one's that knows it."""
-        taken = set[int]()
+        """The numbers of programs. One that two of them could have given is the first one's that knows it; one
+        of a harmless line is named, and explains nothing."""
+        given = dict[int, Code]()
         for place, row in enumerate(knowledge().numbers):
             if row.pattern not in possible:
                 continue
@@ -505,25 +506,22 @@ class Reading:
                         self._numbers.clear()
                     if (place, digits) not in self._numbers:
                         self._numbers[place, digits] = row.code(_as_integer(digits))
-                    code = self._numbers[place, digits]
-                    if code.known and (start := match.start(group)) not in taken:
-                        taken.add(start)
-                        self._give(code, piece, start, harmless)
+                    if (code := self._numbers[place, digits]).known:
+                        given.setdefault(match.start(group), code)
         names = CODE_NAME_IN_TEXT.find_all(piece.text, piece.start) if CODE_NAME_IN_TEXT in possible else ()
         for match in names:
             named = piece.text[match.start() : match.end()].decode("ascii")
             if named in knowledge().numbers_of:
-                self._give(code_named(knowledge().numbers_of[named]), piece, match.start(), harmless)
-
-    def _give(self, code: Code, piece: Piece, start: int, harmless: set[int]) -> None:
-        """A number of a harmless line is named, and explains nothing."""
-        self._codes[code] = None
-        if _line_start(piece.text, start) in harmless:
-            return
-        for entry in knowledge().last_resorts.get(code.number, ()):
-            shown = self._loose if entry.of else self._found
-            if entry.id not in shown:
-                shown[entry.id] = _explanation(entry, piece, start)
+                given[match.start()] = code_named(knowledge().numbers_of[named])
+        self._codes |= dict.fromkeys(given.values())
+        for start, code in given.items():
+            entries = knowledge().last_resorts.get(code.number, ())
+            for entry in () if _line_start(piece.text, start) in harmless else entries:
+                shown = self._loose if entry.of else self._found
+                # Of what this piece has of it the first is told.
+                if entry.id not in shown or shown[entry.id].line > piece.line:
+                    found = _explanation(entry, piece, start)
+                    shown[entry.id] = min(found, shown.get(entry.id, found), key=lambda row: row.line)
 
     @property
     def explanations(self) -> list[Explanation]:

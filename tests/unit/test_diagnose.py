@@ -632,6 +632,11 @@ def test_what_a_number_means_is_told_only_if_no_cause_is_known() -> None:
     assert diagnosis.explain("my own program: error 1002\n") == []
 
 
+def test_a_number_is_explained_where_it_comes_first_however_it_is_written() -> None:
+    log = "GenieDialog_create: status -1\nGenieDialog_query ended: GENIE_STATUS_ERROR_QUERY_FAILED\n"
+    assert [(shown.id, shown.line) for shown in diagnosis.explain(log)] == [("genie-number", 1)]
+
+
 def test_the_failure_that_made_another_comes_first() -> None:
     log = """\
 <E> Failed to map weights buffer to device!
