@@ -52,7 +52,7 @@ COLLECT = (
 )
 """What to collect where nobody known speaks."""
 
-PIECE = 48 << 10
+PIECE = 96 << 10
 """A log is read in pieces of so many bytes."""
 OVERLAP = 6 << 10
 """So much of a piece, or a little less, is in the next one too, so that what lies across both is found."""
