@@ -225,7 +225,7 @@ class Knowledge:
     def index(self) -> Index:
         """Of all that is looked for in a log."""
         patterns = tuple(dict.fromkeys((*self.patterns_of_rows, *self.entries_of)))
-        made = kept("index", (*_tables(), *CODE), lambda: self._table_of(patterns), keep=_start.keep)
+        made = kept("index", (*_tables(), *CODE), lambda: self._table_of(patterns))
         return Index(patterns, made)
 
     def _table_of(self, patterns: Iterable[Pattern]) -> dict[str, Any]:
@@ -492,8 +492,8 @@ class Reading:
                     heard.add(row.name)
 
     def _number(self, piece: Piece, possible: Possible, harmless: set[int]) -> None:
-        """The numbers of programs. One that two of them could have given is the first one's that knows it; one
-        of a harmless line is named, and explains nothing."""
+        """The numbers of programs. One that two of them could have given is the first one's that knows it.
+        One of a harmless line is named, and explains nothing."""
         given = dict[int, Code]()
         for place, row in enumerate(knowledge().numbers):
             if row.pattern not in possible:
@@ -648,24 +648,12 @@ def _named(number: re.Match[bytes]) -> bytes:
     return data_type_name(int(number[0], 16)).encode()
 
 
-@dataclass
-class _Start:
-    keep: bool = False
-
-
-_start = _Start()
 CODE = tuple(Path(__file__).with_name(name) for name in ("clues.py", "diagnosis.py", "patterns.py"))
-
-
-def keep_table() -> None:
-    """From now on take what is made of the table from the user's cache folder. A worker whose files are
-    watched does not: what it reads there would be an input of its work."""
-    _start.keep = True
 
 
 @cache
 def knowledge() -> Knowledge:
-    return _knowledge(kept("diagnose", (*_tables(), *CODE), _checked, keep=_start.keep))
+    return _knowledge(kept("diagnose", (*_tables(), *CODE), _checked))
 
 
 def _tables() -> tuple[Path, ...]:

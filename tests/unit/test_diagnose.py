@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Set
@@ -16,6 +19,7 @@ from ci.__main__ import VERBS
 from ci.operators.in_logs import inexact_in
 from provisioning.base import diagnosis, patterns, repeats
 from provisioning.base.command_line import main
+from provisioning.base.settings import ROOT
 
 
 def verb(*argv: str) -> int:
@@ -199,6 +203,19 @@ def test_a_long_line_takes_no_longer_than_a_log_with_lines(word: str) -> None:
     diagnosis.read(text)
     inexact_in(text)
     assert time.process_time() - before < 5
+
+
+def test_what_explains_a_finding_of_a_stage_is_not_made_anew_in_each_process(tmp_path: Path) -> None:
+    explain = (
+        "import time; from provisioning.base.diagnosis import nearest;"
+        "assert nearest('No Snapdragon SOC detected'); print(time.process_time())"
+    )
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    first, second = (
+        float(subprocess.check_output([sys.executable, "-c", explain], cwd=ROOT, env=environ))
+        for _ in range(2)
+    )
+    assert second < min(0.6, first / 2)
 
 
 def test_each_pattern_is_quick_on_a_line_of_its_own_first_word() -> None:
