@@ -23,10 +23,13 @@ import stat
 import struct
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
+from provisioning.base.settings import derived_folder
 
 Stamp = tuple[int, int, int, int]
 """Size, mtime, ctime (nanoseconds) and inode: while these are equal, the file is taken for unchanged."""
@@ -531,7 +534,15 @@ def _ignored(path: str) -> bool:
         return path.startswith("/dev/shm/sem.")
     if "/../" in path:
         path = os.path.normpath(path)
-    return path.startswith(IGNORED) or path == LOADER_CACHE
+    return path.startswith(IGNORED) or path == LOADER_CACHE or f"{path}/".startswith(_derived())
+
+
+@cache
+def _derived() -> str:
+    try:
+        return f"{os.path.normpath(derived_folder())}/"
+    except UsageError:  # The user has no home folder, and nothing is kept.
+        return IGNORED[0]
 
 
 def _signed(value: int) -> int:

@@ -20,7 +20,6 @@ from provisioning.base.diagnosis import (
     Explanation,
     Reading,
     explain_code,
-    keep_table,
     knowledge,
     pieces,
 )
@@ -95,7 +94,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    keep_table()
     if args.codes_of:
         from ci.inspect.error_names import error_names
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from ci.operators.table import Inexact
 
 DELEGATED = Pattern(r"\[Q(?:NN|nn) ?Partitioner(?: Op Support)?\]:? (aten\.\w+)\S* \| True")
-SCHEME = re.compile(
-    rf"(?<![a-z0-9])(?:{'|'.join(sorted(MEASURED_SCHEMES, reverse=True))})(?![a-z0-9])".encode()
-)
+# What stands before a name is asked behind it: a pattern that begins with its letters is quicker.
+NAMES = "|".join(rf"{name}(?<![a-z0-9]{name})" for name in MEASURED_SCHEMES)
+SCHEME = re.compile(rf"(?:{NAMES})(?![a-z0-9])".encode())
 
 
 def inexact_in(log: bytes) -> list[Inexact]:

@@ -79,7 +79,7 @@ class CaseResult(Model):
     """The least and the greatest of the draws, if there are several."""
     float_db: float | None = None
     """If LOST: the median of the quantized model on the CPU against the float model."""
-    draws: Mapping[Result, int] = {}
+    draws: Mapping[Result, int] = Field(default_factory=dict)
     """How many draws gave each result, if not all gave the same."""
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class CaseResult(Model):
 class ChainResult(CaseResult):
     """What an operator gave between two layers with weights, in the form that models have."""
 
-    forms: Mapping[str, CaseResult] = {}
+    forms: Mapping[str, CaseResult] = Field(default_factory=dict)
     """Other forms that gave another result, by name in manifests/upstream/values.toml."""
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from provisioning.base.patterns import BadPattern, Clue, Pattern, exact
+from provisioning.base.patterns import BadPattern, Clue, Pattern
 
 TOKEN = re.compile(
     r"(?P<text>[^\\\[\](){}.*+?|^$]+)|(?P<flags>\(\?[a-zA-Z-]+\))|(?P<group>\((?:\?(?:[a-zA-Z-]*:|P?<\w+>))?)"
@@ -43,6 +43,10 @@ class Ways:
 
 
 def ways_of(source: str) -> Ways:
+    # Bytes of a text in small letters are those of ASCII alone.
+    source = "".join(
+        letter if letter.isascii() or letter.upper() == letter.lower() else "." for letter in source
+    )
     reader = _Reader(source)
     ways = reader.alternatives()
     if reader.at != len(source):
@@ -156,44 +160,29 @@ def clue_of(pattern: Pattern, sample: Sample) -> Clue:
         read = ways_of(pattern.source)
     except BadPattern:
         # It is looked for in every text.
-        return Clue((), ((),), far=True)
+        return Clue(far=True)
     # A text has one way of each of these in it: it is looked for by those that are seldom in others.
     choices = [_known_by(ways, sample) for ways in (read.ways, *read.beside) if all(map(_words, ways))]
     if not choices:
-        return Clue((), ((),), read.far)
-    rarest = choices[0] if len(choices) == 1 else min(choices, key=lambda known: known.often(sample))
-    beside = tuple(known.words for known in choices if known is not rarest)
-    return Clue(rarest.anchored, rarest.by_words, read.far, beside if rarest.by_words else ())
+        return Clue(far=read.far)
+    often = [sum(sample.often(rare) for rare, *_ in known) for known in choices]
+    rarest = choices.pop(often.index(min(often)))
+    beside = tuple(tuple(tuple(words) for _, *words in known) for known in choices)
+    return Clue(rarest, read.far, beside if any(rare in words for rare, *words in rarest) else ())
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownBy:
-    """What tells of several ways: of each an anchor, or else its words."""
+def _known_by(ways: list[Way], sample: Sample) -> tuple[tuple[str, ...], ...]:
+    """Of each way what is rare of it and its words, those first that it is surely near."""
 
-    anchored: tuple[tuple[str, Way], ...]
-    by_words: tuple[Way, ...]
-    words: tuple[Way, ...]
-    """Of each way."""
-
-    def often(self, sample: Sample) -> int:
-        anchors = (sample.often(anchor) for anchor, _ in self.anchored)
-        return sum(anchors) + sum(sample.often(first) for first, *_ in self.by_words)
-
-
-def _known_by(ways: list[Way], sample: Sample) -> _KnownBy:
     def rarest_first(word: str) -> tuple[bool, int, int, str]:
         return (len(word.encode()) < 3, sample.words[word], -len(word), word)
 
-    anchored, by_words, every = dict[tuple[str, Way], None](), dict[Way, None](), dict[Way, None]()
+    known = dict[tuple[str, ...], None]()
     for way in ways:
-        words = _words(way)
-        rarest = tuple(sorted(words, key=rarest_first))
-        every[rarest] = None
-        if anchor := _anchor(way, sample):
-            anchored[anchor, tuple(word for word in words if word not in anchor)] = None
-        else:
-            by_words[rarest] = None
-    return _KnownBy(tuple(anchored), tuple(by_words), tuple(every))
+        words, anchor = sorted(_words(way), key=rarest_first), _anchor(way, sample)
+        words.sort(key=lambda word: word not in anchor)
+        known[(anchor or words[0], *words)] = None
+    return tuple(known)
 
 
 def _words(way: Way) -> list[str]:
@@ -208,6 +197,6 @@ def _anchor(way: Way, sample: Sample) -> str:
     for literal in sorted(literals, key=lambda text: (-len(WORD.findall(text)), -len(text), text)):
         most = VERY_RARE if literal.isalpha() else RARE
         telling = len(literal) >= (12 if literal.isalpha() else 7)
-        if telling and literal == literal.casefold() and exact([literal]) and sample.often(literal) <= most:
+        if telling and sample.often(literal) <= most:
             return literal
     return ""

@@ -72,7 +72,7 @@ COLLECT = (
 )
 """What to collect where nobody known speaks."""
 
-PIECE = 48 << 10
+PIECE = 96 << 10
 """A log is read in pieces of so many bytes."""
 OVERLAP = 6 << 10
 """So much of a piece, or a little less, is in the next one too, so that what lies across both is found."""
@@ -245,21 +245,21 @@ class Knowledge:
     def index(self) -> Index:
         """Of all that is looked for in a log."""
         patterns = tuple(dict.fromkeys((*self.patterns_of_rows, *self.entries_of)))
-        made = kept("index", (*_tables(), *CODE), lambda: self._table_of(patterns), keep=_start.keep)
+        made = kept("index", (*_tables(), *CODE), lambda: self._table_of(patterns))
         return Index(patterns, made)
 
     def _table_of(self, patterns: Iterable[Pattern]) -> dict[str, Any]:
         from provisioning.base.clues import Sample, clue_of
 
         sample = Sample.of(entry.example for entry in self.entries)
-        # Of the other patterns it matters where they are, too.
-        whole = {*self.patterns_of_rows, *(pattern for entry in self.entries for pattern in entry.also)}
-        clues = ((clue_of(pattern, sample), pattern in whole) for pattern in patterns)
+        # Of these each match matters.
+        rows = set(self.patterns_of_rows)
+        clues = ((clue_of(pattern, sample), pattern in rows) for pattern in patterns)
         return table_of([replace(clue, far=clue.far or far) for clue, far in clues])
 
     @cached_property
     def word_index(self) -> Index:
-        clues = [Clue(ways=((said.lower().decode(),),)) for said, _ in self.words.values()]
+        clues = [Clue(((said.lower().decode(),),)) for said, _ in self.words.values()]
         return Index(tuple(self.words), table_of(clues))
 
     @cached_property
@@ -482,23 +482,20 @@ class Reading:
             self._repeats.learn(piece.text)
         possible = knowledge().index.possible(piece.text, self._done)
         harmless = self._harmless_lines(piece, possible)
-        entries = (entry for pattern in possible for entry in knowledge().entries_of[pattern])
-        for entry in {entry.id: entry for entry in entries}.values():
+        entries = {
+            entry.id: entry for pattern in possible for entry in knowledge().entries_of[pattern]
+        }.values()
+        for entry in entries:
             for patterns, shown in ((entry.patterns, self._found), (entry.loose, self._loose)):
                 if patterns and entry.id not in shown:
                     found = _first(entry, patterns, piece, possible, harmless)
                     if found is not None:
                         shown[entry.id] = _explanation(entry, piece, found)
                         self._found_all(patterns)
-            also = {
-                pattern
-                for pattern in entry.also
-                if pattern in possible
-                and pattern not in self._also
-                and _start_of(pattern, piece, possible[pattern]) is not None
-            }
-            self._also |= also
-            self._found_all(also)
+        asked = {pattern for entry in entries for pattern in entry.also if pattern in possible} - self._also
+        also = {pattern for pattern in asked if _start_of(pattern, piece, possible[pattern]) is not None}
+        self._also |= also
+        self._found_all(pattern for entry in entries for pattern in entry.also if pattern in also)
         if self._troubled(piece, harmless):
             self._trouble = True
             self._hear(piece, possible, harmless)
@@ -545,8 +542,9 @@ class Reading:
                     heard.add(row.name)
 
     def _number(self, piece: Piece, possible: Possible, harmless: set[int]) -> None:
-        """The numbers of programs. One that two of them could have given is the first one's that knows it."""
-        taken = set[int]()
+        """The numbers of programs. One that two of them could have given is the first one's that knows it.
+        One of a harmless line is named, and explains nothing."""
+        given = dict[int, Code]()
         for place, row in enumerate(knowledge().numbers):
             if row.pattern not in possible:
                 continue
@@ -558,25 +556,22 @@ class Reading:
                         self._numbers.clear()
                     if (place, digits) not in self._numbers:
                         self._numbers[place, digits] = row.code(_as_integer(digits))
-                    code = self._numbers[place, digits]
-                    if code.known and (start := match.start(group)) not in taken:
-                        taken.add(start)
-                        self._give(code, piece, start, harmless)
+                    if (code := self._numbers[place, digits]).known:
+                        given.setdefault(match.start(group), code)
         names = CODE_NAME_IN_TEXT.find_all(piece.text, piece.start) if CODE_NAME_IN_TEXT in possible else ()
         for match in names:
             named = piece.text[match.start() : match.end()].decode("ascii")
             if named in knowledge().numbers_of:
-                self._give(code_named(knowledge().numbers_of[named]), piece, match.start(), harmless)
-
-    def _give(self, code: Code, piece: Piece, start: int, harmless: set[int]) -> None:
-        """A number of a harmless line is named, and explains nothing."""
-        self._codes[code] = None
-        if _line_start(piece.text, start) in harmless:
-            return
-        for entry in knowledge().last_resorts.get(code.number, ()):
-            shown = self._loose if entry.of else self._found
-            if entry.id not in shown:
-                shown[entry.id] = _explanation(entry, piece, start)
+                given[match.start()] = code_named(knowledge().numbers_of[named])
+        self._codes |= dict.fromkeys(given.values())
+        for start, code in given.items():
+            entries = knowledge().last_resorts.get(code.number, ())
+            for entry in () if _line_start(piece.text, start) in harmless else entries:
+                shown = self._loose if entry.of else self._found
+                # Of what this piece has of it the first is told.
+                if entry.id not in shown or shown[entry.id].line > piece.line:
+                    found = _explanation(entry, piece, start)
+                    shown[entry.id] = min(found, shown.get(entry.id, found), key=lambda row: row.line)
 
     @property
     def explanations(self) -> list[Explanation]:
@@ -703,24 +698,12 @@ def _named(number: re.Match[bytes]) -> bytes:
     return data_type_name(int(number[0], 16)).encode()
 
 
-@dataclass
-class _Start:
-    keep: bool = False
-
-
-_start = _Start()
 CODE = tuple(Path(__file__).with_name(name) for name in ("clues.py", "diagnosis.py", "patterns.py"))
-
-
-def keep_table() -> None:
-    """From now on take what is made of the table from the user's cache folder. A worker whose files are
-    watched does not: what it reads there would be an input of its work."""
-    _start.keep = True
 
 
 @cache
 def knowledge() -> Knowledge:
-    return _knowledge(kept("diagnose", (*_tables(), *CODE), _checked, keep=_start.keep))
+    return _knowledge(kept("diagnose", (*_tables(), *CODE), _checked))
 
 
 def _tables() -> tuple[Path, ...]:

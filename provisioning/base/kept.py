@@ -13,23 +13,21 @@ from typing import Any
 
 from provisioning.base.errors import UsageError
 from provisioning.base.files import open_regular
-from provisioning.base.settings import cache_folder, root_digest
+from provisioning.base.settings import derived_folder, root_digest
 
 LARGEST = 64 << 20
 
 
-def kept(name: str, sources: Iterable[Path], make: Callable[[], Any], *, keep: bool) -> Any:
-    """What `make` makes of these files, as JSON has it; with `keep` from the cache if they are the same.
+def kept(name: str, sources: Iterable[Path], make: Callable[[], Any]) -> Any:
+    """What `make` makes of these files, as JSON has it: from the cache if they are the same.
 
     JSON cannot run anything. A file in the cache that was cut short, is of other sources or another user, or
     may be written by one, is made anew. Where nothing can be written, nothing is kept."""
-    if not keep:
-        return json.loads(json.dumps(make()))
     whole = b"".join(hashlib.sha256(path.read_bytes()).digest() for path in sources)
     try:
-        path = cache_folder() / f"{name}-{root_digest()}.json"
+        path = derived_folder() / f"{name}-{root_digest()}.json"
     except UsageError:  # The user has no home folder.
-        return kept(name, sources, make, keep=False)
+        return json.loads(json.dumps(make()))
     digest, _, text = _own(path).partition(b"\n")
     if digest != _digest(whole + text):
         text = json.dumps(make()).encode()

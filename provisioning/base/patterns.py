@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, Protocol, cast
 
 REACH = 2 << 10
 """So many bytes before and after a part of a match is the rest of it, to the ends of lines."""
-FOLDED = ("\u017f".encode(), "\u212a".encode())
-"""The long s and the sign of kelvin, which RE2 takes for s and k."""
+FOLDED = {"\u017f".encode(): b"s", "\u212a".encode(): b"k"}
+"""The long s and the sign of kelvin, as which RE2 takes s and k."""
 REMEMBERED = 1 << 14
 FEW = 12
-"""After so many places of a word all of a text is near it."""
+"""A word with more places than these tells no place."""
 Span = tuple[int, int]
 BEYOND_ASCII = re.compile(r"[^\x00-\x7f]|\\[xpP]\{|\\[pP]\w")
 """What of a pattern may name other characters."""
@@ -96,191 +96,114 @@ def _options(*, latin: bool = False) -> Any:
     return options
 
 
-def _options_of_index(*, literal: bool) -> Any:
-    """Memory is only taken as it is needed; with too little of it each pass takes many times as long."""
-    import re2
-
-    options = re2.Options()
-    options.log_errors = False
-    options.case_sensitive = False
-    options.never_capture = True
-    options.literal = literal
-    options.longest_match = not literal
-    options.max_mem = 64 << 20
-    return options
-
-
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """What a text must have in it for a pattern to match."""
+    """What a text must have in it for a pattern to match, in small letters; beyond ASCII without case."""
 
-    anchored: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """By each way to match what is rare in other texts, and words near it."""
     ways: tuple[tuple[str, ...], ...] = ()
-    """Of the ways without such an anchor the words, the rarest first."""
+    """Of each way to match what is rare in other texts, and its words: the first that tells a place is looked
+    for. Without ways the pattern is looked for in every text."""
     far: bool = False
     """Whether the words may stand any number of lines apart."""
     beside: tuple[tuple[tuple[str, ...], ...], ...] = ()
-    """Of each of these a text has the words of one way too, if it is known by words."""
+    """Of each of these a text has the words of one way too."""
 
 
 def table_of(clues: Sequence[Clue]) -> dict[str, Any]:
-    """What an index of patterns is made of, as JSON has it. Patterns and words are named by their places."""
-    anchors: dict[str, list[Any]] = defaultdict(list)
-    ways: dict[str, list[Any]] = defaultdict(list)
-    always = list[int]()
+    """What an index of patterns is made of, as JSON has it. Patterns and literals are named by places."""
+    rows: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
     for pattern, clue in enumerate(clues):
-        known = list(clue.ways)
-        for anchor, words in clue.anchored:
-            if clue.far and " " not in anchor:
-                # Where it is does not matter.
-                known.append((anchor, *words))
-            else:
-                anchors[anchor].append((pattern, exact(words)))
-        for way in known:
-            if way:
-                ways[way[0]].append((pattern, way))
-            else:
-                always.append(pattern)
-    others = (word for rows in ways.values() for _, way in rows for word in way)
-    beside = (word for clue in clues for groups in clue.beside for group in groups for word in group)
-    places = {word: place for place, word in enumerate(dict.fromkeys((*ways, *others, *beside)))}
+        for rare, *words in clue.ways:
+            rows[rare].append((pattern, words))
+    # Of what is rare and more than a word, the words are looked for near it alone.
+    needed = (word for rare, ways in rows.items() for _, words in ways if rare in words for word in words)
+    beside = (word for clue in clues for ways in clue.beside for words in ways for word in words)
+    looked_for = dict.fromkeys((*rows, *needed, *beside))
+    others = (word for ways in rows.values() for _, words in ways for word in words)
+    places = {literal: place for place, literal in enumerate(dict.fromkeys((*looked_for, *others)))}
     return {
-        "anchors": anchors,
-        "words": list(places),
-        "ways": [
-            [(pattern, [places[word] for word in way], exact(way)) for pattern, way in rows]
-            for rows in ways.values()
+        "literals": list(places),
+        "looked_for": len(looked_for),
+        "rows": [
+            [(pattern, [places[word] for word in words], rare in words) for pattern, words in ways]
+            for rare, ways in rows.items()
         ],
         "beside": [
-            [[[places[word] for word in group] for group in groups] for groups in clue.beside]
-            for clue in clues
+            [[[places[word] for word in words] for words in ways] for ways in clue.beside] for clue in clues
         ],
         "far": [pattern for pattern, clue in enumerate(clues) if clue.far],
-        "always": always,
+        "always": [pattern for pattern, clue in enumerate(clues) if not clue.ways],
     }
 
 
-def exact(words: Iterable[str]) -> list[str]:
-    """Those whose letters are of ASCII, or have no case: a text in small letters has them as they are."""
-    return [word for word in words if word.isascii() or word.upper() == word.lower()]
-
-
 class Index:
-    """Which of many patterns may be in a text, and where: one pass over it looks for what is rare, one for
-    words."""
+    """Which of many patterns may be in a text, and where: one pass over it tells what they need of it."""
 
     def __init__(self, patterns: Sequence[Pattern], table: Mapping[str, Any]) -> None:
         import re2
 
+        options = re2.Options()
+        options.log_errors = False
+        options.encoding = re2.Options.Encoding.LATIN1
+        # It is only taken as it is needed; with too little of it each pass takes many times as long.
+        options.max_mem = 64 << 20
         self._patterns = patterns
-        self._anchored = table["anchors"]
-        self._of_text: dict[bytes, list[Any]] = {}
-        self._words = re2.Set.SearchSet(_options_of_index(literal=True))
-        for word in table["words"]:
-            self._words.Add(word)
-        self._words.Compile()
-        self._ways = table["ways"]
-        self._first = [b"".join(word.encode() for word in exact([word])) for word in table["words"]]
-        """Empty, if a text in small letters may have other ones."""
+        self._set = re2.Set.SearchSet(options)
+        for literal in table["literals"][: table["looked_for"]]:
+            self._set.Add(re2.escape(literal).replace(r"\ ", r"\s+"))
+        self._set.Compile()
+        self._literals = [literal.encode() for literal in table["literals"]]
+        self._rows = table["rows"]
         self._beside = table["beside"]
         self._far = set(table["far"])
         self._always = table["always"]
-
-    def _any_anchor(self, *, folded: bool) -> Any:
-        """In lowered text it is made in half the time."""
-        import re2
-
-        options = _options_of_index(literal=False)
-        if not folded:
-            options.case_sensitive = True
-            options.encoding = re2.Options.Encoding.LATIN1
-        # Sorted, so that RE2 makes one of their beginnings: it is slow with thousands otherwise.
-        anchors = (re2.escape(anchor).replace(r"\ ", r"\s+").encode() for anchor in sorted(self._anchored))
-        return re2.compile(b"|".join(anchors), options)
-
-    @cached_property
-    def _anchors(self) -> Any:
-        return self._any_anchor(folded=False)
-
-    @cached_property
-    def _anchors_folded(self) -> Any:
-        return self._any_anchor(folded=True)
 
     def possible(self, text: bytes, done: Set[Pattern] = frozenset()) -> dict[Pattern, list[Span]]:
         """Where each pattern can match that can, but for those that nobody looks for any more."""
         whole = [(0, len(text))]
         spans = dict.fromkeys([self._patterns[pattern] for pattern in self._always], whole)
         lowered = text.lower()
-        # The two are not in lowered text.
-        folded = not lowered.isascii() and any(letter in text for letter in FOLDED)
+        folded = not lowered.isascii() and any(letter in lowered for letter in FOLDED)
+        for letter, small in FOLDED.items() if folded else ():
+            lowered = lowered.replace(letter, small)
+        present = set(self._set.Match(lowered) or ())
+        groups = dict[int, list[Span] | None]()
 
-        def add(number: int, words: list[str], near: list[Span]) -> None:
-            """One way of a pattern, whose anchor is near these places."""
-            pattern = self._patterns[number]
-            if spans.get(pattern) is whole:
-                return
-            if number in self._far or folded:
-                spans[pattern] = whole
-                return
-            needed = [word.encode() for word in words]
-            for low, high in near:
-                for word in needed:
-                    if lowered.find(word, low, high) < 0:
-                        break
-                else:
-                    spans.setdefault(pattern, []).append((low, high))
+        def near(words: list[int]) -> list[Span]:
+            for word in words:
+                if word not in groups:
+                    groups[word] = _groups(lowered, self._literals[word])
+                if (group := groups[word]) is not None:
+                    return group
+            return whole
 
-        present = set(self._words.Match(text) or ()) if self._ways else set[int]()
-        for first in present:
-            if first >= len(self._ways):
-                continue
-            near: list[Span] | None = None
-            for number, places, words in self._ways[first]:
-                if (
-                    self._patterns[number] not in done
-                    and present.issuperset(places)
-                    and all(any(map(present.issuperset, groups)) for groups in self._beside[number])
-                ):
-                    if near is None and number not in self._far and self._first[first]:
-                        near = _groups(lowered, self._first[first])
-                    add(number, words, whole if near is None else near)
-        for found, hits in self._hits(text if folded else lowered, folded=folded).items():
-            near = None
-            for number, words in self._of(found):
-                if self._patterns[number] not in done:
-                    near = _joined(text, hits) if near is None else near
-                    add(number, words, near)
+        for rare in present:
+            for number, words, needed in self._rows[rare] if rare < len(self._rows) else ():
+                pattern = self._patterns[number]
+                if pattern in done or spans.get(pattern) is whole:
+                    continue
+                if needed and not present.issuperset(words):
+                    continue
+                beside = self._beside[number]
+                if beside and not all(any(map(present.issuperset, ways)) for ways in beside):
+                    continue
+                group = whole if folded or number in self._far else near(words)
+                if group is whole:
+                    spans[pattern] = whole
+                    continue
+                literals = [self._literals[word] for word in words]
+                for low, high in group:
+                    if all(lowered.find(literal, low, high) >= 0 for literal in literals):
+                        spans.setdefault(pattern, []).append((low, high))
         return spans
 
-    def _hits(self, text: bytes, *, folded: bool) -> dict[bytes, list[Span]]:
-        """Where each anchor is."""
-        hits: dict[bytes, list[Span]] = defaultdict(list)
-        anchors = self._anchors_folded if folded else self._anchors
-        hit = anchors.search(text) if self._anchored else None
-        while hit:
-            start, end = hit.span()
-            hits[text[start:end]].append((start, end))
-            hit = anchors.search(text, start + 1)
-        return hits
 
-    def _of(self, found: bytes) -> list[Any]:
-        """What has this anchor, or one that it begins with."""
-        if found not in self._of_text:
-            if len(self._of_text) > REMEMBERED:
-                self._of_text.clear()
-            anchor = str(b" ".join(found.split()), "utf-8", "replace").casefold()
-            beginnings = (anchor[:length] for length in range(1, len(anchor) + 1))
-            self._of_text[found] = [row for text in beginnings for row in self._anchored.get(text, ())]
-        return self._of_text[found]
-
-
-def _groups(lowered: bytes, word: bytes) -> list[Span]:
-    """The lines within reach of a word: all, if it comes often."""
+def _groups(lowered: bytes, word: bytes) -> list[Span] | None:
+    """The lines within reach of a word; none if it comes often."""
     places, start = list[Span](), lowered.find(word)
     while start >= 0:
         if len(places) == FEW:
-            return [(0, len(lowered))]
+            return None
         places.append((start, start + len(word)))
         start = lowered.find(word, start + 1)
     return _joined(lowered, places)

@@ -20,6 +20,7 @@ from ci.engine.memo import CachedResult, Memo, Miss, prune
 from ci.engine.remote import ENTRIES
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Worker, WorkerDied
+from provisioning.base.settings import derived_folder
 from tests.support.watched_work import Place, later, start
 
 NATIVE = """
@@ -234,6 +235,14 @@ NO_INPUTS: dict[str, tuple[dict[str, str], Callable[[Place], object]]] = {
             " return open(d + '/x').read()",
         },
         lambda place: None,
+    ),
+    "what is made of the toolkit's own files": (
+        {
+            "net.py": "from provisioning.base.kept import kept\nfrom pathlib import Path\n"
+            "def work(): return kept('test', [Path('HERE/table')], lambda: 1)",
+            "table": "",
+        },
+        lambda place: [file.unlink() for file in derived_folder().glob("test-*.json")],
     ),
 }
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 
 from provisioning.base import diagnosis
 from provisioning.base.clues import Sample, clue_of
 from provisioning.base.patterns import FEW, REACH, Index, Pattern, table_of
+from tests.support.pattern_texts import inner, parsed, text_of
 
 FILLER = b"nothing is the matter here\n" * (REACH // 10)
 
@@ -134,3 +138,80 @@ def test_every_match_of_the_table_in_its_examples_is_where_the_index_says() -> N
             if match and not any(a <= match.start() and match.end() <= b for a, b in spans.get(pattern, ())):
                 wrong.append(f"{entry.id}: {pattern.source}")
     assert known.entries and wrong == []
+
+
+def test_each_pattern_of_the_table_matches_a_text_that_is_made_of_it_where_the_index_says() -> None:
+    """Most patterns are in no example."""
+    known = diagnosis.knowledge()
+    never = [pattern.source for pattern in known.entries_of if not is_found(pattern)]
+    assert known.entries_of and never == []
+
+
+def is_found(pattern: Pattern) -> bool:
+    chosen, items = random.Random(pattern.source), parsed(pattern.source)
+    texts = (text_of(items, chosen).encode() for _ in range(30))
+    text = next((text for text in texts if pattern.search(text)), b"")
+    text = FILLER + text + b"\n" + FILLER
+    match = pattern.search(text)
+    spans = diagnosis.knowledge().index.possible(text).get(pattern, []) if match else []
+    return any(match and low <= match.start() and match.end() <= high for low, high in spans)
+
+
+@pytest.mark.parametrize("source", [r"opened\b_now", "failed ^here", r"failed\Bto \bopen"])
+def test_a_pattern_that_can_match_nothing_is_not_found(source: str) -> None:
+    assert not is_found(Pattern(source))
+
+
+WRITTEN_OTHERWISE = {
+    "two backslashes, where one is meant": r"\\\\[dswDSWbB.](?![a-z])|\[[^\]]*\\\\[dsw]",
+    "an alternative without text": r"(?<!\\)(?:\(\?:\||\|\||\|\)|\|$)",
+    "two blanks": "  ",
+    "an or in brackets": r"(?<!\\)\[[^\]\\]*\w\|\w[^\]]*\]",
+}
+SIGN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]")
+
+
+def doubts(source: str) -> list[str]:
+    """What of a pattern is surely meant otherwise."""
+    found = [what for what, written in WRITTEN_OTHERWISE.items() if re.search(written, source)]
+    if re.search(r"\((?!\?)", SIGN.sub("", source)):
+        found.append("a group that nobody reads, or brackets of the text")
+    for items in inner(parsed(source)):
+        names = [f"{name} {argument}" if str(name) == "AT" else str(name) for name, argument in items]
+        found += ["a beginning inside"] * ("AT AT_BEGINNING" in names[1:])
+        found += ["an end inside"] * ("AT AT_END" in names[:-1])
+        for name, argument in items:
+            ways = [repr(list(way)) for way in argument[1]] if str(name) == "BRANCH" else []
+            found += ["an alternative twice"] * (len(set(ways)) < len(ways))
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        r"C:\\\w+ failed",
+        r"failed [\\w.]+",
+        r"failed \\d+",
+        "(?:load|) failed",
+        "load|open|",
+        "failed (code 3)",
+        "load  failed",
+        "[load|open] failed",
+        "failed ^here",
+        "failed$ here",
+        "(?:load|open|load) failed",
+    ],
+)
+def test_what_is_surely_meant_otherwise_is_doubted(source: str) -> None:
+    assert doubts(source)
+
+
+def test_no_pattern_of_the_table_is_surely_meant_otherwise() -> None:
+    entries = diagnosis.knowledge().entries
+    sources = {
+        (entry.id, pattern.source)
+        for entry in entries
+        for pattern in (*entry.looked_for, *entry.unless_here, *entry.unless_line)
+    }
+    assert sources and [(*row, doubted) for row in sorted(sources) if (doubted := doubts(row[1]))] == []
+    assert [entry.id for entry in entries if len({*entry.keys}) < len(entry.keys)] == []

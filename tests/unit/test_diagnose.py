@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Set
@@ -18,6 +21,7 @@ from ci.__main__ import VERBS
 from ci.operators.in_logs import inexact_in
 from provisioning.base import diagnosis, patterns, repeats
 from provisioning.base.command_line import main
+from provisioning.base.settings import ROOT
 
 
 def verb(*argv: str) -> int:
@@ -201,6 +205,19 @@ def test_a_long_line_takes_no_longer_than_a_log_with_lines(word: str) -> None:
     diagnosis.read(text)
     inexact_in(text)
     assert time.process_time() - before < 5
+
+
+def test_what_explains_a_finding_of_a_stage_is_not_made_anew_in_each_process(tmp_path: Path) -> None:
+    explain = (
+        "import time; from provisioning.base.diagnosis import nearest;"
+        "assert nearest('No Snapdragon SOC detected'); print(time.process_time())"
+    )
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    first, second = (
+        float(subprocess.check_output([sys.executable, "-c", explain], cwd=ROOT, env=environ))
+        for _ in range(2)
+    )
+    assert second < min(0.6, first / 2)
 
 
 def test_each_pattern_is_quick_on_a_line_of_its_own_first_word() -> None:
@@ -677,6 +694,11 @@ def test_what_a_number_means_is_told_only_if_no_cause_is_known() -> None:
     cause = diagnosis.knowledge().entry("stub-mismatch").example
     assert [shown.id for shown in diagnosis.explain(number + cause)] == ["stub-mismatch"]
     assert diagnosis.explain("my own program: error 1002\n") == []
+
+
+def test_a_number_is_explained_where_it_comes_first_however_it_is_written() -> None:
+    log = "GenieDialog_create: status -1\nGenieDialog_query ended: GENIE_STATUS_ERROR_QUERY_FAILED\n"
+    assert [(shown.id, shown.line) for shown in diagnosis.explain(log)] == [("genie-number", 1)]
 
 
 def test_the_failure_that_made_another_comes_first() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.kept import kept
+from provisioning.base.settings import derived_folder
 
 
 @pytest.fixture
@@ -20,11 +21,11 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def value_of(source: Path, value: str) -> object:
-    return kept("table", [source], lambda: {"value": value}, keep=True)
+    return kept("table", [source], lambda: {"value": value})
 
 
 def only_file(source: Path) -> Path:
-    (file,) = (source.parent / "cache" / "qnn-ci").iterdir()
+    (file,) = derived_folder().iterdir()
     return file
 
 
@@ -79,8 +80,3 @@ def test_without_a_folder_that_can_be_written_nothing_is_kept(source: Path, tmp_
     (tmp_path / "cache").write_text("no folder", encoding="utf-8")
     assert value_of(source, "first") == {"value": "first"}
     assert value_of(source, "second") == {"value": "second"}
-
-
-def test_without_keep_nothing_is_written(source: Path) -> None:
-    assert kept("table", [source], lambda: ("a", 1), keep=False) == ["a", 1]
-    assert not (source.parent / "cache").exists()
