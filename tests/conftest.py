@@ -94,10 +94,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 READERS = "those that read our code"
 
 
+READING = tuple(f"from {name} import" for name in ("tests.support.sources", "tests.support.rules", "hypothesis"))
+"""Hypothesis too looks for constants in the code of each module that is imported."""
+
+
 @cache
 def reads_our_code(test: Path) -> bool:
     text = test.read_text(encoding="utf-8")
-    return "from tests.support.sources import" in text or "from tests.support.rules import" in text
+    return any(line in text for line in READING)
 
 
 @pytest.hookimpl(optionalhook=True)
