@@ -33,7 +33,7 @@ OWNER = "owner"
 DESCRIPTORS = 3
 """A worker's orders, replies and log."""
 
-IDLE_SECONDS = 180.0
+IDLE_SECONDS = 900.0
 LOOK_SECONDS = 5.0
 """How often an idle server looks whether it should end."""
 
