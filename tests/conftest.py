@@ -78,7 +78,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One worker has all files whose tests read our own code: each other would parse it too."""
+    """One worker has all files that share what takes long to make: each other would make it too."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -86,18 +86,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return READERS if reads_our_code(config.rootpath / file) else file
+            return shared_by(config.rootpath / file) or file
 
     return ByFile(config, log)
 
 
-READERS = "those that read our code"
+SHARED = {
+    # Hypothesis too looks for constants in the code of each module that is imported.
+    "our code, parsed": ("from tests.support.sources", "from tests.support.rules", "from hypothesis"),
+    "the patterns of known failures, compiled": ("from provisioning.base import diagnosis",),
+}
 
 
 @cache
-def reads_our_code(test: Path) -> bool:
+def shared_by(test: Path) -> str:
     text = test.read_text(encoding="utf-8")
-    return "from tests.support.sources import" in text or "from tests.support.rules import" in text
+    return next((name for name, lines in SHARED.items() if any(line in text for line in lines)), "")
 
 
 @pytest.hookimpl(optionalhook=True)

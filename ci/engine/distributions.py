@@ -142,21 +142,29 @@ def files_in(folder: str) -> FolderFiles:
     """Once in a process, whatever stores it uses."""
     began = time.time_ns()
     files: dict[str, Stat] = {}
-    waiting, skipped = [folder], len(folder) + 1
+    waiting = [""]
     while waiting:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    if entry.name != "__pycache__":
-                        waiting.append(entry.path)
-                else:
-                    info = entry.stat()
-                    files[entry.path[skipped:]] = (
-                        info.st_size,
-                        info.st_mtime_ns,
-                        info.st_ctime_ns if info.st_nlink == 1 else 0,
-                        info.st_ino,
-                    )
+        inside = waiting.pop()
+        with contextlib.suppress(OSError):
+            # By its number: the system looks up a name in it, and not the whole path for each file.
+            number = os.open(f"{folder}/{inside}", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                with os.scandir(number) as entries:
+                    for entry in entries:
+                        name = entry.name
+                        if entry.is_dir():
+                            if name != "__pycache__":
+                                waiting.append(f"{inside}{name}/")
+                        else:
+                            info = entry.stat()
+                            files[inside + name] = (
+                                info.st_size,
+                                info.st_mtime_ns,
+                                info.st_ctime_ns if info.st_nlink == 1 else 0,
+                                info.st_ino,
+                            )
+            finally:
+                os.close(number)
     return FolderFiles(folder, files, hashlib.sha256(marshal.dumps(files, 2)).hexdigest(), began)
 
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -276,23 +276,6 @@ class OperatorTable(Model):
     """By operator, chip and scheme."""
     onnx: OnnxOperators = OnnxOperators()
 
-    @cached_property
-    def rows_by_key(self) -> Mapping[str, list[str]]:
-        """The rows by their own names."""
-        rows: dict[str, list[str]] = defaultdict(list)
-        for name in self.cells:
-            rows[key_of(name)].append(name)
-        return rows
-
-    @cached_property
-    def rows_by_name(self) -> Mapping[str, list[str]]:
-        """The rows by all names that they have."""
-        rows: dict[str, list[str]] = defaultdict(list)
-        for name in self.cells:
-            for key in dict.fromkeys(names_of(name)):
-                rows[key].append(name)
-        return rows
-
     def files(self, operator: str) -> tuple[str, ...]:
         """`lowers`, `quantizes`: of the operator, and of the names that it has after it is exported."""
         words = {word for name in names_of(operator) for word in self.upstream.get(name, ())}
@@ -363,6 +346,35 @@ def shipped() -> OperatorTable:
     return read()
 
 
+class RowNames:
+    """The rows of a table by their own names, and by all names that they have."""
+
+    def __init__(self, rows: Iterable[str]) -> None:
+        self._by_key: dict[str, list[str]] = defaultdict(list)
+        self._by_name: dict[str, list[str]] = defaultdict(list)
+        for name in rows:
+            self._by_key[key_of(name)].append(name)
+            for key in dict.fromkeys(names_of(name)):
+                self._by_name[key].append(name)
+
+    def row_of(self, operator: str) -> str:
+        """The row of the operator's own name, else the only one that has this name among its names; empty if
+        there is none."""
+        key = key_of(operator)
+        names = self._by_key.get(key) or self._by_name.get(key, [])
+        return names[0] if len(names) == 1 else ""
+
+
+@cache
+def row_names() -> RowNames:
+    """Of the committed table, whose cells take several times as long to read."""
+    try:
+        return RowNames(json.loads(TABLE.read_text(encoding="utf-8"))["cells"])
+    except (OSError, ValueError, TypeError, KeyError):
+        # What is wrong with it is said there.
+        return RowNames(shipped().cells)
+
+
 def _figures(
     result: Result,
     sqnr_db: float | None,
@@ -406,14 +418,12 @@ def measured(operator: str, scheme: str) -> str:
 
 def name_in_table(operator: str) -> str:
     """The name of its row; empty if it has none, or several."""
-    return _row(operator)[0]
+    return row_names().row_of(operator)
 
 
 def _row(operator: str) -> tuple[str, Rows]:
-    """The row of the operator's own name, else the only one that has this name among its names."""
-    key, table = key_of(operator), shipped()
-    names = table.rows_by_key.get(key) or table.rows_by_name.get(key, [])
-    return (names[0], table.cells[names[0]]) if len(names) == 1 else ("", {})
+    name = name_in_table(operator)
+    return name, shipped().cells[name] if name else {}
 
 
 def by_name(row: Row) -> Mapping[str, Cell]:

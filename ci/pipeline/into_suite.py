@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import tomlkit
-
 from ci.engine.repository import repository_of
 from ci.pipeline.accuracy import REQUIRED
 from ci.pipeline.baseline import load_tolerances
@@ -97,6 +95,8 @@ def suite_with(
     An existing run with the same precision (`same` gives it the name that is written) is updated, and keeps
     its chips and tags. Comments and everything else stay."""
     text = _text(suite)
+    import tomlkit
+
     document: Any = tomlkit.parse(text or "schema = 2\n")
     cases = document.setdefault("case", tomlkit.table(is_super_table=True))
     if name not in cases:

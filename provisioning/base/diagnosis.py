@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, cached_property
 from io import BytesIO
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -277,8 +278,16 @@ class Knowledge:
                 last_resorts[number] += (entry,)
         return last_resorts
 
+    @cached_property
+    def _by_id(self) -> dict[str, tuple[int, Entry]]:
+        return {entry.id: (place, entry) for place, entry in enumerate(self.entries)}
+
     def entry(self, name: str) -> Entry:
-        return next(entry for entry in self.entries if entry.id == name)
+        return self._by_id[name][1]
+
+    def in_order(self, names: Iterable[str]) -> list[Entry]:
+        """These entries as the table has them."""
+        return [entry for _, entry in sorted((self._by_id[name] for name in names), key=itemgetter(0))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,8 +479,8 @@ class Reading:
         self._faults: set[str] = set()
         self._done: set[Pattern] = set()
         """What no entry looks for any more."""
-        self._left = Counter({pattern: len(rows) for pattern, rows in knowledge().entries_of.items()})
-        """How many entries still look for a pattern."""
+        self._found_by = Counter[Pattern]()
+        """How many entries look for a pattern no more."""
         self._repeats = Repeats()
 
     def take(self, piece: Piece) -> None:
@@ -509,8 +518,8 @@ class Reading:
 
     def _found_all(self, patterns: Iterable[Pattern]) -> None:
         for pattern in patterns:
-            self._left[pattern] -= 1
-            if not self._left[pattern]:
+            self._found_by[pattern] += 1
+            if self._found_by[pattern] == len(knowledge().entries_of[pattern]):
                 self._done.add(pattern)
 
     def _harmless_lines(self, piece: Piece, possible: Possible) -> set[int]:
@@ -585,8 +594,8 @@ class Reading:
                 found[name] = min(shown, found.get(name, shown), key=lambda row: row.line)
         given = {
             entry.id: entry
-            for entry in knowledge().entries
-            if entry.id in found and entry.builds <= len(self._builds) and self._also.issuperset(entry.also)
+            for entry in knowledge().in_order(found)
+            if entry.builds <= len(self._builds) and self._also.issuperset(entry.also)
         }
         kept = [entry for entry in given.values() if given.keys().isdisjoint(entry.unless)]
         kept.sort(key=lambda entry: (entry.rank, found[entry.id].line, not entry.decided))

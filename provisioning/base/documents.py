@@ -15,7 +15,7 @@ from provisioning.base.errors import ManifestError
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", defer_build=True)
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -213,6 +213,9 @@ def _joined(text: bytes, places: list[Span]) -> list[Span]:
     """The lines within reach of places, each line once."""
     groups = list[Span]()
     for start, end in places:
+        if groups and end + REACH <= groups[-1][1]:
+            # The same line ends it.
+            continue
         low, high = _near(text, start, end)
         groups.append((groups.pop()[0] if groups and groups[-1][1] >= low else low, high))
     return groups

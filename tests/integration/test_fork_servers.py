@@ -198,6 +198,26 @@ class TestStaleness:
         assert [report(worker)["value"] for worker in (first, workers(spec_of(place)))] == [1, 2]
         assert imports(place) == 2
 
+    def test_a_file_that_is_linked_into_another_environment_starts_none(
+        self, place: Path, workers: Start
+    ) -> None:
+        (cached := place / "cached.py").hardlink_to(place / "heavy.py")
+        pause()
+        first = report(workers(spec_of(place)))["server"]
+        (place / "linked.py").hardlink_to(cached)
+        (place / "linked.py").unlink()
+        assert report(workers(spec_of(place)))["server"] == first and imports(place) == 1
+
+    def test_a_file_of_several_names_that_is_written_starts_another_server(
+        self, place: Path, workers: Start
+    ) -> None:
+        (place / "cached.py").hardlink_to(place / "heavy.py")
+        pause()
+        workers(spec_of(place))
+        (place / "cached.py").write_text("VALUE = 2\n")
+        pause()
+        assert report(workers(spec_of(place)))["value"] == 2 and imports(place) == 2
+
     def test_a_module_that_comes_before_one_starts_another_server(self, place: Path, workers: Start) -> None:
         workers(spec_of(place))
         (place / "numpy.py").write_text("class random:\n    random = lambda: 0\n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ci.operators import table
-from ci.operators.table import OperatorTable
+from ci.operators.table import OperatorTable, RowNames
 
 
 @contextmanager
@@ -23,4 +23,5 @@ def own_table(
     own = OperatorTable.model_validate({**document, "onnx": {"cells": onnx or {}}}, strict=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "shipped", lambda: own)
+        patch.setattr(table, "row_names", lambda: RowNames(own.cells))
         yield

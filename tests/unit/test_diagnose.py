@@ -187,14 +187,6 @@ def test_what_was_not_measured_is_not_explained() -> None:
 
 
 MEBIBYTE = 1 << 20
-FIRST_WORDS = sorted(
-    {
-        word
-        for entry in diagnosis.knowledge().entries
-        for pattern in entry.keys
-        if (word := next(iter(re.findall(r"\w+", pattern.source)), ""))
-    }
-)
 
 
 @pytest.mark.parametrize("word", ["QUJD", " ", "\x1b[", "err", "data type", "[Qnn Partitioner] aten.a"])
@@ -221,10 +213,12 @@ def test_what_explains_a_finding_of_a_stage_is_not_made_anew_in_each_process(tmp
 
 
 def test_each_pattern_is_quick_on_a_line_of_its_own_first_word() -> None:
+    patterns = (pattern for entry in diagnosis.knowledge().entries for pattern in entry.keys)
+    words = {word for pattern in patterns for word in re.findall(r"\w+", pattern.source)[:1]}
     before = time.process_time()
-    for word in FIRST_WORDS:
+    for word in words:
         diagnosis.read(word.encode() * (16384 // len(word) + 1))
-    assert time.process_time() - before < len(FIRST_WORDS) / 5
+    assert words and time.process_time() - before < len(words) / 5
 
 
 @pytest.mark.parametrize("source", ["a(?!b)", r"(a)\1", "a(?<=b)"])

@@ -33,7 +33,7 @@ OWNER = "owner"
 DESCRIPTORS = 3
 """A worker's orders, replies and log."""
 
-IDLE_SECONDS = 180.0
+IDLE_SECONDS = 900.0
 LOOK_SECONDS = 5.0
 """How often an idle server looks whether it should end."""
 
@@ -94,7 +94,7 @@ class ForkServer:
         itself ends when nobody needs it, or when what it `touched` has changed and its last client has gone.
         """
         state = _state_of(touched)
-        if max((stamp[2] for stamp in touched["opened"].values()), default=0) > _trusted_before():
+        if max(map(_changed, touched["opened"]), default=0) > _trusted_before():
             # What it has of this file may be older.
             os._exit(0)
         self._ready.set()
@@ -254,8 +254,17 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _stamp(path: str) -> tuple[int, ...] | None:
+def _stamp(path: str) -> tuple[int, int, int, int] | None:
+    """Without its ctime if it has several names: an installer links the files of its cache into each
+    environment that it makes, which sets that for all of them and changes nothing."""
     try:
-        return stamp_of(Path(path).stat())
+        info = Path(path).stat()
     except OSError:
         return None
+    size, mtime, ctime, inode = stamp_of(info)
+    return size, mtime, ctime if info.st_nlink == 1 else 0, inode
+
+
+def _changed(path: str) -> int:
+    _, mtime, ctime, _ = _stamp(path) or (0, 0, 0, 0)
+    return max(mtime, ctime)

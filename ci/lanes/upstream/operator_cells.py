@@ -62,13 +62,13 @@ class OperatorCase:
     def result(self) -> Result:
         return _result(self.part)
 
-    @property
+    @cached_property
     def draw_results(self) -> Counter[Result]:
         """Of a case that runs somewhere, by draw: one that is wrong in most says nothing of where it runs."""
         if self.result == "cpu":
             return Counter()
         part = replace(self.part, result="whole") if self.part.result == "wrong" else self.part
-        return Counter[Result]("wrong" if draw.refused else _of_draw(part, draw) for draw in part.draws)
+        return Counter[Result](["wrong" if draw.refused else _result(part, draw) for draw in part.draws])
 
     @property
     def sqnr_db(self) -> float | None:
@@ -89,12 +89,6 @@ class OperatorCase:
     @property
     def chain(self) -> bool:
         return self.own.partition("-")[0] == CHAIN
-
-
-def _of_draw(part: RecordedPart, draw: Draw) -> Result:
-    return _result(
-        replace(part, sqnr_db=draw.sqnr_db, float_db=draw.float_db, quantized_db=draw.quantized_db)
-    )
 
 
 def table_of(
@@ -121,6 +115,8 @@ def table_of(
     cells: dict[str, dict[str, dict[str, Cell]]] = {}
     silent = _without_layers(rows)
     for (operator, scheme), chips in sorted(rows.items()):
+        results_of_default: dict[tuple[str, ...], Result] = {}
+        """By the tests that a chip has: most have the same."""
         for soc, here in chips.items():
             own = [row for row in here if not (row.chain and (scheme, soc) in silent)]
             if not own:
@@ -132,8 +128,12 @@ def table_of(
             same = {row.test for row in _counted(every)}
             usual = [row for row in chips.get(DEFAULT_SOC, ()) if row.test in same]
             cell = _cell(operator, _counted(every))
-            if soc != DEFAULT_SOC and usual and (result := _cell(operator, usual).result) != cell.result:
-                cell = cell.model_copy(update={"default": result})
+            if soc != DEFAULT_SOC and usual:
+                tests = tuple(row.test for row in usual)
+                if tests not in results_of_default:
+                    results_of_default[tests] = _cell(operator, usual).result
+                if results_of_default[tests] != cell.result:
+                    cell = cell.model_copy(update={"default": results_of_default[tests]})
             cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell
     files = {name: tuple(words) for name, words in upstream.items()}
     return OperatorTable.model_validate(
@@ -460,26 +460,29 @@ def _fails(row: OperatorCase) -> bool:
     return row.result in FAILING and (row.result != "wrong" or not good)
 
 
-def _result(part: RecordedPart) -> Result:
+def _result(part: RecordedPart, draw: Draw | None = None) -> Result:
+    """With the figures of one draw."""
+    figures = draw or part
     if part.result in ("failed", "memory", "timeout"):
         return "dies"
     if part.result not in MEANINGS:
         return "bad_test"
-    low = part.sqnr_db is not None and part.sqnr_db < LEAST_DB
+    low = figures.sqnr_db is not None and figures.sqnr_db < LEAST_DB
     if low and part.result not in ("crash", "dies", "bad_test"):
         return "wrong"
     if part.in_float is not None and part.result in RAN:
-        if _is_unlike_float(part):
+        if _is_unlike_float(part, draw):
             return "wrong"
-        if part.quantized_db is not None and -EXACT < part.quantized_db < LEAST_DB:
+        if figures.quantized_db is not None and -EXACT < figures.quantized_db < LEAST_DB:
             return "lost"
     return part.result  # type: ignore[return-value]
 
 
-def _is_unlike_float(part: RecordedPart) -> bool:
+def _is_unlike_float(part: RecordedPart, draw: Draw | None = None) -> bool:
     """Whether outputs have another shape than the float model's, or are not finite where these are: compared
     with these, neither HTP's nor the quantized model's have a figure."""
-    return part.in_float is not None and part.float_db is None and part.quantized_db is None
+    figures = draw or part
+    return part.in_float is not None and figures.float_db is None and figures.quantized_db is None
 
 
 def committed() -> OperatorTable:

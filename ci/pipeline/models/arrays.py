@@ -5,23 +5,28 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    # Commands that find their work done need no arrays, and it takes a tenth of their time to import.
+    from numpy.typing import NDArray
 
-Array: TypeAlias = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 Sample: TypeAlias = dict[str, Array]
 """The inputs or the outputs of one inference, by name."""
 
 
 def save(path: Path, samples: Sequence[Mapping[str, Array]]) -> None:
+    import numpy as np
+
     arrays = {f"{index}/{name}": array for index, row in enumerate(samples) for name, array in row.items()}
     np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
 def save_one(path: Path, sample: Mapping[str, Array]) -> None:
     """Save arrays by name. numpy.savez accepts all names but those of its own parameters."""
+    import numpy as np
+
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in sample.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
@@ -29,6 +34,8 @@ def save_one(path: Path, sample: Mapping[str, Array]) -> None:
 
 
 def saved(path: Path) -> list[Sample]:
+    import numpy as np
+
     samples: dict[int, Sample] = {}
     with np.load(path) as archive:
         for key in archive.files:

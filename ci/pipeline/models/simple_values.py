@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from ci.pipeline.models.arrays import Array
 
 LITERAL = 16
@@ -19,10 +17,14 @@ FIRST = "first"
 def simple(arrays: Sequence[Array], form: str) -> Array:
     """An array like them, with the values of this form between their least and largest; "" is the first
     itself."""
+    import numpy as np
+
     return eval_simple(source_of(arrays, form)) if form else np.asarray(arrays[0])
 
 
 def eval_simple(source: str) -> Array:
+    import numpy as np
+
     array: Array = eval(source, {"np": np})  # noqa: S307
     return array
 
@@ -33,6 +35,8 @@ def can_be_said(array: Array, form: str) -> bool:
 
 def source_of(arrays: Sequence[Array], form: str) -> str:
     """What makes it, of numpy as np."""
+    import numpy as np
+
     first, shape = arrays[0], tuple(arrays[0].shape)
     dtype = f'"{first.dtype}"'
     if form not in FORMS or not first.size:
@@ -73,6 +77,8 @@ def _literal(array: Array) -> str:
 
 def cut(array: Array, sizes: Sequence[tuple[int, int]]) -> Array:
     """Its first part, along every dimension of these sizes."""
+    import numpy as np
+
     for old, new in sizes:
         array = array[tuple(slice(new if size == old else None) for size in array.shape)]
     return np.ascontiguousarray(array).reshape(array.shape)
