@@ -181,7 +181,8 @@ def _known_by(ways: list[Way], sample: Sample) -> tuple[tuple[str, ...], ...]:
     for way in ways:
         words, anchor = sorted(_words(way), key=rarest_first), _anchor(way, sample)
         words.sort(key=lambda word: word not in anchor)
-        known[(anchor or words[0], *words)] = None
+        rarest = (anchor or words[0], *words)
+        known[rarest] = None
     return tuple(known)
 
 
