@@ -194,25 +194,39 @@ _read_here: dict[tuple[str, Stamp], str] = {}
 """The digests of what this process has read, whatever stores it uses."""
 
 
+_kept_here: dict[Path, tuple[Stamp, Mapping[str, list[Any]]]] = {}
+"""What this process has read of the memories of digests, which have thousands of rows each."""
+
+
+def _kept_in(path: Path) -> Mapping[str, list[Any]]:
+    """The rows of a memory. It is always replaced as a whole, so that the next one has another stamp."""
+    with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
+        stamp = stamp_of(os.fstat(file.fileno()))
+        if path not in _kept_here or _kept_here[path][0] != stamp:
+            read = json.load(file)
+            rows = read.items() if isinstance(read, dict) else ()
+            kept = {name: row for name, row in rows if isinstance(row, list) and len(row) == 5}
+            _kept_here[path] = stamp, kept
+        return _kept_here[path][1]
+    return {}
+
+
 class Digests:
     """SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent."""
 
     def __init__(self, store: Path, stamp: Callable[[os.stat_result], Stamp] = stamp_of) -> None:
         self._path, self._stamp = store / "cache" / "memo" / "digests.json", stamp
-        self._known: dict[str, list[Any]] = {}
+        self._kept = _kept_in(self._path)
+        self._known = dict(self._kept)
         self._first: dict[str, str] = {}
         self._changed = False
         self._reading = threading.Lock()
         self._images = mounted_images()
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            known = json.loads(self._path.read_text(encoding="utf-8"))
-            if isinstance(known, dict):
-                self._known = {path: entry for path, entry in known.items() if isinstance(entry, list)}
-                self._first = {path: str(entry[4]) for path, entry in self._known.items()}
 
     def earlier(self, path: str) -> str:
         """The digest known when this memory was opened, or else when it was first requested."""
-        return self._first.get(path, "")
+        kept = self._kept.get(path)
+        return str(kept[4]) if kept else self._first.get(path, "")
 
     def of(self, path: str) -> tuple[str, Stamp]:
         """Raises OSError for anything that is not a readable file."""
