@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -360,6 +361,29 @@ def test_a_file_that_has_changed_is_read_again_by_another_memory_of_the_process(
         return Digests(tmp_path / store, lambda info: (1, int(text), 1, 1)).of(str(file))[0]
 
     assert digest("1", "first") != digest("2", "second") == digest("2", "third")
+
+
+def test_what_another_memory_of_the_process_has_kept_since_is_known(tmp_path: Path) -> None:
+    earlier = []
+    (file := tmp_path / "w.bin").touch()
+    for size in range(3):
+        digests = Digests(tmp_path, lambda info: (info.st_size, 1, 1, 1))
+        earlier.append(digests.earlier(str(file)))
+        file.write_text("1" * size)
+        earlier.append(digests.of(str(file))[0])
+        digests.save()
+    assert earlier[0] == "" and earlier[1:] == [digest for digest in earlier[1::2] for _ in (0, 1)][:-1]
+
+
+def test_a_row_of_a_memory_that_is_cut_short_is_none(tmp_path: Path) -> None:
+    (file := tmp_path / "w.bin").write_text("1")
+    digests = Digests(tmp_path, lambda _: (1, 1, 1, 1))
+    digest, _ = digests.of(str(file))
+    digests.save()
+    (kept,) = tmp_path.rglob("digests.json")
+    kept.write_text(json.dumps({str(file): [1, 1, 1, 1], "other": [1]}))
+    damaged = Digests(tmp_path, lambda _: (1, 1, 1, 1))
+    assert damaged.earlier("other") == "" and damaged.of(str(file))[0] == digest
 
 
 def test_what_changes_while_it_is_read_is_not_remembered(place: Place) -> None:

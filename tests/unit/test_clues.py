@@ -113,6 +113,16 @@ def test_all_words_of_one_of_the_alternatives_are_needed() -> None:
     assert pattern in index.possible(b"alpha7beta2 gamma2")
 
 
+def test_all_places_of_what_a_pattern_is_known_by_are_looked_at() -> None:
+    known_by = b"could_not_open_it\n"
+    index, (pattern,) = index_of("could_not_open_it now")
+    text = known_by * 2 + FILLER + known_by + FILLER + b"could_not_open_it now\n" + FILLER
+    match = pattern.search(text)
+    spans = index.possible(text)[pattern]
+    assert match and any(low <= match.start() and match.end() <= high for low, high in spans)
+    assert sum(high - low for low, high in spans) < len(text)
+
+
 def test_letters_beyond_ascii_are_found_in_either_case() -> None:
     text = "größenangabe\n".encode() + FILLER + "GRÖßENANGABE falsch".encode() + b"\n" + FILLER
     assert found("größenangabe falsch", text)

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Set
 from html import escape
 from io import BytesIO
+from itertools import islice, permutations
 from pathlib import Path
 from textwrap import indent
 
@@ -290,6 +291,27 @@ def test_a_message_of_many_lines_is_found_where_all_but_its_last_came_often() ->
     example = "\n".join([*before, last])
     (shown,) = diagnosis.read(f"{STEPS}{often}{STEPS}{example}\n").explanations
     assert shown.id == "max-pool-without-stride"
+
+
+def test_words_that_several_entries_are_known_by_are_found_for_each_of_them_in_a_later_piece_too() -> None:
+    quiet = "".join(f"step {number:x} done\n" for number in range(4000))
+    known = diagnosis.knowledge()
+    pairs = (
+        (one, other)
+        for pattern, entries in known.entries_of.items()
+        for one, other in permutations({entry.id: entry for entry in entries}.values(), 2)
+        if pattern in one.patterns and pattern in other.patterns
+    )
+    both = (
+        (one, other)
+        for one, other in pairs
+        if {one.id, other.id} <= {shown.id for shown in diagnosis.explain(f"{one.example}\n{other.example}")}
+    )
+    few = list(islice(both, 5))
+    for one, other in few:
+        shown = diagnosis.explain(f"{one.example}\n{quiet}{other.example}")
+        assert {one.id, other.id} <= {row.id for row in shown}
+    assert few and len(quiet) > diagnosis.PIECE
 
 
 def test_lines_that_are_ever_new_are_not_all_remembered() -> None:

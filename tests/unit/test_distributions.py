@@ -69,6 +69,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
         with_another_name(site / "part/__init__.py"), "x = 3"
     ),
     "a file that no RECORD has": lambda site: later(site / "part/more.py", ""),
+    "a file two folders down": lambda site: later(site / "part/inner/more.py", ""),
     "a file that is gone": lambda site: (site / "part/__init__.py").unlink(),
     "sitecustomize": lambda site: later(site / "sitecustomize.py", ""),
     "a .pth": lambda site: later(site / "more.pth", "import os"),

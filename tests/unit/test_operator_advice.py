@@ -17,7 +17,7 @@ from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord
 from ci.lanes.upstream.operator_cells import table_of
 from ci.lanes.upstream.verdict import RecordedPart
-from ci.operators.table import Inexact, inexact, inexact_onnx, read
+from ci.operators.table import Inexact, inexact, inexact_onnx, name_in_table, read
 from ci.pipeline.audit_table import as_text
 from tests.support.own_table import own_table
 
@@ -272,3 +272,10 @@ def test_the_audit_names_it_where_nothing_compiles_too() -> None:
     known = [row._asdict() for row in inexact_onnx(["LRN"], "16a8w")]
     lines = list(as_text({"16a8w": {"error": "QNN cannot compile it", "fix": "r", "inexact": known}}))
     assert known[0]["message"] in lines and f"  → {known[0]['command']}" in lines
+
+
+def test_a_name_that_several_rows_have_is_no_rows() -> None:
+    with own_table(cells={"grid_sampler_2d": {}, "grid_sampler_3d": {}}):
+        assert name_in_table("aten.grid_sampler.default") == ""
+    with own_table(cells={"grid_sampler_2d": {}}):
+        assert name_in_table("aten.grid_sampler.default") == "grid_sampler_2d"
