@@ -156,16 +156,23 @@ def files_in(folder: str) -> FolderFiles:
                             if name != "__pycache__":
                                 waiting.append(f"{inside}{name}/")
                         else:
-                            info = entry.stat()
-                            files[inside + name] = (
-                                info.st_size,
-                                info.st_mtime_ns,
-                                info.st_ctime_ns if info.st_nlink == 1 else 0,
-                                info.st_ino,
-                            )
+                            files[inside + name] = _seen(entry)
             finally:
                 os.close(number)
     return FolderFiles(folder, files, hashlib.sha256(marshal.dumps(files, 2)).hexdigest(), began)
+
+
+def _seen(entry: os.DirEntry[str]) -> Stat:
+    try:
+        info = entry.stat()
+    except OSError:  # a link to nothing
+        return 0, 0, 0, 0
+    return (
+        info.st_size,
+        info.st_mtime_ns,
+        info.st_ctime_ns if info.st_nlink == 1 else 0,
+        info.st_ino,
+    )
 
 
 def _rows(record: str) -> Iterator[tuple[str, str, str, str]]:

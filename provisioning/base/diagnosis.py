@@ -429,15 +429,17 @@ def plain_text(text: bytes) -> bytes:
 
 
 def _without_margin(text: bytes) -> bytes:
-    """The same text without what stands before each of its lines."""
+    """The same text without what stands before each of its lines. The last may end in the midst of that."""
     for _ in range(MARGINS):
         if not MARGIN.match(text.lstrip(b"\n")):
             break
         lines = text.split(b"\n")
-        filled = [line for line in lines if line.strip()]
+        *filled, last = [line for line in lines if line.strip()] or [b""]
         margins = (found[0] if found else b"" for found in map(MARGIN.match, filled))
         margin = min(margins, key=len, default=b"")
-        if not margin or not all(line.startswith(margin) for line in filled):
+        if not margin or TROUBLE.search(margin) or not last.startswith(margin[: len(last)]):
+            break
+        if not all(line.startswith(margin) for line in filled):
             break
         text = b"\n".join(line.removeprefix(margin) for line in lines)
     return text
@@ -573,14 +575,17 @@ class Reading:
             if named in knowledge().numbers_of:
                 given[match.start()] = code_named(knowledge().numbers_of[named])
         self._codes |= dict.fromkeys(given.values())
-        for start, code in given.items():
-            entries = knowledge().last_resorts.get(code.number, ())
-            for entry in () if _line_start(piece.text, start) in harmless else entries:
-                shown = self._loose if entry.of else self._found
-                # Of what this piece has of it the first is told.
-                if entry.id not in shown or shown[entry.id].line > piece.line:
-                    found = _explanation(entry, piece, start)
-                    shown[entry.id] = min(found, shown.get(entry.id, found), key=lambda row: row.line)
+        first = dict[str, tuple[Entry, int]]()
+        for start in sorted(given):
+            entries = knowledge().last_resorts.get(given[start].number, ())
+            new = [entry for entry in entries if entry.id not in first]
+            if new and _line_start(piece.text, start) not in harmless:
+                first |= {entry.id: (entry, start) for entry in new}
+        for entry, start in first.values():
+            shown = self._loose if entry.of else self._found
+            if entry.id not in shown or shown[entry.id].line > piece.line:
+                found = _explanation(entry, piece, start)
+                shown[entry.id] = min(found, shown.get(entry.id, found), key=lambda row: row.line)
 
     @property
     def explanations(self) -> list[Explanation]:

@@ -574,6 +574,26 @@ def test_a_failure_is_explained_however_the_log_was_written(written: Callable[[s
     assert found[0] == "arch-feature-unsupported" and "op-refused" in found
 
 
+def test_the_name_of_a_container_is_no_part_of_a_line_in_a_log_of_several_pieces() -> None:
+    steps = [f"step {number:06} of the work" for number in range(diagnosis.PIECE // 30)]
+    missed = []
+    for more in range(len(steps[0]) + 13):  # a piece ends at each place of a line
+        log = indent("\n".join(["x" * more, *steps[:100], "Waiting for EDL device", *steps]), "runner-1  | ")
+        shown = diagnosis.explain(log)
+        missed += [more] if [(row.id, row.line) for row in shown] != [("edl-no-device", 102)] else []
+    assert missed == []
+
+
+@pytest.mark.parametrize("log", ["ERROR | it went\nERROR | away\n", "FATAL | it went", "   \n\t\n"])
+def test_what_says_that_it_went_wrong_is_no_margin(log: str) -> None:
+    assert diagnosis.read(log).diagnosis("log").trouble == bool(log.strip())
+
+
+def test_one_line_of_a_build_tool_is_no_quotation() -> None:
+    (shown,) = diagnosis.explain("> Task :app:compileDebugKotlin FAILED")
+    assert shown.text.startswith("> Task")
+
+
 @pytest.mark.parametrize("margin", ["> ", "> >", "\t  ", "runner-1  | ", "> runner-1  | "])
 def test_what_begins_a_line_is_found_behind_what_stands_before_each_line(margin: str) -> None:
     log = indent("\nqdl programmer.elf\nWaiting for EDL device\n", margin, lambda line: True)

@@ -111,3 +111,12 @@ def test_another_name_of_a_file_changes_nothing_that_is_looked_at(site: Path, tm
     os.link(module, tmp_path / "another")
     seen(site)
     assert distributions.files_in(str(site)).digest == before.digest
+
+
+def test_a_link_to_nothing_hides_no_file_beside_it(site: Path) -> None:
+    names = [f"part/{number}.py" for number in range(20)]
+    for name in names:
+        (site / name).touch()
+    (site / "part/broken").symlink_to("nowhere")
+    files = distributions.files_in(str(site)).stamps
+    assert {*names, "part/__init__.py", "part/broken"} <= {*files}

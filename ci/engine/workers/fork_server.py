@@ -256,7 +256,8 @@ def _names(folder: str) -> list[str]:
 
 def _stamp(path: str) -> tuple[int, int, int, int] | None:
     """Without its ctime if it has several names: an installer links the files of its cache into each
-    environment that it makes, which sets that for all of them and changes nothing."""
+    environment that it makes, which sets that for all of them. An edit of such a file is not seen if its size
+    stays and its time is put back."""
     try:
         info = Path(path).stat()
     except OSError:
@@ -267,4 +268,4 @@ def _stamp(path: str) -> tuple[int, int, int, int] | None:
 
 def _changed(path: str) -> int:
     _, mtime, ctime, _ = _stamp(path) or (0, 0, 0, 0)
-    return max(mtime, ctime)
+    return ctime or mtime
