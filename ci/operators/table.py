@@ -551,7 +551,7 @@ def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = ()) ->
     cases = [
         f"{case}{f' ({figure})' if (figure := found.figures.strip(', ')) else ''}"
         for case, found in sorted(cell.bad.items())
-        if found.result in results and not _is_of_another_rank(case, ranks)
+        if found.result in results and not _is_of_another_model(case, ranks)
     ]
     tests = sorted(name for name, other in cell.others.items() if other in results and name != PLAIN)
     parts = [f"with inputs {', '.join(cases)}"] if cases else []
@@ -563,9 +563,11 @@ def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = ()) ->
     return " and ".join(parts)
 
 
-def _is_of_another_rank(case: str, ranks: Collection[int]) -> bool:
+def _is_of_another_model(case: str, ranks: Collection[int]) -> bool:
+    """A shape of a rank that the model has not, or a form of the operator that it need not have."""
     kind, _, sizes = case.partition(" ")
-    return bool(ranks) and kind == "shape" and sizes.count("x") + 1 not in ranks
+    of_another_rank = bool(ranks) and kind == "shape" and sizes.count("x") + 1 not in ranks
+    return of_another_rank or case.startswith(f"{IN_CHAIN}, ")
 
 
 def _failure(cell: Cell) -> str:
@@ -592,7 +594,11 @@ def _command(name: str, scheme: str, soc: str, cell: Cell, results: tuple[str, .
     if cell.newer:
         expression = " or ".join(f"{test}[" for test in cell.newer)
         return session("test_upstream", "rework-op", "-k", expression, *chip)
-    own = [inputs for inputs, case in cell.bad.items() if case.result in results]
+    own = [
+        inputs
+        for inputs, case in cell.bad.items()
+        if case.result in results and not _is_of_another_model(inputs, ())
+    ]
     suite, expression = ("values", f"*-{name}-*") if own else ("operators", f"test_{name}.")
     if own and all(inputs.startswith(IN_CHAIN) for inputs in own):
         suite = "chains"

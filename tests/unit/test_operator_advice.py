@@ -69,6 +69,15 @@ def test_what_quantizing_loses_is_a_message_of_its_own(given: Any) -> None:
     assert quantizing.compiles
 
 
+def test_a_form_of_the_chain_that_a_model_need_not_have_is_nothing_about_it(given: Any) -> None:
+    wrong = {"result": "wrong", "sqnr_db": 2}
+    given("cat", SM8650={"8a8w": {**WHOLE, "bad": {"in a chain, constant": wrong}}, "fp16": WHOLE})
+    assert [*inexact(["aten.cat.default"], "8a8w")] == []
+    given("cat", SM8650={"8a8w": {**WHOLE, "bad": {"in a chain": wrong}}, "fp16": WHOLE})
+    found = only("aten.cat.default", "8a8w")
+    assert "in a chain (2 dB)" in found.message and " chains " in found.command
+
+
 def test_what_quantizing_loses_of_a_tests_values_is_nothing_about_a_model(given: Any) -> None:
     given("add", SM8650={"8a8w": {**WHOLE, "others": {"dtype": "lost", "f32_bcast_unary": "lost"}}})
     assert not list(inexact(["aten.add.Tensor"], "8a8w"))
