@@ -20,11 +20,8 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
+from ci.engine.watch import Stamp, stamp_of_installed
 from provisioning.base.files import hash_file, replace_text
-
-Stat = tuple[int, int, int, int]
-"""Size, mtime, ctime and inode. A file with several names has no ctime: an installer links the files of its
-cache into every environment, which sets it for all of them and changes nothing."""
 
 OF_INSTALLERS = (
     *("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"),
@@ -94,7 +91,7 @@ def swept(folder: str, store: Path | None) -> Sweep:
     return sweep
 
 
-def _looked_at(folder: str, files: Mapping[str, Stat], began: int) -> Sweep:
+def _looked_at(folder: str, files: Mapping[str, Stamp], began: int) -> Sweep:
     distributions, others, recorded = {}, {}, set()
     for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
         written, rows = files[record][2] or files[record][1], []
@@ -127,7 +124,7 @@ class FolderFiles:
     """Every file below a folder without bytecode, with its stamp, and the digest of all of that."""
 
     folder: str
-    stamps: Mapping[str, Stat]
+    stamps: Mapping[str, Stamp]
     digest: str
     time: int
     """When the stamps were about to be read."""
@@ -141,7 +138,7 @@ class FolderFiles:
 def files_in(folder: str) -> FolderFiles:
     """Once in a process, whatever stores it uses."""
     began = time.time_ns()
-    files: dict[str, Stat] = {}
+    files: dict[str, Stamp] = {}
     waiting = [""]
     while waiting:
         inside = waiting.pop()
@@ -162,17 +159,11 @@ def files_in(folder: str) -> FolderFiles:
     return FolderFiles(folder, files, hashlib.sha256(marshal.dumps(files, 2)).hexdigest(), began)
 
 
-def _seen(entry: os.DirEntry[str]) -> Stat:
+def _seen(entry: os.DirEntry[str]) -> Stamp:
     try:
-        info = entry.stat()
+        return stamp_of_installed(entry.stat())
     except OSError:  # a link to nothing
         return 0, 0, 0, 0
-    return (
-        info.st_size,
-        info.st_mtime_ns,
-        info.st_ctime_ns if info.st_nlink == 1 else 0,
-        info.st_ino,
-    )
 
 
 def _rows(record: str) -> Iterator[tuple[str, str, str, str]]:

@@ -193,6 +193,14 @@ def stamp_of(info: os.stat_result) -> Stamp:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
+def stamp_of_installed(info: os.stat_result) -> Stamp:
+    """Without its ctime if it has several names: an installer links the files of its cache into each
+    environment that it makes, which sets that for all of them. An edit of such a file is not seen if its size
+    stays and its time is put back."""
+    size, mtime, ctime, inode = stamp_of(info)
+    return size, mtime, ctime if info.st_nlink == 1 else 0, inode
+
+
 def _stamp(path: str) -> Stamp | None:
     try:
         return stamp_of(os.stat(path))
@@ -534,15 +542,18 @@ def _ignored(path: str) -> bool:
         return path.startswith("/dev/shm/sem.")
     if "/../" in path:
         path = os.path.normpath(path)
-    return path.startswith(IGNORED) or path == LOADER_CACHE or f"{path}/".startswith(_derived())
+    if path.startswith(IGNORED) or path == LOADER_CACHE:
+        return True
+    derived = _derived()
+    return derived is not None and f"{path}/".startswith(derived)
 
 
 @cache
-def _derived() -> str:
+def _derived() -> str | None:
     try:
         return f"{os.path.normpath(derived_folder())}/"
     except UsageError:  # The user has no home folder, and nothing is kept.
-        return IGNORED[0]
+        return None
 
 
 def _signed(value: int) -> int:

@@ -94,9 +94,9 @@ def suite_with(
 
     An existing run with the same precision (`same` gives it the name that is written) is updated, and keeps
     its chips and tags. Comments and everything else stay."""
-    text = _text(suite)
     import tomlkit
 
+    text = _text(suite)
     document: Any = tomlkit.parse(text or "schema = 2\n")
     cases = document.setdefault("case", tomlkit.table(is_super_table=True))
     if name not in cases:

@@ -15,6 +15,8 @@ from provisioning.base.errors import ManifestError
 
 
 class Model(BaseModel):
+    """What checks a model is built when it is first used: a command uses few of them."""
+
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", defer_build=True)
 
 

@@ -364,15 +364,23 @@ def test_a_file_that_has_changed_is_read_again_by_another_memory_of_the_process(
 
 
 def test_what_another_memory_of_the_process_has_kept_since_is_known(tmp_path: Path) -> None:
-    earlier = []
-    (file := tmp_path / "w.bin").touch()
-    for size in range(3):
-        digests = Digests(tmp_path, lambda info: (info.st_size, 1, 1, 1))
-        earlier.append(digests.earlier(str(file)))
-        file.write_text("1" * size)
-        earlier.append(digests.of(str(file))[0])
+    file = tmp_path / "w.bin"
+
+    def opened() -> Digests:
+        return Digests(tmp_path, lambda info: (info.st_size, 1, 1, 1))
+
+    def kept(text: str) -> str:
+        file.write_text(text)
+        digests = opened()
+        digest, _ = digests.of(str(file))
         digests.save()
-    assert earlier[0] == "" and earlier[1:] == [digest for digest in earlier[1::2] for _ in (0, 1)][:-1]
+        return digest
+
+    assert opened().earlier(str(file)) == ""
+    first = kept("1")
+    assert opened().earlier(str(file)) == first
+    second = kept("11")
+    assert opened().earlier(str(file)) == second != first
 
 
 def test_a_row_of_a_memory_that_is_cut_short_is_none(tmp_path: Path) -> None:

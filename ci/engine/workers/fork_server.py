@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from ci.engine.interpreter import opened_names
 from ci.engine.jobs import available_memory
-from ci.engine.watch import LOADER_CACHE, YOUNG_SECONDS, listing_of, stamp_of
+from ci.engine.watch import LOADER_CACHE, YOUNG_SECONDS, Stamp, listing_of, stamp_of_installed
 
 FORK_SERVERS = "QNN_CI_FORK_SERVERS"
 """The folder of the servers' sockets. In the first line of a process's stdin it makes it a server."""
@@ -254,16 +254,11 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _stamp(path: str) -> tuple[int, int, int, int] | None:
-    """Without its ctime if it has several names: an installer links the files of its cache into each
-    environment that it makes, which sets that for all of them. An edit of such a file is not seen if its size
-    stays and its time is put back."""
+def _stamp(path: str) -> Stamp | None:
     try:
-        info = Path(path).stat()
+        return stamp_of_installed(Path(path).stat())
     except OSError:
         return None
-    size, mtime, ctime, inode = stamp_of(info)
-    return size, mtime, ctime if info.st_nlink == 1 else 0, inode
 
 
 def _changed(path: str) -> int:
