@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from provisioning.base.errors import CheckFailed, UnknownName
 from provisioning.base.files import replace_text
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import MANIFESTS, ROOT
 
 EXAMPLES = """\
   nox -s generate
@@ -97,7 +97,10 @@ PAGES = {
     "docs/rules.md": "ci.dev.rules_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
     "manifests/upstream/operators/history.json": "ci.lanes.upstream.operators_page:history_json",
-    "manifests/upstream/operators/table.json": "ci.lanes.upstream.operators_page:table_json",
+    **{
+        f"manifests/upstream/operators/{name}": f"ci.lanes.upstream.operators_page:table_json:{name}"
+        for name in (path.name for path in (MANIFESTS / "upstream" / "operators").glob("table*.json"))
+    },
     "manifests/lanes.toml": "ci.dev.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
     "docs/docker.md": "ci.image.published:page",
@@ -106,7 +109,7 @@ PAGES = {
     "manifests/schema/answer.json": "ci.dev.answer_schema:text",
     "skills/qnn-ci/SKILL.md": "ci.agents.skill:page",
 }
-"""Pages, and the function `module:name` that returns the text."""
+"""Pages, and the function `module:name` or `module:name:argument` that returns the text."""
 
 GENERATED = sorted([*(f"manifests/schema/{name}.json" for name in SCHEMAS), REPORT, *PAGES])
 
@@ -147,7 +150,8 @@ def stale(names: list[str] | None = None, root: Path = ROOT) -> dict[str, str]:
 
 def text_of(name: str) -> str:
     if name in PAGES:
-        return str(_named(PAGES[name])())
+        module, function, *arguments = PAGES[name].split(":")
+        return str(_named(f"{module}:{function}")(*arguments))
     if name == REPORT:
         return _schema(_report(), "What a stage writes to reports/<stage>.json", mode="serialization")
     model, title = SCHEMAS[Path(name).stem]

@@ -24,6 +24,7 @@ from provisioning.base.errors import ManifestError
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
 TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
+"""What ExecuTorch's files have, and ONNX's operators; table-CHIP.json beside it has the cells of a chip."""
 
 PLAIN = "plain"
 """Our own case of usual values and shape."""
@@ -265,7 +266,7 @@ class OnnxOperators(Model):
 
 
 class OperatorTable(Model):
-    """The file."""
+    """A table, or a part of one."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)]
@@ -298,6 +299,16 @@ class OperatorTable(Model):
         """The cell in words, with DIFFERS where ExecuTorch's files say something else."""
         return f"{cell} {DIFFERS}" if self.contradiction(operator, scheme, cell) else str(cell)
 
+    def as_files(self, path: Path) -> dict[Path, str]:
+        """In parts, as `read` joins them: a chip's cells stand in a file of its own."""
+        files = {path: self.model_copy(update={"measured": {}, "cells": {}})}
+        for soc, measured in self.measured.items():
+            cells = {operator: {soc: chips[soc]} for operator, chips in self.cells.items() if soc in chips}
+            files[_of_chip(path, soc)] = OperatorTable.model_validate(
+                {"schema": self.schema_, "measured": {soc: measured}, "upstream": {}, "cells": cells}
+            )
+        return {file: part.as_json() for file, part in files.items()}
+
     def as_json(self) -> str:
         whole = self.model_dump(mode="json", by_alias=True, exclude={"cells", "onnx"})
         brief = self.model_dump(mode="json", exclude_defaults=True)
@@ -325,7 +336,27 @@ def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+def files_of(path: Path = TABLE) -> list[Path]:
+    """A table's own file, and those of its chips beside it."""
+    return [path, *sorted(path.parent.glob(_of_chip(path, "*").name))]
+
+
+def _of_chip(path: Path, soc: str) -> Path:
+    return path.with_name(f"{path.stem}-{soc}{path.suffix}")
+
+
 def read(path: Path = TABLE) -> OperatorTable:
+    """With the parts that stand beside it."""
+    table, *parts = (_read(file) for file in files_of(path))
+    measured, cells = dict(table.measured), {name: dict(chips) for name, chips in table.cells.items()}
+    for part in parts:
+        measured.update(part.measured)
+        for operator, chips in part.cells.items():
+            cells.setdefault(operator, {}).update(chips)
+    return table.model_copy(update={"measured": measured, "cells": dict(sorted(cells.items()))})
+
+
+def _read(path: Path) -> OperatorTable:
     if not path.is_file():
         return OperatorTable.model_validate({"schema": 1, "measured": {}, "upstream": {}, "cells": {}})
     try:
@@ -369,7 +400,8 @@ class RowNames:
 def row_names() -> RowNames:
     """Of the committed table, whose cells take several times as long to read."""
     try:
-        return RowNames(json.loads(TABLE.read_text(encoding="utf-8"))["cells"])
+        cells = (json.loads(file.read_text(encoding="utf-8"))["cells"] for file in files_of())
+        return RowNames(dict.fromkeys(name for names in cells for name in names))
     except (OSError, ValueError, TypeError, KeyError):
         # What is wrong with it is said there.
         return RowNames(shipped().cells)

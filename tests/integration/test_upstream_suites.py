@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from ci.engine import trouble
 from ci.lanes.upstream import ledger as ledgers
 from ci.lanes.upstream import operator_cells, stage
 from ci.lanes.upstream.ledger import load_ledger, load_record
+from ci.operators.table import read
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Suite
 
@@ -77,8 +77,7 @@ def both(suite: Suite, *flags: str) -> tuple[int, Report]:
 
 
 def measured(table: Path) -> set[str]:
-    cells = json.loads(table.read_text(encoding="utf-8"))["cells"]
-    return {operator for operator, chips in cells.items() if "SM8650" in chips}
+    return {operator for operator, chips in read(table).cells.items() if "SM8650" in chips}
 
 
 def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(suite: Suite) -> None:

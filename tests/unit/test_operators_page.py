@@ -21,7 +21,7 @@ from ci.lanes.upstream.value_cases import CHAIN, chains
 from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators.html import html_of
 from ci.operators.names import key_of, names_of
-from ci.operators.table import Cell, OperatorTable, by_name, shipped
+from ci.operators.table import Cell, OperatorTable, by_name, files_of, read, shipped
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.foreign import visible
 from provisioning.base.settings import MANIFESTS
@@ -326,14 +326,25 @@ def test_the_committed_page_has_all_that_executorch_names_also_what_only_newer_t
     assert "Not measured, and ExecuTorch" not in text
 
 
+def test_the_parts_of_a_table_are_the_table(tmp_path: Path) -> None:
+    for path, text in shipped().as_files(tmp_path / "table.json").items():
+        path.write_text(text, encoding="utf-8")
+    assert read(tmp_path / "table.json") == shipped()
+
+
+def test_each_chip_that_has_a_record_has_its_part_of_the_committed_table() -> None:
+    records = (MANIFESTS / "upstream" / "values").glob("wheels-*.json")
+    assert set(shipped().measured) == {path.stem.removeprefix("wheels-") for path in records} != set()
+
+
 def schema_takes(document: Any) -> bool:
     return bool(validator(MANIFESTS / "schema" / "operators.json").is_valid(document))
 
 
 def test_the_schema_takes_tables_and_nothing_else() -> None:
     good = json.loads(table({PLAIN: RecordedPart("whole", 51), RANK_6: RecordedPart("dies")}).as_json())
-    committed = json.loads((MANIFESTS / "upstream" / "operators" / "table.json").read_text(encoding="utf-8"))
-    assert schema_takes(good) and schema_takes(committed)
+    committed = [json.loads(file.read_text(encoding="utf-8")) for file in files_of()]
+    assert schema_takes(good) and len(committed) > 1 and all(map(schema_takes, committed))
     row = good["cells"]["abs"]["SM8650"]
     bad: list[dict[str, Any]] = [{name: good[name] for name in good if name != lacks} for lacks in good]
     bad += [

@@ -141,19 +141,25 @@ def accept_table() -> None:
     """Write the table that the committed records give, what earlier builds gave, and its page."""
     table = committed()
     replace_text(history.HISTORY, _history_of(table))
-    replace_text(TABLE, table.as_json())
+    for path, text in table.as_files(TABLE).items():
+        replace_text(path, text)
     replace_text(PAGE, markdown_of(table))
 
 
 @cache
 def _of_clone() -> OperatorTable:
-    """Made once for the three files that `generate` makes of it."""
+    """Made once for all files that `generate` makes of it."""
     return committed()
 
 
-def table_json() -> str:
-    """manifests/upstream/operators/table.json."""
-    return _of_clone().as_json()
+@cache
+def _files_of_clone() -> dict[Path, str]:
+    return _of_clone().as_files(TABLE)
+
+
+def table_json(name: str) -> str:
+    """manifests/upstream/operators/table.json, or the file of a chip beside it."""
+    return _files_of_clone()[TABLE.with_name(name)]
 
 
 def history_json() -> str:
