@@ -614,7 +614,7 @@ def test_what_a_web_page_escapes_is_read_as_it_was_written(escaped: Callable[[st
 
 def test_what_json_escapes_is_read_as_it_was_written() -> None:
     log = json.dumps({"message": 'dlopen failed: library "libQnnHtp.so" not found', "level": "error"})
-    assert [shown.id for shown in diagnosis.explain(log)] == ["qnn-library-not-found"]
+    assert [shown.id for shown in diagnosis.explain(log)] == ["qnn-library-not-in-app"]
 
 
 def test_lines_keep_their_numbers_where_a_terminal_cut_others_before() -> None:
@@ -651,7 +651,7 @@ def test_what_is_seldom_the_fault_comes_after_what_is() -> None:
 [ERROR] [Qnn ExecuTorch]:  <E> Failed to validate op aten_erf_default with error 0xc26
 [ERROR] [Qnn ExecuTorch]:  <E> fastrpc memory map for fd: 33 with length: 817889280 failed with error: 0x1
 """
-    assert [shown.id for shown in diagnosis.explain(log)] == ["rpc-memory", "op-refused"]
+    assert [shown.id for shown in diagnosis.explain(log)] == ["rpc-memory-weights", "op-refused"]
 
 
 TWO_FAILURES = """\
