@@ -396,8 +396,9 @@ def test_a_number_of_fastrpc_is_named_by_the_words_of_its_own_line(number: str) 
     assert code.component == "errno"
     (code,) = diagnosis.read(f"{line} Success)").codes
     assert code.name == "FastRPC: out of memory"
-    wrapped = f"fastrpc_apps_user.c:1645: Error 0xd: open_dev failed (errno Permission denied)\n{line} No such file)"
-    assert {code.component for code in diagnosis.read(wrapped).codes} == {"errno"}
+    before = "fastrpc_apps_user.c:1645: Error 0xd: open_dev failed (errno Permission denied)"
+    both = diagnosis.read(f"{before}\n{line} No such file or directory)").codes
+    assert {code.component for code in both} == {"errno"}
 
 
 @pytest.mark.parametrize(
