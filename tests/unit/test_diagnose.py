@@ -390,6 +390,18 @@ def test_a_number_that_two_programs_use_is_named_by_the_one_that_speaks() -> Non
     assert code.component == "SNPE" and "QNN" not in code.name
 
 
+@pytest.mark.parametrize("number", ["0x2", "0x00000002", "0x80000402"])
+def test_a_number_of_fastrpc_is_named_by_the_words_of_its_own_line(number: str) -> None:
+    line = f"fastrpc_apps_user.c:3040: Error {number}: open_shell failed for domain 3 (errno"
+    (code,) = diagnosis.read(f"{line} No such file or directory)").codes
+    assert code.component == "errno"
+    (code,) = diagnosis.read(f"{line} Success)").codes
+    assert code.name == "FastRPC: out of memory"
+    before = "fastrpc_apps_user.c:1645: Error 0xd: open_dev failed (errno Permission denied)"
+    both = diagnosis.read(f"{before}\n{line} No such file or directory)").codes
+    assert {code.component for code in both} == {"errno"}
+
+
 @pytest.mark.parametrize(
     "line",
     [
