@@ -97,10 +97,6 @@ PAGES = {
     "docs/rules.md": "ci.dev.rules_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
     "manifests/upstream/operators/history.json": "ci.lanes.upstream.operators_page:history_json",
-    **{
-        f"manifests/upstream/operators/{name}": f"ci.lanes.upstream.operators_page:table_json:{name}"
-        for name in (path.name for path in (MANIFESTS / "upstream" / "operators").glob("table*.json"))
-    },
     "manifests/lanes.toml": "ci.dev.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
     "docs/docker.md": "ci.image.published:page",
@@ -109,9 +105,18 @@ PAGES = {
     "manifests/schema/answer.json": "ci.dev.answer_schema:text",
     "skills/qnn-ci/SKILL.md": "ci.agents.skill:page",
 }
-"""Pages, and the function `module:name` or `module:name:argument` that returns the text."""
+"""Pages, and the function `module:name` that returns the text."""
 
-GENERATED = sorted([*(f"manifests/schema/{name}.json" for name in SCHEMAS), REPORT, *PAGES])
+PARTS = dict.fromkeys(
+    (
+        f"manifests/upstream/operators/{path.name}"
+        for path in (MANIFESTS / "upstream" / "operators").glob("table*.json")
+    ),
+    "ci.lanes.upstream.operators_page:table_json",
+)
+"""Parts of the operator table, and the function that returns a part's text by the name of its file."""
+
+GENERATED = sorted([*(f"manifests/schema/{name}.json" for name in SCHEMAS), REPORT, *PAGES, *PARTS])
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -150,8 +155,9 @@ def stale(names: list[str] | None = None, root: Path = ROOT) -> dict[str, str]:
 
 def text_of(name: str) -> str:
     if name in PAGES:
-        module, function, *arguments = PAGES[name].split(":")
-        return str(_named(f"{module}:{function}")(*arguments))
+        return str(_named(PAGES[name])())
+    if name in PARTS:
+        return str(_named(PARTS[name])(Path(name).name))
     if name == REPORT:
         return _schema(_report(), "What a stage writes to reports/<stage>.json", mode="serialization")
     model, title = SCHEMAS[Path(name).stem]

@@ -299,7 +299,7 @@ def test_words_that_several_entries_are_known_by_are_found_for_each_of_them_in_a
     known = diagnosis.knowledge()
     pairs = (
         (one, other)
-        for pattern, entries in known.entries_of.items()
+        for pattern, entries in list(known.entries_of.items())
         for one, other in permutations({entry.id: entry for entry in entries}.values(), 2)
         if pattern in one.patterns and pattern in other.patterns
     )
