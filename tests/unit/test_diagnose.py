@@ -280,6 +280,13 @@ def test_what_is_new_in_a_long_log_is_found_on_its_line(last: str, found: str) -
     assert found in [name for name, line in shown if 1 <= line <= 3]
 
 
+def test_no_two_entries_silence_each_other() -> None:
+    """A log that both are found in would be told neither."""
+    unless = {entry.id: entry.unless for entry in diagnosis.knowledge().entries}
+    assert [(one, other) for one in unless for other in unless[one] if one in unless.get(other, ())] == []
+    assert any(unless.values())
+
+
 def test_a_message_of_two_lines_is_found_where_its_first_came_often() -> None:
     log = "No matching\nfile\n" * 10_000 + "No matching\ndistribution found for qnn\n"
     (shown,) = diagnosis.read(log).explanations
