@@ -890,13 +890,17 @@ def _first(
     if first is None or not (not_in or entry.unless_here or entry.unless_line):
         return first
     here = set(starts(entry.unless_here))
-    lines = not_in | {_line_start(piece.text, start) for start in starts(entry.unless_line)}
-    counting = (
-        start
-        for start in starts(patterns)
-        if start not in here and _line_start(piece.text, start) not in lines
-    )
-    return min(counting, default=None)
+    lines = dict[int, bool]()
+
+    def counts(start: int) -> bool:
+        line = _line_start(piece.text, start)
+        if line not in lines:
+            end = _line_end(piece.text, start)
+            said = any(pattern.search(piece.text, line, end) for pattern in entry.unless_line)
+            lines[line] = line not in not_in and not said
+        return lines[line] and start not in here
+
+    return min(filter(counts, starts(patterns)), default=None)
 
 
 def _start_of(pattern: Pattern, piece: Piece, spans: list[Span]) -> int | None:
@@ -909,9 +913,13 @@ def _line_start(text: bytes, start: int) -> int:
     return text.rfind(b"\n", 0, start) + 1
 
 
-def _line_at(text: bytes, start: int) -> bytes:
+def _line_end(text: bytes, start: int) -> int:
     end = text.find(b"\n", start)
-    return text[_line_start(text, start) : end if end >= 0 else len(text)]
+    return end if end >= 0 else len(text)
+
+
+def _line_at(text: bytes, start: int) -> bytes:
+    return text[_line_start(text, start) : _line_end(text, start)]
 
 
 def _numbers_in(match: Match) -> Iterator[tuple[int, int]]:
