@@ -348,6 +348,17 @@ def test_what_fastrpc_lacks_is_not_the_hosts(errno: str) -> None:
     assert host.id not in [shown.id for shown in on_dsp]
 
 
+def test_what_a_line_says_against_an_entry_is_said_of_that_line_alone() -> None:
+    slow = "Creating the inference session with QNN HTP takes several minutes each time"
+    against = "[INFO] QNN HTP is ready"
+
+    def told(log: str) -> bool:
+        return "symptom-slow-start" in [shown.id for shown in diagnosis.explain(log)]
+
+    assert told(f"{against}\n{slow}\n{against}") and not told(f"[INFO] {slow}\n{against}")
+    assert told(f"[INFO] {slow}\n{slow}")
+
+
 def test_what_another_pattern_says_at_the_same_place_is_none() -> None:
     harmless = "No Snapdragon SOC detected, defaulting to the first"
     assert diagnosis.explain(harmless) == []
