@@ -23,7 +23,8 @@ BLANKS = re.compile(r"[ \t\n\f\r]+")
 MOST_WAYS = 24
 """What of a pattern has more alternatives than these is left out of its ways."""
 LONGEST_ANCHOR = 16
-FEW = 4
+PART = 4
+"""A literal is counted where so many of its letters stand, which is quicker than going through the text."""
 RARE, VERY_RARE = 30, 3
 """What comes no more often in known failures is looked for by itself: words, and a word alone."""
 
@@ -140,7 +141,7 @@ class Sample:
     words: Counter[str]
     pairs: Counter[tuple[str, str]]
     places: dict[str, list[int]]
-    """Where each few letters of the text stand: looking there is quicker than through the text."""
+    """Where each PART of the text stands."""
     counted: dict[str, int]
     """Literals, which many patterns share."""
 
@@ -149,8 +150,8 @@ class Sample:
         text = "\n".join(" ".join(text.lower().split()) for text in texts)
         words = WORD.findall(text)
         places = defaultdict[str, list[int]](list)
-        for place in range(len(text) - FEW + 1):
-            places[text[place : place + FEW]].append(place)
+        for place in range(len(text) - PART + 1):
+            places[text[place : place + PART]].append(place)
         return cls(text, Counter(words), Counter(pairwise(words)), dict(places), {})
 
     def often(self, literal: str) -> int:
@@ -161,9 +162,9 @@ class Sample:
         return self.counted[literal]
 
     def _counted(self, literal: str) -> int:
-        if len(literal) < FEW:
+        if len(literal) < PART:
             return self.text.count(literal)
-        parts = [(self.places.get(literal[at : at + FEW], []), at) for at in range(len(literal) - FEW + 1)]
+        parts = [(self.places.get(literal[at : at + PART], []), at) for at in range(len(literal) - PART + 1)]
         places, at = min(parts, key=lambda part: len(part[0]))
         return sum(place >= at and self.text.startswith(literal, place - at) for place in places)
 

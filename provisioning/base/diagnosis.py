@@ -890,17 +890,20 @@ def _first(
     if first is None or not (not_in or entry.unless_here or entry.unless_line):
         return first
     here = set(starts(entry.unless_here))
-    lines = dict[int, bool]()
 
-    def counts(start: int) -> bool:
-        line = _line_start(piece.text, start)
-        if line not in lines:
-            end = _line_end(piece.text, start)
-            said = any(pattern.search(piece.text, line, end) for pattern in entry.unless_line)
-            lines[line] = line not in not_in and not said
-        return lines[line] and start not in here
+    @cache
+    def line_counts(line: int) -> bool:
+        end = _line_end(piece.text, line)
+        return line not in not_in and not any(
+            pattern.search(piece.text, line, end) for pattern in entry.unless_line
+        )
 
-    return min(filter(counts, starts(patterns)), default=None)
+    counting = (
+        start
+        for start in starts(patterns)
+        if start not in here and line_counts(_line_start(piece.text, start))
+    )
+    return min(counting, default=None)
 
 
 def _start_of(pattern: Pattern, piece: Piece, spans: list[Span]) -> int | None:
