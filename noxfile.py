@@ -59,10 +59,8 @@ for name, verb in VERBS.items():
 def tests(session: nox.Session) -> None:
     """Run the tests on every core; `-- tests/unit` for the quick ones, `-- -n0` one at a time."""
     # Files in the order of their names: the long ones of tests/integration first, the short ones last, so
-    # that all cores are done at about the same time. One worker more than cores, as there is always one that waits
-    # for a process.
-    workers = str(len(os.sched_getaffinity(0)) + 1)
-    spread = ("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
+    # that all cores are done at about the same time.
+    spread = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")
     run(session, "tests", "-m", "pytest", *spread)
 
 
