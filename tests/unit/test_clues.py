@@ -106,6 +106,13 @@ def test_a_pattern_is_looked_for_by_the_rarest_of_what_it_needs() -> None:
     assert sum(high - low for low, high in spans) < 3 * REACH
 
 
+@pytest.mark.parametrize(
+    ("literal", "times"), [("opened", 2), ("ice_n", 1), ("the devi", 1), ("x5", 1), ("opens", 0), ("node in", 0)]
+)
+def test_how_often_a_literal_comes_is_counted_in_words_and_across_them(literal: str, times: int) -> None:
+    assert Sample.of(["Reopened  the device_node x5", "opened"]).often(literal) == times
+
+
 def test_all_words_of_one_of_the_alternatives_are_needed() -> None:
     pairs = "|".join(f"beta{number} gamma{number}" for number in range(30))
     index, (pattern,) = index_of(rf"(?:alpha|omega)\d*(?:{pairs})")
