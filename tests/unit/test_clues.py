@@ -107,10 +107,23 @@ def test_a_pattern_is_looked_for_by_the_rarest_of_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("literal", "times"), [("opened", 2), ("ice_n", 1), ("the devi", 1), ("x5", 1), ("opens", 0), ("node in", 0)]
+    ("literal", "times"),
+    [
+        ("opened", 2),
+        ("device_z", 1),
+        ("abcdefgh", 0),
+        ("ice_n", 1),
+        ("the devi", 1),
+        ("x5", 1),
+        ("opens", 0),
+        ("node in", 0),
+    ],
 )
 def test_how_often_a_literal_comes_is_counted_in_words_and_across_them(literal: str, times: int) -> None:
-    assert Sample.of(["Reopened  the device_node x5", "opened"]).often(literal) == times
+    assert (
+        Sample.of(["Reopened  the device_node x5", "opened device_z", "abcdef cdefgh"]).often(literal)
+        == times
+    )
 
 
 def test_all_words_of_one_of_the_alternatives_are_needed() -> None:
