@@ -12,7 +12,9 @@ from provisioning.base.clues import Sample, clue_of
 from provisioning.base.patterns import FEW, REACH, Index, Pattern, table_of
 from tests.support.pattern_texts import inner, parsed, text_of
 
-FILLER = b"nothing is the matter here\n" * (REACH // 10)
+LINE = b"nothing is the matter here\n"
+FILLER = LINE * (REACH // len(LINE) + 2)
+"""More than is searched around a place."""
 
 
 def index_of(*sources: str) -> tuple[Index, list[Pattern]]:
