@@ -111,7 +111,7 @@ class Rank(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A known failure. What begins where one of `unless_here` begins does not count, nor what is in a line
-    in which one of `unless_line` is found. What `loose` patterns find counts only if a program of `of` speaks
+    in which `unless_line` is found. What `loose` patterns find counts only if a program of `of` speaks
     in the log. Not shown unless each of `also` is found too, when an entry named in `unless` is found, as it
     is nearer the cause, nor in a log that names fewer than `builds` builds of QNN. What has `several` causes
     does not say which of them it is. What `follows` only reports that a step before it failed: the first of
@@ -123,7 +123,7 @@ class Entry:
     loose: tuple[Pattern, ...]
     of: tuple[str, ...]
     unless_here: tuple[Pattern, ...]
-    unless_line: tuple[Pattern, ...]
+    unless_line: Pattern | None
     also: tuple[Pattern, ...]
     codes: frozenset[Number]
     unless: tuple[str, ...]
@@ -818,7 +818,7 @@ def _knowledge(table: dict[str, Any]) -> Knowledge:
             _any_case(row.get("loose", ())),
             tuple(row.get("of", ())),
             _any_case(row.get("unless_here", ())),
-            _any_case(row.get("unless_line", ())),
+            _any_of(row["unless_line"], any_case=True) if "unless_line" in row else None,
             _any_case(row.get("also", ())),
             frozenset(map(_as_number, row.get("codes", ()))),
             tuple(row.get("unless", ())),
@@ -893,10 +893,10 @@ def _first(
 
     @cache
     def line_counts(line: int) -> bool:
-        end = _line_end(piece.text, line)
-        return line not in not_in and not any(
-            pattern.search(piece.text, line, end) for pattern in entry.unless_line
-        )
+        if line in not_in:
+            return False
+        against = entry.unless_line
+        return not against or not against.search(piece.text, line, _line_end(piece.text, line))
 
     counting = (
         start
@@ -948,9 +948,9 @@ def _abbreviated(line: str, width: int = 200) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def _any_of(sources: Iterable[str]) -> Pattern:
+def _any_of(sources: Iterable[str], *, any_case: bool = False) -> Pattern:
     """One pattern: a text is searched once."""
-    return Pattern("|".join(f"(?:{source})" for source in sources))
+    return Pattern("|".join(f"(?:{source})" for source in sources), any_case)
 
 
 def _any_case(sources: Iterable[str]) -> tuple[Pattern, ...]:
