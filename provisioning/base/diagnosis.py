@@ -379,6 +379,7 @@ class Reading:
             self._found_by[pattern] += 1
             if self._found_by[pattern] == len(knowledge().entries_of[pattern]):
                 self._done.add(pattern)
+                pattern.forget()
 
     def _harmless_lines(self, piece: Piece, possible: Possible) -> set[int]:
         """Where the lines begin that look like errors and are none."""

@@ -104,6 +104,11 @@ class Pattern:
             return self.compiled
         return self._compiled(_options(latin=True))
 
+    def forget(self) -> None:
+        """Frees what was compiled, which grows with the text that is searched. It is made anew if needed."""
+        self.__dict__.pop("compiled", None)
+        self.__dict__.pop("compiled_for_ascii", None)
+
     def _compiled(self, options: Any) -> Any:
         import re2
 
