@@ -29,12 +29,12 @@ PARTS = re.compile(
 REPEAT = re.compile(r"[?*+{].*", re.DOTALL)
 GROUP = re.compile(r"\(.*")
 WORD = re.compile(r"\w|\\[wd]")
-NAME = re.compile(r"\[(?!\^).*|\\[S.]|[./-]")
-"""What else names have in them."""
+ANYTHING = re.compile(r"\.|\[\^.*")
+"""Beside what could be anything the quotes alone tell where it ends."""
 
 
 def with_any_quotes(source: str) -> str:
-    """The same pattern for text that has other quotes, or none around a word: people change them in titles of
+    """The same pattern for text that has other quotes, or none around a name: people change them in titles of
     issues. An apostrophe remains, and what is escaped or in brackets."""
     if not any(quote in source for quote in QUOTES):
         return source
@@ -63,8 +63,9 @@ def _any_quote(quote: str, before: str, following: str, after: str) -> str:
         return rf"\b(?:[{QUOTES}]|[^\w./-]|\.?\s|\.?$)"
     if word:
         return rf"\b[{QUOTES}]*"
-    beside_name = NAME.fullmatch(before) or NAME.fullmatch(following)
-    return f"[{QUOTES}]*" if beside_name else f"[{QUOTES}]"
+    alone = not f"{before}{following}".strip()
+    needed = alone or ANYTHING.fullmatch(before) or ANYTHING.fullmatch(following)
+    return f"[{QUOTES}]" if needed else f"[{QUOTES}]*"
 
 
 class BadPattern(ValueError):

@@ -76,6 +76,7 @@ def found(source: str, text: bytes) -> bool:
         (r"'\w+' object has no attribute '(?:one|two)'", b"`str` object has no attribute two"),
         (r"cannot open file '[^'\n]*\.bc'", b'cannot open file "/a/b.bc"'),
         (r"option '-[\w-]+' is unknown", b"option -m64 is unknown"),
+        (r"type 'tensor\(\w+\)' of it", b"type tensor(int64) of it"),
         ("can't open `it_is_here`", b"can't open 'it_is_here'"),
     ],
 )
@@ -96,6 +97,8 @@ def test_a_match_is_where_the_index_says(source: str, text: bytes) -> None:
         (r"\x22device_lost\x22", b"'device_lost'"),
         (r"[']device_lost", b'"device_lost'),
         (r"it is '[^']*' failed", b"it is here failed"),
+        (r"it is '.{2,6}' failed", b"it is here failed"),
+        ('it has failed: "', b"it has failed: now"),
     ],
 )
 def test_what_only_looks_like_a_quoted_word_does_not_match(source: str, text: bytes) -> None:
