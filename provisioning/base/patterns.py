@@ -31,6 +31,8 @@ GROUP = re.compile(r"\(.*")
 WORD = re.compile(r"\w|\\[wd]")
 ANYTHING = re.compile(r"\.|\[\^.*")
 """Beside what could be anything the quotes alone tell where it ends."""
+NOTHING = re.compile(r"(?:[\s|()^$]|\\[sbn])?")
+"""A quote between two of these stands for itself."""
 
 
 def with_any_quotes(source: str) -> str:
@@ -63,8 +65,8 @@ def _any_quote(quote: str, before: str, following: str, after: str) -> str:
         return rf"\b(?:[{QUOTES}]|[^\w./-]|\.?\s|\.?$)"
     if word:
         return rf"\b[{QUOTES}]*"
-    alone = not f"{before}{following}".strip()
-    needed = alone or ANYTHING.fullmatch(before) or ANYTHING.fullmatch(following)
+    sides = (before, following)
+    needed = any(map(ANYTHING.fullmatch, sides)) or all(map(NOTHING.fullmatch, sides))
     return f"[{QUOTES}]" if needed else f"[{QUOTES}]*"
 
 
