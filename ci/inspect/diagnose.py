@@ -21,7 +21,7 @@ from provisioning.base.diagnosis import (
     Reading,
     explain_code,
     knowledge,
-    pieces,
+    pieces_of,
 )
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
@@ -204,7 +204,7 @@ def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
     from ci.operators.in_logs import inexact_in
 
     reading, lossy = Reading(), dict[str, None]()
-    for piece in pieces(log):
+    for piece in pieces_of(log):
         reading.take(piece)
         lossy |= {f"{operator.message}: {operator.command}": None for operator in inexact_in(piece.text)}
     return replace(reading.diagnosis(subject), operators=tuple(lossy))

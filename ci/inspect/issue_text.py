@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ci.inspect.message_table import trees, wheels
-from provisioning.base.diagnosis import BUILD_IN_TEXT, DECORATION, TROUBLE, Diagnosis
+from provisioning.base.diagnosis import BUILD_IN_TEXT, Diagnosis
 from provisioning.base.documents import read
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
+from provisioning.base.log_text import DECORATION, TROUBLE
 from provisioning.base.rendering.text import LOG, errors_of
 from provisioning.base.settings import ROOT, store_path
 from provisioning.build_id import build_ids

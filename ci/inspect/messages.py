@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.diagnosis import TROUBLE, knowledge
+from provisioning.base.diagnosis import knowledge
 from provisioning.base.errors import CheckFailed
+from provisioning.base.log_text import TROUBLE
 from provisioning.build_id import build_ids
 
 TEXT = re.compile(rb"[\t\x20-\x7e]{12,400}")

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 
 from ci.inspect.messages import key
 from provisioning.base.commands import as_installed
-from provisioning.base.diagnosis import DECORATION, QNN, Entry, knowledge
+from provisioning.base.diagnosis import QNN, Entry, knowledge
+from provisioning.base.log_text import DECORATION
 from provisioning.base.rules import Rule, rules
 from provisioning.known_faults import load_faults
 

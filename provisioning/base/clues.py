@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from provisioning.base.patterns import BadPattern, Clue, Pattern
+from provisioning.base.patterns import BadPattern, Clue, Pattern, with_any_quotes
 
 TOKEN = re.compile(
     r"(?P<text>[^\\\[\](){}.*+?|^$]+)|(?P<flags>\(\?[a-zA-Z-]+\))|(?P<group>\((?:\?(?:[a-zA-Z-]*:|P?<\w+>))?)"
@@ -171,7 +171,7 @@ class Sample:
 
 def clue_of(pattern: Pattern, sample: Sample) -> Clue:
     try:
-        read = ways_of(pattern.source)
+        read = ways_of(with_any_quotes(pattern.source))
     except BadPattern:
         # It is looked for in every text.
         return Clue(far=True)

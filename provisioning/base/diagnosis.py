@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 
 from provisioning.base.errors import ManifestError
 from provisioning.base.kept import kept
+from provisioning.base.log_text import TROUBLE, Piece, pieces
 from provisioning.base.patterns import REMEMBERED, Clue, Index, Match, Pattern, Span, table_of
 from provisioning.base.repeats import Repeats
 from provisioning.base.settings import MANIFESTS
@@ -24,65 +24,18 @@ MANIFEST = MANIFESTS / "diagnose.toml"
 ENTRIES = MANIFESTS / "diagnose"
 """A file for each family of programs."""
 
-TROUBLE = Pattern(
-    r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such"
-    r"|no module named|unsupported|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash"
-    r"|\bSIG[A-Z]{3,4}\b"
-    r"|did(?:n.t| not) (?:find|claim|match)|too (?:long|large|small|many|old)|exceed|requires a newer"
-    r"|unimplemented|panicked|segfault|0xC0000"
-    r"|(?:not|n't) support|is missing|timed? ?out|\bn?err\W{1,3}(?:0x|-)?[1-9a-f]"
-    r"|\", line \d+, in |-\[ cut here \]-|^ \* .{1,200}\.so\)$|^\s*#\d\d "
-)
-"""What a log has that tells of any trouble at all."""
 DATA_TYPES_IN_TEXT = Pattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
 BUILD_IN_TEXT = Pattern(r"\bv?(\d\.\d{1,3}\.\d{1,3}\.\d{6,12})(?:_\d+)?\b")
 """A build of QNN, as its libraries name it."""
 CODE_NAME_IN_TEXT = Pattern(r"\b(QNN_[A-Z]+(?:_[A-Z]+)*_ERROR_[A-Z_]+)\b")
 IN_TEXT = (DATA_TYPES_IN_TEXT, BUILD_IN_TEXT, CODE_NAME_IN_TEXT)
 NUMBER = re.compile(rb"0x[0-9a-fA-F]{1,8}\b")
-DECORATION = re.compile(
-    rb"^(?:\xef\xbb\xbf)?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z |\x1b\[[0-9;]*[A-Za-z]|\r(?=\n)", re.MULTILINE
-)
-"""What CI systems and terminals put around a line: GitHub's time stamp, colours. It never goes back."""
-DECORATED = (b"Z ", b"\x1b[", b"\r\n")
-"""One of these is in each decoration."""
-UNSEEN = re.compile(rb"(\xe2\x80[\x8b-\x8f]|\xef\xbb\xbf)|\xc2\xa0|\xe2\x80\xaf")
-"""Characters of web pages that nobody sees: some without a width, and blanks that do not break."""
-MARGIN = re.compile(rb"(?:> ?)+|[\w.-]+ +\| ?|[ \t]+")
-"""What may stand before every line: the mark of a quotation, the name of a container, an indent."""
-MARGINS = 3
-"""So many of them may stand one in another."""
-ENTITY = re.compile(rb"&(?:amp;)?(lt|gt|quot|apos|nbsp|amp|#0?39|#x27|#34);")
-ENTITIES = {
-    b"lt": b"<",
-    b"gt": b">",
-    b"quot": b'"',
-    b"#34": b'"',
-    b"apos": b"'",
-    b"#39": b"'",
-    b"#039": b"'",
-    b"#x27": b"'",
-    b"nbsp": b" ",
-    b"amp": b"&",
-}
-"""How a web page writes some characters; what was escaped twice is read too."""
-
 COLLECT = (
     "the command, its whole output with the verbose option from before the first error, and the versions of"
     " the programs in it"
 )
 """What to collect where nobody known speaks."""
 
-PIECE = 96 << 10
-"""A log is read in pieces of so many bytes."""
-OVERLAP = 6 << 10
-"""So much of a piece, or a little less, is in the next one too, so that what lies across both is found."""
-JSON_LINE = re.compile(rb'^\{".*', re.MULTILINE)
-UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b"\\"}
-"""What is escaped in a line of JSON. A newline becomes white space that begins no line, so that lines keep
-their numbers."""
-ESCAPE = re.compile(rb'\\["nt/\\]')
-TERMINAL_WIDTHS = range(60, 251)
 ANY_OTHER = "*"
 """In `unless` of an entry: every other entry, as it tells only how a program ended."""
 
@@ -111,7 +64,7 @@ class Rank(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A known failure. What begins where one of `unless_here` begins does not count, nor what is in a line
-    in which one of `unless_line` is found. What `loose` patterns find counts only if a program of `of` speaks
+    in which `unless_line` is found. What `loose` patterns find counts only if a program of `of` speaks
     in the log. Not shown unless each of `also` is found too, when an entry named in `unless` is found, as it
     is nearer the cause, nor in a log that names fewer than `builds` builds of QNN. What has `several` causes
     does not say which of them it is. What `follows` only reports that a step before it failed: the first of
@@ -123,7 +76,7 @@ class Entry:
     loose: tuple[Pattern, ...]
     of: tuple[str, ...]
     unless_here: tuple[Pattern, ...]
-    unless_line: tuple[Pattern, ...]
+    unless_line: Pattern | None
     also: tuple[Pattern, ...]
     codes: frozenset[Number]
     unless: tuple[str, ...]
@@ -366,103 +319,6 @@ class Diagnosis:
         return "; ".join(filter(None, [told, fault]))
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    text: bytes
-    line: int
-    """The number of its first line."""
-    start: int
-    """Where to begin: 1 in the middle of a line, whose byte before tells that it is no beginning."""
-
-
-def pieces(log: BinaryIO) -> Iterator[Piece]:
-    """The whole log; each piece begins with the last lines of the one before, or within its last line. A
-    small log whose lines a terminal has cut comes a second time, with whole lines."""
-    kept, line, start = b"", 1, 0
-    for block in _blocks(log):
-        text = kept + block
-        plain = plain_text(text)
-        if not start:
-            plain = _without_margin(plain)
-        yield Piece(plain, line, start)
-        if line == 1 and len(text) < PIECE and (whole := _unwrapped(plain)):
-            yield Piece(whole, line, start)
-        cut = max(0, len(text) - OVERLAP)
-        newline = text.find(b"\n", cut)
-        begin, start = (newline + 1, 0) if newline >= 0 else (max(0, cut - 1), 1)
-        line += text.count(b"\n", 0, begin)
-        kept = text[begin:]
-
-
-def _blocks(log: BinaryIO) -> Iterator[bytes]:
-    """A log as UTF-8; Windows' shell writes UTF-16."""
-    block = log.read(PIECE)
-    wide = next((mark for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) if block.startswith(mark)), None)
-    if wide is None:
-        while block:
-            yield block
-            block = log.read(PIECE)
-        return
-    decoder = codecs.getincrementaldecoder("utf-16")("replace")
-    while block:
-        yield decoder.decode(block).encode("utf-8", "replace")
-        block = log.read(PIECE)
-
-
-def plain_text(text: bytes) -> bytes:
-    """Without what is put around its lines, in English, with the same number of lines."""
-    if any(mark in text for mark in DECORATED):
-        text = DECORATION.sub(b"", text)
-    if b"&" in text:
-        text = ENTITY.sub(lambda found: ENTITIES[found[1]], text)
-    if b'{"' in text:
-        text = JSON_LINE.sub(lambda row: ESCAPE.sub(lambda found: UNESCAPED[found[0]], row[0]), text)
-    if not text.isascii():
-        text = UNSEEN.sub(lambda found: b"" if found[1] else b" ", text)
-    if not text.isascii() or knowledge().ascii_words.search(text):
-        possible = knowledge().word_index.possible(text)
-        # In the table's order: phrases come before the quotation marks in them.
-        for pattern, (said, english) in knowledge().words.items():
-            if pattern in possible:
-                text = text.replace(said, english)
-    return text
-
-
-def _without_margin(text: bytes) -> bytes:
-    """The same text without what stands before each of its lines. The last may end in the midst of that."""
-    for _ in range(MARGINS):
-        if not MARGIN.match(text.lstrip(b"\n")):
-            break
-        lines = text.split(b"\n")
-        *filled, last = [line for line in lines if line.strip()] or [b""]
-        margins = (found[0] if found else b"" for found in map(MARGIN.match, filled))
-        margin = min(margins, key=len, default=b"")
-        if not margin or TROUBLE.search(margin) or not last.startswith(margin[: len(last)]):
-            break
-        if not all(line.startswith(margin) for line in filled):
-            break
-        text = b"\n".join(line.removeprefix(margin) for line in lines)
-    return text
-
-
-def _unwrapped(text: bytes) -> bytes:
-    """The same text with each line whole that was cut at the width of a terminal, or nothing if none was. The
-    newlines come behind the line, so that the next lines keep their numbers."""
-    lines = text.split(b"\n")
-    width = max(map(len, lines))
-    if width not in TERMINAL_WIDTHS or not any(len(line) == width for line in lines[:-1]):
-        return b""
-    whole, held, owed = list[bytes](), b"", 0
-    for line in lines:
-        held += line
-        if len(line) == width:
-            owed += 1
-            continue
-        whole += [held, *[b""] * owed]
-        held, owed = b"", 0
-    return b"\n".join([*whole, held])
-
-
 class Reading:
     """What is known of a log, piece after piece."""
 
@@ -523,6 +379,7 @@ class Reading:
             self._found_by[pattern] += 1
             if self._found_by[pattern] == len(knowledge().entries_of[pattern]):
                 self._done.add(pattern)
+                pattern.forget()
 
     def _harmless_lines(self, piece: Piece, possible: Possible) -> set[int]:
         """Where the lines begin that look like errors and are none."""
@@ -643,10 +500,27 @@ class Reading:
         )
 
 
+def in_english(text: bytes) -> bytes:
+    """What programs say in other languages as they say it in English."""
+    known = knowledge()
+    if text.isascii() and not known.ascii_words.search(text):
+        return text
+    possible = known.word_index.possible(text)
+    # In the table's order: phrases come before the quotation marks in them.
+    for pattern, (said, english) in known.words.items():
+        if pattern in possible:
+            text = text.replace(said, english)
+    return text
+
+
+def pieces_of(log: BinaryIO) -> Iterator[Piece]:
+    return pieces(log, in_english)
+
+
 def read(text: str | bytes) -> Reading:
     """Everything known about a text."""
     reading = Reading()
-    for piece in pieces(BytesIO(text.encode("utf-8", "replace") if isinstance(text, str) else text)):
+    for piece in pieces_of(BytesIO(text.encode("utf-8", "replace") if isinstance(text, str) else text)):
         reading.take(piece)
     return reading
 
@@ -818,7 +692,7 @@ def _knowledge(table: dict[str, Any]) -> Knowledge:
             _any_case(row.get("loose", ())),
             tuple(row.get("of", ())),
             _any_case(row.get("unless_here", ())),
-            _any_case(row.get("unless_line", ())),
+            _any_of(row["unless_line"], any_case=True) if "unless_line" in row else None,
             _any_case(row.get("also", ())),
             frozenset(map(_as_number, row.get("codes", ()))),
             tuple(row.get("unless", ())),
@@ -893,10 +767,10 @@ def _first(
 
     @cache
     def line_counts(line: int) -> bool:
-        end = _line_end(piece.text, line)
-        return line not in not_in and not any(
-            pattern.search(piece.text, line, end) for pattern in entry.unless_line
-        )
+        if line in not_in:
+            return False
+        against = entry.unless_line
+        return not against or not against.search(piece.text, line, _line_end(piece.text, line))
 
     counting = (
         start
@@ -948,9 +822,9 @@ def _abbreviated(line: str, width: int = 200) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def _any_of(sources: Iterable[str]) -> Pattern:
+def _any_of(sources: Iterable[str], *, any_case: bool = False) -> Pattern:
     """One pattern: a text is searched once."""
-    return Pattern("|".join(f"(?:{source})" for source in sources))
+    return Pattern("|".join(f"(?:{source})" for source in sources), any_case)
 
 
 def _any_case(sources: Iterable[str]) -> tuple[Pattern, ...]:

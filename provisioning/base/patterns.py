@@ -21,6 +21,53 @@ BEYOND_ASCII = re.compile(r"[^\x00-\x7f]|\\[xpP]\{|\\[pP]\w")
 """What of a pattern may name other characters."""
 BLANK = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])| (?![?*+{])")
 """A blank of a pattern that stands for itself, not one in brackets."""
+QUOTES = "\"'`"
+PARTS = re.compile(
+    r"\\.|\[\^?\]?(?:\[:\w+:\]|\\.|[^\]\\])*\]|(?:[?*+]|\{\d+(?:,\d*)?\})\??|\((?:\?[\w-]*:)?|.", re.DOTALL
+)
+"""What a pattern is made of, as far as a quote beside it asks."""
+REPEAT = re.compile(r"[?*+{].*", re.DOTALL)
+GROUP = re.compile(r"\(.*")
+WORD = re.compile(r"\w|\\[wd]")
+ANYTHING = re.compile(r"\.|\[\^.*")
+"""Beside what could be anything the quotes alone tell where it ends."""
+NOTHING = re.compile(r"(?:[\s|()^$]|\\[sbn])?")
+"""A quote between two of these stands for itself."""
+
+
+def with_any_quotes(source: str) -> str:
+    """The same pattern for text that has other quotes, or none around a name: people change them in titles of
+    issues. An apostrophe remains, and what is escaped or in brackets."""
+    if not any(quote in source for quote in QUOTES):
+        return source
+    parts = PARTS.findall(source)
+    begun = [part for part in parts if not GROUP.fullmatch(part)]
+    made, before = list[str](), ""
+    for part, after in zip(parts, [*parts[1:], ""], strict=True):
+        if not GROUP.fullmatch(part):
+            begun.pop(0)
+        quote = part in QUOTES and not REPEAT.fullmatch(after)
+        made.append(_any_quote(part, before, begun[0] if begun else "", after) if quote else part)
+        if part != ")" and not REPEAT.fullmatch(part):
+            before = part
+    return "".join(made)
+
+
+def _any_quote(quote: str, before: str, following: str, after: str) -> str:
+    """What a quote becomes between these parts of a pattern; `after` may open or close a group."""
+    word, next_word = WORD.fullmatch(before), WORD.fullmatch(following)
+    if word and next_word:
+        return quote
+    if next_word:
+        return rf"[{QUOTES}]*\b"
+    if word and not after:
+        # Without its quote a word at the end is no part of a longer name.
+        return rf"\b(?:[{QUOTES}]|[^\w./-]|\.?\s|\.?$)"
+    if word:
+        return rf"\b[{QUOTES}]*"
+    sides = (before, following)
+    needed = any(map(ANYTHING.fullmatch, sides)) or all(map(NOTHING.fullmatch, sides))
+    return f"[{QUOTES}]" if needed else f"[{QUOTES}]*"
 
 
 class BadPattern(ValueError):
@@ -37,15 +84,15 @@ class Match(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """`^` and `$` are those of a line, and a blank is any white space, so that a wrapped line matches too.
-    Text is bytes, which need not be UTF-8."""
+    """`^` and `$` are those of a line, a blank is any white space, so that a wrapped line matches too, and a
+    quote any quote. Text is bytes, which need not be UTF-8."""
 
     source: str
     any_case: bool = False
 
     @property
     def expression(self) -> str:
-        flexible = BLANK.sub(lambda found: found[1] or r"\s+", self.source)
+        flexible = BLANK.sub(lambda found: found[1] or r"\s+", with_any_quotes(self.source))
         return f"(?{'mi' if self.any_case else 'm'}){flexible}"
 
     @cached_property
@@ -59,6 +106,11 @@ class Pattern:
         if BEYOND_ASCII.search(self.source):
             return self.compiled
         return self._compiled(_options(latin=True))
+
+    def forget(self) -> None:
+        """Frees what was compiled, which grows with the text that is searched. It is made anew if needed."""
+        self.__dict__.pop("compiled", None)
+        self.__dict__.pop("compiled_for_ascii", None)
 
     def _compiled(self, options: Any) -> Any:
         import re2

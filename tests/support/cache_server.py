@@ -48,6 +48,7 @@ def serving() -> Iterator[CacheServer]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def log_message(self, *_: object) -> None:
             pass
@@ -116,7 +117,7 @@ def serving() -> Iterator[CacheServer]:
     server.daemon_threads = True
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     known.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.002,), daemon=True)
     thread.start()
     try:
         yield known

@@ -167,7 +167,7 @@ def github() -> Iterator[GitHub]:
 
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in (Api, Storage)]
     for server in servers:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.002,), daemon=True).start()
     state.base, state.storage = (f"http://127.0.0.1:{server.server_port}" for server in servers)
     try:
         yield state

@@ -12,7 +12,9 @@ from provisioning.base.clues import Sample, clue_of
 from provisioning.base.patterns import FEW, REACH, Index, Pattern, table_of
 from tests.support.pattern_texts import inner, parsed, text_of
 
-FILLER = b"nothing is the matter here\n" * (REACH // 10)
+LINE = b"nothing is the matter here\n"
+FILLER = LINE * (REACH // len(LINE) + 2)
+"""More than is searched around a place."""
 
 
 def index_of(*sources: str) -> tuple[Index, list[Pattern]]:
@@ -68,11 +70,40 @@ def found(source: str, text: bytes) -> bool:
             )
         ),
         ("a{1000}|some_words_here", b"some_words_here"),
+        ("no module named 'torch_of_it'", b"No module named torch_of_it"),
+        ("no module named 'torch_of_it'", b"No module named torch_of_it."),
+        ("no module named 'torch_of_it'", b'No module named "torch_of_it".more'),
+        (r"'\w+' object has no attribute '(?:one|two)'", b"`str` object has no attribute two"),
+        (r"cannot open file '[^'\n]*\.bc'", b'cannot open file "/a/b.bc"'),
+        (r"option '-[\w-]+' is unknown", b"option -m64 is unknown"),
+        (r"type 'tensor\(\w+\)' of it", b"type tensor(int64) of it"),
+        ("can't open `it_is_here`", b"can't open 'it_is_here'"),
     ],
 )
 def test_a_match_is_where_the_index_says(source: str, text: bytes) -> None:
     assert found(source, text)
     assert found(source, FILLER + text + b"\n" + FILLER)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("no module named 'torch'", b"no module named torch.fx"),
+        ("no module named 'torch'", b"no module named torch/fx"),
+        ("no module named 'torch'", b"no module named torchao"),
+        ("'load' failed", b"upload failed"),
+        ("'load' failed", b"load_it failed"),
+        ("can't open", b"can open t"),
+        (r"\x22device_lost\x22", b"'device_lost'"),
+        (r"[']device_lost", b'"device_lost'),
+        (r"it is '[^']*' failed", b"it is here failed"),
+        (r"it is '.{2,6}' failed", b"it is here failed"),
+        ('it has failed: "', b"it has failed: now"),
+    ],
+)
+def test_what_only_looks_like_a_quoted_word_does_not_match(source: str, text: bytes) -> None:
+    pattern = Pattern(source, any_case=True)
+    assert pattern.search(text) is None and pattern.search(text + b" \xe2\x80\xa6") is None
 
 
 def test_words_that_overlap_and_begin_each_other_are_all_found() -> None:
@@ -241,7 +272,8 @@ def test_no_pattern_of_the_table_is_surely_meant_otherwise() -> None:
     sources = {
         (entry.id, pattern.source)
         for entry in entries
-        for pattern in (*entry.looked_for, *entry.unless_here, *entry.unless_line)
+        for pattern in (*entry.looked_for, *entry.unless_here, entry.unless_line)
+        if pattern
     }
     assert sources and [(*row, doubted) for row in sorted(sources) if (doubted := doubts(row[1]))] == []
     assert [entry.id for entry in entries if len({*entry.keys}) < len(entry.keys)] == []

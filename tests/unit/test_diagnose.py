@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,13 +13,13 @@ from html import escape
 from io import BytesIO
 from itertools import islice, permutations
 from pathlib import Path
-from textwrap import indent
+from textwrap import fill, indent
 
 import pytest
 
 from ci.__main__ import VERBS
 from ci.operators.in_logs import inexact_in
-from provisioning.base import diagnosis, patterns, repeats
+from provisioning.base import diagnosis, log_text, patterns, repeats
 from provisioning.base.command_line import main
 from provisioning.base.settings import ROOT
 
@@ -200,18 +199,15 @@ def test_a_long_line_takes_no_longer_than_a_log_with_lines(word: str) -> None:
     assert time.process_time() - before < 5
 
 
-def test_what_explains_a_finding_of_a_stage_is_not_made_anew_in_each_process(tmp_path: Path) -> None:
+def test_what_explains_a_finding_of_a_stage_is_not_made_anew_in_each_process() -> None:
     """What makes the table is imported only where it is made."""
     explain = (
         "import sys; from provisioning.base.diagnosis import nearest;"
         "assert nearest('No Snapdragon SOC detected'); print('provisioning.base.clues' in sys.modules)"
     )
-    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    made = [
-        subprocess.check_output([sys.executable, "-c", explain], cwd=ROOT, env=environ, text=True).strip()
-        for _ in range(2)
-    ]
-    assert made == ["True", "False"]
+    assert diagnosis.nearest("No Snapdragon SOC detected")
+    made = subprocess.check_output([sys.executable, "-c", explain], cwd=ROOT, text=True)
+    assert made.strip() == "False"
 
 
 def test_each_pattern_is_quick_on_a_line_of_its_own_first_word() -> None:
@@ -242,7 +238,7 @@ def test_a_line_cut_in_two_begins_once() -> None:
     """`^` in the middle of a line of several pieces is no beginning."""
     word = b"a" * 10
     log = BytesIO(word * MEBIBYTE)
-    begins = [patterns.Pattern("^a").search(piece.text, piece.start) for piece in diagnosis.pieces(log)]
+    begins = [patterns.Pattern("^a").search(piece.text, piece.start) for piece in diagnosis.pieces_of(log)]
     assert [bool(start) for start in begins] == [True] + [False] * (len(begins) - 1) and len(begins) > 1
 
 
@@ -304,7 +300,7 @@ def test_a_message_of_many_lines_is_found_where_all_but_its_last_came_often() ->
 
 
 def test_words_that_several_entries_are_known_by_are_found_for_each_of_them_in_a_later_piece_too() -> None:
-    quiet = "".join(f"step {number:x} done\n" for number in range(diagnosis.PIECE // 10))
+    quiet = "".join(f"step {number:x} done\n" for number in range(log_text.PIECE // 10))
     known = diagnosis.knowledge()
     pairs = (
         (one, other)
@@ -321,7 +317,7 @@ def test_words_that_several_entries_are_known_by_are_found_for_each_of_them_in_a
     for one, other in few:
         shown = diagnosis.explain(f"{one.example}\n{quiet}{other.example}")
         assert {one.id, other.id} <= {row.id for row in shown}
-    assert few and len(quiet) > diagnosis.PIECE
+    assert few and len(quiet) > log_text.PIECE
 
 
 def test_lines_that_are_ever_new_are_not_all_remembered() -> None:
@@ -608,7 +604,7 @@ def test_a_failure_is_explained_however_the_log_was_written(written: Callable[[s
 
 
 def test_the_name_of_a_container_is_no_part_of_a_line_in_a_log_of_several_pieces() -> None:
-    steps = [f"step {number:06} of the work" for number in range(diagnosis.PIECE // 30)]
+    steps = [f"step {number:06} of the work" for number in range(log_text.PIECE // 30)]
     missed = []
     for more in range(len(steps[0]) + 13):  # a piece ends at each place of a line
         log = indent("\n".join(["x" * more, *steps[:100], "Waiting for EDL device", *steps]), "runner-1  | ")
@@ -633,6 +629,26 @@ def test_what_begins_a_line_is_found_behind_what_stands_before_each_line(margin:
     assert [(shown.id, shown.line) for shown in diagnosis.explain(log)] == [("edl-no-device", 3)]
 
 
+SOURCES = {
+    "logcat": ["11-20 08:18:56.087  1234  5678 E qdl     : ", "11-20 08:18:56.090  1234  5679 I qdl: "],
+    "android studio": [
+        "2026-11-20 08:18:56.087 1234-5678  qdl   com.example.app  E  ",
+        "2026-11-20 08:18:57.007 1234-5679  qdl   com.example.app  I  ",
+    ],
+    "logcat's short form": ["E/qdl     ( 1234): ", "I/qdl(11234): "],
+    "dmesg": ["[    9.000001] ", "[ 1234.567890][ T5678] "],
+    "syslog": ["Nov 20 08:18:56 board qdl[1234]: ", "Nov  2 08:18:56 board kernel: "],
+    "jenkins": ["[2026-11-20T08:18:56.087Z] ", "[2026-11-20T08:18:56.090Z] "],
+    "gitlab": ["2026-11-20T08:18:56.087123Z 01O ", "2026-11-20T08:18:56.090123Z 01O+"],
+}
+
+
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+def test_what_begins_a_line_is_found_behind_what_names_its_source(sources: list[str]) -> None:
+    log = f"{sources[0]}qdl programmer.elf\n{sources[1]}Waiting for EDL device\n"
+    assert [(shown.id, shown.line) for shown in diagnosis.explain(log)] == [("edl-no-device", 2)]
+
+
 @pytest.mark.parametrize("other", ["qdl programmer.elf", "step-02 | qdl programmer.elf"])
 def test_a_mark_that_some_lines_have_belongs_to_them(other: str) -> None:
     assert diagnosis.explain(f"step-1 | Waiting for EDL device\n{other}\n") == []
@@ -649,9 +665,18 @@ def test_what_json_escapes_is_read_as_it_was_written() -> None:
     assert [shown.id for shown in diagnosis.explain(log)] == ["qnn-library-not-in-app"]
 
 
-def test_lines_keep_their_numbers_where_a_terminal_cut_others_before() -> None:
-    log = "x" * 80 + "\n" + "y" * 20 + "\nNo Snapdragon SOC detected\n"
+@pytest.mark.parametrize("cut", ["x" * 80 + "\n" + "y" * 20, fill("a long line of words " * 5, 70)])
+def test_lines_keep_their_numbers_where_others_were_wrapped_before(cut: str) -> None:
+    log = cut + "\nNo Snapdragon SOC detected\n"
     assert [shown.line for shown in diagnosis.explain(log)] == [3]
+
+
+@pytest.mark.parametrize("source", ["", "11-20 08:18:56.087  1234  5678 E app : "])
+@pytest.mark.parametrize("width", [64, 80])
+def test_a_line_that_was_wrapped_between_words_is_whole_again(width: int, source: str) -> None:
+    words = "apps_std_fopen_with_env failed with 0xd for libnet_skel.so in that folder (Permission denied)"
+    log = fill(source + words, width, break_on_hyphens=False)
+    assert [shown.id for shown in diagnosis.explain(f"{log}\nThe next line\n")] == ["skel-folder-forbidden"]
 
 
 @pytest.mark.parametrize(
@@ -674,7 +699,7 @@ def test_each_phrase_of_another_language_is_read_in_english(before: str) -> None
     known = diagnosis.knowledge()
     phrases = known.words.values()
     assert [
-        said.decode() for said, _ in phrases if said in diagnosis.plain_text(before.encode() + said)
+        said.decode() for said, _ in phrases if said in diagnosis.in_english(before.encode() + said)
     ] == []
 
 

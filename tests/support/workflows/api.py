@@ -38,7 +38,7 @@ def listing(cache: Path) -> Iterator[str]:
             self.wfile.write(body)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.002,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
