@@ -37,7 +37,7 @@ NOTHING = re.compile(r"(?:[\s|()^$]|\\[sbn])?")
 
 def with_any_quotes(source: str) -> str:
     """The same pattern for text that has other quotes, or none around a name: people change them in titles of
-    issues. An apostrophe remains, and what is escaped or in brackets."""
+    issues. What is escaped or in brackets remains."""
     if not any(quote in source for quote in QUOTES):
         return source
     parts = PARTS.findall(source)
@@ -47,17 +47,15 @@ def with_any_quotes(source: str) -> str:
         if not GROUP.fullmatch(part):
             begun.pop(0)
         quote = part in QUOTES and not REPEAT.fullmatch(after)
-        made.append(_any_quote(part, before, begun[0] if begun else "", after) if quote else part)
+        made.append(_any_quote(before, begun[0] if begun else "", after) if quote else part)
         if part != ")" and not REPEAT.fullmatch(part):
             before = part
     return "".join(made)
 
 
-def _any_quote(quote: str, before: str, following: str, after: str) -> str:
+def _any_quote(before: str, following: str, after: str) -> str:
     """What a quote becomes between these parts of a pattern; `after` may open or close a group."""
     word, next_word = WORD.fullmatch(before), WORD.fullmatch(following)
-    if word and next_word:
-        return quote
     if next_word:
         return rf"[{QUOTES}]*\b"
     if word and not after:

@@ -676,7 +676,8 @@ def test_lines_keep_their_numbers_where_others_were_wrapped_before(cut: str) -> 
 def test_a_line_that_was_wrapped_between_words_is_whole_again(width: int, source: str) -> None:
     words = "apps_std_fopen_with_env failed with 0xd for libnet_skel.so in that folder (Permission denied)"
     log = fill(source + words, width, break_on_hyphens=False)
-    assert [shown.id for shown in diagnosis.explain(f"{log}\nThe next line\n")] == ["skel-folder-forbidden"]
+    log = f"{'=' * width}\nA line before\n{log}\nThe next line\n"
+    assert [shown.id for shown in diagnosis.explain(log)] == ["skel-folder-forbidden"]
 
 
 @pytest.mark.parametrize(
