@@ -95,15 +95,15 @@ def site(package: Path) -> Path:
     return package.parent
 
 
-def _variables(site: Path, more: dict[str, str] | None = None) -> dict[str, str]:
-    return {**(more or os.environ), "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+INSTALLED = "import sys; sys.path.insert(0, sys.argv.pop(1)); import pytest; sys.exit(pytest.main())"
+"""pytest where the wheel's files are. On PYTHONPATH each command would import torch anew."""
 
 
 def test_it_imports_the_standard_library_and_pytest_alone(site: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ALONE],
         cwd=tmp_path,
-        env=_variables(site),
+        env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
         text=True,
         check=True,
@@ -112,10 +112,21 @@ def test_it_imports_the_standard_library_and_pytest_alone(site: Path, tmp_path: 
     assert (site / "qnn_ci" / "py.typed").is_file()
 
 
-def pytest_in(folder: Path, variables: dict[str, str], *words: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", *words]
+def pytest_in(folder: Path, site: Path, variables: dict[str, str], *words: str) -> str:
+    command = [
+        sys.executable,
+        "-c",
+        INSTALLED,
+        str(site),
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hydra_pytest",
+        *words,
+    ]
+    without = {**variables, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=900
+        command, cwd=folder, env=without, capture_output=True, text=True, check=False, timeout=900
     )
     return done.stdout + done.stderr
 
@@ -125,12 +136,12 @@ def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     site: Path, runner_reports: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     assert typed("provision", "--reports", tmp_path / "reports", package="provisioning").returncode == 0
-    variables = _variables(site, Stage(tmp_path_factory, journeys()).variables)
+    variables = Stage(tmp_path_factory, journeys()).variables
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "test_net.py").write_text(TESTS, encoding="utf-8")
     FILES["ONNX convolution"](folder / "net.onnx")
-    first = pytest_in(folder, variables, "-n2", "-k", "8a8w or function", "--junitxml=junit.xml")
+    first = pytest_in(folder, site, variables, "-n2", "-k", "8a8w or function", "--junitxml=junit.xml")
     assert "2 passed" in first, first
     # The interpreter of the work is said, and is not the tests' own word alone.
     assert "compiled and run by" in first
@@ -139,7 +150,7 @@ def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     )
     properties = {element.get("name"): element.get("value", "") for element in case.iter("property")}
     assert float(properties["qnn_sqnr_db"]) > 20 and properties["qnn_python"]
-    second = pytest_in(folder, variables, "-k", "equal or not_so_good or onnx or marker")
+    second = pytest_in(folder, site, variables, "-k", "equal or not_so_good or onnx or marker")
     assert "1 failed, 2 passed" in second and "1 error" in second, second
     assert "200" in second and "expected @pytest.mark.qnn(precision, soc, python)" in second
     assert sorted(path.name for path in folder.iterdir()) == ["junit.xml", "net.onnx", "test_net.py"]
@@ -153,7 +164,7 @@ def test_a_function_is_exported_by_the_python_that_is_asked_for(
     FILES["net"](tmp_path / "net.py")
     (tmp_path / "test_net.py").write_text(THEIRS, encoding="utf-8")
     theirs = script(tmp_path / "python", f'touch "{tmp_path}/used"\nexec "{sys.executable}" "$@"')
-    variables = _variables(site, Stage(tmp_path_factory, journeys()).variables)
-    said = pytest_in(tmp_path, variables, "--qnn-python", str(theirs))
+    variables = Stage(tmp_path_factory, journeys()).variables
+    said = pytest_in(tmp_path, site, variables, "--qnn-python", str(theirs))
     assert "1 passed" in said and f"exported by {theirs}, compiled and run by" in said, said
     assert (tmp_path / "used").is_file()
