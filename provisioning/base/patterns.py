@@ -195,8 +195,8 @@ class Index:
         options = re2.Options()
         options.log_errors = False
         options.encoding = re2.Options.Encoding.LATIN1
-        # It is only taken as it is needed; with too little of it each pass takes many times as long.
-        options.max_mem = 64 << 20
+        # It is only taken as it is needed; with too little for all words each pass takes ten times as long.
+        options.max_mem = 256 << 20
         self._patterns = patterns
         self._set = re2.Set.SearchSet(options)
         for literal in table["literals"][: table["looked_for"]]:
