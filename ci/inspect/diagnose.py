@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
+from ci.inspect.logs import UNREADABLE, is_one_log, logs_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import as_here
@@ -33,6 +33,7 @@ EXAMPLES = """\
   nox -s diagnose -- reports/delegate/*.log
   nox -s diagnose -- reports/logs/              every log below a folder
   nox -s diagnose -- logs_42.zip                the log archive of a GitHub run
+  nox -s diagnose -- syslog.1.gz logs.tar.gz    what is packed
   nox -s diagnose -- --codes-of "$QNN_SDK_ROOT/lib/x86_64-linux-clang/libQnnHtp.so"
   adb logcat -d | python -m ci diagnose
   nox -s diagnose -- 14001 0x80000406 -2147482618
@@ -44,8 +45,6 @@ EXAMPLES = """\
   python -m ci diagnose --bundle reports/         the same of the stage that failed
 """
 
-LOG_SUFFIXES = (".log", ".txt")
-LARGEST_LOG = 256 << 20
 OPERATOR = re.compile(r"([A-Za-z_][\w.]*)@(\w+)")
 
 
@@ -54,9 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="*",
         metavar="LOG|CODE|RULE|OPERATOR@SCHEME",
-        help="files, folders, archives of logs (.zip), numbers (decimal or 0x…), rules of findings, or - for"
-        " stdin;"
-        " or what was measured of an operator, such as log@16a4w",
+        help="files, folders, archives of logs (.zip, .tar, .gz, .bz2, .xz), numbers (decimal or 0x…), rules"
+        " of findings, or - for stdin; or what was measured of an operator, such as log@16a4w",
     )
     parser.add_argument(
         "--codes-of",
@@ -138,8 +136,8 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     if not path.exists() and (match := OPERATOR.fullmatch(name)):
         return [_diagnose_operator(name, *match.groups())]
     try:
-        results = [_diagnose(log, subject) for subject, log in _logs(path)]
-    except (OSError, zipfile.BadZipFile) as error:
+        results = [_diagnose(log, subject) for subject, log in logs_of(path, _shown)]
+    except UNREADABLE as error:
         message = (
             f"{name}: expected a number, a rule, a log, a folder or an archive of logs,"
             f" found {getattr(error, 'strerror', None) or error}"
@@ -151,9 +149,10 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
         ) from error
     if len(results) == 1:
         return results
-    # Most logs of a folder are of steps that went well: show only those with something known.
+    # Most logs of a folder are of steps that went well: show those with something known, else with trouble.
     known = (result for result in results if result.explanations or result.codes or result.operators)
-    return [result for result in known if result.explained] or [Diagnosis(name, (), ())]
+    shown = [result for result in known if result.explained]
+    return shown or [result for result in results if result.trouble] or [Diagnosis(name, (), ())]
 
 
 def _printed(words: Sequence[str]) -> int:
@@ -188,7 +187,7 @@ def _bundle(names: Sequence[str]) -> str:
     report = failed_report(paths[0]) if paths and paths[0].is_dir() else None
     if report and (kept := log_of(report, paths[0])):
         paths[0] = kept
-    if not paths or not paths[0].is_file() or paths[0].suffix == ".zip":
+    if not paths or not is_one_log(paths[0]):
         raise UsageError(
             f"--bundle: expected a log first, found {names[0] if names else 'nothing'}",
             fix="qnn-ci diagnose --bundle RUN.LOG [FOLDER WITH LIBRARIES], or reports/ after a failure",
@@ -229,33 +228,6 @@ def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
     scheme = scheme_named(scheme)
     lines = [f"{row.message}: {row.command}" for row in inexact([operator], scheme)]
     return Diagnosis(subject, (), (), operators=tuple(filter(None, [measured(operator, scheme), *lines])))
-
-
-def _logs(path: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Each log with its name, open until the next one."""
-    if path.is_dir():
-        for file in sorted(
-            file for file in path.rglob("*") if file.suffix in LOG_SUFFIXES and file.is_file()
-        ):
-            with file.open("rb") as log:
-                yield _shown(file), log
-    elif path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            # GitHub's archive contains each job's whole log, and each of its steps again in the job's folder.
-            infos = [info for info in archive.infolist() if info.filename.endswith(LOG_SUFFIXES)]
-            whole = [info for info in infos if "/" not in info.filename] or infos
-            for info in whole:
-                # No more than this is read of it.
-                if info.file_size > LARGEST_LOG:
-                    raise UsageError(
-                        f"{path}: {info.filename} unpacks to more than {LARGEST_LOG >> 20} MiB",
-                        fix="unpack the archive yourself, and give the log's failing part",
-                    )
-                with archive.open(info) as member:
-                    yield f"{_shown(path)}: {info.filename}", cast("BinaryIO", member)
-    else:
-        with path.open("rb") as log:
-            yield _shown(path), log
 
 
 def _shown(path: Path) -> str:

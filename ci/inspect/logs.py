@@ -1,0 +1,157 @@
+"""The logs that a path stands for: a file, packed or not, those of an archive, or those below a folder."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from provisioning.base.errors import UsageError
+
+LARGEST = 256 << 20
+"""No more is unpacked of an archive or a packed log."""
+NAME = re.compile(
+    r"(?:log\.[\w.-]+|.*\.(?:log|txt|out|err)|syslog|logcat|dmesg|messages|stdout|stderr)(?:\.\d+)?"
+    r"(?:\.(?:gz|bz2|xz))?",
+    re.IGNORECASE,
+)
+"""A log's: BitBake's are log.do_TASK.NUMBER, old ones of a system syslog.1.gz."""
+PACKED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+"""By the first bytes."""
+ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+TAR = slice(257, 262)
+WIDE = (b"\xff\xfe", b"\xfe\xff")
+"""How UTF-16 begins."""
+NO_TEXT = bytes(range(7)) + bytes(range(14, 27)) + bytes(range(28, 32))
+"""Bytes of control that no program writes into a log."""
+HEAD, BUFFER = 4 << 10, 64 << 10
+UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error)
+"""What reading what is packed raises if it is damaged."""
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that raises UsageError past LARGEST."""
+
+    def __init__(self, stream: Readable, name: str) -> None:
+        self._stream, self._name, self._left = stream, name, LARGEST
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        block = self._stream.read(len(buffer))
+        self._left -= len(block)
+        if self._left < 0:
+            raise UsageError(
+                f"{self._name} unpacks to more than {LARGEST >> 20} MiB",
+                fix="unpack it yourself, and give the failing log or its last part",
+            )
+        buffer[: len(block)] = block
+        return len(block)
+
+
+def _bounded(stream: Readable, name: str) -> io.BufferedReader:
+    return cast("io.BufferedReader", io.BufferedReader(_Bounded(stream, name), BUFFER))
+
+
+def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, BinaryIO]]:
+    """Each log with its name, open until the next one."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if _is_log(file.as_posix()) and file.is_file())
+        _refuse_none(shown(path), bool(files))
+        for file in files:
+            with file.open("rb") as raw, _plain(raw, shown(file)) as log:
+                if _is_text(log):
+                    yield shown(file), log
+        return
+    name = shown(path)
+    with path.open("rb") as raw:
+        if raw.peek(4).startswith(ZIP) or path.suffix == ".zip":
+            yield from _in_zip(path, name)
+            return
+        with _plain(raw, name) as log:
+            if log.peek(512)[TAR] == b"ustar":
+                yield from _in_tar(log, name)
+                return
+            if not _is_text(log):
+                raise UsageError(
+                    f"{name} is no text",
+                    fix="`qnn-ci inspect FILE` says what is in a program, a DLC or a library; give diagnose"
+                    " what the command that failed has printed",
+                )
+            yield name, log
+
+
+def is_one_log(path: Path) -> bool:
+    """Whether it is neither a folder nor packed."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.peek(512)
+    return not head.startswith((*ZIP, *PACKED)) and head[TAR] != b"ustar"
+
+
+def _is_log(path: str) -> bool:
+    return NAME.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def _is_text(log: io.BufferedReader) -> bool:
+    head = log.peek(HEAD)[:HEAD]
+    return head.startswith(WIDE) or len(head) - len(head.translate(None, NO_TEXT)) <= len(head) // 20
+
+
+@contextmanager
+def _plain(raw: io.BufferedReader, name: str) -> Iterator[io.BufferedReader]:
+    """The stream, unpacked if it is packed."""
+    head = raw.peek(6)
+    unpack = next((unpack for mark, unpack in PACKED.items() if head.startswith(mark)), None)
+    if unpack is None:
+        yield raw
+        return
+    with unpack(raw) as unpacked, _bounded(unpacked, name) as stream:
+        yield stream
+
+
+def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO]]:
+    with zipfile.ZipFile(path) as archive:
+        # GitHub's archive contains each job's whole log, and each of its steps again in the job's folder.
+        infos = [info for info in archive.infolist() if _is_log(info.filename)]
+        whole = [info for info in infos if "/" not in info.filename] or infos
+        _refuse_none(name, bool(whole))
+        for info in whole:
+            inside = f"{name}: {info.filename}"
+            with archive.open(info) as member, _plain(_bounded(member, inside), inside) as log:
+                yield inside, log
+
+
+def _in_tar(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, BinaryIO]]:
+    found = False
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isfile() and _is_log(member.name) else None
+            if file is not None:
+                found, inside = True, f"{name}: {member.name}"
+                with _plain(_bounded(file, inside), inside) as log:
+                    yield inside, log
+    _refuse_none(name, found)
+
+
+def _refuse_none(name: str, found: bool) -> None:
+    if not found:
+        raise UsageError(
+            f"{name} has no log in it (.log, .txt, .out, .err, log.*)",
+            fix="give the file that has what was printed",
+        )

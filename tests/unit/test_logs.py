@@ -1,0 +1,135 @@
+"""A log is read however it comes: packed, in an archive or a folder; what is none is said to be none."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ci.__main__ import VERBS
+from ci.inspect import logs
+from provisioning.base import diagnosis
+from provisioning.base.command_line import main
+
+FAILING = diagnosis.knowledge().entry("libcxx-missing").example.encode()
+
+
+def verb(*argv: str) -> int:
+    return main("python -m ci", "", {"diagnose": VERBS["diagnose"]}, ["diagnose", *argv])
+
+
+def tar(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        link = tarfile.TarInfo("a.log")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    return file.getvalue()
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("build.log.gz", gzip.compress(FAILING)),
+        ("syslog.1.bz2", bz2.compress(FAILING)),
+        ("log", lzma.compress(FAILING)),
+        ("logs.tar", tar({"temp/log.do_compile.4711": FAILING})),
+        ("logs.tgz", gzip.compress(tar({"../../outside.log": FAILING, "a.so": b"\x7fELF"}))),
+        ("logs.tar.xz", lzma.compress(tar({"syslog.1.gz": gzip.compress(FAILING)}))),
+        ("no-suffix", zipped({"run/stderr": FAILING, "run/picture.png": b"\x89PNG"})),
+        ("bug.zip", zipped({"build.log.gz": gzip.compress(FAILING)})),
+        ("utf16.log", FAILING.decode().encode("utf-16")),
+    ],
+)
+def test_a_log_is_read_however_it_is_packed(
+    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert verb("--json", str(tmp_path / name)) == 0
+    (only,) = json.loads(capsys.readouterr().out)["inputs"]
+    assert [shown["id"] for shown in only["explanations"]] == ["libcxx-missing"]
+    assert [path.name for path in tmp_path.rglob("*")] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cut.log.gz", gzip.compress(FAILING)[:-9]),
+        ("damaged.log.gz", gzip.compress(FAILING)[:20] + b"damage" * 9),
+        ("cut.log.xz", lzma.compress(FAILING)[:-9]),
+        ("cut.tar", tar({"a.log": FAILING * 9})[:900]),
+        ("cut.zip", zipped({"a.log": FAILING})[:40]),
+        ("model.pte", b"\x1c\0\0\0ET12" + bytes(range(32)) * 99),
+        ("model.pt2", zipped({"model/data.pkl": b"\x80"})),
+    ],
+)
+def test_what_is_damaged_or_no_log_is_said_to_be_so(
+    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert verb(str(tmp_path / name)) == 2
+    printed = capsys.readouterr().err
+    assert name in printed and "try:" in printed
+
+
+LONG = (b"x" * 999 + b"\n") * 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.log.gz", gzip.compress(LONG)),
+        ("a.log.xz", lzma.compress(LONG)),
+        ("logs.tgz", gzip.compress(tar({"a.log": LONG}))),
+        ("logs.zip", zipped({"a.log.bz2": bz2.compress(LONG)})),
+    ],
+)
+def test_no_more_than_a_bound_is_unpacked(
+    name: str,
+    content: bytes,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "LARGEST", 1 << 20)
+    (tmp_path / name).write_bytes(content)
+    assert verb(str(tmp_path / name)) == 2
+    assert "more than 1 MiB" in capsys.readouterr().err
+    (tmp_path / "a.log").write_bytes(LONG)
+    assert verb(str(tmp_path / "a.log")) == 1
+
+
+def test_a_folder_shows_what_is_known_else_what_tells_of_trouble_and_no_binary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb(str(tmp_path)) == 2
+    assert "no log in it" in capsys.readouterr().err
+    (tmp_path / "a.out").write_bytes(b"\x7fELF error: no such file" + bytes(range(20)) * 50)
+    (tmp_path / "fine.log").write_text("[1/2] Compiling\n[2/2] Linking\n")
+    (tmp_path / "odd.log").write_text("Genie: the engine's thread could not start\n")
+    assert verb("--json", str(tmp_path)) == 1
+    (only,) = json.loads(capsys.readouterr().out)["inputs"]
+    assert only["subject"].endswith("odd.log") and only["told_by"] == "Genie"
+    (tmp_path / "log.do_compile").write_bytes(FAILING)
+    assert verb("--json", str(tmp_path)) == 0
+    (only,) = json.loads(capsys.readouterr().out)["inputs"]
+    assert only["subject"].endswith("log.do_compile")
