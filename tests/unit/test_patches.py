@@ -40,6 +40,7 @@ REASONS = {
     "unit/test_golden.py": PROCESS,
     "unit/test_inspect_files.py": "whether this is a clone is known to the process alone",
     "unit/test_llm.py": PROCESS,
+    "unit/test_logs.py": SHORTER,
     "unit/test_onnx_commands.py": PROCESS,
     "unit/test_onnx_machine.py": PLANTED,
     "unit/test_onnx_stage.py": PROCESS,
