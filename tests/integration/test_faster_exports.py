@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from ci.engine.workers.faster_exports import make_exports_faster
+from ci.engine.workers.faster_exports import INDUCTOR, make_exports_faster
 
 X = torch.randn(2, 4)
 
@@ -192,3 +193,36 @@ def test_the_processor_has_the_same_vendor_and_no_process_is_started_for_it(
     if "vendor_id" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         monkeypatch.setattr(subprocess, "Popen", None)
     assert qnn_sdk_setup._read_cpu_vendor() == plain
+
+
+def test_what_writes_to_its_input_is_found_without_torchs_compiler_and_done_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.export import _remove_auto_functionalized_pass as real
+
+    @torch.library.custom_op("qnn_ci_test::increase", mutates_args=("x",))
+    def increase(x: torch.Tensor) -> None:
+        x.add_(1)
+
+    class Written(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            increase(y)
+            return y
+
+    def program(net: nn.Module) -> torch.export.ExportedProgram:
+        return torch.export.export(net, (X,)).run_decompositions({})
+
+    def graph_after(module: object, net: nn.Module) -> str:
+        return str(module.unsafe_remove_auto_functionalized_pass(program(net)).graph)  # type: ignore[attr-defined]
+
+    assert "auto_functionalized" in str(program(Written()).graph)
+    expected = [graph_after(real, net) for net in (nn.ReLU(), Written())]
+    for name in (INDUCTOR, real.__name__):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(torch.export, "_remove_auto_functionalized_pass", real)
+    make_exports_faster()
+    quick = sys.modules[real.__name__]
+    assert quick is not real and graph_after(quick, nn.ReLU()) == expected[0]
+    assert INDUCTOR not in sys.modules
+    assert graph_after(quick, Written()) == expected[1] and "auto_functionalized" not in expected[1]

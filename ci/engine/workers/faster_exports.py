@@ -9,18 +9,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import itertools
 import re
+import sys
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, SimpleNamespace
-from typing import Any
+from types import CodeType, ModuleType, SimpleNamespace
+from typing import Any, cast
 
 
 def make_exports_faster() -> None:
     for speed_up in (
+        _import_no_inductor,
         _collect_operators_once,
         _override_operators_from_memory,
         _share_node_sources,
@@ -33,6 +36,31 @@ def make_exports_faster() -> None:
     ):
         with contextlib.suppress(ImportError, AttributeError):
             speed_up()
+
+
+INDUCTOR = "torch._inductor.fx_passes.post_grad"
+
+
+def _import_no_inductor() -> None:
+    """ExecuTorch imports torch's compiler, half a second of its import, for one pass. That has work to do
+    only where an operator that writes to its input was traced as a function, and imports it then."""
+    importlib.import_module("torch.export")
+
+    def decompose(graph: Any) -> None:
+        if any(_concerns_inductor(node) for node in graph.nodes):
+            importlib.import_module(INDUCTOR).decompose_auto_functionalized(graph)
+
+    if INDUCTOR not in sys.modules:
+        sys.modules[INDUCTOR] = cast("ModuleType", SimpleNamespace(decompose_auto_functionalized=decompose))
+        try:
+            importlib.import_module("torch.export._remove_auto_functionalized_pass")
+        finally:
+            del sys.modules[INDUCTOR]
+
+
+def _concerns_inductor(node: Any) -> bool:
+    written = ("auto_functionalized", "auto_functionalized_v2", "control_deps")
+    return getattr(node.target, "__name__", "") in written or (node.op == "get_attr" and not node.users)
 
 
 def _collect_operators_once() -> None:

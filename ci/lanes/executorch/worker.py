@@ -20,12 +20,12 @@ from provisioning.base.settings import ROOT
 
 
 def start() -> Answer:
-    importlib.import_module("ci.lanes.executorch.lower")
     import torch
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
     make_exports_faster()
+    importlib.import_module("ci.lanes.executorch.lower")
     if hidden.get(WARM):
         _warm_up()
     return reporting(work, error_of)
