@@ -200,11 +200,12 @@ def test_what_writes_to_its_input_is_found_without_torchs_compiler_and_done_by_i
 ) -> None:
     from torch.export import _remove_auto_functionalized_pass as real
 
-    @torch.library.custom_op("qnn_ci_test::increase", mutates_args=("x",))
-    def increase(x: torch.Tensor) -> None:
+    def add_one(x: torch.Tensor) -> None:
         x.add_(1)
 
-    class Written(nn.Module):
+    increase = torch.library.custom_op("qnn_ci_test::increase", mutates_args=("x",))(add_one)
+
+    class Written(nn.Module):  # type: ignore[misc]
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = x * 2
             increase(y)
