@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from provisioning.base.errors import UsageError
 
 LARGEST = 256 << 20
-"""No more is unpacked of an archive or a packed log."""
+"""No more is unpacked of a packed log, of a .tar as a whole, and of each log in a .zip."""
 NAME = re.compile(
     r"(?:log\.[\w.-]+|.*\.(?:log|txt|out|err)|syslog|logcat|dmesg|messages|stdout|stderr)(?:\.\d+)?"
     r"(?:\.(?:gz|bz2|xz))?",
@@ -34,8 +34,10 @@ WIDE = (b"\xff\xfe", b"\xfe\xff")
 NO_TEXT = bytes(range(7)) + bytes(range(14, 27)) + bytes(range(28, 32))
 """Bytes of control that no program writes into a log."""
 HEAD, BUFFER = 4 << 10, 64 << 10
-UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error)
-"""What reading what is packed raises if it is damaged."""
+UNREADABLE = (OSError, zipfile.BadZipFile, tarfile.TarError)
+"""What opening a file or an archive raises."""
+DAMAGED = (OSError, EOFError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
+"""What reading what is packed raises if it is cut off or changed."""
 
 
 class Readable(Protocol):
@@ -43,7 +45,7 @@ class Readable(Protocol):
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that raises UsageError past LARGEST."""
+    """A stream that raises UsageError past LARGEST, and where it is damaged."""
 
     def __init__(self, stream: Readable, name: str) -> None:
         self._stream, self._name, self._left = stream, name, LARGEST
@@ -52,7 +54,13 @@ class _Bounded(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        block = self._stream.read(len(buffer))
+        try:
+            block = self._stream.read(len(buffer))
+        except DAMAGED as error:
+            raise UsageError(
+                f"{self._name} is damaged or cut off: {error}",
+                fix="get it again, or give what is left of it: `gzip -dc FILE | qnn-ci diagnose`",
+            ) from error
         self._left -= len(block)
         if self._left < 0:
             raise UsageError(
@@ -133,7 +141,13 @@ def _in_zip(path: Path, name: str) -> Iterator[tuple[str, BinaryIO]]:
         _refuse_none(name, bool(whole))
         for info in whole:
             inside = f"{name}: {info.filename}"
-            with archive.open(info) as member, _plain(_bounded(member, inside), inside) as log:
+            try:
+                packed = archive.open(info)
+            except (
+                RuntimeError
+            ) as error:  # it wants a password, or is packed in a way that Python does not know
+                raise UsageError(f"{inside}: {error}", fix="unpack it yourself, and give the log") from error
+            with packed as member, _plain(_bounded(member, inside), inside) as log:
                 yield inside, log
 
 

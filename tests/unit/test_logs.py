@@ -17,6 +17,7 @@ from ci.__main__ import VERBS
 from ci.inspect import logs
 from provisioning.base import diagnosis
 from provisioning.base.command_line import main
+from tests.support.image_archives import tar
 
 FAILING = diagnosis.knowledge().entry("libcxx-missing").example.encode()
 
@@ -25,17 +26,22 @@ def verb(*argv: str) -> int:
     return main("python -m ci", "", {"diagnose": VERBS["diagnose"]}, ["diagnose", *argv])
 
 
-def tar(members: dict[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+def linked(archive: bytes) -> bytes:
+    """With a link in it that is called like a log."""
+    file = io.BytesIO(archive)
+    with tarfile.open(fileobj=file, mode="a") as added:
         link = tarfile.TarInfo("a.log")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        archive.addfile(link)
+        added.addfile(link)
     return file.getvalue()
+
+
+def locked(archive: bytes) -> bytes:
+    """The same, said to want a password."""
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        place = archive.index(mark) + flags
+        archive = archive[:place] + b"\x01" + archive[place + 1 :]
+    return archive
 
 
 def zipped(members: dict[str, bytes]) -> bytes:
@@ -52,7 +58,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
         ("build.log.gz", gzip.compress(FAILING)),
         ("syslog.1.bz2", bz2.compress(FAILING)),
         ("log", lzma.compress(FAILING)),
-        ("logs.tar", tar({"temp/log.do_compile.4711": FAILING})),
+        ("logs.tar", linked(tar({"temp/log.do_compile.4711": FAILING}))),
         ("logs.tgz", gzip.compress(tar({"../../outside.log": FAILING, "a.so": b"\x7fELF"}))),
         ("logs.tar.xz", lzma.compress(tar({"syslog.1.gz": gzip.compress(FAILING)}))),
         ("no-suffix", zipped({"run/stderr": FAILING, "run/picture.png": b"\x89PNG"})),
@@ -78,6 +84,7 @@ def test_a_log_is_read_however_it_is_packed(
         ("cut.log.xz", lzma.compress(FAILING)[:-9]),
         ("cut.tar", tar({"a.log": FAILING * 9})[:900]),
         ("cut.zip", zipped({"a.log": FAILING})[:40]),
+        ("locked.zip", locked(zipped({"a.log": FAILING}))),
         ("model.pte", b"\x1c\0\0\0ET12" + bytes(range(32)) * 99),
         ("model.pt2", zipped({"model/data.pkl": b"\x80"})),
     ],
@@ -130,6 +137,10 @@ def test_a_folder_shows_what_is_known_else_what_tells_of_trouble_and_no_binary(
     (only,) = json.loads(capsys.readouterr().out)["inputs"]
     assert only["subject"].endswith("odd.log") and only["told_by"] == "Genie"
     (tmp_path / "log.do_compile").write_bytes(FAILING)
+    (tmp_path / "cut.log.gz").write_bytes(gzip.compress(FAILING)[:-9])
+    assert verb(str(tmp_path)) == 2
+    assert "cut.log.gz" in capsys.readouterr().err
+    (tmp_path / "cut.log.gz").unlink()
     assert verb("--json", str(tmp_path)) == 0
     (only,) = json.loads(capsys.readouterr().out)["inputs"]
     assert only["subject"].endswith("log.do_compile")
