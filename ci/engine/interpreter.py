@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ci.engine.watch import IGNORED, Stamp, listing_of, source_of, stamp_of
+from ci.engine.watch import IGNORED, QUERY_BEGINS, QUERY_ENDS, Stamp, listing_of, source_of, stamp_of
 from provisioning.base.files import hash_file
 
 UNSET = "unset"
@@ -97,7 +97,7 @@ def begin() -> None:
     if _began:
         return
     _began = time.time()
-    _list_toolkit_once()
+    _tell_of_queries()
     environ: Any = type(os.environ)
     environ.__getitem__ = _note_absent(environ.__getitem__)
     sys.meta_path.insert(0, _Queries)
@@ -123,18 +123,22 @@ def begin() -> None:
     sys.path_importer_cache.clear()
 
 
-def _list_toolkit_once() -> None:
-    """Queries about packages list a folder of the search path again when its time changes. A file written to
-    our checkout meanwhile, such as a report, would then make all names in it an input of the program."""
+def _tell_of_queries() -> None:
+    """A query about packages lists each folder of the search path. The watch is told, so that a file written
+    there, such as a report, is no input: the query itself is one."""
     import importlib.metadata
 
     searched: Any = importlib.metadata.FastPath  # type: ignore[attr-defined]
-    changed = searched.mtime.fget
+    children = searched.children
 
-    def mtime(self: Any) -> Any:
-        return 0.0 if self.root == str(TOOLKIT) else changed(self)
+    def children_of_query(self: Any) -> Any:
+        os.access(QUERY_BEGINS, os.F_OK)
+        try:
+            return children(self)
+        finally:
+            os.access(QUERY_ENDS, os.F_OK)
 
-    searched.mtime = property(mtime)
+    searched.children = children_of_query
 
 
 def touched() -> dict[str, Any]:

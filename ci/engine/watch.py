@@ -148,6 +148,11 @@ _CONTINUE = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+QUERY_BEGINS, QUERY_ENDS = "/dev/null/qnn-ci-query-begins", "/dev/null/qnn-ci-query-ends"
+"""A thread asks whether they exist around a listing that serves a query about packages. That query is an
+input, what else is in the folder is none."""
+
+
 class Unavailable(Exception):
     """The kernel or the container does not allow watching a process; the message says why."""
 
@@ -305,6 +310,8 @@ class Supervisor:
     def __init__(self, listener: int, temporary: str = "") -> None:
         """Files below `temporary`, which somebody removes after the work, are no inputs."""
         self.seen = Seen()
+        self._in_query: set[int] = set()
+        """Threads that look for packages."""
         self._temporary, self._linked = f"{temporary}/", False
         self.listener = listener
         self._arch, _, self._calls = _table()
@@ -358,7 +365,8 @@ class Supervisor:
             if arguments[4]:
                 self._connection(process, arguments[4], arguments[5])
         elif call.what == "list":
-            self._listing(os.readlink(f"/proc/{process}/fd/{_signed(arguments[0])}"))
+            if process not in self._in_query:
+                self._listing(os.readlink(f"/proc/{process}/fd/{_signed(arguments[0])}"))
         else:
             self._path(process, call, arguments)
 
@@ -367,6 +375,12 @@ class Supervisor:
         if not raw:
             return
         path = os.fsdecode(raw)
+        if path == QUERY_BEGINS:
+            self._in_query.add(process)
+            return
+        if path == QUERY_ENDS:
+            self._in_query.discard(process)
+            return
         if path[0] != "/":
             path = f"{self._base(process, call.directory, arguments)}/{path}"
         reading, replacing = call.what == "run", call.what == "create"

@@ -100,6 +100,26 @@ CHANGES: dict[str, Change] = {
         lambda place: place.write("data/b", ""),
         "other files are in data",
     ),
+    "what a folder of the search path holds, where packages are looked for too": (
+        {
+            "net.py": "import os\nfrom importlib import metadata\ndef work():\n"
+            " list(metadata.entry_points(group='net'))\n return len(os.listdir('HERE'))"
+        },
+        lambda place: place.write("b", ""),
+        "other files are in ",
+    ),
+    "what is installed in a folder that is no site-packages": (
+        {
+            "net.py": "from importlib import metadata\ndef work():\n"
+            " return [point.name for point in metadata.entry_points(group='net')]",
+            "lib/x": "",
+        },
+        lambda place: [
+            place.write("lib/part-1.0.dist-info/METADATA", "Name: part\nVersion: 1.0\n"),
+            place.write("lib/part-1.0.dist-info/entry_points.txt", "[net]\nx = part:x\n"),
+        ],
+        "other packages are in lib",
+    ),
     "whether a file exists": (
         {"net.py": "import os\ndef work(): return os.path.exists('HERE/flag')"},
         lambda place: place.write("flag", ""),
@@ -241,6 +261,14 @@ NO_INPUTS: dict[str, tuple[dict[str, str], Callable[[Place], object]]] = {
             " return open(d + '/x').read()",
         },
         lambda place: None,
+    ),
+    "a file beside a module that asks which packages there are": (
+        {
+            "net.py": "from importlib import metadata\ndef work():\n"
+            " try: metadata.version('my.part')\n except metadata.PackageNotFoundError: pass\n"
+            " return [point.name for point in metadata.entry_points(group='net')]",
+        },
+        lambda place: place.write("report.json", ""),
     ),
     "what is made of the toolkit's own files": (
         {

@@ -18,6 +18,15 @@ from ci.engine.workers.faster_exports import make_exports_faster
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import ROOT
 
+IMPORTED_LATE = (
+    "executorch.backends.qualcomm._passes.backends.htp.qnn_htp_pass_manager",
+    "executorch.backends.qualcomm.quantizer.annotators.htp_rules",
+    "torch._export.serde.serialize",
+    "torch.export._trace",
+)
+"""What torch and executorch import while they lower, which each fork would do again. Releases differ in
+them."""
+
 
 def start() -> Answer:
     import torch
@@ -26,6 +35,9 @@ def start() -> Answer:
     torch.set_num_threads(1)
     make_exports_faster()
     importlib.import_module("ci.lanes.executorch.lower")
+    for name in IMPORTED_LATE:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     if hidden.get(WARM):
         _warm_up()
     return reporting(work, error_of)
