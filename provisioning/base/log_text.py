@@ -70,6 +70,8 @@ UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b
 their numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
+SEVERAL, SCREEN = 10, 30
+"""As many lines of a long log as a width can hardly have by chance, and one after the other by being cut."""
 English = Callable[[bytes], bytes]
 """What puts in English what programs say in other languages."""
 
@@ -85,7 +87,8 @@ class Piece:
 
 def pieces(log: BinaryIO, english: English) -> Iterator[Piece]:
     """The whole log; each piece begins with the last lines of the one before, or within its last line. A
-    small log comes again with whole lines if they were wrapped, and without what names a line's source."""
+    piece comes again with whole lines if a terminal cut them; a small log also if they were wrapped otherwise,
+    and without what names a line's source."""
     kept, line, start = b"", 1, 0
     for block in _blocks(log):
         text = kept + block
@@ -97,6 +100,8 @@ def pieces(log: BinaryIO, english: English) -> Iterator[Piece]:
             whole = list(_unwrapped(plain))
             again = dict.fromkeys([*whole, *map(_without_source, (plain, *whole))])
             yield from (Piece(other, line, start) for other in again if other)
+        elif not start and (joined := _uncut(plain)):
+            yield Piece(joined, line, start)
         cut = max(0, len(text) - OVERLAP)
         newline = text.find(b"\n", cut)
         begin, start = (newline + 1, 0) if newline >= 0 else (max(0, cut - 1), 1)
@@ -176,6 +181,18 @@ def _unwrapped(text: bytes) -> Iterator[bytes]:
 def _first_word(line: bytes) -> bytes:
     """Nothing of an indented line, which begins anew."""
     return line.partition(b" ")[0]
+
+
+def _uncut(text: bytes) -> bytes:
+    """The same text with whole lines if a terminal cut several of them, else nothing."""
+    lines = text.split(b"\n")
+    width = max(map(len, lines))
+    if width not in TERMINAL_WIDTHS:
+        return b""
+    cut = [len(line) == width for line in lines[:-1]]
+    # A line seldom fills a screen; a table's rows are all of one length.
+    longest = max(len(run) for run in bytes(cut).split(b"\0"))
+    return _joined(lines, b"", cut) if sum(cut) >= SEVERAL and longest <= SCREEN else b""
 
 
 def _joined(lines: list[bytes], between: bytes, goes_on: list[bool]) -> bytes:

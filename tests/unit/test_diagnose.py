@@ -680,6 +680,25 @@ def test_a_line_that_was_wrapped_between_words_is_whole_again(width: int, source
     assert [shown.id for shown in diagnosis.explain(log)] == ["skel-folder-forbidden"]
 
 
+@pytest.mark.parametrize("before", [0, log_text.PIECE - 40, 3 * log_text.PIECE])
+def test_a_long_log_that_a_terminal_cut_has_its_lines_whole(before: int) -> None:
+    steps = "".join(
+        f"step {number:06} of the work that took {'9' * (number % 90)} ms\n" for number in range(9000)
+    )
+    failure = (
+        "apps_std_fopen_with_env failed with 0xd for libnet_skel.so in that folder (Permission denied)\n"
+    )
+    at = steps.find("\n", before) + 1
+    cut = hard_wrapped(steps[:at] + failure + steps[at:])
+    (line,) = [number for number, line in enumerate(cut.splitlines(), 1) if "apps_std_fopen" in line]
+    assert [(shown.id, shown.line) for shown in diagnosis.explain(cut)] == [("skel-folder-forbidden", line)]
+
+
+def test_rows_of_one_length_are_not_joined() -> None:
+    row = "Permission denied: none; step {:08} with apps_std_fopen of the file libnet_skel.so"
+    assert diagnosis.explain("\n".join(map(row.format, range(3000)))) == diagnosis.explain(row.format(0))
+
+
 @pytest.mark.parametrize(
     ("log", "name"),
     [
