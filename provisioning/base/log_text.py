@@ -87,8 +87,8 @@ class Piece:
 
 def pieces(log: BinaryIO, english: English) -> Iterator[Piece]:
     """The whole log; each piece begins with the last lines of the one before, or within its last line. A
-    piece comes again with whole lines if a terminal cut them; a small log also if they were wrapped otherwise,
-    and without what names a line's source."""
+    piece comes again with whole lines if a terminal cut them. A small log does if they were wrapped in any
+    way, and without what names a line's source."""
     kept, line, start = b"", 1, 0
     for block in _blocks(log):
         text = kept + block
