@@ -70,8 +70,10 @@ UNESCAPED = {rb"\"": b'"', rb"\n": b"\f", rb"\t": b"\t", rb"\/": b"/", rb"\\": b
 their numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
-SEVERAL, SCREEN = 10, 30
-"""As many lines of a long log as a width can hardly have by chance, and one after the other by being cut."""
+SAMPLE = 8 << 10
+SEVERAL, LITTLE, SCREEN = 10, 5, 30
+"""As many lines of a long log as are hardly the longest by chance, how little less is not much shorter, and as
+many lines as a terminal shows of one."""
 English = Callable[[bytes], bytes]
 """What puts in English what programs say in other languages."""
 
@@ -185,14 +187,21 @@ def _first_word(line: bytes) -> bytes:
 
 def _uncut(text: bytes) -> bytes:
     """The same text with whole lines if a terminal cut several of them, else nothing."""
-    lines = text.split(b"\n")
-    width = max(map(len, lines))
-    if width not in TERMINAL_WIDTHS:
+    # Most logs have a longer line among their first.
+    if max(map(len, text[:SAMPLE].split(b"\n"))) >= TERMINAL_WIDTHS.stop:
         return b""
-    cut = [len(line) == width for line in lines[:-1]]
+    lines = text.split(b"\n")
+    lengths = list(map(len, lines))
+    width = max(lengths)
+    if width not in TERMINAL_WIDTHS or lengths.count(width) <= SEVERAL:
+        return b""
+    # Where nothing cuts them, lines that are little shorter are as many.
+    if lengths.count(width) <= sum(width - LITTLE <= length < width for length in lengths):
+        return b""
+    cut = [length == width for length in lengths[:-1]]
     # A line seldom fills a screen; a table's rows are all of one length.
     longest = max(len(run) for run in bytes(cut).split(b"\0"))
-    return _joined(lines, b"", cut) if sum(cut) >= SEVERAL and longest <= SCREEN else b""
+    return _joined(lines, b"", cut) if longest <= SCREEN else b""
 
 
 def _joined(lines: list[bytes], between: bytes, goes_on: list[bool]) -> bytes:

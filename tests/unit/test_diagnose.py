@@ -694,9 +694,11 @@ def test_a_long_log_that_a_terminal_cut_has_its_lines_whole(before: int) -> None
     assert [(shown.id, shown.line) for shown in diagnosis.explain(cut)] == [("skel-folder-forbidden", line)]
 
 
-def test_rows_of_one_length_are_not_joined() -> None:
-    row = "Permission denied: none; step {:08} with apps_std_fopen of the file libnet_skel.so"
-    assert diagnosis.explain("\n".join(map(row.format, range(3000)))) == diagnosis.explain(row.format(0))
+@pytest.mark.parametrize("lengths", [1, 5], ids=["of one length", "of nearly one length"])
+def test_rows_that_nothing_cut_are_not_joined(lengths: int) -> None:
+    row = "Permission denied: none; step {:08}{} with apps_std_fopen of the file libnet_skel.so"
+    rows = (row.format(number, "." * (number % lengths)) for number in range(3000))
+    assert diagnosis.explain("\n".join(rows)) == diagnosis.explain(row.format(0, ""))
 
 
 @pytest.mark.parametrize(
