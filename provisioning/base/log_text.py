@@ -72,8 +72,8 @@ ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
 SAMPLE = 8 << 10
 SEVERAL, LITTLE, SCREEN = 10, 5, 30
-"""As many lines of a long log as are hardly the longest by chance, how little less is not much shorter, and as
-many lines as a terminal shows of one."""
+"""As many lines of a long log as are hardly the longest by chance, how little is not much shorter, and as many
+lines as a terminal shows of one."""
 English = Callable[[bytes], bytes]
 """What puts in English what programs say in other languages."""
 
