@@ -71,9 +71,12 @@ their numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
 SAMPLE = 8 << 10
-SEVERAL, LITTLE, SCREEN = 10, 5, 30
-"""As many lines of a long log as are hardly the longest by chance, how little is not much shorter, and as many
-lines as a terminal shows of one."""
+SEVERAL = 10
+"""Hardly more lines of a long log are its longest by chance."""
+LITTLE = 5
+"""A line that is shorter by so much is nearly as long."""
+SCREEN = 30
+"""Lines of a terminal, which one line of a log seldom fills."""
 English = Callable[[bytes], bytes]
 """What puts in English what programs say in other languages."""
 
@@ -199,7 +202,7 @@ def _uncut(text: bytes) -> bytes:
     if lengths.count(width) <= sum(width - LITTLE <= length < width for length in lengths):
         return b""
     cut = [length == width for length in lengths[:-1]]
-    # A line seldom fills a screen; a table's rows are all of one length.
+    # A table's rows are all of one length.
     longest = max(len(run) for run in bytes(cut).split(b"\0"))
     return _joined(lines, b"", cut) if longest <= SCREEN else b""
 
