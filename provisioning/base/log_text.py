@@ -71,6 +71,7 @@ their numbers."""
 ESCAPE = re.compile(rb'\\["nt/\\]')
 TERMINAL_WIDTHS = range(60, 251)
 SAMPLE = 8 << 10
+"""So much of a piece tells that no terminal cut it."""
 SEVERAL = 10
 """Hardly more lines of a long log are its longest by chance."""
 LITTLE = 5

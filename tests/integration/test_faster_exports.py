@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from ci.engine.workers.faster_exports import INDUCTOR, make_exports_faster
+from ci.lanes.executorch.worker import IMPORTED_LATE
 
 X = torch.randn(2, 4)
 
@@ -227,3 +229,8 @@ def test_what_writes_to_its_input_is_found_without_torchs_compiler_and_done_by_i
     assert quick is not real and graph_after(quick, nn.ReLU()) == expected[0]
     assert INDUCTOR not in sys.modules
     assert graph_after(quick, Written()) == expected[1] and "auto_functionalized" not in expected[1]
+
+
+@pytest.mark.parametrize("name", IMPORTED_LATE)
+def test_what_a_worker_imports_ahead_is_in_the_pinned_release(name: str) -> None:
+    assert importlib.util.find_spec(name)
