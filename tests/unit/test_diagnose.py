@@ -85,6 +85,8 @@ def test_of_a_folder_and_of_an_archive_the_logs_with_a_known_failure_are_shown(
         ),
         ("Genie: the engine's thread could not start", "Genie", "start"),
         ("CMake Error at CMakeLists.txt:7 (find_package): not found", "CMake", "not found"),
+        ("MNN OpenCL推理失败", "MNN", "execution"),
+        ("MNN 加载模型时内存不足", "MNN", "memory"),
     ],
 )
 def test_without_a_known_cause_who_speaks_and_the_class_are_told_with_what_to_collect(
