@@ -18,9 +18,10 @@ from pathlib import Path
 
 from ci.engine.dist import RUNNER
 from ci.inspect.messages import key, printed
-from provisioning.base.diagnosis import knowledge
+from provisioning.base.diagnosis import Entry, knowledge
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text
+from provisioning.base.patterns import Pattern
 from provisioning.base.settings import TARGETS, outputs_path
 from provisioning.components import QNN_SDK
 from provisioning.python_environments import IN_IMAGE, environments_folder
@@ -120,10 +121,9 @@ def explained(rows: Sequence[PrintedMessage]) -> list[PrintedMessage]:
     starts = [0, *itertools.accumulate(len(line) + 1 for line in lines)]
     text = b"\n".join(lines)
     rules: dict[int, dict[str, None]] = defaultdict(dict)
-    for entry in knowledge().entries:
-        for pattern in entry.keys:
-            for match in pattern.find_all(text):
-                rules[bisect.bisect_right(starts, match.start()) - 1][entry.id] = None
+    for entry, pattern in _looked_for(text):
+        for match in pattern.find_all(text):
+            rules[bisect.bisect_right(starts, match.start()) - 1][entry.id] = None
     return [
         PrintedMessage(row.key, row.text, row.library, row.version, _meaning(row, rules.get(number, {})))
         for number, row in enumerate(rows)
@@ -138,7 +138,14 @@ def _meaning(row: PrintedMessage, rules: Iterable[str]) -> str:
 def matched(rows: Sequence[PrintedMessage]) -> set[str]:
     """The rules that match one of them."""
     text = "\n".join(row.text for row in rows).encode("utf-8", "replace")
-    return {entry.id for entry in knowledge().entries if any(pattern.search(text) for pattern in entry.keys)}
+    return {entry.id for entry, pattern in _looked_for(text) if pattern.search(text)}
+
+
+def _looked_for(text: bytes) -> Iterator[tuple[Entry, Pattern]]:
+    """Of each entry the patterns that can be in the text."""
+    possible = knowledge().index.possible(text)
+    for entry in knowledge().entries:
+        yield from ((entry, pattern) for pattern in entry.keys if pattern in possible)
 
 
 def containing(rows: Iterable[PrintedMessage], words: Sequence[str]) -> list[PrintedMessage]:

@@ -208,7 +208,7 @@ def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
 
 
 def add_errors(site: Site) -> None:
-    failures, numbers, rules = errors.failures(), list(errors.numbers()), errors.all_rules()
+    failures, numbers, rules = errors.failures(), errors.numbers(), errors.all_rules()
     sources = {
         name: site.link(name, "README.md", ERRORS)
         for name in {*(failure.source for failure in failures), *(rule.page for rule in rules)}
@@ -324,7 +324,7 @@ def _home(site: Site, table: OperatorTable) -> None:
         lanes=both,
         failures=len(errors.failures()),
         rules=len(errors.all_rules()),
-        numbers=len(list(errors.numbers())),
+        numbers=len(errors.numbers()),
         faults=len(load_faults()),
         measured=sorted({text for lane in both for text in lane.measured.values()}),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 
 from ci.inspect.messages import key
 from provisioning.base.commands import as_installed
@@ -46,10 +48,11 @@ class Number:
     """Those that it is known from."""
 
 
-def failures() -> list[KnownFailure]:
+@cache
+def failures() -> tuple[KnownFailure, ...]:
     versions = {fault.id: f"{fault.product} {fault.versions}" for fault in load_faults()}
     listed = {number.anchor for number in numbers()}
-    return [
+    return tuple(
         KnownFailure(
             entry.id,
             f"failure-{entry.id}" if entry.id in rules() else entry.id,
@@ -64,7 +67,7 @@ def failures() -> list[KnownFailure]:
             [pattern.source for pattern in entry.keys],
         )
         for entry in sorted(knowledge().entries, key=lambda entry: entry.id)
-    ]
+    )
 
 
 def _message(entry: Entry) -> str:
@@ -76,16 +79,22 @@ def _message(entry: Entry) -> str:
     return key(line.decode("utf-8", "replace"))
 
 
-def numbers() -> Iterator[Number]:
+@cache
+def numbers() -> tuple[Number, ...]:
     known = knowledge()
+    named: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for entry in known.entries:
+        for number in entry.codes:
+            named[number].append(entry.id)
+    rows = list[tuple[str, str, int, str]]()
     for code, name in sorted(known.codes.items()):
-        component = next((of for of, (low, high) in known.ranges.items() if low <= code <= high), "QNN")
-        named = [entry.id for entry in known.entries if (QNN, code) in entry.codes]
-        yield Number(_anchor("QNN", code), component, code, _spellings(code), name, named)
-    for row in known.numbers:
-        for code, name in row.names.items():
-            named = [entry.id for entry in known.entries if (row.of, code) in entry.codes]
-            yield Number(_anchor(row.of, code), row.of, code, _spellings(code), name, named)
+        component = next((of for of, (low, high) in known.ranges.items() if low <= code <= high), QNN)
+        rows.append((QNN, component, code, name))
+    rows += ((row.of, row.of, code, name) for row in known.numbers for code, name in row.names.items())
+    return tuple(
+        Number(_anchor(of, code), component, code, _spellings(code), name, named[of, code])
+        for of, component, code, name in rows
+    )
 
 
 def _anchor(of: str, code: int) -> str:
