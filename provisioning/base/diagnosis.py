@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, cached_property
 from io import BytesIO
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -129,6 +130,8 @@ class Layer:
     pattern: Pattern
     collect: str
     """What shows more of its faults."""
+    general: bool
+    """Whether others speak through it, such as programs in Python: those are named before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,9 +486,13 @@ class Reading:
         return [f"{number:#x}: {known[number]}" for number in self._data_types if number in known]
 
     def diagnosis(self, subject: str) -> Diagnosis:
-        layer = next((row for row in knowledge().layers if row.name in self._layers), None)
         fault = next((row.name for row in knowledge().faults if row.name in self._faults), "")
         told, later = self.explanations[:1], self.explanations[1:]
+        heard = [row for row in knowledge().layers if row.name in self._layers]
+        # Whoever speaks in the line that is explained, rather than beside it.
+        line = told[0].text.encode() if told else b""
+        in_line = (row for row in heard if not row.general and row.pattern.search(line))
+        layer = next(chain(in_line, heard), None)
         return Diagnosis(
             subject,
             tuple(told),
@@ -629,6 +636,7 @@ def _checked() -> dict[str, Any]:
         family: str = ""
         patterns: tuple[str, ...]
         collect: str
+        general: bool = False
 
     class FaultRow(Model):
         name: str
@@ -712,7 +720,13 @@ def _knowledge(table: dict[str, Any]) -> Knowledge:
     return Knowledge(
         entries,
         tuple(
-            Layer(row["name"], row.get("family", ""), _any_of(row["patterns"]), row["collect"])
+            Layer(
+                row["name"],
+                row.get("family", ""),
+                _any_of(row["patterns"]),
+                row["collect"],
+                row.get("general", False),
+            )
             for row in table["layer"]
         ),
         tuple(Fault(row["name"], _any_of(row["patterns"])) for row in table["fault"]),

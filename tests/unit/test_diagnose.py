@@ -101,6 +101,17 @@ def test_without_a_known_cause_who_speaks_and_the_class_are_told_with_what_to_co
     assert only["collect"] in capsys.readouterr().out
 
 
+def test_of_what_is_explained_the_program_is_told_that_speaks_in_that_line() -> None:
+    fastrpc = "D app: adsprpc/src/apps_std_imp.c:382: apps_std_fopen_fd done, error_code 0x0\n"
+    dispatch = "E litert: [dispatch_delegate.cc:122] No usable Dispatch runtime found\n"
+    alone, beside = diagnosis.read(fastrpc + "E fastrpc failed\n"), diagnosis.read(fastrpc + dispatch)
+    assert alone.diagnosis("a log").told_by.startswith("FastRPC")
+    assert beside.diagnosis("a log").told_by == "LiteRT"
+    # All that is written in Python says so.
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: 'flatc'\n"
+    assert "ExecuTorch" in diagnosis.read(f"executorch/exir/a.py\n{missing}").diagnosis("a log").told_by
+
+
 def test_a_healthy_log_is_told_by_nobody() -> None:
     found = diagnosis.read(HEALTHY_LOG.replace("tested against", "checked with")).diagnosis("a log")
     assert (found.told_by, found.fault, found.explained) == ("", "", False)
