@@ -128,6 +128,11 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 """How many tests are left out, by the reason."""
 
 
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Bytes of an archive hold the time when they were packed, and each worker collects by itself."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]

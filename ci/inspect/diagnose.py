@@ -46,6 +46,8 @@ EXAMPLES = """\
 """
 
 OPERATOR = re.compile(r"([A-Za-z_][\w.]*)@(\w+)")
+NOT_HERE = "if something failed, it does not show here; collect"
+"""What stands before that, where no line tells of trouble."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -244,7 +246,8 @@ def _as_number(text: str) -> int | None:
 
 def _as_text(result: Diagnosis) -> str:
     if not result.explained and not result.trouble and not result.codes:
-        return f"{in_line(result.subject)}: no line of it tells of an error, and nothing known matches"
+        silent = f"{in_line(result.subject)}: no line of it tells of an error, and nothing known matches"
+        return f"{silent}\n  {NOT_HERE}: {result.collect}" if result.collect else silent
     lines = [in_line(result.subject)]
     for number, shown in enumerate(result.explanations):
         lines += ["  known from:"] if number == 1 else []
@@ -268,7 +271,8 @@ def _as_text(result: Diagnosis) -> str:
     lines += [f"  told by: {result.told_by}"] if result.told_by else []
     lines += [f"  kind of fault: {result.fault}"] if result.fault else []
     if result.collect and (undecided or not result.explanations):
-        lines += [f"  collect next: {result.collect}"]
+        failing = result.trouble or undecided or result.codes
+        lines += [f"  {'collect next' if failing else NOT_HERE}: {result.collect}"]
     return "\n".join(lines)
 
 

@@ -500,7 +500,7 @@ class Reading:
             tuple(self.data_types),
             told_by=layer.name if layer else "",
             fault="" if told else fault,
-            collect=layer.collect if layer else COLLECT if self._trouble else "",
+            collect=layer.collect if layer else "" if told else COLLECT,
             harmless=tuple(self._harmless),
             trouble=self._trouble,
             later=tuple(later),

@@ -117,6 +117,19 @@ def test_a_healthy_log_is_told_by_nobody() -> None:
     assert (found.told_by, found.fault, found.explained) == ("", "", False)
 
 
+def test_of_a_log_without_an_error_too_what_to_collect_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever asks has seen something fail."""
+    harmless = "calculator: fastrpc_config.c:418: Couldn't find file calculator.debugconfig, errno 2\n"
+    for text in ("all is well\n", harmless):
+        (tmp_path / "run.log").write_text(text, encoding="utf-8")
+        verb("--json", str(tmp_path / "run.log"))
+        (only,) = json.loads(capsys.readouterr().out)["inputs"]
+        verb(str(tmp_path / "run.log"))
+        assert only["collect"] and only["collect"] in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("written", ["Error 0x72: open_dev", "failed with 0x72 for domain 3", "nErr = 0x72"])
 def test_numbers_of_fastrpc_without_their_offset_are_named(written: str) -> None:
     (code,) = diagnosis.read(f"adsprpc/src/fastrpc_apps_user.c:4247: {written}").codes
