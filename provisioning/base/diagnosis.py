@@ -144,10 +144,20 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Harmless:
-    """Lines that look like errors and are none."""
+    """Lines that look like errors and are none. Those of a `quiet` row are so many that it is not told."""
 
     pattern: Pattern
     why: str
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Whole lines in which words of errors are only names: left out before anything is looked for."""
+
+    pattern: Pattern
+    marks: tuple[bytes, ...]
+    """One of these is in each such line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +185,7 @@ class Knowledge:
     layers: tuple[Layer, ...]
     faults: tuple[Fault, ...]
     harmless: tuple[Harmless, ...]
+    unread: tuple[Unread, ...]
     numbers: tuple[Numbers, ...]
     codes: dict[int, str]
     numbers_of: dict[str, int]
@@ -395,7 +406,8 @@ class Reading:
                 }
             ):
                 harmless |= lines
-                self._harmless[row.why] = None
+                if not row.quiet:
+                    self._harmless[row.why] = None
         return harmless
 
     def _troubled(self, piece: Piece, harmless: set[int]) -> bool:
@@ -520,8 +532,25 @@ def in_english(text: bytes) -> bytes:
     return text
 
 
+def as_read(text: bytes) -> bytes:
+    """In English, and without lines that only name what they do; the others keep their numbers."""
+    text = in_english(text)
+    for row in knowledge().unread:
+        if any(mark in text for mark in row.marks):
+            text = _without(text, row.pattern)
+    return text
+
+
+def _without(text: bytes, pattern: Pattern) -> bytes:
+    parts, end = list[bytes](), 0
+    for match in pattern.find_all(text):
+        parts.append(text[end : match.start()])
+        end = match.end()
+    return b"".join([*parts, text[end:]])
+
+
 def pieces_of(log: BinaryIO) -> Iterator[Piece]:
-    return pieces(log, in_english)
+    return pieces(log, as_read)
 
 
 def read(text: str | bytes) -> Reading:
@@ -645,6 +674,12 @@ def _checked() -> dict[str, Any]:
     class HarmlessRow(Model):
         patterns: tuple[str, ...]
         why: str
+        quiet: bool = False
+
+    class UnreadRow(Model):
+        patterns: tuple[str, ...]
+        marks: tuple[str, ...] = Field(min_length=1)
+        why: str
 
     class NumbersRow(Model):
         of: str
@@ -657,6 +692,7 @@ def _checked() -> dict[str, Any]:
         layer: tuple[LayerRow, ...]
         fault: tuple[FaultRow, ...]
         harmless: tuple[HarmlessRow, ...]
+        unread: tuple[UnreadRow, ...]
         numbers: tuple[NumbersRow, ...]
         ranges: dict[str, tuple[int, int]]
         codes: dict[str, str]
@@ -730,7 +766,14 @@ def _knowledge(table: dict[str, Any]) -> Knowledge:
             for row in table["layer"]
         ),
         tuple(Fault(row["name"], _any_of(row["patterns"])) for row in table["fault"]),
-        tuple(Harmless(_any_of(row["patterns"]), row["why"]) for row in table["harmless"]),
+        tuple(
+            Harmless(_any_of(row["patterns"]), row["why"], row.get("quiet", False))
+            for row in table["harmless"]
+        ),
+        tuple(
+            Unread(_whole_line(row["patterns"]), tuple(mark.encode() for mark in row["marks"]))
+            for row in table["unread"]
+        ),
         tuple(
             Numbers(
                 row["of"], _any_of(row["patterns"]), row.get("offset", 0), _by_number(row.get("names", {}))
@@ -839,6 +882,11 @@ def _abbreviated(line: str, width: int = 200) -> str:
 def _any_of(sources: Iterable[str], *, any_case: bool = False) -> Pattern:
     """One pattern: a text is searched once."""
     return Pattern("|".join(f"(?:{source})" for source in sources), any_case)
+
+
+def _whole_line(sources: Iterable[str]) -> Pattern:
+    """Behind the name of a container, too. A blank is a blank, so that no match has two lines."""
+    return Pattern(rf"^(?:[\w.-]+[ ]+\|[ ])?(?:{'|'.join(sources).replace(' ', '[ ]')})[ \t]*$")
 
 
 def _any_case(sources: Iterable[str]) -> tuple[Pattern, ...]:

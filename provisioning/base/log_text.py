@@ -12,11 +12,11 @@ from typing import BinaryIO
 from provisioning.base.patterns import Pattern
 
 TROUBLE = Pattern(
-    r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|unable|not found|no such"
+    r"(?i)error|fail|fatal|denied|abort|exception|cannot|can't|could not|\bunable|not found|no such"
     r"|no module named|unsupported|segmentation|killed|refused|invalid|mismatch|\bnan\b|<E>|crash"
-    r"|\bSIG[A-Z]{3,4}\b"
+    r"|\bSIG(?:SEGV|ABRT|ILL|BUS|FPE|KILL|TERM|TRAP|SYS|INT|PIPE|HUP|QUIT|XCPU|XFSZ)\b"
     r"|did(?:n.t| not) (?:find|claim|match)|too (?:long|large|small|many|old)|exceed|requires a newer"
-    r"|unimplemented|panicked|segfault|0xC0000"
+    r"|unimplemented|panicked|segfault|\b0xC0000(?:[1-9a-f]..|0[1-9a-f].|00[1-9a-f])\b"
     r"|(?:not|n't) support|is missing|timed? ?out|\bn?err\W{1,3}(?:0x|-)?[1-9a-f]"
     r"|报错|失败|错误|异常|乱码|崩溃|闪退|卡死|不支持|不足|无法|找不到|超时"
     r"|\", line \d+, in |-\[ cut here \]-|^ \* .{1,200}\.so\)$|^\s*#\d\d "

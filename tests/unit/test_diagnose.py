@@ -117,6 +117,69 @@ def test_a_healthy_log_is_told_by_nobody() -> None:
     assert (found.told_by, found.fault, found.explained) == ("", "", False)
 
 
+GREEN = [
+    "nox > uv binary not found. Falling back to pip.",
+    "plugins: hypothesis-6.170.15, xdist-3.8.0, timeout-2.4.0",
+    "[12/38] ran   2.5 s  op_cumprod/fp16/SM8650: fails as the suite expects: run: the runner ended with exit"
+    " code 40: Error::OperatorMissing: kernel 'aten::cumprod.out' not found.",
+    "tests/unit/test_a.py::test_error_when_failed[CUDA out of memory] PASSED      [ 42%]",
+    "[gw1] [ 42%] PASSED tests/unit/test_a.py::test_error_when_failed[No module named qnn]",
+    "tests/unit/test_a.py::test_error_when_failed[Failed to load skel, error: 4000] ",
+    "11.87s call     tests/test_signing.py::test_hangs[hang-1-did not end within]",
+    "tests/test_a.py::test_b SKIPPED (could not import 'qnn': No module named 'qnn')",
+    "=================== 8 passed, 1 skipped, 1 xfailed in 0.20s ====================",
+    "    Start 1: demo.error_invalid_argument\n"
+    '1: Test command: /src/build/demo "invalid argument"\n'
+    "1: Test timeout computed to be: 10000000\n"
+    "1/5 Test #1: demo.error_invalid_argument ...   Passed    0.00 sec",
+    "test tests::panics_on_abort - should panic ... ok",
+    "[ RUN      ] Loader.FailsWhenFileNotFound\n[       OK ] Loader.FailsWhenFileNotFound (3 ms)",
+    "[0.025s][info][class,load] java.lang.OutOfMemoryError source: shared objects file",
+    "[INFO] [Qnn ExecuTorch]: options.cc:151:Option: vtcm_request_timeout = 0",
+    "[V:onnxruntime:Default, qnn_backend_manager.cc:519 QnnLogging]  <V> HTP Prepare backend not loaded",
+    "[V:onnxruntime:Default, qnn_backend_manager.cc:5 QnnLogging]  <E> unexpected GraphHtpSettings option 66",
+    "DEBUG:torchao:Skipping import of cpp extensions: operator torchao::_linear_8bit does not exist",
+    "/usr/FindPackageHandleStandardArgs.cmake(459):  set(FPHSA_FAIL_MESSAGE Could NOT find OpenCL )",
+    "-- Could NOT find OpenCL (missing: OpenCL_LIBRARY OpenCL_INCLUDE_DIR)",
+    "[ 14%] Building CXX object CMakeFiles/error_handling.dir/src/error_handling.cc.o",
+    "/usr/bin/c++ -Dx -fPIC -Werror -o CMakeFiles/a.dir/error.cc.o -c /src/error.cc",
+    '+ [[ -z x ]] && echo "error: QNN_SDK_ROOT is not set" && exit 1',
+    '  if ! df /; then echo "No space left on device"; exit 1; fi',
+    "Link requires a different Python (3.11.7 not in: '>=3.12'): https://files.example/a.whl",
+    "Genie:     66.8ms [VERBOSE] Could not find cache index tensor for CacheGroup past_",
+    "Genie:     53.4ms [  INFO ] Unable to determine stub",
+    "Failed to load /src/torchao/_C_mxfp8.cpython-310-x86_64-linux-gnu.so: Could not load this library",
+    "GPU models and configuration: Could not collect\nVulnerability Tsx async abort:  Not affected",
+    "net.py:15 `return torch.erf(x)` stays on the CPU: No node visitor, unsupported",
+    "-rw-r--r-- 1 root root 1234 Nov 27 12:00 /src/torch/include/c10/util/DeadlockDetection.h",
+    "copying torch/include/c10/util/error.h -> build/lib/torch/include/c10/util/error.h",
+    "aten_sigmoid_default: aten.sigmoid.default | True",
+    "[mem 0xc0000000-0xeebfffff] available for PCI devices",
+]
+"""Lines of what goes well, each of which says a word of errors."""
+
+
+@pytest.mark.parametrize("green", GREEN)
+def test_what_goes_well_tells_of_no_error_and_hides_none_after_it(green: str) -> None:
+    found = diagnosis.read(f"{green}\n").diagnosis("log")
+    assert ([shown.id for shown in found.explanations], found.trouble) == ([], False)
+    failing = diagnosis.knowledge().entry("libcxx-missing").example
+    (shown,) = diagnosis.read(f"{green}\n{failing}\n").explanations
+    assert (shown.id, shown.line) == ("libcxx-missing", green.count("\n") + 2)
+    assert diagnosis.read(f"{green}\n[ERROR] [Qnn ExecuTorch]: it went away\n").diagnosis("log").trouble
+
+
+def test_firmware_that_is_found_at_the_second_try_is_no_cause() -> None:
+    failed = "remoteproc0: Direct firmware load for qcom/cdsp.mbn failed with error -2\n"
+    assert [shown.id for shown in diagnosis.explain(failed)] == ["dsp-firmware-missing"]
+    assert diagnosis.explain(f"{failed}remoteproc0: Booting fw image qcom/cdsp.mbn, size 12345\n") == []
+
+
+def test_what_goes_well_is_not_read_behind_the_name_of_a_container() -> None:
+    log = indent("tests/test_a.py::test_hangs[CUDA out of memory] PASSED\nit ends\n", "runner-1  | ")
+    assert diagnosis.explain(log) == []
+
+
 def test_of_a_log_without_an_error_too_what_to_collect_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
