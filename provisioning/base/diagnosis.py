@@ -196,6 +196,11 @@ class Knowledge:
     """What programs say in other languages, and that and its English."""
 
     @cached_property
+    def marks_of_unread(self) -> Pattern:
+        """Most texts have none of them."""
+        return _any_of(re.escape(mark.decode()) for row in self.unread for mark in row.marks)
+
+    @cached_property
     def entries_of(self) -> dict[Pattern, tuple[Entry, ...]]:
         entries_of: dict[Pattern, tuple[Entry, ...]] = defaultdict(tuple)
         for entry in self.entries:
@@ -362,7 +367,9 @@ class Reading:
         else:
             self._repeats.learn(piece.text)
         possible = knowledge().index.possible(piece.text, self._done)
-        harmless = self._harmless_lines(piece, possible)
+        troubles = TROUBLE.find_all(piece.text, piece.start)
+        trouble = next(troubles, None)
+        harmless = self._harmless_lines(piece, possible, quiet=trouble is not None)
         entries = {
             entry.id: entry for pattern in possible for entry in knowledge().entries_of[pattern]
         }.values()
@@ -377,7 +384,8 @@ class Reading:
         also = {pattern for pattern in asked if _start_of(pattern, piece, possible[pattern]) is not None}
         self._also |= also
         self._found_all(pattern for entry in entries for pattern in entry.also if pattern in also)
-        if self._troubled(piece, harmless):
+        lines = (_line_start(piece.text, match.start()) for match in chain([trouble], troubles) if match)
+        if any(line not in harmless for line in lines):
             self._trouble = True
             self._hear(piece, possible, harmless)
         self._number(piece, possible, harmless)
@@ -395,25 +403,25 @@ class Reading:
                 self._done.add(pattern)
                 pattern.forget()
 
-    def _harmless_lines(self, piece: Piece, possible: Possible) -> set[int]:
-        """Where the lines begin that look like errors and are none."""
+    def _harmless_lines(self, piece: Piece, possible: Possible, *, quiet: bool) -> set[int]:
+        """Where the lines begin that look like errors and are none; those of which nothing is told only
+        where there is trouble that they may be."""
         harmless = set[int]()
         for row in knowledge().harmless:
-            if row.pattern in possible and (
-                lines := {
-                    _line_start(piece.text, match.start())
-                    for match in row.pattern.find_all(piece.text, piece.start)
-                }
+            if (
+                row.pattern in possible
+                and (quiet or not row.quiet)
+                and (
+                    lines := {
+                        _line_start(piece.text, match.start())
+                        for match in row.pattern.find_all(piece.text, piece.start)
+                    }
+                )
             ):
                 harmless |= lines
                 if not row.quiet:
                     self._harmless[row.why] = None
         return harmless
-
-    def _troubled(self, piece: Piece, harmless: set[int]) -> bool:
-        """Whether a line tells of trouble that is not harmless."""
-        troubles = (match.start() for match in TROUBLE.find_all(piece.text, piece.start))
-        return any(_line_start(piece.text, start) not in harmless for start in troubles)
 
     def _hear(self, piece: Piece, possible: Possible, harmless: set[int]) -> None:
         for named, heard in ((knowledge().layers, self._layers), (knowledge().faults, self._faults)):
@@ -534,10 +542,11 @@ def in_english(text: bytes) -> bytes:
 
 def as_read(text: bytes) -> bytes:
     """In English, and without lines that only name what they do; the others keep their numbers."""
-    text = in_english(text)
-    for row in knowledge().unread:
-        if any(mark in text for mark in row.marks):
-            text = _without(text, row.pattern)
+    text, known = in_english(text), knowledge()
+    if known.marks_of_unread.search(text):
+        for row in known.unread:
+            if any(mark in text for mark in row.marks):
+                text = _without(text, row.pattern)
     return text
 
 
