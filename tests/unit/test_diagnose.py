@@ -169,6 +169,13 @@ def test_what_goes_well_tells_of_no_error_and_hides_none_after_it(green: str) ->
     assert diagnosis.read(f"{green}\n[ERROR] [Qnn ExecuTorch]: it went away\n").diagnosis("log").trouble
 
 
+def test_of_the_steps_of_a_build_nothing_is_told() -> None:
+    step = "[ 14%] Building CXX object CMakeFiles/error_handling.dir/src/error_handling.cc.o\n"
+    optional = "-- Could NOT find OpenCL (missing: OpenCL_LIBRARY OpenCL_INCLUDE_DIR)\n"
+    assert diagnosis.read(step).diagnosis("log").harmless == ()
+    assert diagnosis.read(optional).diagnosis("log").harmless != ()
+
+
 def test_firmware_that_is_found_at_the_second_try_is_no_cause() -> None:
     failed = "remoteproc0: Direct firmware load for qcom/cdsp.mbn failed with error -2\n"
     assert [shown.id for shown in diagnosis.explain(failed)] == ["dsp-firmware-missing"]
