@@ -17,12 +17,12 @@ TOKEN = re.compile(
     r"|(?P<sign>\\[^a-zA-Z0-9]|[\]{}])",
     re.DOTALL,
 )
-REPEATED = re.compile(r"([*+?]|\{\d+(?:,\d*)?\})\??")
+REPEATED = re.compile(r"([*+?]|\{(?P<least>\d+)(?:,\d*)?\})\??")
 WORD = re.compile(r"[a-z0-9]+")
 BLANKS = re.compile(r"[ \t\n\f\r]+")
 MOST_WAYS = 24
 """What of a pattern has more alternatives than these is left out of its ways."""
-LONGEST_ANCHOR = 16
+SHORTEST_ANCHOR, LONGEST_ANCHOR = 8, 16
 PART = 4
 """A literal is counted where so many of its letters stand, which is quicker than going through the text."""
 RARE, VERY_RARE = 30, 3
@@ -75,7 +75,7 @@ class _Reader:
         return list(ways)
 
     def _joined(self, ways: list[Way], others: list[Way]) -> list[Way]:
-        if len(ways) * len(others) > MOST_WAYS:
+        if min(len(ways), len(others)) > 1 and len(ways) * len(others) > MOST_WAYS:
             self.beside += [others] if not self._depth else []
             others = SOMETHING
         both = ((*way[:-1], way[-1] + other[0], *other[1:]) for way in ways for other in others)
@@ -106,8 +106,8 @@ class _Reader:
             if repeated and repeated[0] in ("?", "??"):
                 inner = [("",), *inner]
             elif repeated:
-                least = 0 if repeated[0][0] == "*" or repeated[0].startswith("{0") else 1
-                inner = SOMETHING if not least else [("", *way, "") for way in inner]
+                least = int(repeated["least"] or repeated[0].startswith("+"))
+                inner = [("", *way, "") for way in _times(inner, least)] if least else SOMETHING
             ways = self._joined(ways, inner)
         return ways
 
@@ -120,6 +120,13 @@ class _Reader:
             raise BadPattern(f"{self.source}: expected ) at {self.source[self.at :]}")
         self.at += 1
         return ways
+
+
+def _times(ways: list[Way], least: int) -> list[Way]:
+    """What is in a text in which one of the ways comes after another, at least so many."""
+    if len(ways) == 1 and len(ways[0]) == 1:
+        return [(ways[0][0] * min(least, LONGEST_ANCHOR),)]
+    return ways
 
 
 LINE_END = re.compile(r"\\[DWPnsx]| |\[:|\[\^(?![^\]]*\\[ns])")
@@ -158,10 +165,10 @@ class Sample:
         if literal not in self.counted:
             words = WORD.findall(literal)
             often = min((self.pairs[pair] for pair in pairwise(words)), default=0)
-            self.counted[literal] = often or self._counted(literal)
+            self.counted[literal] = often or self.counted_in_text(literal)
         return self.counted[literal]
 
-    def _counted(self, literal: str) -> int:
+    def counted_in_text(self, literal: str) -> int:
         if len(literal) < PART:
             return self.text.count(literal)
         parts = [(self.places.get(literal[at : at + PART], []), at) for at in range(len(literal) - PART + 1)]
@@ -195,9 +202,20 @@ def _known_by(ways: list[Way], sample: Sample) -> tuple[tuple[str, ...], ...]:
     for way in ways:
         words, anchor = sorted(_words(way), key=rarest_first), _anchor(way, sample)
         words.sort(key=lambda word: word not in anchor)
-        rarest = (anchor or words[0], *words)
-        known[rarest] = None
+        # Of what is a word by itself the others are asked too.
+        rare = anchor if anchor in words else _beginning(anchor, sample)
+        known[(rare or words[0], *words)] = None
     return tuple(known)
+
+
+def _beginning(anchor: str, sample: Sample) -> str:
+    """The shortest that is about as seldom: an index of those is made in half of the time."""
+    most = 2 * sample.counted_in_text(anchor)
+    for end in range(SHORTEST_ANCHOR, len(anchor)):
+        beginning = anchor[:end]
+        if len(beginning) - beginning.rfind(" ") > 3 and sample.counted_in_text(beginning) <= most:
+            return beginning
+    return anchor
 
 
 def _words(way: Way) -> list[str]:
@@ -211,7 +229,7 @@ def _anchor(way: Way, sample: Sample) -> str:
     literals = {BLANKS.sub(" ", literal.lower())[:LONGEST_ANCHOR].strip(" ") for literal in way}
     for literal in sorted(literals, key=lambda text: (-len(WORD.findall(text)), -len(text), text)):
         most = VERY_RARE if literal.isalpha() else RARE
-        telling = len(literal) >= (12 if literal.isalpha() else 7)
+        telling = len(literal) >= (12 if literal.isalpha() else 6)
         if telling and sample.often(literal) <= most:
             return literal
     return ""

@@ -196,11 +196,6 @@ class Knowledge:
     """What programs say in other languages, and that and its English."""
 
     @cached_property
-    def marks_of_unread(self) -> Pattern:
-        """Most texts have none of them."""
-        return _any_of(re.escape(mark.decode()) for row in self.unread for mark in row.marks)
-
-    @cached_property
     def entries_of(self) -> dict[Pattern, tuple[Entry, ...]]:
         entries_of: dict[Pattern, tuple[Entry, ...]] = defaultdict(tuple)
         for entry in self.entries:
@@ -225,10 +220,7 @@ class Knowledge:
         from provisioning.base.clues import Sample, clue_of
 
         sample = Sample.of(entry.example for entry in self.entries)
-        # Of these each match matters.
-        rows = set(self.patterns_of_rows)
-        clues = ((clue_of(pattern, sample), pattern in rows) for pattern in patterns)
-        return table_of([replace(clue, far=clue.far or far) for clue, far in clues])
+        return table_of([clue_of(pattern, sample) for pattern in patterns])
 
     @cached_property
     def word_index(self) -> Index:
@@ -236,10 +228,12 @@ class Knowledge:
         return Index(tuple(self.words), table_of(clues))
 
     @cached_property
-    def ascii_words(self) -> Pattern:
-        """What programs say in other languages with no letters but those of English."""
-        said = (phrase.decode() for phrase, _ in self.words.values())
-        return Pattern("|".join(re.escape(phrase) for phrase in said if phrase.isascii()))
+    def read_otherwise(self) -> Pattern:
+        """What a text of ASCII has that is not read as it is: phrases of another language with no letters but
+        those of English, and what marks lines that are not read."""
+        said = (phrase for phrase, _ in self.words.values() if phrase.isascii())
+        marks = (mark for row in self.unread for mark in row.marks)
+        return _any_of(re.escape(words.decode()) for words in chain(said, marks))
 
     @cached_property
     def last_resorts(self) -> dict[Number, tuple[Entry, ...]]:
@@ -389,12 +383,10 @@ class Reading:
             self._trouble = True
             self._hear(piece, possible, harmless)
         self._number(piece, possible, harmless)
-        if BUILD_IN_TEXT in possible:
-            for match in BUILD_IN_TEXT.find_all(piece.text, piece.start):
-                self._builds |= {build for build in match.groups() if build}
-        if DATA_TYPES_IN_TEXT in possible:
-            for match in DATA_TYPES_IN_TEXT.find_all(piece.text, piece.start):
-                self._data_types |= dict.fromkeys(number for _, number in _numbers_in(match))
+        for match in _matches(BUILD_IN_TEXT, piece, possible):
+            self._builds |= {build for build in match.groups() if build}
+        for match in _matches(DATA_TYPES_IN_TEXT, piece, possible):
+            self._data_types |= dict.fromkeys(number for _, number in _numbers_in(match))
 
     def _found_all(self, patterns: Iterable[Pattern]) -> None:
         for pattern in patterns:
@@ -408,27 +400,21 @@ class Reading:
         where there is trouble that they may be."""
         harmless = set[int]()
         for row in knowledge().harmless:
-            if (
-                row.pattern in possible
-                and (quiet or not row.quiet)
-                and (
-                    lines := {
-                        _line_start(piece.text, match.start())
-                        for match in row.pattern.find_all(piece.text, piece.start)
-                    }
-                )
-            ):
-                harmless |= lines
-                if not row.quiet:
-                    self._harmless[row.why] = None
+            if row.quiet and not quiet:
+                continue
+            starts = (match.start() for match in _matches(row.pattern, piece, possible))
+            lines = {_line_start(piece.text, start) for start in starts}
+            harmless |= lines
+            if lines and not row.quiet:
+                self._harmless[row.why] = None
         return harmless
 
     def _hear(self, piece: Piece, possible: Possible, harmless: set[int]) -> None:
         for named, heard in ((knowledge().layers, self._layers), (knowledge().faults, self._faults)):
             for row in named:
-                if row.name in heard or row.pattern not in possible:
+                if row.name in heard:
                     continue
-                starts = (match.start() for match in row.pattern.find_all(piece.text, piece.start))
+                starts = (match.start() for match in _matches(row.pattern, piece, possible))
                 if any(_line_start(piece.text, start) not in harmless for start in starts):
                     heard.add(row.name)
 
@@ -437,9 +423,7 @@ class Reading:
         One of a harmless line is named, and explains nothing."""
         given = dict[int, Code]()
         for place, row in enumerate(knowledge().numbers):
-            if row.pattern not in possible:
-                continue
-            for match in row.pattern.find_all(piece.text, piece.start):
+            for match in _matches(row.pattern, piece, possible):
                 for group, digits in enumerate(match.groups(), 1):
                     if not digits:
                         continue
@@ -449,8 +433,7 @@ class Reading:
                         self._numbers[place, digits] = row.code(_as_integer(digits))
                     if (code := self._numbers[place, digits]).known:
                         given.setdefault(match.start(group), code)
-        names = CODE_NAME_IN_TEXT.find_all(piece.text, piece.start) if CODE_NAME_IN_TEXT in possible else ()
-        for match in names:
+        for match in _matches(CODE_NAME_IN_TEXT, piece, possible):
             named = piece.text[match.start() : match.end()].decode("ascii")
             if named in knowledge().numbers_of:
                 given[match.start()] = code_named(knowledge().numbers_of[named])
@@ -529,12 +512,9 @@ class Reading:
 
 def in_english(text: bytes) -> bytes:
     """What programs say in other languages as they say it in English."""
-    known = knowledge()
-    if text.isascii() and not known.ascii_words.search(text):
-        return text
-    possible = known.word_index.possible(text)
+    possible = knowledge().word_index.possible(text)
     # In the table's order: phrases come before the quotation marks in them.
-    for pattern, (said, english) in known.words.items():
+    for pattern, (said, english) in knowledge().words.items():
         if pattern in possible:
             text = text.replace(said, english)
     return text
@@ -542,11 +522,13 @@ def in_english(text: bytes) -> bytes:
 
 def as_read(text: bytes) -> bytes:
     """In English, and without lines that only name what they do; the others keep their numbers."""
-    text, known = in_english(text), knowledge()
-    if known.marks_of_unread.search(text):
-        for row in known.unread:
-            if any(mark in text for mark in row.marks):
-                text = _without(text, row.pattern)
+    known = knowledge()
+    otherwise = known.read_otherwise.search(text) is not None
+    if otherwise or not text.isascii():
+        text = in_english(text)
+    for row in known.unread if otherwise else ():
+        if any(mark in text for mark in row.marks):
+            text = _without(text, row.pattern)
     return text
 
 
@@ -844,6 +826,18 @@ def _first(
         if start not in here and line_counts(_line_start(piece.text, start))
     )
     return min(counting, default=None)
+
+
+def _matches(pattern: Pattern, piece: Piece, possible: Possible) -> Iterator[Match]:
+    """All of them, which are in the spans. Where these overlap they are searched once."""
+    spans = list[Span]()
+    for low, high in sorted(possible.get(pattern, ())):
+        if spans and low <= spans[-1][1]:
+            low, before = spans.pop()
+            high = max(high, before)
+        spans.append((low, high))
+    for low, high in spans:
+        yield from pattern.find_all(piece.text, max(low, piece.start), high)
 
 
 def _start_of(pattern: Pattern, piece: Piece, spans: list[Span]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -14,6 +15,8 @@ REACH = 2 << 10
 FOLDED = {"\u017f".encode(): b"s", "\u212a".encode(): b"k"}
 """The long s and the sign of kelvin, as which RE2 takes s and k."""
 REMEMBERED = 1 << 14
+LITTLE = 16 << 10
+"""In texts of together so many bytes words are found sooner one by one than a set of all is made."""
 FEW = 12
 """A word with more places than these tells no place."""
 Span = tuple[int, int]
@@ -125,8 +128,8 @@ class Pattern:
     def search(self, text: bytes, start: int = 0, end: int | None = None) -> Match | None:
         return cast("Match | None", self._for(text).search(text, start, end))
 
-    def find_all(self, text: bytes, start: int = 0) -> Iterator[Match]:
-        return cast("Iterator[Match]", self._for(text).finditer(text, start))
+    def find_all(self, text: bytes, start: int = 0, end: int | None = None) -> Iterator[Match]:
+        return cast("Iterator[Match]", self._for(text).finditer(text, start, end))
 
 
 @lru_cache(maxsize=2)
@@ -174,13 +177,16 @@ def table_of(clues: Sequence[Clue]) -> dict[str, Any]:
     return {
         "literals": list(places),
         "looked_for": len(looked_for),
+        # Few of them are read, so each is a text by itself.
         "rows": [
-            [(pattern, [places[word] for word in words], rare in words) for pattern, words in ways]
+            json.dumps([(pattern, [places[word] for word in words], rare in words) for pattern, words in ways])
             for rare, ways in rows.items()
         ],
-        "beside": [
-            [[[places[word] for word in words] for words in ways] for ways in clue.beside] for clue in clues
-        ],
+        "beside": {
+            pattern: [[[places[word] for word in words] for words in ways] for ways in clue.beside]
+            for pattern, clue in enumerate(clues)
+            if clue.beside
+        },
         "far": [pattern for pattern, clue in enumerate(clues) if clue.far],
         "always": [pattern for pattern, clue in enumerate(clues) if not clue.ways],
     }
@@ -190,6 +196,18 @@ class Index:
     """Which of many patterns may be in a text, and where: one pass over it tells what they need of it."""
 
     def __init__(self, patterns: Sequence[Pattern], table: Mapping[str, Any]) -> None:
+        self._patterns = patterns
+        self._literals = [literal.encode() for literal in table["literals"]]
+        self._looked_for = table["looked_for"]
+        self._rows = table["rows"]
+        self._beside = {int(pattern): ways for pattern, ways in table["beside"].items()}
+        self._far = set(table["far"])
+        self._always = table["always"]
+        self._read = dict[int, list[tuple[int, list[int], bool]]]()
+        self._searched = 0
+
+    @cached_property
+    def _set(self) -> Any:
         import re2
 
         options = re2.Options()
@@ -197,16 +215,29 @@ class Index:
         options.encoding = re2.Options.Encoding.LATIN1
         # It is only taken as it is needed; with too little for all words each pass takes ten times as long.
         options.max_mem = 256 << 20
-        self._patterns = patterns
-        self._set = re2.Set.SearchSet(options)
-        for literal in table["literals"][: table["looked_for"]]:
-            self._set.Add(re2.escape(literal).replace(r"\ ", r"\s+"))
-        self._set.Compile()
-        self._literals = [literal.encode() for literal in table["literals"]]
-        self._rows = table["rows"]
-        self._beside = table["beside"]
-        self._far = set(table["far"])
-        self._always = table["always"]
+        made = re2.Set.SearchSet(options)
+        for literal in self._literals[: self._looked_for]:
+            made.Add(re2.escape(literal).replace(rb"\ ", rb"\s+"))
+        made.Compile()
+        return made
+
+    def _present(self, lowered: bytes) -> set[int]:
+        """The literals that are looked for and in a text, in which a blank is any white space."""
+        self._searched += len(lowered)
+        if self._searched > LITTLE:
+            return set(self._set.Match(lowered) or ())
+        one_blank = b" ".join(lowered.split())
+        return {
+            place
+            for place, literal in enumerate(self._literals[: self._looked_for])
+            if literal in one_blank
+        }
+
+    def _ways(self, rare: int) -> list[tuple[int, list[int], bool]]:
+        """Of each pattern that is looked for by this literal."""
+        if rare not in self._read:
+            self._read[rare] = json.loads(self._rows[rare]) if rare < len(self._rows) else []
+        return self._read[rare]
 
     def possible(self, text: bytes, done: Set[Pattern] = frozenset()) -> dict[Pattern, list[Span]]:
         """Where each pattern can match that can, but for those that nobody looks for any more."""
@@ -216,7 +247,7 @@ class Index:
         folded = not lowered.isascii() and any(letter in lowered for letter in FOLDED)
         for letter, small in FOLDED.items() if folded else ():
             lowered = lowered.replace(letter, small)
-        present = set(self._set.Match(lowered) or ())
+        present = self._present(lowered)
         groups = dict[int, list[Span] | None]()
 
         def near(words: list[int]) -> list[Span]:
@@ -228,14 +259,14 @@ class Index:
             return whole
 
         for rare in present:
-            for number, words, needed in self._rows[rare] if rare < len(self._rows) else ():
+            for number, words, needed in self._ways(rare):
                 pattern = self._patterns[number]
                 if pattern in done or spans.get(pattern) is whole:
                     continue
                 if needed and not present.issuperset(words):
                     continue
-                beside = self._beside[number]
-                if beside and not all(any(map(present.issuperset, ways)) for ways in beside):
+                beside = self._beside.get(number, ())
+                if not all(any(map(present.issuperset, ways)) for ways in beside):
                     continue
                 group = whole if folded or number in self._far else near(words)
                 if group is whole:

@@ -9,7 +9,7 @@ import pytest
 
 from provisioning.base import diagnosis
 from provisioning.base.clues import Sample, clue_of
-from provisioning.base.patterns import FEW, REACH, Index, Pattern, table_of
+from provisioning.base.patterns import FEW, LITTLE, REACH, Index, Pattern, table_of
 from tests.support.pattern_texts import inner, parsed, text_of
 
 LINE = b"nothing is the matter here\n"
@@ -24,12 +24,14 @@ def index_of(*sources: str) -> tuple[Index, list[Pattern]]:
 
 
 def found(source: str, text: bytes) -> bool:
-    """Whether the index gives the place of the first match."""
+    """Whether the index gives the place of the first match, in the first text and behind many others."""
     index, (pattern,) = index_of(source)
     match = pattern.search(text)
     assert match, f"{source} does not match at all"
-    spans = index.possible(text).get(pattern, [])
-    return any(low <= match.start() and match.end() <= high for low, high in spans)
+    first = index.possible(text).get(pattern, [])
+    index.possible(b"-" * LITTLE)
+    assert index.possible(text).get(pattern, []) == first
+    return any(low <= match.start() and match.end() <= high for low, high in first)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,9 @@ def found(source: str, text: bytes) -> bool:
         (r"fail(?:ed|ure)+ to_load", b"failureed to_load"),
         (r"ab{2,}cdefghijkl", b"abbbcdefghijkl"),
         (r"x{0}yz_yz_yz", b"yz_yz_yz"),
+        (r"only [ab]!{4,}", b"only a!!!!!"),
+        (r"(?:more_of){2,3}_it", b"more_ofmore_of_it"),
+        (r"(?:less|more){2}_of_it", b"lessmore_of_it"),
         (r"(?i)\bRC\b", b"rc"),
         (r"[ab]\d", b"b7"),
         (r"\x22quoted_word\x22", b'"quoted_word"'),
@@ -119,7 +124,7 @@ def test_what_comes_nearly_everywhere_is_found_too() -> None:
 
 def test_what_is_not_in_a_text_is_not_looked_for() -> None:
     index, _ = index_of("could not open the device", "error (?:403|404)", "qnn_open failed")
-    assert index.possible(b"could open the device, error 405, qnn_opened failed") == {}
+    assert index.possible(b"could open the device, error 405, qnn_closed failed") == {}
 
 
 def test_what_nobody_looks_for_any_more_is_left_out() -> None:
