@@ -400,7 +400,7 @@ class Reading:
         where there is trouble that they may be."""
         harmless = set[int]()
         for row in knowledge().harmless:
-            if row.quiet and not quiet:
+            if row.pattern not in possible or (row.quiet and not quiet):
                 continue
             starts = (match.start() for match in _matches(row.pattern, piece, possible))
             lines = {_line_start(piece.text, start) for start in starts}
@@ -412,7 +412,7 @@ class Reading:
     def _hear(self, piece: Piece, possible: Possible, harmless: set[int]) -> None:
         for named, heard in ((knowledge().layers, self._layers), (knowledge().faults, self._faults)):
             for row in named:
-                if row.name in heard:
+                if row.name in heard or row.pattern not in possible:
                     continue
                 starts = (match.start() for match in _matches(row.pattern, piece, possible))
                 if any(_line_start(piece.text, start) not in harmless for start in starts):
