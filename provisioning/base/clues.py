@@ -204,7 +204,8 @@ def _known_by(ways: list[Way], sample: Sample) -> tuple[tuple[str, ...], ...]:
         words.sort(key=lambda word: word not in anchor)
         # Of what is a word by itself the others are asked too.
         rare = anchor if anchor in words else _beginning(anchor, sample)
-        known[(rare or words[0], *words)] = None
+        looked_for = (rare or words[0], *words)
+        known[looked_for] = None
     return tuple(known)
 
 

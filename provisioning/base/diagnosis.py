@@ -830,13 +830,14 @@ def _first(
 
 def _matches(pattern: Pattern, piece: Piece, possible: Possible) -> Iterator[Match]:
     """All of them, which are in the spans. Where these overlap they are searched once."""
-    spans = list[Span]()
-    for low, high in sorted(possible.get(pattern, ())):
-        if spans and low <= spans[-1][1]:
-            low, before = spans.pop()
-            high = max(high, before)
-        spans.append((low, high))
-    for low, high in spans:
+    joined = list[Span]()
+    for span in sorted(possible.get(pattern, ())):
+        if joined and span[0] <= joined[-1][1]:
+            low, high = joined.pop()
+            joined.append((low, max(high, span[1])))
+        else:
+            joined.append(span)
+    for low, high in joined:
         yield from pattern.find_all(piece.text, max(low, piece.start), high)
 
 

@@ -179,7 +179,9 @@ def table_of(clues: Sequence[Clue]) -> dict[str, Any]:
         "looked_for": len(looked_for),
         # Few of them are read, so each is a text by itself.
         "rows": [
-            json.dumps([(pattern, [places[word] for word in words], rare in words) for pattern, words in ways])
+            json.dumps(
+                [(pattern, [places[word] for word in words], rare in words) for pattern, words in ways]
+            )
             for rare, ways in rows.items()
         ],
         "beside": {
@@ -228,9 +230,7 @@ class Index:
             return set(self._set.Match(lowered) or ())
         one_blank = b" ".join(lowered.split())
         return {
-            place
-            for place, literal in enumerate(self._literals[: self._looked_for])
-            if literal in one_blank
+            place for place, literal in enumerate(self._literals[: self._looked_for]) if literal in one_blank
         }
 
     def _ways(self, rare: int) -> list[tuple[int, list[int], bool]]:
