@@ -167,9 +167,10 @@ def stop(device: Device, folder: str, seconds: int) -> int | None:
     place = shlex.quote(f"{folder}/{PROCESS}")
     script = (
         f"pid=$(cat {place} 2>/dev/null) || exit 0\n"
-        # A zombie has ended; only its parent has not noticed yet.
-        'runs() { kill -0 "$pid" 2>/dev/null || return 1; '
-        'case $(cat "/proc/$pid/stat" 2>/dev/null) in *") Z "*) return 1;; esac; }\n'
+        # A zombie has ended; only its parent has not noticed yet. The state comes before the question
+        # whether there is a process: a zombie that its parent takes away in between has no state.
+        'runs() { state=$(cat "/proc/$pid/stat" 2>/dev/null); kill -0 "$pid" 2>/dev/null || return 1; '
+        'case $state in *") Z "*) return 1;; esac; }\n'
         f'for how in TERM KILL; do\n  kill -s $how "$pid" 2>/dev/null\n  tries={seconds}\n'
         # A killed process ends, if late on a busy device.
         f"  [ $how = TERM ] || tries={max(seconds, LEAST_AFTER_KILL)}\n"
