@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
 
-from ci.inspect.logs import UNREADABLE, is_one_log, logs_of
+from ci.inspect.logs import UNREADABLE, Shown, is_one_log, logs_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import as_here
@@ -205,7 +205,7 @@ def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
     from ci.operators.in_logs import inexact_in
 
     reading, lossy = Reading(), dict[str, None]()
-    for piece in pieces_of(log):
+    for piece in pieces_of(Shown(log, subject)):
         reading.take(piece)
         lossy |= {f"{operator.message}: {operator.command}": None for operator in inexact_in(piece.text)}
     return replace(reading.diagnosis(subject), operators=tuple(lossy))

@@ -6,16 +6,20 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import re
+import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from provisioning.base.errors import UsageError
+from provisioning.base.log_text import Readable
+from provisioning.base.progress import for_stream
 
 LARGEST = 256 << 20
 """No more is unpacked of a packed log, of a .tar as a whole, and of each log in a .zip."""
@@ -34,14 +38,12 @@ WIDE = (b"\xff\xfe", b"\xfe\xff")
 NO_TEXT = bytes(range(7)) + bytes(range(14, 27)) + bytes(range(28, 32))
 """Bytes of control that no program writes into a log."""
 HEAD, BUFFER = 4 << 10, 64 << 10
+LONG = 16 << 20
+"""How far a log is read is shown from so many bytes on: it takes seconds."""
 UNREADABLE = (OSError, zipfile.BadZipFile, tarfile.TarError)
 """What opening a file or an archive raises."""
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
 """What reading what is packed raises if it is cut off or changed."""
-
-
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 class _Bounded(io.RawIOBase):
@@ -101,6 +103,32 @@ def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, Bin
                     " what the command that failed has printed",
                 )
             yield name, log
+
+
+class Shown:
+    """A log; if it is long, how far it is read is shown."""
+
+    def __init__(self, log: Readable, name: str) -> None:
+        self._log, self._name, self._done = log, name, 0
+        self._progress = for_stream()
+
+    def read(self, size: int) -> bytes:
+        block = self._log.read(size)
+        long, self._done = self._done > LONG, self._done + len(block)
+        if long and block:
+            self._progress.advance(len(block))
+        elif long:
+            self._progress.finish()
+        elif self._done > LONG:
+            self._progress.start(self._name, _size(self._log), self._done)
+        return block
+
+
+def _size(log: Readable) -> int | None:
+    """None of a stream and of what is packed."""
+    file = log.raw if isinstance(log, io.BufferedReader) else None
+    facts = os.fstat(file.fileno()) if isinstance(file, io.FileIO) else None
+    return facts.st_size if facts and stat.S_ISREG(facts.st_mode) else None
 
 
 def is_one_log(path: Path) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from provisioning.base.patterns import BadPattern, Clue, Pattern, with_any_quotes
 
@@ -151,6 +151,7 @@ class Sample:
     """Where each PART of the text stands."""
     counted: dict[str, int]
     """Literals, which many patterns share."""
+    beginnings: dict[str, str]
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Sample:
@@ -159,7 +160,7 @@ class Sample:
         places = defaultdict[str, list[int]](list)
         for place in range(len(text) - PART + 1):
             places[text[place : place + PART]].append(place)
-        return cls(text, Counter(words), Counter(pairwise(words)), dict(places), {})
+        return cls(text, Counter(words), Counter(pairwise(words)), dict(places), {}, {})
 
     def often(self, literal: str) -> int:
         if literal not in self.counted:
@@ -168,12 +169,30 @@ class Sample:
             self.counted[literal] = often or self.counted_in_text(literal)
         return self.counted[literal]
 
-    def counted_in_text(self, literal: str) -> int:
+    def counted_in_text(self, literal: str, most: int | None = None) -> int:
+        """How often it comes; no further than one more than `most`."""
         if len(literal) < PART:
             return self.text.count(literal)
         parts = [(self.places.get(literal[at : at + PART], []), at) for at in range(len(literal) - PART + 1)]
         places, at = min(parts, key=lambda part: len(part[0]))
-        return sum(place >= at and self.text.startswith(literal, place - at) for place in places)
+        found = (place for place in places if place >= at and self.text.startswith(literal, place - at))
+        return sum(1 for _ in islice(found, None if most is None else most + 1))
+
+    def beginning(self, anchor: str) -> str:
+        """The shortest that is about as seldom: an index of those is made in half of the time."""
+        if anchor not in self.beginnings:
+            self.beginnings[anchor] = self._beginning(anchor)
+        return self.beginnings[anchor]
+
+    def _beginning(self, anchor: str) -> str:
+        if len(anchor) <= SHORTEST_ANCHOR:
+            return anchor
+        most = 2 * self.counted_in_text(anchor)
+        for end in range(SHORTEST_ANCHOR, len(anchor)):
+            beginning = anchor[:end]
+            if len(beginning) - beginning.rfind(" ") > 3 and self.counted_in_text(beginning, most) <= most:
+                return beginning
+        return anchor
 
 
 def clue_of(pattern: Pattern, sample: Sample) -> Clue:
@@ -203,20 +222,10 @@ def _known_by(ways: list[Way], sample: Sample) -> tuple[tuple[str, ...], ...]:
         words, anchor = sorted(_words(way), key=rarest_first), _anchor(way, sample)
         words.sort(key=lambda word: word not in anchor)
         # Of what is a word by itself the others are asked too.
-        rare = anchor if anchor in words else _beginning(anchor, sample)
+        rare = anchor if anchor in words else sample.beginning(anchor)
         looked_for = (rare or words[0], *words)
         known[looked_for] = None
     return tuple(known)
-
-
-def _beginning(anchor: str, sample: Sample) -> str:
-    """The shortest that is about as seldom: an index of those is made in half of the time."""
-    most = 2 * sample.counted_in_text(anchor)
-    for end in range(SHORTEST_ANCHOR, len(anchor)):
-        beginning = anchor[:end]
-        if len(beginning) - beginning.rfind(" ") > 3 and sample.counted_in_text(beginning) <= most:
-            return beginning
-    return anchor
 
 
 def _words(way: Way) -> list[str]:

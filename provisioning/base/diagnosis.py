@@ -12,11 +12,11 @@ from io import BytesIO
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from provisioning.base.errors import ManifestError
 from provisioning.base.kept import kept
-from provisioning.base.log_text import TROUBLE, Piece, pieces
+from provisioning.base.log_text import TROUBLE, Piece, Readable, pieces
 from provisioning.base.patterns import REMEMBERED, Clue, Index, Match, Pattern, Span, table_of
 from provisioning.base.repeats import Repeats
 from provisioning.base.settings import MANIFESTS
@@ -540,7 +540,7 @@ def _without(text: bytes, pattern: Pattern) -> bytes:
     return b"".join([*parts, text[end:]])
 
 
-def pieces_of(log: BinaryIO) -> Iterator[Piece]:
+def pieces_of(log: Readable) -> Iterator[Piece]:
     return pieces(log, as_read)
 
 

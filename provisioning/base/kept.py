@@ -19,7 +19,8 @@ LARGEST = 64 << 20
 
 
 def kept(name: str, sources: Iterable[Path], make: Callable[[], Any]) -> Any:
-    """What `make` makes of these files, as JSON has it: from the cache if they are the same.
+    """What `make` makes of these files, as JSON has it: from the cache if they are the same. That it is at
+    work is shown.
 
     JSON cannot run anything. A file in the cache that was cut short, is of other sources or another user, or
     may be written by one, is made anew. Where nothing can be written, nothing is kept."""
@@ -27,12 +28,19 @@ def kept(name: str, sources: Iterable[Path], make: Callable[[], Any]) -> Any:
     try:
         path = derived_folder() / f"{name}-{root_digest()}.json"
     except UsageError:  # The user has no home folder.
-        return json.loads(json.dumps(make()))
+        return json.loads(_made(name, make))
     digest, _, text = _own(path).partition(b"\n")
     if digest != _digest(whole + text):
-        text = json.dumps(make()).encode()
+        text = _made(name, make)
         _write(path, _digest(whole + text) + b"\n" + text)
     return json.loads(text)
+
+
+def _made(name: str, make: Callable[[], Any]) -> bytes:
+    from provisioning.base.progress import QUIET_FOR, at_work
+
+    with at_work(f"making the table {name!r}, once for each version", every=QUIET_FOR):
+        return json.dumps(make()).encode()
 
 
 def _digest(content: bytes) -> bytes:

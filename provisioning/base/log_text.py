@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import BinaryIO
+from typing import Protocol
 
 from provisioning.base.patterns import Pattern
 
@@ -79,6 +79,12 @@ LITTLE = 5
 """A line that is shorter by so much is nearly as long."""
 SCREEN = 30
 """Lines of a terminal, which one line of a log seldom fills."""
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
 English = Callable[[bytes], bytes]
 """What puts in English what programs say in other languages."""
 
@@ -92,7 +98,7 @@ class Piece:
     """Where to begin: 1 in the middle of a line, whose byte before tells that it is no beginning."""
 
 
-def pieces(log: BinaryIO, english: English) -> Iterator[Piece]:
+def pieces(log: Readable, english: English) -> Iterator[Piece]:
     """The whole log; each piece begins with the last lines of the one before, or within its last line. A
     piece comes again with whole lines if a terminal cut them. A small log does if they were wrapped in any
     way, and without what names a line's source."""
@@ -116,7 +122,7 @@ def pieces(log: BinaryIO, english: English) -> Iterator[Piece]:
         kept = text[begin:]
 
 
-def _blocks(log: BinaryIO) -> Iterator[bytes]:
+def _blocks(log: Readable) -> Iterator[bytes]:
     """A log as UTF-8; Windows' shell writes UTF-16."""
     block = log.read(PIECE)
     wide = next((mark for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) if block.startswith(mark)), None)
