@@ -352,11 +352,14 @@ class Reading:
         """What no entry looks for any more."""
         self._found_by = Counter[Pattern]()
         """How many entries look for a pattern no more."""
+        self._long = False
+        """Whether it has more than one piece."""
         self._repeats = Repeats()
 
     def take(self, piece: Piece) -> None:
         """Of a long log, whose lines repeat themselves, only what is new is searched."""
-        if piece.line > 1:
+        self._long = self._long or piece.line > 1
+        if self._long:
             piece = replace(piece, text=self._repeats.without(piece.text))
         else:
             self._repeats.learn(piece.text)
@@ -393,7 +396,8 @@ class Reading:
             self._found_by[pattern] += 1
             if self._found_by[pattern] == len(knowledge().entries_of[pattern]):
                 self._done.add(pattern)
-                pattern.forget()
+                if self._long:
+                    pattern.forget()
 
     def _harmless_lines(self, piece: Piece, possible: Possible, *, quiet: bool) -> set[int]:
         """Where the lines begin that look like errors and are none; those of which nothing is told only
