@@ -18,6 +18,7 @@ TROUBLE = Pattern(
     r"|did(?:n.t| not) (?:find|claim|match)|too (?:long|large|small|many|old)|exceed|requires a newer"
     r"|unimplemented|panicked|segfault|\b0xC0000(?:[1-9a-f]..|0[1-9a-f].|00[1-9a-f])\b"
     r"|(?:not|n't) support|is missing|timed? ?out|\bn?err\W{1,3}(?:0x|-)?[1-9a-f]"
+    r"|\b(?:status|returned|returns|ret|rc)\b(?: (?:status|code|value))?[ :=]{1,3}-[1-9]"
     r"|报错|失败|错误|异常|乱码|崩溃|闪退|卡死|不支持|不足|无法|找不到|超时"
     r"|\", line \d+, in |-\[ cut here \]-|^ \* .{1,200}\.so\)$|^\s*#\d\d "
 )
