@@ -114,7 +114,11 @@ def _cell(text: str) -> str:
 
 def _own_version() -> str:
     project = ROOT / "pyproject.toml"
-    return str(read(project)["project"]["version"]) if project.is_file() else metadata.version("qnn-ci")
+    if project.is_file():
+        return str(read(project)["project"]["version"])
+    # Of the Python that this command was installed into, in which it does not run.
+    installed = metadata.distributions(name="qnn-ci", path=[str(ROOT.parent)])
+    return next((own.version for own in installed), "unknown")
 
 
 def _findings(report: Report) -> str:

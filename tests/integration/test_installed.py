@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+from provisioning.base import toml
 from provisioning.base.settings import ROOT, store_path
 from tests.support.onnx_models import conv_model, write
 from tests.support.scripts import locked_environment
@@ -64,6 +65,14 @@ def test_verbs_are_ours_and_paths_the_users(qnn_ci: Command, tmp_path: Path) -> 
     done = qnn_ci("gate", "--only", "validate", "--store", "mine")
     assert done.returncode == 3, done.stderr
     assert {path.name for path in (home / "reports").glob("*.json")} >= {"gate.json", "validate.json"}
+
+
+def test_the_text_for_an_issue_names_the_installed_version(qnn_ci: Command, tmp_path: Path) -> None:
+    (tmp_path / "home" / "run.log").write_text("Failed to load skel, error: 1008\n")
+    told = qnn_ci("diagnose", "--bundle", "run.log")
+    assert told.returncode == 0, told.stderr
+    version = toml.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"| qnn-ci | {version} |" in told.stdout
 
 
 NET = """\
