@@ -123,10 +123,6 @@ VERBS = {
         "be a server of the Model Context Protocol: compile, audit, diagnose and others as tools of agents",
         "mcp",
     ),
-    "accept": Verb(
-        "ci.accept.verb",
-        "--convert FILE: rewrite an earlier release's suite, and what was accepted of it, in the form of now",
-    ),
     "matrix": Verb(
         "ci.github.matrix",
         "print the suite as a CI matrix, balanced by length; --changed-since REF for what changed",

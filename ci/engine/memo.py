@@ -71,13 +71,10 @@ OF_PROCESSOR = (
 )  # fmt: skip
 """Of /proc/cpuinfo."""
 
-RETIRED = ("programs", "lowering", "emulator", "figures")
-"""Folders beside this memory that earlier versions wrote."""
-
 
 class Maker(NamedTuple):
     """What rounds sums in a way of its own: the processor and the number of threads. Neither is an input, as
-    machines share results; unknown of entries of earlier versions."""
+    machines share results"""
 
     processor: str = ""
     threads: int = 0
@@ -731,8 +728,6 @@ def prune(top: Path, pause: float = 0.0) -> None:
         pruned.touch()
     except OSError:
         return
-    for name in RETIRED:
-        _remove_unused(top.with_name(name), now - ORPHAN_SECONDS)
     for kind in (path for path in top.glob("*") if path.is_dir()):
         patterns = ("*/*.json", "??/*/*.json", f"??/*/*.{FAILED}", f"??/*/*.{RUN}")
         for path in (path for pattern in patterns for path in kind.glob(pattern)):

@@ -43,7 +43,7 @@ class Verdicts(Model):
     repository: str
     commit: str
     ref: str = ""
-    """The branch, as `refs/heads/main`; empty in those of earlier releases."""
+    """The branch, as `refs/heads/main`."""
     run: str
     workflow: str
     """The one that has it signed."""

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field
 
 from ci.pipeline.accuracy import FIGURES, at_worst
 from ci.pipeline.costs import TITLES, cost_rule
-from ci.pipeline.earlier_suite import earlier_accepted, earlier_subjects
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.documents import Model, load, parse
@@ -210,13 +209,9 @@ class Baseline:
         return at_worst("top1", figures.get("top1", 0.0)) > recorded.accuracy.get("top1", 0.0)
 
 
-def load_baseline(suite: Path, profile: str, lane: str, *, earlier: bool = False) -> Baseline:
-    """What was accepted of a lane's programs, if only in an earlier release. `earlier` is the form of the
-    suite."""
-    path = accepted_path(suite, profile)
-    if (old := earlier_accepted(suite, profile)).is_file():
-        return baseline_in(Accepted(path, earlier_subjects(old, lane if earlier else "")), lane)
-    return baseline_in(load_accepted(path), lane)
+def load_baseline(suite: Path, profile: str, lane: str) -> Baseline:
+    """What was accepted of a lane's programs."""
+    return baseline_in(load_accepted(accepted_path(suite, profile)), lane)
 
 
 def baseline_in(accepted: Accepted, lane: str) -> Baseline:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
 from provisioning.base.chips import chip_named
 from provisioning.base.command_line import Parser, count, duration, repeatable
-from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
@@ -267,16 +265,3 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
         and_socs=tuple(map(chip_named, args.and_soc)),
         language=language_of(args),
     )
-
-
-MOVED = "compile"
-"""`onnx compile` and `llm compile` of earlier releases."""
-
-
-def add_moved(commands: Any) -> None:
-    parser = commands.add_parser(MOVED, add_help=False)
-    parser.add_argument("words", nargs=argparse.REMAINDER)
-
-
-def moved(args: argparse.Namespace) -> UsageError:
-    return UsageError("compile is a command of its own now", fix=session("compile", *args.words))

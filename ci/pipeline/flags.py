@@ -63,17 +63,6 @@ def add_accept(group: argparse._ActionsContainer, kept: str) -> None:
     group.add_argument(
         "--accept", action="store_true", help=f"what was measured is what is expected from now on: {kept}"
     )
-    for earlier in EARLIER:
-        group.add_argument(earlier, action=_Renamed, nargs=0, help=argparse.SUPPRESS, dest=argparse.SUPPRESS)
-
-
-EARLIER = ("--update-baseline", "--update-thresholds", "--update-ledger", "--table", "--write-docs")
-"""What it was called in earlier releases."""
-
-
-class _Renamed(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *others: object) -> None:
-        raise argparse.ArgumentError(self, "it is --accept now, which accepts all that was measured")
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:

@@ -13,7 +13,6 @@ from ci.engine.recheck import Recheck
 from ci.engine.runs import Runs
 from ci.engine.work import Result
 from ci.pipeline.baseline import Recorded
-from ci.pipeline.earlier_suite import earlier_accepted
 from ci.pipeline.findings import not_passed, one_a_cause, verdict
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
@@ -31,8 +30,7 @@ from ci.pipeline.stage import (
     write_accepted,
 )
 from ci.pipeline.suite import AnyProgram, Suites
-from ci.pipeline.suite_file import EARLIER_FORM, convert_command, earlier_form
-from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base.findings import Finding, Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.base.stage_run import StageRun
 
@@ -108,9 +106,6 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
     with stage.reported(selection.reports, f"{lane.rules}-not-run"):
         lane.require_installed()
         programs = chosen_programs(lane, options.choice, selection)
-        earlier = earlier_forms(programs)
-        if accept.values and earlier:
-            raise earlier_form(Path(earlier[0].subject))
         plan = lane.plan(programs, options)
         results, rechecked = lane.do(plan, new_baseline=accept.values), Recheck()
         if part := options.work.recheck:
@@ -128,7 +123,6 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
         plan = replace(plan, programs=accepted(accept, lane.suites, plan, figures, recorded, stage))
         plan = lane.compared(plan, results)
         judge(stage, lane, plan, results, rechecked)
-        stage.findings += earlier
         lane.close(stage, plan, results)
         held = {
             subject
@@ -201,15 +195,6 @@ def steady_cases(lane: Lane[P, L], plan: L, results: Results) -> Iterator[Findin
         runs = [result.runs for program in programs for result in mine_of(program, results).values()]
         if every <= chosen and len(others) == 1 and runs and all(history.steady for history in runs):
             yield steady(f"case {name}", f"[case.{name}] of {suite}")
-
-
-def earlier_forms(programs: Sequence[AnyProgram[Any, Any]]) -> list[Finding]:
-    message = f"{EARLIER_FORM}, which a later one will not read"
-    return [
-        Finding("suite-earlier-form", Severity.WARNING, str(suite), message, convert_command(suite))
-        for suite, program in {program.suite: program for program in programs}.items()
-        if program.earlier or earlier_accepted(suite, program.profile).is_file()
-    ]
 
 
 def update(lane: Lane[P, L], plan: L, results: Results) -> None:

@@ -116,10 +116,7 @@ def memos_of(
 def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict[Path, Baseline]:
     """By suite."""
     suites = {program.suite: program for program in programs}
-    return {
-        suite: load_baseline(suite, profile, program.lane, earlier=program.earlier)
-        for suite, program in suites.items()
-    }
+    return {suite: load_baseline(suite, profile, program.lane) for suite, program in suites.items()}
 
 
 def write_accepted(

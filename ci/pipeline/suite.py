@@ -153,11 +153,6 @@ class AnyRun(Model):
         """Its name without a label."""
 
     @property
-    def earlier_kind(self) -> str:
-        """`kind` by the names that suites of earlier releases have."""
-        return self.kind
-
-    @property
     def name(self) -> str:
         return self.label or self.kind
 
@@ -222,8 +217,6 @@ class AnyProgram(Generic[C, R]):
     lane: str = ""
     accepted: Thresholds = field(default_factory=Thresholds)
     """Those of its run that --accept wrote."""
-    earlier: bool = False
-    """Whether its suite has the form of an earlier release."""
 
     @property
     def demanded(self) -> dict[str, float]:
@@ -348,11 +341,9 @@ class Suites(Generic[P]):
                 secrets=head.secrets,
                 wheels=head.wheels,
             )
-        lane, earlier, held = self.lane, file.earlier, accepted_thresholds(path, profile, self.lane)
+        lane, held = self.lane, accepted_thresholds(path, profile, self.lane)
         return [
-            self.program(
-                path, name, case, run, soc, profile, needs, lane, held[f"{name}/{run.name}"], earlier
-            )
+            self.program(path, name, case, run, soc, profile, needs, lane, held[f"{name}/{run.name}"])
             for name, case in file.cases[self.lane].items()
             for run in case.runs
             for soc in socs or run.socs

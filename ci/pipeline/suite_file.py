@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, StringConstraints, create_model
 
-from ci.pipeline.earlier_suite import converted, is_earlier
 from ci.pipeline.models.wheels import PinnedWheel
 from ci.pipeline.precision_file import with_file
 from provisioning.base.commands import session
@@ -110,8 +109,6 @@ class SuiteFile:
     """By lane and name, the cases that have runs in it, with these runs alone; only names are checked."""
     cases: Mapping[str, Mapping[str, Any]]
     """The same as their lanes' own objects, for lanes whose form was given."""
-    earlier: bool
-    """Whether the file has the form of an earlier release, which knows one lane."""
 
 
 def read_suite(path: Path, *forms: LaneForm) -> SuiteFile:
@@ -119,53 +116,6 @@ def read_suite(path: Path, *forms: LaneForm) -> SuiteFile:
 
 
 def parse_suite(document: dict[str, Any], path: Path, *forms: LaneForm) -> SuiteFile:
-    if not is_earlier(document):
-        return _parsed(document, path, forms, earlier=False)
-    try:
-        return _parsed(converted(document), path, forms, earlier=True)
-    except ManifestError as error:
-        note = f"{error.fix} (as {convert_command(path)} would write it)"
-        raise ManifestError(path, error.key, expected=error.expected, found=error.found, fix=note) from error
-
-
-def convert_command(path: Path) -> str:
-    return session("accept", "--convert", path)
-
-
-EARLIER_FORM = "it, or what was accepted of it, has the form of an earlier release"
-
-
-def earlier_form(path: Path) -> UsageError:
-    """Where something is to be written."""
-    return UsageError(f"{path}: {EARLIER_FORM}", fix=convert_command(path))
-
-
-def accepted_path(suite: Path, profile: str) -> Path:
-    """What was accepted of a suite: in manifests/accepted/ if it is shipped, else beside it."""
-    if suite.parent == MANIFESTS / "suites":
-        return MANIFESTS / "accepted" / f"{suite.stem}-{profile}.json"
-    return suite.with_name(f"{suite.stem}.accepted-{profile}.json")
-
-
-def lanes_of(path: Path) -> tuple[str, ...]:
-    """The lanes that the suite has runs of. Of one that cannot be read the first lane says what is wrong."""
-    try:
-        return tuple(read_suite(path).raw)
-    except ManifestError:
-        return (next(iter(lanes())),)
-
-
-def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
-    others = {lane: lanes()[lane].stages for lane in file.raw}
-    named = "; ".join(f"{', '.join(stages)} (lane = {lane!r})" for lane, stages in others.items())
-    first = next(stages[0] for stages in others.values())
-    return UsageError(
-        f"{file.path} has no run with lane = {form.lane!r}, so nothing for {stage}; its stages are {named}",
-        fix=session(first, "--suite", file.path),
-    )
-
-
-def _parsed(document: dict[str, Any], path: Path, forms: Sequence[LaneForm], *, earlier: bool) -> SuiteFile:
     file = parse(document, _File, path)
     known = {**lanes(), **{form.lane: form.fields for form in forms}}
     raw: dict[str, dict[str, dict[str, Any]]] = {}
@@ -197,7 +147,7 @@ def _parsed(document: dict[str, Any], path: Path, forms: Sequence[LaneForm], *, 
             places.setdefault((lane, name), []).append(number)
     given = {form.lane: form for form in forms if form.lane in raw}
     cases = {
-        lane: _cases(form, raw[lane], path, functools.partial(_place, places, lane), earlier=earlier)
+        lane: _cases(form, raw[lane], path, functools.partial(_place, places, lane))
         for lane, form in given.items()
     }
     head = SuiteHead.model_validate({name: getattr(file, name) for name in SuiteHead.model_fields})
@@ -210,7 +160,32 @@ def _parsed(document: dict[str, Any], path: Path, forms: Sequence[LaneForm], *, 
             found=f"runs of lane {' and '.join(raw)} alone",
             fix=f"remove {named[0]}",
         )
-    return SuiteFile(path, head, raw, cases, earlier)
+    return SuiteFile(path, head, raw, cases)
+
+
+def accepted_path(suite: Path, profile: str) -> Path:
+    """What was accepted of a suite: in manifests/accepted/ if it is shipped, else beside it."""
+    if suite.parent == MANIFESTS / "suites":
+        return MANIFESTS / "accepted" / f"{suite.stem}-{profile}.json"
+    return suite.with_name(f"{suite.stem}.accepted-{profile}.json")
+
+
+def lanes_of(path: Path) -> tuple[str, ...]:
+    """The lanes that the suite has runs of. Of one that cannot be read the first lane says what is wrong."""
+    try:
+        return tuple(read_suite(path).raw)
+    except ManifestError:
+        return (next(iter(lanes())),)
+
+
+def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
+    others = {lane: lanes()[lane].stages for lane in file.raw}
+    named = "; ".join(f"{', '.join(stages)} (lane = {lane!r})" for lane, stages in others.items())
+    first = next(stages[0] for stages in others.values())
+    return UsageError(
+        f"{file.path} has no run with lane = {form.lane!r}, so nothing for {stage}; its stages are {named}",
+        fix=session(first, "--suite", file.path),
+    )
 
 
 def _lanes_of_case(
@@ -260,18 +235,7 @@ def _cases_model(case: type[Any]) -> type[BaseModel]:
 
 
 def _cases(
-    form: LaneForm, cases: Mapping[str, Any], path: Path, place: Callable[[Place], Place], *, earlier: bool
+    form: LaneForm, cases: Mapping[str, Any], path: Path, place: Callable[[Place], Place]
 ) -> dict[str, Any]:
     parsed: dict[str, Any] = dict(parse({"case": dict(cases)}, _cases_model(form.case), path, place))["case"]
-    if not earlier:
-        return parsed
-    return {
-        name: case.model_copy(update={"runs": tuple(map(_with_earlier_name, case.runs))})
-        for name, case in parsed.items()
-    }
-
-
-def _with_earlier_name(run: Any) -> Any:
-    if run.label or run.kind == run.earlier_kind:
-        return run
-    return run.model_copy(update={"label": run.earlier_kind})
+    return parsed

@@ -30,11 +30,12 @@ def make():
     return Last(bert).eval(), lambda generator: (torch.rand(1, 8, 32, generator=generator),)
 """
 SUITE = """\
-schema = 1
+schema = 2
 [case.bert]
 factory = "net:make"
 [[case.bert.run]]
-scheme = "fp16"
+lane = "executorch"
+precision = "fp16"
 socs = ["SM8650"]
 """
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -28,11 +28,12 @@ from tests.support.typed import typed
 pytestmark = pytest.mark.heavy
 
 SUITE = """\
-schema = 1
+schema = 2
 variables = ["NET_SCALE"]
 [case.factory]
 factory = "nets:make"
 [[case.factory.run]]
+lane = "onnx"
 precision = "fp16"
 socs = ["SM8650"]
 tags = ["pr"]
@@ -41,8 +42,9 @@ options = { htp_performance_mode = "burst" }
 
 [case.file]
 model = "nets/net.onnx"
-calibrate = "samples"
+samples = "samples"
 [[case.file.run]]
+lane = "onnx"
 precision = "u8u8"
 socs = ["SM8650"]
 tags = ["pr"]

@@ -21,7 +21,7 @@ def make():
     return torch.nn.Linear(8, 8).eval(), lambda generator: (torch.rand(1, 8, generator=generator),)
 """
 SUITE = """\
-schema = 1
+schema = 2
 [case.net]
 {model}
 [[case.net.run]]
@@ -29,8 +29,8 @@ schema = 1
 socs = ["SM8650"]
 """
 LANES = {
-    "test_lowering": ("lowering", 'factory = "net:make"', 'scheme = "fp16"'),
-    "test_onnx": ("onnx", 'model = "net.onnx"', 'precision = "fp16"'),
+    "test_lowering": ("lowering", 'factory = "net:make"', 'lane = "executorch"\nprecision = "fp16"'),
+    "test_onnx": ("onnx", 'model = "net.onnx"', 'lane = "onnx"\nprecision = "fp16"'),
 }
 
 

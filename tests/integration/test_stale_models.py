@@ -48,7 +48,10 @@ factory = "net:{name}"
 socs = ["SM8650"]
 """
 NAMES = ("checkpoint", "linked", "newest")
-LANES = {"test_lowering": 'scheme = "fp16"', "test_onnx": 'precision = "fp16"'}
+LANES = {
+    "test_lowering": 'lane = "executorch"\nprecision = "fp16"',
+    "test_onnx": 'lane = "onnx"\nprecision = "fp16"',
+}
 
 
 @pytest.mark.parametrize("stage", LANES)
@@ -59,7 +62,7 @@ def test_no_stale_model_is_cached(stage: str, tmp_path: Path) -> None:
     models.mkdir()
     (models / "net.py").write_text(NET)
     cases = "".join(CASE.format(name=name, precision=LANES[stage]) for name in NAMES)
-    (models / "suite.toml").write_text(f"schema = 1\n{cases}")
+    (models / "suite.toml").write_text(f"schema = 2\n{cases}")
     for number, name in enumerate(("data", "older", "old")):
         torch.save(torch.eye(8) * (number + 1), models / f"{name}.pt")
         os.utime(models / f"{name}.pt", (1e9 + number, 1e9 + number))

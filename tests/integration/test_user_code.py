@@ -32,7 +32,7 @@ def make():
 """
 
 SUITE = """\
-schema = 1
+schema = 2
 {declared}
 [case.net]
 factory = "net:make"
@@ -46,7 +46,10 @@ factory = "net:lacking"
 socs = ["SM8650"]
 """
 
-LANES = {"test_lowering": 'scheme = "fp16"', "test_onnx": 'precision = "fp16"'}
+LANES = {
+    "test_lowering": 'lane = "executorch"\nprecision = "fp16"',
+    "test_onnx": 'lane = "onnx"\nprecision = "fp16"',
+}
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,12 @@ def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_and_what_st
 
 
 ONNX = """\
-schema = 1
+schema = 2
 [case.steep]
 factory = "lowering_models:steep"
 [[case.steep.run]]
-precision = "u8u8"
+lane = "onnx"
+precision = "8a8w"
 socs = ["SM8650"]
 """
 
@@ -51,5 +52,5 @@ def test_in_onnx_runtimes_lane_other_classes_fail(tmp_path: Path) -> None:
     done = run("test_onnx", tmp_path, "--suite", path)
     assert done.code == 1 and done.rules("steep") == {"onnx-accuracy"}
     rows: Any = done.report.metrics["programs"]
-    figures = rows["steep/u8u8/SM8650"]["figures"]
+    figures = rows["steep/8a8w/SM8650"]["figures"]
     assert "sqnr_db" not in figures and figures["agreement"] < 1

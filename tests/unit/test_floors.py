@@ -24,7 +24,6 @@ FLOORS = (
         "one_model",
         "operator_history",
         "forecast",
-        "accept",
         "agents",
         "gate",
         "github",

@@ -68,9 +68,12 @@ def adopter(tmp_path: Path) -> dict[str, str]:
     """What gate.yml gives `plan` for a repository with two models of its own."""
     suite = tmp_path / "source" / "ci" / "my models.toml"
     suite.parent.mkdir(parents=True)
-    runs = '[[case.{0}.run]]\nscheme = "{1}"\nsocs = ["SM8650"]\ntags = ["{2}"]\nthresholds.cosine = 0.9\n'
+    runs = (
+        '[[case.{0}.run]]\nlane = "executorch"\nprecision = "{1}"\n'
+        'socs = ["SM8650"]\ntags = ["{2}"]\nthresholds.cosine = 0.9\n'
+    )
     suite.write_text(
-        "schema = 1\n"
+        "schema = 2\n"
         + "".join(
             f'[case.{name}]\nfactory = "m:f"\n{runs.format(name, scheme, tag)}'
             for name, scheme, tag in (("one", "fp16", "pr"), ("two", "8a8w", "nightly"))
@@ -252,7 +255,7 @@ def test_only_what_jobs_share_and_a_cache_may_hold_is_provisioned_for_them(
 def test_a_suite_that_is_not_in_the_calling_repository_is_an_error(
     adopter: dict[str, str], tmp_path: Path, name: str
 ) -> None:
-    (tmp_path / "outside.toml").write_text("schema = 1\n")
+    (tmp_path / "outside.toml").write_text("schema = 2\n")
     with pytest.raises(UsageError, match=name):
         plan.run({**adopter, "QNN_CI_SUITE": name})
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.lanes.executorch.suite import SUITES, programs_of
-from ci.pipeline.earlier_suite import earlier_accepted
-from ci.pipeline.into_suite import Extension, factory_in, require_place, suite_with
+from ci.pipeline.into_suite import Extension, factory_in, suite_with
 from ci.pipeline.models.user_model import UserModel, user_model
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.suite import Thresholds
@@ -83,19 +82,6 @@ def test_what_the_author_demands_of_a_run_stays(tmp_path: Path) -> None:
     assert program.thresholds == Thresholds(sqnr_db=20, reference_sqnr_db=59)
 
 
-def test_a_suite_beside_what_an_earlier_release_accepted_is_refused_before_anything_is_compiled(
-    tmp_path: Path,
-) -> None:
-    suite = tmp_path / "models.toml"
-    suite.write_text(AUTHORS)
-    earlier_accepted(suite, "wheels").write_text('{"schema": 2, "programs": {}}')
-    run = {"precision": "16a8w"}
-    extension = Extension(SUITES, suite, "net", {}, scheme_named, run, ["SM8750"], "wheels")
-    with pytest.raises(UsageError) as caught:
-        assert extension.programs
-    assert caught.value.fix.endswith(f"--convert {suite}")
-
-
 def test_sizes_of_an_input_are_the_same_when_it_is_written_again(tmp_path: Path) -> None:
     suite, case = tmp_path / "models.toml", {"model": "net.onnx", "dimensions": {"x": (1, 3, 64, 64)}}
     for _ in range(2):
@@ -142,14 +128,6 @@ def test_a_model_is_named_as_the_suites_folder_finds_it(tmp_path: Path) -> None:
     assert factory_in(pt2, below) == "../net.pt2"
     with pytest.raises(ToolkitError):
         named("package.net:make", below)
-
-
-def test_a_suite_of_an_earlier_release_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
-    suite = tmp_path / "models.toml"
-    suite.write_text('schema = 1\n[case.net]\nfactory = "net:make"\n[[case.net.run]]\nscheme = "fp16"\n')
-    with pytest.raises(UsageError) as caught:
-        require_place(suite, measured=True)
-    assert caught.value.fix.endswith(f"--convert {suite}")
 
 
 def test_a_run_of_another_lane_is_another_run(tmp_path: Path) -> None:

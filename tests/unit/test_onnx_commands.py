@@ -87,14 +87,6 @@ def onnx(*arguments: str) -> int:
     return main("python -m ci", "", {name: VERBS[name] for name in ("onnx", "compile")}, [*verb, *arguments])
 
 
-@pytest.mark.parametrize("verb", ["onnx", "llm"])
-def test_compile_of_a_lane_names_the_command_that_it_is_now(
-    capsys: pytest.CaptureFixture[str], verb: str
-) -> None:
-    assert main("python -m ci", "", VERBS, [verb, "compile", "net", "--soc", "SM8650", "-o", "out"]) == 2
-    assert "compile -- net --soc SM8650 -o out" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -346,24 +346,6 @@ class TestStage:
         assert (tmp_path / "onnx.toml").read_text() == demanding
         assert self.held(tmp_path) == {"sqnr_db": 40.0, "reference_sqnr_db": 30.0}
 
-    def test_what_an_earlier_release_accepted_is_read_and_said_and_nothing_is_accepted_beside_it(
-        self, tmp_path: Path
-    ) -> None:
-        values = {"build_id": "v2.51.0.260929181845", "context_bytes": 1234, "accuracy": {"sqnr_db": 30.0}}
-        earlier = json.dumps({"schema": 2, "programs": {"onnx/net/16a8w/SM8650": values}})
-        (tmp_path / "onnx.baseline-wheels.json").write_text(earlier)
-        assert self.stage(tmp_path) == 1
-        assert self.rules(tmp_path) == {"cost-context-bytes"}
-        (warning,) = [
-            finding for finding in self.report(tmp_path).findings if finding.rule == "suite-earlier-form"
-        ]
-        assert self.stage(tmp_path, "--accept") == 2 and self.done() == []
-        _, _, fix = warning.fix.partition("accept -- ")
-        assert main("python -m ci", "", VERBS, ["accept", *shlex.split(fix)]) == 0
-        assert self.stage(tmp_path) == 1
-        assert "suite-earlier-form" not in {finding.rule for finding in self.report(tmp_path).findings}
-        assert self.stage(tmp_path, "--accept") == 0
-
     def test_less_than_is_required_fails_until_its_thresholds_are_written_for_a_reason(
         self, tmp_path: Path
     ) -> None:

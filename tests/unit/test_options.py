@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ci.__main__ import VERBS
 from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
@@ -24,7 +23,7 @@ from ci.pipeline.compile_flags import (
 )
 from ci.pipeline.flags import stage_options
 from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Language, WorkOptions
-from provisioning.base.command_line import TIMEOUT, main
+from provisioning.base.command_line import TIMEOUT
 from provisioning.base.errors import UsageError
 from tests.support.typed import parsed
 
@@ -102,12 +101,3 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
 def test_what_is_written_down_for_a_bug_is_one_model_too() -> None:
     model = plain_model_of(parsed(save_calls, "net.py:make", "--scheme", "8a8w", "-o", "calls"))
     assert (model.typed, model.lane, model.precision) == ("net.py:make", PYTORCH, "8a8w")
-
-
-@pytest.mark.parametrize("flag", ["--update-baseline", "--update-thresholds"])
-def test_a_flag_of_earlier_releases_names_the_one_that_it_is_now(
-    capsys: pytest.CaptureFixture[str], flag: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main("python -m ci", "", VERBS, ["test_emulator", flag])
-    assert ended.value.code == 2 and "--accept" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.pipeline.compile_flags import MOVED, add_moved, moved
 from provisioning.base.command_line import add_timeout, count
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS
@@ -33,8 +32,6 @@ each token.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-
-    add_moved(commands)
 
     runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
@@ -105,8 +102,6 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     from ci.lanes.llm import check, commands
 
     emulated = emulated or commands.Emulated()
-    if args.command == MOVED:
-        raise moved(args)
     if args.command == "run":
         return commands.run_model(
             commands.Prompt(

@@ -250,7 +250,6 @@ def compiled_file(folder: Path) -> Path:
         return program
     if not config.is_file():
         raise UsageError(f"{folder}: there is no {CONFIG} and no {PROGRAM}", fix="name what compile wrote")
-    # Records of earlier releases do not have it.
     if record_of(config).get("shared"):
         raise UsageError(
             f"{folder}: prefill and decode share their weights, which the emulator refuses",

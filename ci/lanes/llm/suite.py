@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ci.pipeline.precision import precision_named, written_name
+from ci.pipeline.precision import written_name
 from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites
 from ci.pipeline.suite_file import LaneForm
 from provisioning.base.documents import Model
@@ -59,15 +59,7 @@ class LlmRun(AnyRun):
 
     @property
     def kind(self) -> str:
-        return self._named(self.precision)
-
-    @property
-    def earlier_kind(self) -> str:
-        by_onnx = self.through == "genie" and self.quantized
-        return self._named(precision_named(self.precision).name if by_onnx else self.precision)
-
-    def _named(self, precision: str) -> str:
-        parts: list[str] = [self.through, precision]
+        parts: list[str] = [self.through, self.precision]
         if self.through == "genie" and self.quantized and self.cache != "uint8":
             parts.append(self.cache)
         if self.parts > 1:

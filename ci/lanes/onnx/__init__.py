@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ci.pipeline.compile_flags import MOVED, add_moved, add_option, moved
+from ci.pipeline.compile_flags import add_option
 from provisioning.base.command_line import add_timeout
 
 EXAMPLES = """\
@@ -17,8 +17,6 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-
-    add_moved(commands)
 
     runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="MODEL_ctx.onnx")
@@ -58,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
         from ci.lanes.onnx.operator_tests import run_operators
 
         return run_operators(check=args.check)
-    if args.command == MOVED:
-        raise moved(args)
     if args.command == "options":
         return commands.list_options()
     return commands.run_model(

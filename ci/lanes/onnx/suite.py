@@ -69,10 +69,6 @@ class OnnxRun(MixedRun):
         return self.label or f"{super().name}{'-repaired' * self.repaired}"
 
     @property
-    def earlier_kind(self) -> str:
-        return self.precision
-
-    @property
     def required_figures(self) -> tuple[str, ...]:
         return HELD_QUANTIZED if precision_named(self.precision).quantized else HELD
 
