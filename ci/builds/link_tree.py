@@ -16,13 +16,14 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from ci.builds.tree import OWN_NAME
+from ci.builds.tree import OWN_NAME, SourceTree
 from provisioning.overlay import describe
 
 REPOSITORY = ".git"
 ADAPTORS = "Py*.so"
 STALE = (ADAPTORS, "*.fbs")
 """Files that an earlier build may have left in the tree. An overlay takes only our own."""
+VERSION = "version.py"
 
 
 def link_with_copies(tree: Path, copies: Collection[str], into: Path) -> None:
@@ -33,21 +34,33 @@ def link_with_copies(tree: Path, copies: Collection[str], into: Path) -> None:
             _copy(path, into / path.relative_to(tree))
 
 
-def make_overlay(tree: Path, files: Mapping[str, Path], into: Path) -> None:
-    """`files`: place in the tree → the file to copy there."""
+def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path) -> None:
+    """`files`: place in the tree → the file to copy there, also instead of one of the tree."""
     part = into.with_name(f".{into.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     parents = {str(PurePosixPath(place).parent) for place in files}
     folders = _with_parents(parents)
-    _link(tree, part / OWN_NAME, folders, lambda place: _is_stale(place, parents))
+    ours = {*files, VERSION}
+    _link(tree.root, part / OWN_NAME, folders, lambda place: place in ours or _is_stale(place, parents))
     for folder in folders - {"."}:
-        if not (tree / folder / "__init__.py").is_file():
+        if not (tree.root / folder / "__init__.py").is_file():
             (part / OWN_NAME / folder / "__init__.py").touch()
     for place, path in files.items():
         shutil.copyfile(path, part / OWN_NAME / place)
-    describe(part, tree)
+    _state_version(tree, part)
+    describe(part, tree.root)
     shutil.rmtree(into, ignore_errors=True)
     part.replace(into)
+
+
+def _state_version(tree: SourceTree, part: Path) -> None:
+    """As ExecuTorch's setup.py does: else Python would find the version of an installed wheel."""
+    version = "+".join(filter(None, [tree.version, tree.commit[:7]]))
+    stated = f"__version__ = {version!r}\ngit_version = {tree.commit!r}\n"
+    (part / OWN_NAME / VERSION).write_text(stated, encoding="utf-8")
+    metadata = part / f"{OWN_NAME}-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {OWN_NAME}\nVersion: {version}\n", encoding="utf-8")
 
 
 def install(tree: Path, files: Mapping[str, Path]) -> None:

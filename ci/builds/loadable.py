@@ -35,6 +35,8 @@ FIXES = {
 }
 
 _SYSTEM_LIBRARY = re.compile(r"(?:lib(?:c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-.+\.so\.\d+)")
+_OF_TORCH = re.compile(r"lib(?:torch\w*|c10)\.so")
+"""Whoever loads an adaptor has imported torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ def _wrong_with(
     if file.kind == "runner" and header.interpreter != TARGETS[target].loader:
         yield "loader", f"expected {TARGETS[target].loader}, found {header.interpreter or 'none'}"
     for name in header.needed:
+        if file.kind == "adaptor" and _OF_TORCH.fullmatch(name):
+            continue
         if not _provided(name, target) and not _reachable(name, target, file, header, places):
             yield (
                 "needed",

@@ -75,6 +75,11 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
                 f"{answer.detail} in {answer.interpreter}",
                 "nox -s validate, which has executorch, or install the profile's packages",
             )
+        if answer.step == "probe":
+            raise CouldNotRun(
+                f"asking the compiler of executorch in {answer.interpreter} failed: {answer.detail}",
+                "put flatc on PATH, or name it in FLATC_EXECUTABLE" if "flatc" in answer.detail else "",
+            )
         if not answer.made_device:
             yield _refusal(soc, answer, tree.named)
             continue

@@ -219,18 +219,15 @@ def _host(variables: Mapping[str, str], packages: Collection[str], names: Collec
             python=platform.python_version(),
             glibc=glibc if libc == "glibc" else "",
             tools={name: tool for name, task in tools.items() if (tool := task.result()) is not None},
-            packages=_packages(packages),
+            packages=_packages(packages, variables.get("PYTHONPATH", "")),
         )
 
 
-def _packages(names: Collection[str]) -> dict[str, str]:
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+def _packages(names: Collection[str], python_path: str) -> dict[str, str]:
+    """The versions that stages find, which have the overlay of build_x86 first."""
+    search = [*filter(None, python_path.split(os.pathsep)), *sys.path]
+    found = {name: importlib.metadata.Distribution.discover(name=name, path=search) for name in names}
+    return {name: first.version for name, all_ in found.items() if (first := next(iter(all_), None))}
 
 
 def _os_release() -> dict[str, str]:

@@ -24,7 +24,8 @@ class Answer:
     """How far the compiler came. `device`: it created one. `absent`: no compiler is installed here."""
 
     step: str
-    """The failed step, or the last: `absent`, `adaptor`, `build id`, `soc`, `backend`, `device`."""
+    """The failed step, or the last: `absent`, `adaptor`, `build id`, `soc`, `backend`, `device`;
+    `probe` if this module could not ask."""
     made_device: bool = False
     build_id: str = ""
     api: str = ""
@@ -129,9 +130,8 @@ def _main(soc: str) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch, "options.json")
         text.write_text(json.dumps(_without_none(dataclasses.asdict(options))), encoding="utf-8")
-        flatc = package.parents[2] / "data" / "bin" / "flatc"
         schema_file = package / "qc_compiler_spec.fbs"
-        subprocess.run([flatc, "--binary", "-o", scratch, schema_file, text], check=True)
+        subprocess.run([_flatc(), "--binary", "-o", scratch, schema_file, text], check=True)
         encoded = Path(scratch, "options.bin").read_bytes()
     _say(step="backend")
     manager = adaptor.QnnManager(encoded)
@@ -144,6 +144,18 @@ def _main(soc: str) -> int:
     return 0
 
 
+def _flatc() -> str:
+    """Where ExecuTorch looks for it: a built tree has none, and takes that of FLATC_EXECUTABLE or PATH."""
+    import importlib.util
+    import os
+
+    spec = importlib.util.find_spec("executorch.data.bin")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (program := Path(folder, "flatc")).is_file():
+            return str(program)
+    return os.environ.get("FLATC_EXECUTABLE", "flatc")
+
+
 def _without_none(value: object) -> object:
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
@@ -151,4 +163,8 @@ def _without_none(value: object) -> object:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1]))
+    try:
+        sys.exit(_main(sys.argv[1]))
+    except Exception as error:
+        _say(step="probe", detail=f"{type(error).__name__}: {error}")
+        raise

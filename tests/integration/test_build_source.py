@@ -378,17 +378,19 @@ def test_each_adaptor_of_the_tree_is_built_and_imported_with_the_printed_python_
 ) -> None:
     assert x86.code == 0, x86.err
     adaptors = [Path(file["path"]).name for file in x86.manifest["files"] if file["kind"] == "adaptor"]
-    assert [name.partition(".")[0] for name in adaptors] == ["PyQnnManagerAdaptor", "PyQnnWrapperAdaptor"]
+    names = ["PyQnnManagerAdaptor", "PyQnnWrapperAdaptor", "libquantized_ops_aot_lib"]
+    assert [name.partition(".")[0] for name in adaptors] == names
     line = next(line for line in x86.out.splitlines() if line.startswith("export PYTHONPATH="))
     code = (
         "from executorch.backends.qualcomm.python import PyQnnManagerAdaptor as a, PyQnnWrapperAdaptor\n"
         "from executorch.exir._serialize import schema\n"
-        "print(a.add(2, 3), a.api, 'ET12' in schema())\n"
+        "from executorch.kernels.quantized import loaded\n"
+        "print(a.add(2, 3), a.api, 'ET12' in schema(), loaded)\n"
     )
     (tmp_path / "try.py").write_text(code, encoding="utf-8")
     command = f"{line}\nexec {sys.executable} try.py"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "5 2.27.0 True", done.stderr
+    assert done.stdout.strip() == "5 2.27.0 True quantized_decomposed", done.stderr
 
 
 @pytest.mark.heavy
@@ -410,7 +412,7 @@ def test_another_folder_gives_the_same_adaptors_and_install_puts_them_into_the_t
         other = build("build_x86", tmp_path, tree, make_sdk(tmp_path / "an-sdk"), "--install")
     assert other.code == 0, other.err
     ours, theirs = ({n: h for n, h in hashes(made.dist).items() if ".so" in n} for made in (other, x86))
-    assert len(ours) == 3 and ours == theirs
+    assert len(ours) == 4 and ours == theirs
     assert len(list(folder.glob("Py*.so"))) == 2
     assert (tree / "exir" / "_serialize" / "program.fbs").is_file()
     assert not (other.dist / "overlay").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ci.builds.link_tree import changed_since, install, link_with_copies, make_overlay
+from ci.builds.tree import SourceTree
 
 COPIED = ("third-party/flatcc",)
 FILES = (
@@ -62,6 +64,11 @@ def test_files_written_since_a_moment_are_named(tree: Path) -> None:
     assert changed_since(tree, now, (tree / "backends",)) == []
 
 
+def overlay_of(root: Path, files: dict[str, Path], into: Path) -> Path:
+    make_overlay(SourceTree(root, "1.5.0", "cff6f4dd32", changed=False, time=0), files, into)
+    return into / "executorch"
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     (tmp_path / "new.so").write_bytes(b"new")
@@ -74,14 +81,30 @@ def test_an_overlay_has_the_tree_and_our_files_instead_of_earlier_ones(
     old = (tree / ADAPTOR).with_name("PyB.cpython-38.so")
     old.parent.mkdir()
     old.touch()
-    make_overlay(tree, files, tmp_path / "overlay")
-    root = tmp_path / "overlay" / "executorch"
+    root = overlay_of(tree, files, tmp_path / "overlay")
     assert (root / "exir" / "core.py").is_file() and (root / "backends/qualcomm/a.cpp").is_file()
     assert [path.name for path in (root / ADAPTOR).parent.iterdir()] == ["__init__.py", Path(ADAPTOR).name]
     assert (root / ADAPTOR).read_bytes() == b"new"
     assert old.exists()
     packages = (".", "backends", "backends/qualcomm", "backends/qualcomm/python")
     assert [(root / package / "__init__.py").exists() for package in packages] == [False, True, True, True]
+
+
+def test_an_overlays_own_file_replaces_that_of_the_tree_and_leaves_the_tree_as_it_is(
+    tree: Path, tmp_path: Path, files: dict[str, Path]
+) -> None:
+    files["exir/core.py"] = tmp_path / "new.so"
+    root = overlay_of(tree, files, tmp_path / "overlay")
+    assert (root / "exir/core.py").read_bytes() == b"new"
+    assert (tree / "exir/core.py").read_text(encoding="utf-8") == "exir/core.py"
+
+
+def test_python_finds_the_version_of_the_overlays_tree(tree: Path, tmp_path: Path) -> None:
+    (tree / "version.py").write_text("__version__ = 'of another day'", encoding="utf-8")
+    root = overlay_of(tree, {}, tmp_path / "overlay")
+    found = importlib.metadata.Distribution.discover(name="executorch", path=[str(root.parent)])
+    assert [distribution.version for distribution in found] == ["1.5.0+cff6f4d"]
+    assert "'1.5.0+cff6f4d'" in (root / "version.py").read_text(encoding="utf-8")
 
 
 def test_installing_replaces_earlier_adaptors(tree: Path, files: dict[str, Path]) -> None:

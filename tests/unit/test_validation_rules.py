@@ -260,6 +260,7 @@ WARNINGS: list[tuple[str, str, Arrange]] = [
     ("library-path-missing", "LD_LIBRARY_PATH", library_path("{sdk}", "{base}/nowhere")),
     ("variables-contradict", "QNN_CI_PROFILE", environ({"QNN_CI_PROFILE": "wheels"})),
     ("qnn-compat", BUILD, machine(packages={"executorch": "1.4.0"})),
+    ("compiler-answers", "", answered(Answer("probe", detail="FileNotFoundError: 'flatc'"))),
 ]
 NOTES: list[tuple[str, str, Arrange]] = [
     ("cmake-version", "cmake", changed(host=with_tool("cmake", "3.31.2"))),
