@@ -246,7 +246,7 @@ def _tool(name: str, variables: Mapping[str, str]) -> Tool | None:
     if (
         name in _PACKAGED
         and Path(path).parent == Path(sys.executable).parent
-        and (known := _packages([name]))
+        and (known := _packages([name], ""))
     ):
         # The package's metadata has the version; its script would start another Python to print it.
         return Tool(path, known[name])
