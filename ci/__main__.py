@@ -81,17 +81,13 @@ VERBS = {
         "say what of a model HTP takes at each precision, and what stays on the CPU, why and at what cost",
         "executorch",
     ),
-    "profile": Verb(
-        "ci.one_model.profile",
+    "timing": Verb(
+        "ci.one_model.timing",
         "say what each operator and line of a program takes on the HTP emulator",
         "executorch",
     ),
-    "forecast": Verb("ci.forecast.verb", "say what phones will take for one model, without a phone", "onnx"),
-    "phones": Verb(
-        "ci.forecast.phones_verb",
-        "say what AI Hub measured on phones of models by name or class",
-        "executorch",
-        foreign_code=False,
+    "forecast": Verb(
+        "ci.forecast.verb", "say what phones will take for one model, or what AI Hub measured", "onnx"
     ),
     "run": Verb(
         "ci.one_model.run",
@@ -146,14 +142,10 @@ VERBS = {
         "run language models on the HTP emulator, and hold their text to the float model",
         "llm",
     ),
-    "save-calls": Verb(
-        "ci.one_model.dump.save_calls",
-        "write QNN's calls for a model as C, to reproduce a bug with Qualcomm",
+    "dump": Verb(
+        "ci.one_model.dump",
+        "write a model's QNN calls as C, its graph as a DLC, or a context binary as an ExecuTorch program",
         "onnx",
-    ),
-    "to-dlc": Verb("ci.one_model.dump.to_dlc", "write the QNN graph of a model as a DLC", "onnx"),
-    "wrap-context": Verb(
-        "ci.lanes.executorch.wrap_context", "make an ExecuTorch program of a QNN context binary", "executorch"
     ),
     "buck_parity": Verb(
         "ci.parity.verb", "check that ExecuTorch's Buck and CMake files build the same; --fix corrects Buck's"

@@ -31,12 +31,11 @@ NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "
 
 
 ONE_MODEL = (
-    "save-calls",
-    "to-dlc",
+    "dump",
     "compile",
     "quantize",
     "audit",
-    "profile",
+    "timing",
     "forecast",
     "divergence",
     "reduce",
@@ -60,6 +59,8 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         return "ci", "forecast"
     if verb in ONE_MODEL:
         typed = command_line.parsed(CI[verb], arguments)
+        if verb == "dump" and typed.form == "program":
+            return "ci", "executorch"
         if not typed.model and (lane := getattr(typed, "lane", None)):
             return "ci", lane
         return "ci", LANES[lane_of(typed.model, folder)].environment

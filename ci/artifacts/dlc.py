@@ -71,7 +71,7 @@ def read_dlc(path: Path) -> Dlc:
     ) as error:
         raise CheckFailed(
             f"{path}: expected a DLC, found {error or type(error).__name__}",
-            fix="write it again: python -m ci to-dlc MODEL.onnx -o model.dlc",
+            fix="write it again: python -m ci dump dlc MODEL.onnx -o model.dlc",
         ) from error
 
 

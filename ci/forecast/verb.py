@@ -1,4 +1,5 @@
-"""`forecast`: what a phone will take for one model, without a phone; `forecast fit` fits its constants."""
+"""`forecast`: what a phone will take for one model, without a phone, or what AI Hub measured on phones;
+`forecast fit` fits its constants."""
 
 from __future__ import annotations
 
@@ -17,23 +18,29 @@ EXAMPLES = """\
   qnn-ci forecast model.onnx --precision 16a8w --calibrate samples/ --phone 'Galaxy S25'
   qnn-ci forecast model.onnx --measured 'Galaxy S24=1.42 ms'
   qnn-ci forecast model.onnx --simulate --phone 'Galaxy S25'
+  qnn-ci forecast 'object detection' --measured --phone 'Galaxy S25'
   nox -s forecast -- fit
   nox -s forecast -- fit --kept --without resnet50 --without vit
   nox -s forecast -- fit --lane executorch --accept
 """
 
 FIT = "fit"
+OF_AI_HUB = ""
+"""The value of --measured without one."""
 OF_LANGUAGE_MODELS = ("config.json", "adapter_config.json", "genie_config.json")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_option(add_model(parser, f"{MODEL_HELP}; or `fit`"))
+    add_option(add_model(parser, f"{MODEL_HELP}; or `fit`; with --measured alone a model's name or use"))
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--phone", "NAME", "this phone alone: 'Galaxy S25', 'X Elite' [all that were fitted]")
     parser.add_argument(
         "--measured",
+        nargs="?",
+        const=OF_AI_HUB,
         metavar="PHONE=MS",
-        help="what one phone took: the others' forecasts by it ('Galaxy S24=1.42 ms')",
+        help="what one phone took: the others' forecasts by it ('Galaxy S24=1.42 ms'); alone: what AI Hub"
+        " measured of models by name or use",
     )
     parser.add_argument(
         "--simulate",
@@ -63,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     fits = args.model == FIT
     of_fit = {"-k": args.expressions, "--without": args.without, "--shard": args.shard, "--list": args.list}
     of_fit |= {"--lane": args.lane, "--kept": args.kept}
-    of_model = {"--precision": args.precision, "--phone": args.phone, "--measured": args.measured}
+    of_model = {"--precision": args.precision, "--phone": args.phone, "--measured": args.measured is not None}
     of_model |= {"--calibrate": args.calibrate, "--option": args.option}
     of_model |= {
         "--simulate": args.simulate,
@@ -101,6 +108,13 @@ def run(args: argparse.Namespace) -> int:
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]
+    if args.measured == OF_AI_HUB:
+        from ci.forecast.phones import found, in_words
+
+        models = found(args.model, table, host_selection(args).store)
+        answer.add(wheel=table.wheel.version, models=[model.as_dict() for model in models])
+        print("\n".join(in_words(models, phones, table)))
+        return 0
     model = one_model_of(args)
     speaks = any((Parser.user_folder() / model.typed / name).is_file() for name in OF_LANGUAGE_MODELS)
     forecasted = of_language_model(model.typed) if speaks else lane_model(model).forecasted(args.measured)

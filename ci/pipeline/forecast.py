@@ -171,7 +171,7 @@ def of_language_model(typed: str) -> Forecasted:
     return Forecasted(
         withheld=f"{typed} is a language model. AI Hub measured whole ones of 0.6 billion weights and more,"
         " in tokens a second, and no part of one; so nothing is fitted to what QNN estimates of a part",
-        fix=f"{session('phones', 'text generation')}, and the model there that is most like it",
+        fix=f"{session('forecast', 'text generation', '--measured')}, and there the model most like it",
     )
 
 

@@ -180,11 +180,11 @@ def read_document(path: Path) -> Shares:
             raise ValueError(f"schema {body['schema']}")
         return _shares(OperatorCost(**operator) for operator in body["operators"])
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", fix="name a file that profile --json wrote") from error
+        raise UsageError(f"{path}: {error.strerror}", fix="name a file that timing --json wrote") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckFailed(
             f"{path}: expected a profile of schema {SCHEMA}, found something else ({error})",
-            fix="name a file that profile --json wrote",
+            fix="name a file that timing --json wrote",
         ) from error
 
 

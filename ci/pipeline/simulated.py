@@ -182,12 +182,12 @@ def times(profile: SimulatedProfile) -> dict[str, float]:
 
 
 def read_simulated(path: Path) -> dict[str, float]:
-    """The times in an earlier document of `profile --simulate`."""
+    """The times in an earlier document of `timing --simulate`."""
     body = json.loads(path.read_text(encoding="utf-8"))
     rows: Sequence[Mapping[str, Any]] | None = body.get("simulated", {}).get("costs")
     if rows is None:
         raise UsageError(
-            f"{path}: nothing was simulated there", fix="name what profile --simulate --json wrote"
+            f"{path}: nothing was simulated there", fix="name what timing --simulate --json wrote"
         )
     sums: dict[str, float] = defaultdict(float)
     for row in rows:

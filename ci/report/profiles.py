@@ -16,7 +16,7 @@ from ci.report.values import Row, entries, mapping, number, rows_of, word
 from provisioning.base.findings import Report
 from provisioning.base.rendering.pages import render
 
-STAGE = "profile"
+STAGE = "timing"
 NOTE = (
     f"Shares of the emulator's cycles, the least of {RUNS} runs in each of {PROCESSES} processes. They follow"
     " the time of the machine that measured them, not the chip's."
@@ -112,7 +112,7 @@ def _module(name: str, costs: Sequence[tuple[list[str], OperatorCost]]) -> Modul
 
 
 def profile_page(title: str, measured: ProgramProfile, simulated: SimulatedProfile | None = None) -> str:
-    """One profile as a page, for `profile --page`."""
+    """One profile as a page, for `timing --page`."""
     widest = max((cost.highest or cost.share for cost in measured.costs), default=1.0) or 1.0
     return render(
         Path(__file__).with_name("templates") / "profile.html.j2",

@@ -34,19 +34,19 @@ FACTORY = "ci.pipeline.models.shipped.operators:convolution"
 @pytest.mark.parametrize("lane", ["onnx", pytest.param("executorch", marks=pytest.mark.whole)])
 def test_calls_are_saved_with_their_parameters_and_no_program(model: Path, tmp_path: Path, lane: str) -> None:
     words = (model,) if lane == "onnx" else (FACTORY, "--scheme", "8a8w")
-    done = typed("save-calls", *words, "-o", tmp_path / "calls")
+    done = typed("dump", "calls", *words, "-o", tmp_path / "calls")
     assert done.returncode == 0, done.stderr
     source = (tmp_path / "calls" / "saver_output.c").read_text(encoding="utf-8")
     assert "graphFinalize" in source and "Conv2d" in source
     assert (tmp_path / "calls" / "params.bin").stat().st_size > 0
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["calls"] and not list(tmp_path.rglob("*.pte"))
-    assert typed("save-calls", *words, "-o", tmp_path / "calls").returncode == 2
+    assert typed("dump", "calls", *words, "-o", tmp_path / "calls").returncode == 2
 
 
 @pytest.mark.parametrize("lane", ["onnx", "executorch"])
 def test_a_graph_becomes_a_dlc(model: Path, tmp_path: Path, lane: str) -> None:
     words = (model,) if lane == "onnx" else (FACTORY, "--scheme", "8a8w")
-    done = typed("to-dlc", *words, "-o", tmp_path / "model.dlc")
+    done = typed("dump", "dlc", *words, "-o", tmp_path / "model.dlc")
     assert done.returncode == 0, done.stderr
     contents = read_dlc(tmp_path / "model.dlc")
     assert contents.qnn.startswith("2.") and contents.members
@@ -63,7 +63,7 @@ def test_a_graph_becomes_a_dlc(model: Path, tmp_path: Path, lane: str) -> None:
 def test_what_cannot_be_made_into_calls_leaves_nothing(
     model: str, scheme: str, code: int, tmp_path: Path
 ) -> None:
-    done = typed("save-calls", model, "--scheme", scheme, "-o", tmp_path / "calls")
+    done = typed("dump", "calls", model, "--scheme", scheme, "-o", tmp_path / "calls")
     assert (done.returncode, list(tmp_path.iterdir())) == (code, []), done.stderr
     assert "Traceback" not in done.stderr and "try:" in done.stderr
 
@@ -75,7 +75,7 @@ def test_a_context_becomes_a_program_and_is_the_same_when_taken_out_again(
     program = runner_programs / "htp.pte"
     assert typed("inspect", program, "--extract", tmp_path / "out").returncode == 0
     context = tmp_path / "out" / "htp.forward_0.bin"
-    done = typed("wrap-context", context, "-o", tmp_path / "wrapped.pte")
+    done = typed("dump", "program", context, "-o", tmp_path / "wrapped.pte")
     assert done.returncode == 0, done.stderr
     assert typed("inspect", tmp_path / "wrapped.pte", "--extract", tmp_path / "again").returncode == 0
     (again,) = (tmp_path / "again").iterdir()
@@ -88,7 +88,7 @@ def test_a_context_becomes_a_program_and_is_the_same_when_taken_out_again(
 )
 def test_what_cannot_be_wrapped_leaves_nothing(tmp_path: Path, data: bytes, code: int) -> None:
     (tmp_path / "context.bin").write_bytes(data)
-    done = typed("wrap-context", tmp_path / "context.bin", "-o", tmp_path / "model.pte")
+    done = typed("dump", "program", tmp_path / "context.bin", "-o", tmp_path / "model.pte")
     assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (code, ["context.bin"]), (
         done.stderr
     )

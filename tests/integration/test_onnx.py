@@ -242,7 +242,7 @@ class TestRefused:
         (words,) = re.findall(r"nox -s audit -- (.+?) names all", ended.stderr)
         audit = onnx_command("audit", *shlex.split(words), code=1)
         assert "seven" in audit.stdout and "incorrect Rank 7" in audit.stdout
-        ended = onnx_command("profile", model, "--precision", "fp16", code=1)
+        ended = onnx_command("timing", model, "--precision", "fp16", code=1)
         (words,) = re.findall(r"nox -s audit -- (.+?) says why", ended.stderr)
         assert str(model) in words
 
@@ -307,11 +307,11 @@ class TestRun:
     ) -> None:
         words = (compiled / "net_ctx.onnx", "--input", samples / "0.npy", "--source", model)
         before = tmp_path / "before.json"
-        onnx_command(*words, "--json", before, verb=("profile",))
+        onnx_command(*words, "--json", before, verb=("timing",))
         operators = json.loads(before.read_text())["operators"]
         assert sum(operator["share"] for operator in operators) == pytest.approx(1)
         assert any("conv" in operator["operator"] for operator in operators)
-        compared = onnx_command(*words, "--against", before, verb=("profile",))
+        compared = onnx_command(*words, "--against", before, verb=("timing",))
         assert "conv" in compared.stdout.split("share before, now")[1]
         assert "warning" not in compared.stderr
 

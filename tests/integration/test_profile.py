@@ -1,4 +1,4 @@
-"""`profile` of a real program: operators with their lines, on the emulator and on the CPU."""
+"""`timing` of a real program: operators with their lines, on the emulator and on the CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make():
 """
 
 
-def profile(folder: Path, *words: str, verb: str = "profile") -> subprocess.CompletedProcess[str]:
+def profile(folder: Path, *words: str, verb: str = "timing") -> subprocess.CompletedProcess[str]:
     return typed(verb, *words, "--reports", folder / "reports", env=environment())
 
 

@@ -81,7 +81,7 @@ def reports() -> list[Report]:
     return [
         _of_programs("test_lowering", lowered, ERF),
         _of_programs("test_emulator", ran),
-        report_of("profile", metrics={"profiles": {"net.py:make 8a8w": PROFILE}}),
+        report_of("timing", metrics={"profiles": {"net.py:make 8a8w": PROFILE}}),
     ]
 
 

@@ -11,8 +11,7 @@ from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
-from ci.one_model import audit, compile, divergence, profile, quantize, reduce
-from ci.one_model.dump import save_calls
+from ci.one_model import audit, compile, divergence, dump, quantize, reduce, timing
 from ci.pipeline.compile_flags import (
     CHECKPOINT,
     ONNX,
@@ -32,7 +31,7 @@ COMMANDS: list[tuple[Any, list[str]]] = [
     (compile, ["-o", "out"]),
     (quantize, ["-o", "out", "--precision", "8a8w"]),
     (audit, []),
-    (profile, []),
+    (timing, []),
     (divergence, []),
     (reduce, ["--when", "wrong", "-o", "out"]),
 ]
@@ -99,5 +98,5 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
 
 
 def test_what_is_written_down_for_a_bug_is_one_model_too() -> None:
-    model = plain_model_of(parsed(save_calls, "net.py:make", "--scheme", "8a8w", "-o", "calls"))
+    model = plain_model_of(parsed(dump, "calls", "net.py:make", "--scheme", "8a8w", "-o", "calls"))
     assert (model.typed, model.lane, model.precision) == ("net.py:make", PYTORCH, "8a8w")

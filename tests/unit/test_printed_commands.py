@@ -116,8 +116,9 @@ def _of_parser(parser: argparse.ArgumentParser) -> tuple[set[str], set[str], boo
     flags, words, needs = set[str](), set[str](), False
     for action in parser._actions:
         flags.update(action.option_strings)
+        if not action.option_strings:
+            words.update(action.choices or ())
         if isinstance(action, argparse._SubParsersAction):
-            words.update(action.choices)
             for choice in action.choices.values():
                 flags |= _of_parser(choice)[0]
         needs |= not action.option_strings and action.nargs not in ("?", "*", "...", "A...")

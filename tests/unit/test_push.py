@@ -26,7 +26,6 @@ from tests.support.cache_server import CacheServer, serving
 VERBS = {**PROVISIONING, **CI}
 WITHOUT_FOREIGN_CODE = {
     "chips",
-    "phones",
     *("cache", "diagnose", "env", "github", "inspect", "matrix", "provision", "report", "signing", "store"),
     "validate",
 }

@@ -1,4 +1,4 @@
-"""`profile` of a PyTorch model or a .pte, from ExecuTorch's event trace."""
+"""`timing` of a PyTorch model or a .pte, from ExecuTorch's event trace."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], Pro
         if wanted is None:
             program, inputs = path, list(write_raw(inputs_of_program(path, files), folder))
         else:
-            plan = plan_of_model(model, "profile", [wanted])
+            plan = plan_of_model(model, "timing", [wanted])
             result = require_done(wanted, plan, compile_programs(plan))
             assert result.folder is not None
             program, facts = result.folder / PROGRAM, dict(result.facts)
@@ -81,7 +81,7 @@ def simulations(plan: ExecutorchPlan) -> dict[str, Simulation]:
 
 def simulated_on(model: OneModel, chips: Sequence[str]) -> dict[str, Simulation]:
     programs = {chip: program_of(model, chip) for chip in chips}
-    found = simulations(plan_of_model(model, "profile", [*programs.values()]))
+    found = simulations(plan_of_model(model, "timing", [*programs.values()]))
     return {chip: found[program.name] for chip, program in programs.items()}
 
 
@@ -92,7 +92,7 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
             f"--simulate: {model.typed} is compiled already", fix="name the model that it was compiled from"
         )
     program = program_of(model)
-    plan = plan_of_model(model, "profile", [program])
+    plan = plan_of_model(model, "timing", [program])
     simulation = simulations(plan)[program.name]
     compiled = require_done(program, plan, compile_programs(plan))
     assert compiled.folder is not None

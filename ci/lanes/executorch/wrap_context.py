@@ -1,54 +1,21 @@
-"""`wrap-context`: a QNN context binary, such as AI Hub's, as an ExecuTorch program."""
+"""A QNN context binary, such as AI Hub's, as an ExecuTorch program."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import add_timeout
 from provisioning.base.commands import session
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed
 from provisioning.base.files import replacing
-from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 
 if TYPE_CHECKING:
     from ci.artifacts.program import ContextStrings
 
-EXAMPLES = """\
-  python -m ci wrap-context context.bin -o model.pte
-  python -m ci inspect model.pte --extract contexts/     # and back
-"""
-
 OPERATOR = "context"
 _ALIGNMENT = 4096
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_selection(parser)
-    parser.add_argument("context", type=Path, metavar="CONTEXT.bin", help="a QNN context binary")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.pte")
-    add_timeout(parser, "it")
-
-
-def run(args: argparse.Namespace) -> int:
-    from ci.artifacts.program import ContextStrings, read
-
-    selection = selection_of(args)
-    contents = read(args.context)
-    if not isinstance(contents, ContextStrings):
-        raise UsageError(f"{args.context} is a program already", fix="name a context binary")
-    if args.output.is_dir():
-        raise UsageError(f"{args.output} is a directory", fix="-o OUT.pte")
-    from ci.engine.output import keep_origins, require_own
-
-    require_own([args.output], str(args.context))
-    soc = wrap(args.context, contents, selection, args.output, args.timeout)
-    keep_origins([args.output], str(args.context))
-    print(f"{args.output.stat().st_size:>12,}  {args.output}, for {soc}")
-    return 0
 
 
 def wrap(context: Path, contents: ContextStrings, selection: Selection, output: Path, timeout: float) -> str:
@@ -72,10 +39,10 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
         )
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)
-    log = Path(selection.reports).absolute() / "wrap-context" / f"{context.name}.log"
+    log = Path(selection.reports).absolute() / "dump" / f"{context.name}.log"
     with replacing(output.absolute()) as part:
         environ = closed(environment.merged(os.environ))
-        setup = alone(environ, log, timeout, session("wrap-context"))
+        setup = alone(environ, log, timeout, session("dump"))
         order = {"context": str(context.absolute()), "soc": soc, "path": str(part)}
         try:
             with at_work(f"working on {context}"), asking(setup, log) as ask:

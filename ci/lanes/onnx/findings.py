@@ -247,7 +247,7 @@ def cost(
             differs = difference_of(agreed.estimated, outcome_of(result)["estimated"])
             fix, model = finding.fix, program.as_model
             if model:
-                simulated = session("profile", *model, "--simulate")
+                simulated = session("timing", *model, "--simulate")
                 fix = f"{simulated} says what each operator takes; if it is meant, {again}"
             yield replace(finding, message=f"{finding.message}; {differs}", fix=fix)
         else:

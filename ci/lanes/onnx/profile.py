@@ -1,4 +1,4 @@
-"""`profile` of an .onnx, or of what it was compiled to."""
+"""`timing` of an .onnx, or of what it was compiled to."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class SimulatedModel:
     precision: str | None
 
     def command(self, selection: Selection, result: Path) -> list[str]:
-        command = [sys.executable, "-m", "ci", "profile", self.model, "--simulate", "--json", str(result)]
+        command = [sys.executable, "-m", "ci", "timing", self.model, "--simulate", "--json", str(result)]
         command += ["--store", str(selection.store), "--reports", str(result.parent)]
         command += ["--precision", self.precision] if self.precision else []
         return command + [flag for soc in selection.named_socs for flag in ("--soc", soc)]

@@ -1,4 +1,4 @@
-"""`profile`: the share of time of each operator, line and module of a program on the emulator."""
+"""`timing`: the share of time of each operator, line and module of a program on the emulator."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ci.pipeline.models.user_model import MODEL_HELP
 from provisioning.base import answer
 
 EXAMPLES = """\
-  qnn-ci profile net.py:make --precision 8a8w --soc SM8650
-  qnn-ci profile model.onnx --precision 8a8w --json now.json --against before.json
-  qnn-ci profile model.onnx --precision 8a8w --soc SM8750 --simulate --timeline net.json
-  qnn-ci profile net.py:make --page profile.html
-  qnn-ci profile out/net.pte --input x.npy
-  qnn-ci profile out/model_ctx.onnx --input x.npy --source model.onnx
+  qnn-ci timing net.py:make --precision 8a8w --soc SM8650
+  qnn-ci timing model.onnx --precision 8a8w --json now.json --against before.json
+  qnn-ci timing model.onnx --precision 8a8w --soc SM8750 --simulate --timeline net.json
+  qnn-ci timing net.py:make --page timing.html
+  qnn-ci timing out/net.pte --input x.npy
+  qnn-ci timing out/model_ctx.onnx --input x.npy --source model.onnx
 """
 
 
@@ -91,4 +91,4 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(as_text(measured, earlier, args.against)))
         return 0
 
-    return reported("profile", model, model.named, work)
+    return reported("timing", model, model.named, work)
