@@ -1,7 +1,8 @@
-"""Spare torch what it does again and again: more than half the time of a small model's lowering.
+"""Spare torch's and ExecuTorch's own passes what they do again and again.
 
-Each of these gives what torch gives. Another torch than the locked one may lack what is replaced here, and is
-then as fast as it is.
+Only what a pass keeps for itself is replaced, nothing that a user's code sees or reaches: what judges a model
+runs the torch that users run. Done on exactly the versions that tests/integration/test_faster_exports.py
+compared; any other torch, torchao or executorch is left alone.
 """
 
 from __future__ import annotations
@@ -9,33 +10,34 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
+import importlib.metadata
 import itertools
 import re
 import sys
 import typing
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
+
+from provisioning.base.settings import DEFAULT_PROFILE
+from provisioning.manifest import load_profile
 
 
 def make_exports_faster() -> None:
-    for speed_up in (
-        _import_no_inductor,
-        _collect_operators_once,
-        _override_operators_from_memory,
-        _share_node_sources,
-        _compile_sources_once,
-        _write_code_when_it_is_asked_for,
-        _check_dynamic_shapes_where_there_are_some,
-        _read_options_once,
-        _seek_trained_norms_only_where_they_can_be,
-        _read_the_vendor_of_the_processor_here,
-    ):
-        with contextlib.suppress(ImportError, AttributeError):
-            speed_up()
+    pinned = load_profile(DEFAULT_PROFILE).packages
+    for package, speed_ups in SPEED_UPS.items():
+        if _installed(package) == str(pinned[package]):
+            for speed_up in speed_ups:
+                speed_up()
+
+
+def _installed(package: str) -> str:
+    """Its release, without the part that names a build of it (2.13.0+cpu); empty without it."""
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 INDUCTOR = "torch._inductor.fx_passes.post_grad"
@@ -130,112 +132,6 @@ def _replace(operator: Any, kernels: Mapping[Any, Any]) -> None:
     operator._dispatch_cache.clear()
 
 
-def _share_node_sources() -> None:
-    """Every pass copies where each node came from, with all of its past. Nothing changes these records."""
-    from torch.fx.traceback import NodeSource
-
-    NodeSource.__deepcopy__ = lambda self, memo: self
-
-
-def _compile_sources_once() -> None:
-    """Every pass compiles its graph's Python code again, and nine times of ten nothing in it has changed."""
-    from torch.fx import graph_module
-
-    code_of = functools.lru_cache(512)(compile)
-
-    def renamed(code: CodeType, filename: str) -> CodeType:
-        """With a name and objects of its own: dynamo remembers what it did by code object."""
-        parts = (
-            renamed(const, filename) if isinstance(const, CodeType) else const for const in code.co_consts
-        )
-        return code.replace(co_filename=filename, co_consts=tuple(parts))
-
-    def compile_once(source: str, filename: str, mode: str, **how: bool) -> CodeType:
-        return renamed(code_of(source, "", mode, **how), filename)
-
-    graph_module.compile = compile_once
-
-
-def _write_code_when_it_is_asked_for() -> None:
-    """Every pass has its graph's Python code written, and nobody looks at forty-nine of fifty."""
-    from torch.fx.graph import _PyTreeCodeGen
-    from torch.fx.graph_module import GraphModule
-
-    write = GraphModule.recompile
-
-    class Later:
-        """What a module's class has as `forward`, and what `recompile` gives, until either is looked at."""
-
-        def __init__(self, module: Any) -> None:
-            self._module, self._code = weakref.ref(module), None
-
-        def write(self) -> Any:
-            if self._code is None:
-                module = self._module()
-                if module is None:
-                    raise RuntimeError("the module of this code is gone")
-                # Writing asks for the fields that are to be written.
-                del type(module).forward
-                try:
-                    self._code = write(module)
-                except Exception as error:
-                    type(module).forward = self
-                    raise RuntimeError(f"this graph has no code: {error}") from error
-            return self._code
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.write(), name)
-
-        def __get__(self, module: Any, owner: Any) -> Any:
-            self.write()
-            return owner.forward if module is None else module.forward
-
-    def write_later(self: Any) -> Any:
-        if isinstance(self._graph._codegen, _PyTreeCodeGen):
-            info = self._graph._codegen.pytree_info
-            self._in_spec, self._out_spec = info.in_spec, info.out_spec
-        later = Later(self)
-        type(self).forward = later
-        self._recompile_submodules()
-        return later
-
-    def field(name: str) -> property:
-        def get(self: Any) -> Any:
-            later = vars(type(self)).get("forward")
-            if isinstance(later, Later):
-                later.write()
-            try:
-                return vars(self)[name]
-            except KeyError:
-                raise AttributeError(name) from None
-
-        return property(get, lambda self, value: vars(self).__setitem__(name, value))
-
-    def written_first(reduce: Callable[..., Any]) -> Callable[..., Any]:
-        # It copies the fields before it has the code written.
-        return lambda self, *exporter: (self._code, reduce(self, *exporter))[1]
-
-    GraphModule.recompile = write_later
-    for name in ("_code", "_lineno_map", "_prologue_start"):
-        setattr(GraphModule, name, field(name))
-    for name in ("__reduce__", "__reduce_package__"):
-        setattr(GraphModule, name, written_first(vars(GraphModule)[name]))
-
-
-def _check_dynamic_shapes_where_there_are_some() -> None:
-    """Every export builds all guards of what it traced, to see whether a dynamic shape contradicts one."""
-    from torch._dynamo import functional_export
-
-    check = functional_export._suggest_or_raise_constraint_violation
-
-    def check_if_any(module: Any, original: Any, fake_mode: Any, *rest: Any) -> None:
-        shapes = getattr(fake_mode, "shape_env", None)
-        if shapes is None or shapes.var_to_range:
-            check(module, original, fake_mode, *rest)
-
-    functional_export._suggest_or_raise_constraint_violation = check_if_any
-
-
 def _read_options_once() -> None:
     """Each step that takes the options of a backend starts flatc to read them: seven processes a program."""
     from executorch.backends.qualcomm.serialization import qc_schema_serialize
@@ -279,3 +175,10 @@ def _read_the_vendor_of_the_processor_here() -> None:
         return named[1] if named else measure()
 
     qnn_sdk_setup._read_cpu_vendor = read
+
+
+SPEED_UPS: Mapping[str, tuple[Callable[[], None], ...]] = {
+    "torch": (_import_no_inductor, _collect_operators_once, _override_operators_from_memory),
+    "torchao": (_seek_trained_norms_only_where_they_can_be,),
+    "executorch": (_read_options_once, _read_the_vendor_of_the_processor_here),
+}
