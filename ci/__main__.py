@@ -46,10 +46,6 @@ VERBS = {
     "compat": Verb(
         "ci.upgrades.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
     ),
-    "operator_history": Verb(
-        "ci.operator_history.verb",
-        "measure the operators on an earlier QNN build or ExecuTorch, and keep what differs",
-    ),
     "faults": Verb(
         "ci.upgrades.faults.verb", "say whether each known fault is still there, by a script of its own"
     ),

@@ -53,8 +53,6 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
     if verb in ("compare", "test_golden"):
         return "ci", command_line.parsed(CI[verb], arguments).lane
-    if verb == "operator_history":
-        return "ci", "upstream" if command_line.parsed(CI[verb], arguments).executorch else "onnx"
     if verb == "forecast" and arguments[:1] == ["fit"]:
         return "ci", "forecast"
     if verb in ONE_MODEL:

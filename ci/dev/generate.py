@@ -44,10 +44,6 @@ SCHEMAS = {
         "ci.operators.table:OperatorTable",
         "What each operator does on HTP in each scheme, as measured",
     ),
-    "operators_history": (
-        "ci.operators.history:History",
-        "What earlier builds gave where the operator table says something else now",
-    ),
     "values": ("ci.lanes.upstream.value_cases:ValueTable", "Values and shapes that operators are tried with"),
     "onnx_tests": (
         "ci.lanes.onnx.operator_suite:Rules",
@@ -96,7 +92,6 @@ PAGES = {
     "docs/upgrades.md": "ci.upgrades.compat.stage:page",
     "docs/rules.md": "ci.dev.rules_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
-    "manifests/upstream/operators/history.json": "ci.lanes.upstream.operators_page:history_json",
     "manifests/lanes.toml": "ci.dev.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
     "docs/docker.md": "ci.image.published:page",

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ci.github.release import NAME, project_version
-from ci.operators import history
 from ci.operators.table import MEANINGS, OperatorTable, shipped
 from ci.pipeline.phones import load_forecasts
 from ci.site import errors, operators, phones, repairs, trained
@@ -178,8 +177,7 @@ def _section_title(document: Document, number: int) -> str:
 
 
 def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
-    earlier = history.load()
-    views = list(operators.views(table, earlier))
+    views = list(operators.views(table))
     words = {name: {"word": word, "meaning": meaning} for name, (word, meaning) in MEANINGS.items()}
     for view in views:
         site.page(
@@ -188,16 +186,16 @@ def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
             f"Operators through {view.lane}, {view.place}",
             view=view,
             views=views,
-            lanes=operators.lanes(table, earlier),
+            lanes=operators.lanes(table),
             results=operators.RESULTS,
             words=words,
             counted=operators.counted(view),
             chips=operators.chip_names(),
             introduction=rendered(introduction, site.links("docs/operators.md", view.page)).body,
         )
-    for lane in operators.lanes(table, earlier):
+    for lane in operators.lanes(table):
         site.files[posixpath.join(posixpath.dirname(lane.home), "index.html")] = site.files[lane.home]
-    for page in operators.pages(table, earlier):
+    for page in operators.pages(table):
         path = page.lane.page(page.name)
         site.page(path, "operator.html.j2", page.name, page=page, chips=operators.chip_names())
         good = f"all is well on {DEFAULT_SOC} at {page.good or 'no precision'}"
@@ -243,11 +241,7 @@ def add_errors(site: Site) -> None:
 
 def _faults(site: Site, findings: str) -> None:
     table = shipped()
-    pages = {
-        name: lane.page(name)
-        for lane in reversed(operators.lanes(table, history.History()))
-        for name in lane.cells
-    }
+    pages = {name: lane.page(name) for lane in reversed(operators.lanes(table)) for name in lane.cells}
     faults = load_faults()
     rest = findings[findings.index("\n## ExecuTorch's own tests") :]
     site.page(
@@ -316,7 +310,7 @@ def _sources(site: Site) -> None:
 
 
 def _home(site: Site, table: OperatorTable) -> None:
-    both = operators.lanes(table, history.load())
+    both = operators.lanes(table)
     site.page(
         "index.html",
         "home.html.j2",

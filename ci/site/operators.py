@@ -8,8 +8,8 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from ci.operators.history import Cells, History, MeasuredBefore, plain
 from ci.operators.html import MARKS, shown_cell
 from ci.operators.names import key_of
 from ci.operators.table import FAILING, MEANINGS, Cell, OperatorTable, in_db, in_range
@@ -19,6 +19,10 @@ from provisioning.base.settings import DEFAULT_SOC
 from provisioning.fixes import load_fixes
 from provisioning.known_faults import Fault, load_faults
 from provisioning.manifest import load_socs
+
+Scheme = TypeVar("Scheme", bound=str)
+Cells = Mapping[str, Mapping[str, Mapping[str, Cell]]]
+"""By operator, chip and scheme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,6 @@ class MeasuredLane:
     measured: Mapping[str, str]
     """By chip."""
     cells: Cells
-    earlier: Sequence[MeasuredBefore]
 
     @property
     def chips(self) -> list[str]:
@@ -57,10 +60,6 @@ class MeasuredLane:
     def cell(self, operator: str, chip: str, scheme: str) -> Cell | None:
         return self.cells[operator].get(chip, {}).get(scheme)
 
-    def changed(self, operator: str, chip: str, scheme: str) -> bool:
-        """Whether an earlier build gave another result."""
-        return any(record.cell(operator, chip, scheme) for record in self.earlier)
-
     def differs(self, operator: str, scheme: str) -> bool:
         """Whether the same cases give another result on another chip."""
         return any(row[scheme].default for row in self.cells[operator].values() if scheme in row)
@@ -80,7 +79,6 @@ class GridCell:
     """What the filter of results finds it by."""
     title: str
     differs: bool
-    changed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +134,21 @@ class OperatorPage:
     suggestions: Sequence[str]
     good: str
     """The schemes at which all is well on the lane's first chip."""
-    history: Mapping[str, str]
-    """By what earlier records were measured with, the newest first, what was other than in the next one."""
 
 
-def lanes(table: OperatorTable, earlier: History) -> tuple[MeasuredLane, MeasuredLane]:
+def plain(cells: Mapping[str, Mapping[str, Mapping[Scheme, Cell]]]) -> Cells:
+    """For schemes of either lane."""
+    return {
+        name: {chip: dict[str, Cell](row.items()) for chip, row in chips.items()}
+        for name, chips in cells.items()
+    }
+
+
+def lanes(table: OperatorTable) -> tuple[MeasuredLane, MeasuredLane]:
     aten, onnx = plain(table.cells), plain(table.onnx.cells)
     return (
-        MeasuredLane("ExecuTorch", "", MEASURED_SCHEMES, table.measured, aten, earlier.of("executorch")),
-        MeasuredLane("ONNX Runtime", "onnx/", ONNX_PRECISIONS, table.onnx.measured, onnx, earlier.of("onnx")),
+        MeasuredLane("ExecuTorch", "", MEASURED_SCHEMES, table.measured, aten),
+        MeasuredLane("ONNX Runtime", "onnx/", ONNX_PRECISIONS, table.onnx.measured, onnx),
     )
 
 
@@ -153,8 +157,8 @@ def chip_names() -> Mapping[str, str]:
     return {name: ", ".join([f"V{soc.arch}", *soc.called[:1]]) for name, soc in load_socs().items()}
 
 
-def views(table: OperatorTable, earlier: History) -> Iterator[View]:
-    for lane in lanes(table, earlier):
+def views(table: OperatorTable) -> Iterator[View]:
+    for lane in lanes(table):
         for chip in lane.chips:
             page = f"operators/{lane.folder}on-{chip}.html"
             word = "on" if chip == lane.chips[0] else ""
@@ -227,15 +231,14 @@ def _seen(
         MEANINGS[cell.result][0],
         in_db(cell.sqnr_db).strip() + (cell.mark if cell.sqnr_db is not None else ""),
         more,
-        shown.results + (f" {CHANGED}" if lane.changed(operator, chip, scheme) else ""),
+        shown.results,
         "\n".join([where + text, *shown.notes]),
         lane.differs(operator, scheme),
-        lane.changed(operator, chip, scheme),
     )
 
 
-def pages(table: OperatorTable, earlier: History) -> Iterator[OperatorPage]:
-    both = lanes(table, earlier)
+def pages(table: OperatorTable) -> Iterator[OperatorPage]:
+    both = lanes(table)
     for lane, other in zip(both, reversed(both), strict=True):
         keys = {key_of(name).lower(): name for name in other.cells}
         for name in lane.cells:
@@ -270,20 +273,7 @@ def _page(table: OperatorTable, lane: MeasuredLane, name: str, also: Mapping[str
             if name in fix.operators or (not lane.folder and own in map(key_of, fix.operators))
         ],
         ", ".join(good),
-        _history(lane, name),
     )
-
-
-def _history(lane: MeasuredLane, name: str) -> Mapping[str, str]:
-    """A record gives only what the next newer one does not."""
-    return {
-        record.measured: "; ".join(
-            f"{cell} at {scheme} on {chip}"
-            for chip, row in record.cells.get(name, {}).items()
-            for scheme, cell in row.items()
-        )
-        for record in lane.earlier
-    }
 
 
 def _chips(table: OperatorTable, lane: MeasuredLane, name: str, scheme: str) -> list[Chips]:
@@ -320,11 +310,9 @@ def faults_of(name: str) -> list[Fault]:
     return [fault for fault in load_faults() if name in fault.operators]
 
 
-CHANGED = "changed"
 RESULTS: Mapping[str, str] = {
     **{name: word for name, (word, _) in MEANINGS.items()},
     **MARKS,
-    CHANGED: "other on an earlier build",
 }
 """What a grid can be filtered by."""
 
@@ -356,7 +344,7 @@ def rows(table: OperatorTable) -> list[dict[str, object]]:
             "text": str(cell),
             "page": f"{lane.page(name)}#{scheme}",
         }
-        for lane in lanes(table, History())
+        for lane in lanes(table)
         for name, chips in lane.cells.items()
         for chip, row in chips.items()
         for scheme, cell in row.items()
@@ -372,7 +360,7 @@ def as_csv(cells: Sequence[Mapping[str, object]]) -> str:
 
 
 def as_json(table: OperatorTable, cells: Sequence[Mapping[str, object]]) -> str:
-    measured = {lane.name: lane.measured for lane in lanes(table, History())}
+    measured = {lane.name: lane.measured for lane in lanes(table)}
     words = {name: list(meaning) for name, meaning in MEANINGS.items()}
     lines = ",\n".join(json.dumps(cell, sort_keys=True) for cell in cells)
     return (

@@ -107,13 +107,3 @@ def test_the_build_that_a_known_fault_ends_with_is_found_and_the_operator(tmp_pa
     }
     where: Any = report.metrics["where"]
     assert where["2.50.40"]["first"] and done.returncode == 0, done.stdout
-
-
-@pytest.mark.whole
-def test_an_operator_that_an_earlier_build_left_on_the_cpu(tmp_path: Path) -> None:
-    """2.50.40 leaves RotaryEmbedding on the CPU, and the table's build takes it."""
-    done = typed("operator_history", "--qnn", "2.50.40", "-k", "RotaryEmbedding/", "--reports", tmp_path)
-    assert done.returncode == 0, done.stdout
-    (measured,) = Report.read(tmp_path / "operator_history.json").metrics.values()
-    assert isinstance(measured, dict) and measured["operators"] == 1
-    assert measured["differing"] == {"RotaryEmbedding": "CPU at fp16, CPU at 8a8w, CPU at 16a8w"}

@@ -46,12 +46,10 @@ def own_manifests(folder: Path) -> Iterator[Path]:
 def own_ledgers(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """What is expected of ExecuTorch's tests, and the table that is made of it: none yet."""
     from ci.lanes.upstream import ledger, operators_page
-    from ci.operators import history
 
     patch.setattr(ledger, "DIRECTORY", folder)
     patch.setattr(operators_page, "TABLE", folder / "table.json")
     patch.setattr(operators_page, "PAGE", folder / "operators.md")
-    patch.setattr(history, "HISTORY", folder / "history.json")
 
 
 def write_profile(folder: Path, components: Mapping[str, Component], name: str = "wheels") -> None:

@@ -22,7 +22,6 @@ FLOORS = (
     {"lanes", "upgrades", "builds", "parity", "signing", "device", "inspect", "report"},
     {
         "one_model",
-        "operator_history",
         "forecast",
         "agents",
         "gate",

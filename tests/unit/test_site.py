@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ci.inspect import diagnose
-from ci.operators.history import History
 from ci.operators.table import OperatorTable
 from ci.site import errors, operators, verb
 from ci.site.build import INDEX, INDEX_HEAD, Site, add_errors, check, common, write
@@ -115,7 +114,7 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
             "SM8350": {"8a8w": cell("cpu", "whole")},
         }
     )
-    views = {view.place: view for view in operators.views(found, History())}
+    views = {view.place: view for view in operators.views(found)}
     assert {"SM8650", "SM8350", "8a8w", "fp16"} <= views.keys()
     (row,) = views["SM8650"].rows
     seen = {entry.column: entry for entry in row.cells if entry}
@@ -125,7 +124,7 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
         "whole",
     )
     assert (seen["8a8w"].differs, seen["fp16"].differs, row.differs) == (True, False, True)
-    (page,) = operators.pages(found, History())
+    (page,) = operators.pages(found)
     eight = next(part for part in page.parts if part.scheme == "8a8w")
     assert [chips.names for chips in eight.chips] == [["SM8650"], ["SM8350"]]
     assert "--flow 8a8w" in eight.commands[0] and page.good == "8a8w"
@@ -142,7 +141,7 @@ def test_a_cell_shows_the_range_of_its_draws_and_marks_a_figure_of_one() -> None
             }
         }
     )
-    (row,) = next(view for view in operators.views(found, History()) if view.place == "SM8650").rows
+    (row,) = next(view for view in operators.views(found) if view.place == "SM8650").rows
     seen = {entry.column: entry for entry in row.cells if entry}
     assert {name: (entry.figure, entry.more) for name, entry in seen.items()} == {
         "8a8w": ("51 dB", ["49 to 53", "some WRONG"]),
@@ -158,13 +157,13 @@ def test_a_cell_shows_the_range_of_its_draws_and_marks_a_figure_of_one() -> None
 
 
 def test_no_operator_has_the_page_that_the_folders_address_shows() -> None:
-    (page,) = operators.pages(table(index={"SM8650": {"8a8w": cell("whole")}}), History())
+    (page,) = operators.pages(table(index={"SM8650": {"8a8w": cell("whole")}}))
     assert page.lane.page(page.name) == page.grid[0].href.partition("#")[0] != "operators/index.html"
 
 
 def test_chips_that_do_the_same_are_named_together() -> None:
     same = {"8a8w": cell("whole", sqnr_db=51.2)}
-    (page,) = operators.pages(table(log={"SM8650": same, "SM8350": same}), History())
+    (page,) = operators.pages(table(log={"SM8650": same, "SM8350": same}))
     assert [chips.names for chips in page.parts[0].chips] == [["SM8650", "SM8350"]]
 
 

@@ -18,7 +18,7 @@ from ci.lanes.upstream.operator_cells import (
     upstream_files,
 )
 from ci.lanes.upstream.verdict import UpstreamVerdict
-from ci.operators import history, onnx_page
+from ci.operators import onnx_page
 from ci.operators.html import html_of
 from ci.operators.names import names_of
 from ci.operators.table import (
@@ -138,9 +138,8 @@ def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measure
 
 
 def accept_table() -> None:
-    """Write the table that the committed records give, what earlier builds gave, and its page."""
+    """Write the table that the committed records give, and its page."""
     table = committed()
-    replace_text(history.HISTORY, _history_of(table))
     for path, text in table.as_files(TABLE).items():
         replace_text(path, text)
     replace_text(PAGE, markdown_of(table))
@@ -160,15 +159,6 @@ def _files_of_clone() -> dict[Path, str]:
 def table_json(name: str) -> str:
     """manifests/upstream/operators/table.json, or the file of a chip beside it."""
     return _files_of_clone()[TABLE.with_name(name)]
-
-
-def history_json() -> str:
-    """manifests/upstream/operators/history.json, with the committed table if the new has another build."""
-    return _history_of(_of_clone())
-
-
-def _history_of(table: OperatorTable) -> str:
-    return history.extended(history.load(), read(), table).as_json()
 
 
 def markdown() -> str:
