@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -12,10 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
+from ci.builds.file_api import ask
 from ci.builds.programs import BuildTool
 from provisioning.base import units
 from provisioning.base.commands import quoted
@@ -26,7 +28,7 @@ from provisioning.base.screen import display_for, new_bar
 
 LOG = "build.log"
 RECORD = "made-by.json"
-FORMAT = 3
+FORMAT = 4
 
 STEERING = (
     "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
@@ -67,8 +69,8 @@ class ConfiguredProject:
     """CMake's build directory."""
     definitions: Mapping[str, str]
     arguments: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    """Targets to build; empty: what the project builds by default."""
+    install: bool = False
+    """Whether its install rules run when it was built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,10 @@ class FolderState:
     """Differences from the last build that are built incrementally."""
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The variables, by project, that earlier builds put into CMake's cache."""
+    configured: str = ""
+    """What the last build was configured with, if it ended well."""
+    worked: bool = True
+    """Whether the build that follows had anything to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,8 @@ class Build:
     """Variables of the commands, beside the user's own environment without STEERING."""
     owned: tuple[str, ...] = ("build",)
     """Folders below `folder` that are emptied."""
+    listing: str = ""
+    """What of the sources CMake looks at only when it configures."""
 
     @property
     def log(self) -> Path:
@@ -113,15 +121,29 @@ class Build:
         self._record(state.options)
         prepare()
         self.log.write_text("", encoding="utf-8")
-        for command in self.commands(state.options):
-            execute(command, self.log, self.environ(os.environ), jobs=self.jobs)
-        self._record({})
-        return state
-
-    def commands(self, options: Mapping[str, Sequence[str]] | None = None) -> Iterator[BuildCommand]:
+        # Ninja itself has CMake configure again when a CMake file changed.
+        configured = state.configured == self._configured()
+        worked = False
         for project in self.projects:
-            yield self.configuring(project, (options or {}).get(project.name, ()))
+            if not configured:
+                ask(project.tree)
+                self._execute(self.configuring(project, state.options.get(project.name, ())))
+            worked |= self._execute(self.building(project)) or not configured
+            if project.install and worked:
+                self._execute(self.installing(project))
+        self._record({}, self._configured())
+        return replace(state, worked=worked)
+
+    def _execute(self, command: BuildCommand) -> bool:
+        return execute(command, self.log, self.environ(os.environ), jobs=self.jobs)
+
+    def commands(self) -> Iterator[BuildCommand]:
+        """The commands of a build in an empty folder."""
+        for project in self.projects:
+            yield self.configuring(project)
             yield self.building(project)
+            if project.install:
+                yield self.installing(project)
 
     def configuring(self, project: ConfiguredProject, earlier: Sequence[str] = ()) -> BuildCommand:
         """`earlier`: variables that an earlier run defined; those that this one does not are unset."""
@@ -139,12 +161,12 @@ class Build:
         )
 
     def building(self, project: ConfiguredProject) -> BuildCommand:
-        targets = [word for target in project.targets for word in ("--target", target)]
-        tree = os.path.normpath(project.tree)
-        return BuildCommand(
-            f"building {project.name}",
-            (str(self.cmake.path), "--build", tree, "--parallel", str(self.jobs), *targets),
-        )
+        command = (str(self.cmake.path), "--build", os.path.normpath(project.tree), "--parallel", str(self.jobs))
+        return BuildCommand(f"building {project.name}", command)
+
+    def installing(self, project: ConfiguredProject) -> BuildCommand:
+        command = (str(self.cmake.path), "--install", os.path.normpath(project.tree))
+        return BuildCommand(f"installing {project.name}", command)
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
         kept = {name: value for name, value in environ.items() if name not in STEERING}
@@ -158,10 +180,13 @@ class Build:
             if record["format"] != FORMAT:
                 raise ValueError(record["format"])
             identity, settings, options = record["identity"], record["settings"], record["options"]
+            configured = record["configured"]
         except (OSError, ValueError, KeyError, TypeError):
             return FolderState(("what it was built from is not known",))
         reasons = _differences(identity, self._identity())
-        return FolderState(reasons, _differences(settings, self.settings), {} if reasons else options)
+        if reasons:
+            return FolderState(reasons, _differences(settings, self.settings))
+        return FolderState((), _differences(settings, self.settings), options, configured)
 
     def empty(self) -> None:
         """Remove what builds put there and nothing else."""
@@ -182,13 +207,19 @@ class Build:
         }
         return {**self.identity, **own}
 
-    def _record(self, earlier: Mapping[str, Sequence[str]]) -> None:
+    def _configured(self) -> str:
+        """Everything that configuring depends on but CMake files, which Ninja watches."""
+        projects = [(project.name, self._definitions(project), project.arguments) for project in self.projects]
+        return hashlib.sha256(json.dumps([projects, self.listing]).encode()).hexdigest()
+
+    def _record(self, earlier: Mapping[str, Sequence[str]], configured: str = "") -> None:
         """The record before a build also has the options of earlier builds, because they are in CMake's
         caches."""
         record = {
             "format": FORMAT,
             "identity": self._identity(),
             "settings": dict(self.settings),
+            "configured": configured,
             "options": {
                 project.name: sorted({*self._definitions(project), *earlier.get(project.name, ())})
                 for project in self.projects
@@ -231,8 +262,8 @@ class Ticker:
         self._out.flush()
 
 
-def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, jobs: int = 1) -> None:
-    """Append all that the command prints to the log.
+def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, jobs: int = 1) -> bool:
+    """Append all that the command prints to the log; returns whether Ninja had anything to do.
 
     Raises CheckFailed with the first error, or EnvironmentLacking when memory or disk ran out.
     """
@@ -245,7 +276,7 @@ def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, job
         start = out.tell()
         ended = "interrupted"
         try:
-            code = _stream(command, out, environ, ticker)
+            code, steps = _stream(command, out, environ, ticker)
             ended = "done" if code == 0 else "failed"
         finally:
             ticker.end(f"{command.title}: {ended} in {units.seconds(time.monotonic() - begun)}")
@@ -253,6 +284,7 @@ def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, job
         with log.open(encoding="utf-8", errors="replace") as written:
             written.seek(start)
             raise failure(command, code, written.read(), log, jobs)
+    return steps > 0
 
 
 def failure(
@@ -287,7 +319,11 @@ def first_error(log: str) -> str:
     return "\n".join(f"  {text}" for text in lines[-_CONTEXT_LINES:])
 
 
-def _stream(command: BuildCommand, out: TextIO, environ: Mapping[str, str], ticker: Ticker) -> int:
+def _stream(
+    command: BuildCommand, out: TextIO, environ: Mapping[str, str], ticker: Ticker
+) -> tuple[int, int]:
+    """Returns the exit code, and how many of Ninja's steps were done."""
+    steps = 0
     with subprocess.Popen(
         command.argv,
         stdin=subprocess.DEVNULL,
@@ -303,13 +339,14 @@ def _stream(command: BuildCommand, out: TextIO, environ: Mapping[str, str], tick
             for line in process.stdout:
                 out.write(line)
                 if progress := _NINJA.match(line):
+                    steps += 1
                     ticker.step(int(progress.group(1)), int(progress.group(2)))
         except BaseException:
             # Otherwise Ninja and its compilers would keep running.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             raise
-        return process.wait()
+        return process.wait(), steps
 
 
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,19 +1,23 @@
-"""From a build directory to dist/<target>/: the recipe's files, a manifest, a bill of materials, licences."""
+"""From a build directory to dist/<target>/: what CMake built, a manifest, a bill of materials, licences."""
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from ci.builds.file_api import CMakeTarget, files_read, linked_into
 from ci.builds.loadable import LoadableFile
 from ci.builds.output_folders import BILL_OF_MATERIALS, LICENCES
-from ci.builds.recipes import Output
+from ci.builds.recipes import Kind
 from ci.builds.source_plan import SourcePlan
-from ci.builds.tree import SourceTree, Submodule, adaptors, submodules
+from ci.builds.tree import SourceTree, Submodule, submodules
 from ci.engine.dist import MANIFEST
 from provisioning import elf
 from provisioning.base.bill_of_materials import Item, document, package_url
@@ -25,7 +29,8 @@ from provisioning.components import ANDROID_NDK, QNN_SDK
 SCHEMA = 1
 
 _LICENCE = re.compile(r"(?i)(licen[cs]e|copying|notice|copyright)([._-].*)?")
-_LICENCE_DEPTH = 3
+PYTHON = "python"
+"""The folder of dist/<target>/ with what Python loads."""
 _GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
 
 
@@ -43,40 +48,42 @@ class DistFile:
     needed: tuple[str, ...]
 
 
-def collect(plan: SourcePlan, target_only: bool) -> list[LoadableFile]:
-    """The recipe's files in the build directory; raises CheckFailed for a missing one."""
-    built: list[LoadableFile] = []
-    for output in plan.recipe.outputs:
-        if target_only and output.kind == "adaptor":
+def collect(plan: SourcePlan, target_only: bool) -> dict[LoadableFile, CMakeTarget]:
+    """The programs and shared libraries that CMake built of ExecuTorch's own, without those of submodules.
+
+    Raises CheckFailed for a missing one that the recipe names."""
+    foreign = {plan.source / submodule.path for submodule in submodules(plan.tree)}
+    built = {}
+    for target in plan.targets():
+        if not target.loaded or foreign.intersection((target.defined_in, *target.defined_in.parents)):
             continue
-        names = adaptors(output, plan.tree.root)
-        if not names:
-            raise CheckFailed(
-                f"no CMake file below {plan.tree.root / str(output.defined_in)} defines "
-                f"a {output.kind}: nothing fits {output.defined}",
-                fix="correct `defined` of that output in manifests/recipes/",
-            )
-        for name in names:
-            built += [
-                LoadableFile(output.kind, path, f"{output.to}/{path.name}")
-                for path in _files(plan, output, name)
-            ]
-    return built
+        folder = _folder(plan, target)
+        for path in target.artifacts:
+            if path.is_file() and not (target_only and folder.startswith(PYTHON)):
+                built[LoadableFile(_kind(folder), path, f"{folder}/{path.name}")] = target
+    wanted = [pattern for pattern in plan.recipe.ships if not (target_only and pattern.startswith(PYTHON))]
+    missing = [pattern for pattern in wanted if not fnmatch.filter((file.place for file in built), pattern)]
+    if missing:
+        raise CheckFailed(
+            f"expected the build to make {missing[0]}, found {', '.join(sorted(f.place for f in built)) or 'none'}",
+            fix=f"read {plan.cmake_build().log}; if the tree names it otherwise, correct manifests/recipes/",
+        )
+    return dict(sorted(built.items(), key=lambda item: item[0].place))
 
 
-def patterns(output: Output, name: str) -> list[str]:
-    return [pattern.replace("{name}", name) for pattern in output.files]
+def _folder(plan: SourcePlan, target: CMakeTarget) -> str:
+    """Where a target goes below dist/<target>/."""
+    if target.kind == "EXECUTABLE":
+        return "bin"
+    for pattern, place in plan.recipe.python.items():
+        if fnmatch.fnmatchcase(target.name, pattern):
+            return f"{PYTHON}/{place}"
+    return "lib"
 
 
-def _files(plan: SourcePlan, output: Output, name: str) -> list[Path]:
-    matches = [sorted(plan.build.glob(pattern)) for pattern in patterns(output, name)]
-    if any(matches):
-        # An earlier commit may have installed to another place in this directory: take the newest.
-        return max(matches, key=lambda paths: max((path.stat().st_mtime_ns for path in paths), default=0))
-    raise CheckFailed(
-        f"expected the build to make {' or '.join(patterns(output, name))} in {plan.build}, found none",
-        fix=f"read {plan.cmake_build().log}; if the tree names it otherwise, correct manifests/recipes/",
-    )
+def _kind(folder: str) -> Kind:
+    kinds: dict[str, Kind] = {"bin": "runner", "lib": "library"}
+    return kinds.get(folder, "adaptor")
 
 
 def assemble(built: Sequence[LoadableFile], part: Path, strip: str) -> list[LoadableFile]:
@@ -110,21 +117,30 @@ def strip_program(build: Path) -> str:
     return strip.group(1) if strip and Path(strip.group(1)).is_file() else ""
 
 
-def describe(plan: SourcePlan, built: Sequence[LoadableFile], part: Path, profile: str) -> list[DistFile]:
+def describe(
+    plan: SourcePlan, built: Sequence[LoadableFile], shipped: Iterable[CMakeTarget], part: Path, profile: str
+) -> None:
     """Write licences, the bill of materials and the manifest beside the files."""
     files = [dist_file(file) for file in built]
-    copy_licences(plan.tree.root, part / LICENCES)
+    read = places_read(plan, shipped)
+    copy_licences(plan.tree.root, read, part / LICENCES)
     if plan.toolchain.version:
         # Its C++ library is part of what was linked.
-        copy_licences(plan.toolchain.roots[0], part / LICENCES / ANDROID_NDK, depth=0)
+        copy_licences(plan.toolchain.roots[0], {"."}, part / LICENCES / ANDROID_NDK)
     items = [
         *_toolchain_items(plan),
-        *map(submodule_item, submodules(plan.tree)),
+        *(submodule_item(submodule) for submodule in _linked(submodules(plan.tree), read)),
         *(Item(file.path, kind="file", sha256=file.sha256) for file in files),
     ]
     bill = document(_subject(plan.tree), items, {"qnn-ci:target": plan.target})
     (part / BILL_OF_MATERIALS).write_text(bill, encoding="utf-8")
-    manifest = {
+    manifest = {**identity(plan, profile), "files": [asdict(file) for file in files]}
+    (part / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def identity(plan: SourcePlan, profile: str) -> dict[str, Any]:
+    """The manifest without its files."""
+    return {
         "schema": SCHEMA,
         "target": plan.target,
         "profile": profile,
@@ -139,10 +155,7 @@ def describe(plan: SourcePlan, built: Sequence[LoadableFile], part: Path, profil
         "options": {
             project.name: _public(plan, plan.definitions(project)) for project in plan.recipe.projects
         },
-        "files": [asdict(file) for file in files],
     }
-    (part / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return files
 
 
 def dist_file(file: LoadableFile) -> DistFile:
@@ -159,25 +172,39 @@ def dist_file(file: LoadableFile) -> DistFile:
     )
 
 
-def copy_licences(tree: Path, into: Path, depth: int = _LICENCE_DEPTH) -> None:
-    """Copy all licence texts of the tree, each to its place in the tree."""
-    for path in licence_texts(tree, depth):
-        to = into / path.relative_to(tree)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, to)
+def places_read(plan: SourcePlan, shipped: Iterable[CMakeTarget]) -> set[str]:
+    """The files of the tree from which these targets, and all that is linked into them, were compiled."""
+    known = plan.targets()
+    dependencies = {
+        build: captured([str(plan.ninja.path), "-C", str(build), "-t", "deps"]).stdout
+        for build in {target.build for target in known}
+    }
+    roots = [f"{root}/" for root in (plan.source, plan.tree.root, plan.tree.root.resolve())]
+    places = set()
+    for path in {os.path.normpath(path) for path in files_read(linked_into(shipped, known), dependencies)}:
+        places |= {path.removeprefix(root) for root in roots if path.startswith(root)}
+    return places
 
 
-def licence_texts(tree: Path, most: int) -> Iterator[Path]:
-    def walk(folder: Path, depth: int) -> Iterator[Path]:
-        for path in sorted(folder.iterdir()):
-            if path.is_symlink() or path.name.startswith("."):
-                continue
-            if path.is_file() and _LICENCE.fullmatch(path.name):
-                yield path
-            elif path.is_dir() and depth < most:
-                yield from walk(path, depth + 1)
+def copy_licences(tree: Path, places: Iterable[str], into: Path) -> None:
+    """Copy the licence texts that lie beside these files or above them, each to its place in the tree."""
+    folders = {"."}.union(*(map(str, PurePosixPath(place).parents) for place in places))
+    for folder in sorted(folders):
+        for path in sorted((tree / folder).iterdir()):
+            if _LICENCE.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                to = into / folder / path.name
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, to)
 
-    yield from walk(tree, 0)
+
+def _linked(known: Iterable[Submodule], read: Iterable[str]) -> list[Submodule]:
+    """The submodules with some of the files that were read; of nested ones the inner one has the file."""
+    by_path = {submodule.path: submodule for submodule in known}
+    paths = set()
+    for place in read:
+        inner = next((str(parent) for parent in PurePosixPath(place).parents if str(parent) in by_path), None)
+        paths |= {inner} if inner else set()
+    return [by_path[path] for path in sorted(paths)]
 
 
 def _subject(tree: SourceTree) -> Item:

@@ -27,11 +27,14 @@ FIXES = {
     "page-size": "keep -Wl,-z,max-page-size=16384 in the recipe's link_flags, or use NDK r28",
     "relocations": "compile it all with -fPIC",
     "stack": "link with -Wl,-z,noexecstack",
-    "needed": "link it statically, or add it to the recipe's outputs",
+    "needed": "link it statically; a shared library that a project of the recipe defines is shipped",
     "search-path": "build with --clean; a project that sets INSTALL_RPATH itself needs --cmake-arg",
     "glibc": "build it where glibc is older, such as in the container of `nox -s image`",
     "android-api": "keep ANDROID_PLATFORM as the recipe has it, and build with --clean",
-    "paths": "compile what contains it with -ffile-prefix-map, or give build_runner --remap FROM=TO",
+    "paths": (
+        "compile what contains it with -ffile-prefix-map (build_runner: --remap FROM=TO); clang before 17 leaves such "
+        "names in its debug information: take a newer NDK, or --release, which strips it"
+    ),
 }
 
 _SYSTEM_LIBRARY = re.compile(r"(?:lib(?:c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-.+\.so\.\d+)")
@@ -131,7 +134,8 @@ def _private_paths(file: LoadableFile, private: Sequence[Path]) -> Iterator[tupl
     content = file.path.read_bytes()
     for folder in private:
         match = re.search(re.escape(os.fsencode(folder)) + rb"(?![\w.-])", content)
-        if match:
+        if match:  # One such path is enough to know what was compiled wrongly.
             end = content.find(b"\0", match.start())
             text = content[match.start() : min(end, match.start() + 160)].decode("utf-8", "replace")
             yield "paths", f"expected no path of this machine inside, found {text}"
+            return

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import ManifestError
@@ -31,40 +31,11 @@ class RecipeProject(Model):
     name: Name
     source: Inside
     build: Inside
-    targets: tuple[str, ...] = ()
-    """Targets to build; empty: what the project builds by default."""
+    install: bool = False
+    """Whether its install rules run: later projects find it in CMAKE_INSTALL_PREFIX."""
     options: Options = Field(default_factory=dict)
     only_with: Inside | None = None
     """A file of the tree: if it is missing, the project is left out."""
-
-
-class Output(Model):
-    """A file to take from the build directory, where one of `files` fits."""
-
-    kind: Kind
-    files: Annotated[tuple[Inside, ...], Field(min_length=1)]
-    to: Inside
-    defined_in: Inside | None = None
-    defined: str | None = None
-    """A pattern: one output for each name that it matches in CMake files below `defined_in`, as `{name}`."""
-    only_with: Inside | None = None
-    """A file of the tree: only if it exists, the build must make this output."""
-
-    @field_validator("defined")
-    @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
-        try:
-            if value is not None and re.compile(value).groups != 1:
-                raise ValueError("a regular expression with one group")
-        except re.error as error:
-            raise ValueError(f"a regular expression ({error})") from None
-        return value
-
-    @model_validator(mode="after")
-    def _both(self) -> Output:
-        if (self.defined is None) != (self.defined_in is None):
-            raise ValueError("`defined` and `defined_in` together or neither")
-        return self
 
 
 class Copy(Model):
@@ -85,8 +56,13 @@ class Recipe(Model):
     """Options of every project."""
     link_flags: tuple[str, ...] = ()
     projects: tuple[RecipeProject, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    ships: tuple[Inside, ...] = ()
+    """Patterns of files in dist/ that every build has; what else CMake built is shipped as well."""
+    python: dict[str, Inside] = Field(default_factory=dict)
+    """Libraries that Python loads: a pattern of CMake's names → their folder in the Python package."""
     copies: tuple[Copy, ...] = ()
+    submodules: tuple[Inside, ...] = ()
+    """Submodules that these projects read, with all of their own."""
     written: tuple[Inside, ...] = ()
     """Folders of the tree that its own build writes into; each build folder gets copies."""
 
@@ -112,29 +88,26 @@ def load_recipe(target: str) -> Recipe:
                 "options": {**base.options, **recipe.options},
                 "link_flags": (*base.link_flags, *recipe.link_flags),
                 "projects": (*base.projects, *recipe.projects),
-                "outputs": (*base.outputs, *recipe.outputs),
+                "ships": (*base.ships, *recipe.ships),
+                "python": {**base.python, **recipe.python},
+                "submodules": (*base.submodules, *recipe.submodules),
                 "copies": (*base.copies, *recipe.copies),
                 "written": (*base.written, *recipe.written),
             }
         )
-    for key in ("toolchain", "projects", "outputs"):
+    for key in ("toolchain", "projects", "ships"):
         if not getattr(recipe, key):
             raise ManifestError(path, key, expected="a value here or in its base", found="none")
     return recipe
 
 
 def for_tree(recipe: Recipe, tree: Path) -> Recipe:
-    """The projects and outputs of a recipe that apply to this tree."""
+    """The recipe with the projects that this tree has."""
 
-    def there(part: RecipeProject | Output) -> bool:
-        return part.only_with is None or (tree / part.only_with).is_file()
+    def there(project: RecipeProject) -> bool:
+        return project.only_with is None or (tree / project.only_with).is_file()
 
-    return recipe.model_copy(
-        update={
-            "projects": tuple(filter(there, recipe.projects)),
-            "outputs": tuple(filter(there, recipe.outputs)),
-        }
-    )
+    return recipe.model_copy(update={"projects": tuple(filter(there, recipe.projects))})
 
 
 def filled(text: str, values: dict[str, str]) -> str:

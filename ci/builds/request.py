@@ -67,7 +67,8 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
     suffix = "" if options.build_type == "RelWithDebInfo" else f"-{options.build_type}"
     launcher = next((path for name in LAUNCHERS if (path := shutil.which(name))), None)
     tree = open_tree(
-        options.executorch.absolute() if options.executorch else environment.root(EXECUTORCH_SOURCE).path
+        options.executorch.absolute() if options.executorch else environment.root(EXECUTORCH_SOURCE).path,
+        recipe.submodules,
     )
     return SourcePlan(
         target=selection.target,

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ci.builds import link_tree, loadable
 from ci.builds.cmake import STEERING
-from ci.builds.install import assemble, collect, describe, patterns, strip_program
-from ci.builds.output_folders import BILL_OF_MATERIALS, alone_in, part_of, replace_build
+from ci.builds.install import PYTHON, assemble, collect, describe, identity, strip_program
+from ci.builds.loadable import LoadableFile
+from ci.builds.output_folders import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
 from ci.builds.request import BuildOptions, notes_of, plan_of
 from ci.builds.source_plan import SourcePlan
-from ci.builds.tree import adaptors
 from ci.engine.dist import MANIFEST
 from provisioning import overlay
 from provisioning.base.commands import quoted
 from provisioning.base.errors import UsageError
-from provisioning.base.files import replace_text
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Severity
-from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
+from provisioning.base.settings import DEFAULT_TARGET, MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.manifest import load_profile
+
+
+PLACED = "placed.json"
+"""What the last build put into dist/, in its build folder."""
 
 
 def script(plan: SourcePlan, *, target_only: bool) -> str:
@@ -36,14 +42,10 @@ def script(plan: SourcePlan, *, target_only: bool) -> str:
     if plan.written:
         lines += [f"# {plan.source} has links to {plan.tree.root}, and copies of {', '.join(plan.written)}."]
     lines += ["", *map(str, cmake_build.commands())]
-    outputs = [output for output in plan.recipe.outputs if not (target_only and output.kind == "adaptor")]
     lines += ["", f"# Checked, and put into {plan.dist} with a manifest and a bill of materials:"]
-    lines += [
-        f"#   {pattern} → {output.to}/"
-        for output in outputs
-        for name in adaptors(output, plan.tree.root)
-        for pattern in patterns(output, name)[:1]
-    ]
+    lines += ["#   programs → bin/, shared libraries → lib/"]
+    if not target_only:
+        lines += [f"#   {name} → {PYTHON}/{place}/" for name, place in plan.recipe.python.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -62,18 +64,21 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
         "jobs": plan.jobs,
     }
     with alone_in(plan.root, "build"):
-        _compile(plan, stage, clean=options.clean)
+        worked = _compile(plan, stage, clean=options.clean)
         # Builds of other trees have their own build folders, but share this one.
         with alone_in(plan.dist, "dist"):
             floor = options.glibc or profile.host["glibc"].floor
-            built = _put_into_dist(plan, stage, floor, options.target_only, selection)
+            built = _put_into_dist(plan, stage, floor, options.target_only, selection, worked)
             if built and plan.target == DEFAULT_TARGET:
                 put_into_python(plan, stage, install=options.install, target_only=options.target_only)
 
 
-def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> None:
+def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
+    """Returns whether there was anything to compile."""
+
     def prepare() -> None:
-        replace_text(plan.flags_file, plan.flags())
+        if not plan.flags_file.is_file() or plan.flags_file.read_text(encoding="utf-8") != plan.flags():
+            replace_text(plan.flags_file, plan.flags())
         plan.build.mkdir(exist_ok=True)
         if plan.written:
             link_tree.link_with_copies(plan.tree.root, plan.written, plan.source)
@@ -93,6 +98,7 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> None:
             f"it was written to while it was built: {_some(written)}",
             "unless that was you, name the folder under `written` in manifests/recipes/executorch.toml",
         )
+    return state.worked
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
@@ -101,27 +107,62 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def _put_into_dist(
-    plan: SourcePlan, stage: StageRun, glibc: str, target_only: bool, selection: Selection
+    plan: SourcePlan, stage: StageRun, glibc: str, target_only: bool, selection: Selection, worked: bool
 ) -> bool:
     """Replace the last build if the files pass every check; returns whether they did."""
-    with part_of(plan.dist) as part:
-        built = collect(plan, target_only)
-        strip = strip_program(plan.build) if plan.build_type == "Release" else ""
-        if plan.build_type == "Release" and not strip:
-            message = "CMake found no program that strips for this target: the files keep their symbols"
-            fix = "give one: --cmake-arg CMAKE_STRIP=/path/to/strip"
-            stage.add("build-strip", Severity.WARNING, plan.target, message, fix)
-        placed = assemble(built, part, strip)
-        private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
-        stage.findings += loadable.check(placed, plan.target, glibc, private)
-        if any(finding.severity is Severity.ERROR for finding in stage.findings):
-            return False
-        describe(plan, placed, part, selection.profile)
-        replace_build(part, plan.dist)
-    stage.artifacts += [Artifact.of(file.kind, plan.dist / file.place) for file in built]
+    built = collect(plan, target_only)
+    strip = strip_program(plan.build) if plan.build_type == "Release" else ""
+    if plan.build_type == "Release" and not strip:
+        message = "CMake found no program that strips for this target: the files keep their symbols"
+        fix = "give one: --cmake-arg CMAKE_STRIP=/path/to/strip"
+        stage.add("build-strip", Severity.WARNING, plan.target, message, fix)
+    private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
+    rules = [identity(plan, selection.profile), glibc, strip, target_only, list(map(str, private)), _own_code()]
+    placed = plan.root / PLACED
+    if worked or not _stands(placed, rules, built, plan.dist):
+        placed.unlink(missing_ok=True)
+        with part_of(plan.dist) as part:
+            copies = assemble(list(built), part, strip)
+            stage.findings += loadable.check(copies, plan.target, glibc, private)
+            if any(finding.severity is Severity.ERROR for finding in stage.findings):
+                return False
+            describe(plan, copies, built.values(), part, selection.profile)
+            replace_build(part, plan.dist)
+        replace_text(placed, json.dumps({"rules": rules, "stamps": _stamps(built, plan.dist)}, indent=2))
+    files = json.loads((plan.dist / MANIFEST).read_text(encoding="utf-8"))["files"]
+    stage.artifacts += [
+        Artifact(file["kind"], str(plan.dist / file["path"]), file["sha256"], file["size"]) for file in files
+    ]
     stage.artifacts += [Artifact.of("sbom", plan.dist / BILL_OF_MATERIALS)]
     stage.artifacts += [Artifact.of("manifest", plan.dist / MANIFEST)]
     return True
+
+
+def _stands(placed: Path, rules: Sequence[object], built: Iterable[LoadableFile], dist: Path) -> bool:
+    """Whether dist/ has these files since an earlier build, checked by the same rules."""
+    try:
+        return bool(
+            json.loads(placed.read_text(encoding="utf-8"))
+            == json.loads(json.dumps({"rules": rules, "stamps": _stamps(built, dist)}))
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def _stamps(built: Iterable[LoadableFile], dist: Path) -> dict[str, tuple[int, int, int]]:
+    """Of the built files, and of each in dist/ that is of a build."""
+    files = [file.path for file in built]
+    for name in OURS:
+        files += [dist / name] if (dist / name).is_file() else (dist / name).rglob("*")
+    stamps = {str(path): path.stat() for path in files}
+    return {path: (stamp.st_size, stamp.st_mtime_ns, stamp.st_ino) for path, stamp in stamps.items()}
+
+
+def _own_code() -> str:
+    """A digest of what decides what a build ships, and whether it passes."""
+    tables = (MANIFESTS / "validation.toml", MANIFESTS / "device_libraries.toml")
+    files = (*sorted(Path(__file__).parent.glob("*.py")), *tables)
+    return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
 
 
 def _may_install(plan: SourcePlan, selection: Selection) -> None:
@@ -156,7 +197,7 @@ def put_into_python(plan: SourcePlan, stage: StageRun, *, install: bool, target_
 
 
 def _python_files(plan: SourcePlan) -> Iterator[tuple[str, Path]]:
-    root = plan.dist / "python"
+    root = plan.dist / PYTHON
     for path in sorted(root.rglob("*")):
         if path.is_file():
             yield str(path.relative_to(root)), path

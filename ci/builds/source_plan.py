@@ -8,7 +8,9 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.builds import link_tree
 from ci.builds.cmake import Build, ConfiguredProject
+from ci.builds.file_api import CMakeTarget, targets
 from ci.builds.programs import BuildTool
 from ci.builds.recipes import Recipe, RecipeProject, filled
 from ci.builds.toolchain import Toolchain
@@ -25,6 +27,12 @@ AS_INCLUDED = [
 ]
 """GCC names a system header by the shorter of its two paths if links lead to it, unless this flag is set.
 Otherwise the bytes of a binary would depend on the length of folder names.
+"""
+
+AS_RELATIVE = f"""\
+# ccache names files as seen from the folder that compilers run in, so that other folders share its results.
+file(RELATIVE_PATH relative "${{CMAKE_BINARY_DIR}}" "${{CMAKE_CURRENT_LIST_DIR}}/{LINKS}/{OWN_NAME}")
+add_compile_options("-ffile-prefix-map=${{relative}}={OWN_NAME}")
 """
 
 _DEFINITION = re.compile(r"(?:-D)?(\w+)(?::\w+)?=(.*)", re.DOTALL)
@@ -78,7 +86,7 @@ class SourcePlan:
         maps = [f"-ffile-prefix-map={folder}={name}" for folder, name in self.private().items()]
         compile_flags = "".join(f"  [=[{flag}]=]\n" for flag in (*maps, *AS_INCLUDED))
         link_flags = "".join(f"  [=[{flag}]=]\n" for flag in self.recipe.link_flags)
-        text = f"include_guard(GLOBAL)\nadd_compile_options(\n{compile_flags})\n"
+        text = f"include_guard(GLOBAL)\nadd_compile_options(\n{compile_flags})\n" + AS_RELATIVE
         return text + (f"add_link_options(\n{link_flags})\n" if link_flags else "")
 
     def values(self) -> dict[str, str]:
@@ -109,12 +117,14 @@ class SourcePlan:
             "CMAKE_BUILD_TYPE": self.build_type,
             "CMAKE_PROJECT_INCLUDE": str(self.flags_file),
         }
-        if self.launcher is not None:
-            defined |= {f"CMAKE_{kind}_COMPILER_LAUNCHER": str(self.launcher) for kind in ("C", "CXX")}
         for argument in self.extra:
             if definition := _DEFINITION.fullmatch(argument):
                 defined[definition.group(1)] = definition.group(2)
         return defined
+
+    def targets(self) -> list[CMakeTarget]:
+        """The targets of all projects, once they are configured."""
+        return [target for project in self.recipe.projects for target in targets(self.build / project.build)]
 
     def cmake_build(self) -> Build:
         return Build(
@@ -128,16 +138,18 @@ class SourcePlan:
                 # The compilers' dependency files do not notice an older SDK that replaces a newer one.
                 "qnn sdk": f"{self.sdk.build_id} in {self.sdk.root}",
                 "python": self.python_identity,
+                # CMake reads these variables once.
+                "launcher": str(self.launcher or ""),
                 "tree": f"{self.tree.root}, as {self.source}",
             },
             settings={
                 "commit": self.tree.commit,
                 "build type": self.build_type,
-                "launcher": str(self.launcher or ""),
                 "arguments": " ".join(self.extra),
             },
             variables=self.variables(),
             owned=("build", LINKS),
+            listing=link_tree.listing(self.tree.root),
         )
 
     def _cmake_project(self, project: RecipeProject) -> ConfiguredProject:
@@ -147,7 +159,7 @@ class SourcePlan:
             self.build / project.build,
             self.definitions(project),
             tuple(option for option in self.extra if not _DEFINITION.fullmatch(option)),
-            project.targets,
+            project.install,
         )
 
     def variables(self) -> dict[str, str]:
@@ -160,6 +172,20 @@ class SourcePlan:
             "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs),
             # The tree is only read.
             "PYTHONDONTWRITEBYTECODE": "1",
+            **self._launched(),
+        }
+
+    def _launched(self) -> dict[str, str]:
+        """Variables and not definitions: projects that are built inside a project read them too."""
+        if self.launcher is None:
+            return {}
+        return {
+            **{f"CMAKE_{kind}_COMPILER_LAUNCHER": str(self.launcher) for kind in ("C", "CXX")},
+            # Another folder with the same content finds what this one compiled.
+            "CCACHE_BASEDIR": str(self.root),
+            "CCACHE_NOHASHDIR": "1",
+            # Headers that this build generates are always young.
+            "CCACHE_SLOPPINESS": "include_file_ctime,include_file_mtime",
         }
 
 

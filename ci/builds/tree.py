@@ -1,15 +1,15 @@
-"""Facts about an ExecuTorch tree: version, commit, adaptors, options that its CMake files read."""
+"""Facts about an ExecuTorch tree: version, commit, submodules, options that its CMake files read."""
 
 from __future__ import annotations
 
 import configparser
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.builds.recipes import Output, Recipe
+from ci.builds.recipes import Recipe
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.components import EXECUTORCH_SOURCE
@@ -44,19 +44,28 @@ class SourceTree:
     """The git repository with the commit: for a tree of the store, the checkout it was copied from."""
 
 
-def open_tree(root: Path) -> SourceTree:
+def open_tree(root: Path, needed: Collection[str] = ()) -> SourceTree:
+    """`needed`: the submodules that must be there, if this version of the tree has them."""
     missing = [mark for mark in MARKS if not (root / mark).is_file()]
     if missing:
         raise EnvironmentLacking(
             f"{root}: expected an ExecuTorch tree with {missing[0]}, found none",
             fix="set EXECUTORCH_ROOT to a checkout with its submodules, or unset it to use the store's",
         )
-    empty = [name for name in _submodule_urls(root) if not any((root / name).glob("*"))]
+    urls = _submodule_urls(root)
+    empty = [
+        name
+        for name in urls
+        if any(name == path or name.startswith(f"{path}/") for path in needed)
+        and not any((root / name).glob("*"))
+    ]
     if empty:
+        outermost = [path for path in needed if any(name == path or name.startswith(f"{path}/") for name in empty)]
+        update = ("submodule", "update", "--init", "--recursive", "--")
         raise EnvironmentLacking(
             f"{root}: the submodule {empty[0]} is empty"
             + (f", and {len(empty) - 1} more" * (len(empty) > 1)),
-            fix=quoted("git", "-C", root, "submodule", "update", "--init", "--recursive"),
+            fix=quoted("git", "-C", root, *update, *outermost),
         )
     if root.resolve().name != OWN_NAME:
         raise EnvironmentLacking(
@@ -81,26 +90,24 @@ def open_tree(root: Path) -> SourceTree:
 
 
 def submodules(tree: SourceTree) -> list[Submodule]:
-    """The tree's submodules; their commits are known where there is a repository."""
-    commits = {}
+    """The tree's submodules and theirs; their commits are known where there is a repository."""
     urls = _submodule_urls(tree.root)
-    listed = _git(tree.repository, "ls-tree", "-r", tree.commit) if urls and tree.repository else ""
-    for line in listed.splitlines():
-        described, _, path = line.partition("\t")
-        mode, _, commit = described.split()
-        if mode == "160000":
-            commits[path] = commit
+    repository = tree.repository or tree.root
+    commits = _linked_commits(repository, tree.commit) if urls else {}
+    for outer in [path for path in urls if (tree.root / path / ".gitmodules").is_file()]:
+        nested = _linked_commits(repository / outer, "HEAD")
+        commits |= {f"{outer}/{path}": commit for path, commit in nested.items()}
     return [Submodule(path, url, commits.get(path, "")) for path, url in urls.items()]
 
 
-def adaptors(output: Output, root: Path) -> list[str]:
-    """The names that the tree's CMake files define for an output; one empty name for an output
-    without any."""
-    if output.defined is None or output.defined_in is None:
-        return [""]
-    pattern = re.compile(output.defined)
-    text = "\n".join(_uncommented(path) for path in cmake_files(root / output.defined_in))
-    return sorted({match.group(1) for match in pattern.finditer(text)})
+def _linked_commits(repository: Path, commit: str) -> dict[str, str]:
+    commits = {}
+    for line in _git(repository, "ls-tree", "-r", commit).splitlines():
+        described, _, path = line.partition("\t")
+        mode, _, linked = described.split()
+        if mode == "160000":
+            commits[path] = linked
+    return commits
 
 
 def unread_options(recipe: Recipe, root: Path, more: Iterable[Path] = ()) -> list[str]:
@@ -147,10 +154,13 @@ def _uncommented(path: Path) -> str:
 
 
 def _submodule_urls(root: Path) -> dict[str, str]:
-    """Addresses of submodules, by path."""
+    """Addresses of submodules, and of theirs, by path."""
     listing = configparser.ConfigParser(strict=False, interpolation=None)
     listing.read(root / ".gitmodules", encoding="utf-8")
-    return {entry["path"]: entry["url"] for entry in listing.values() if "path" in entry and "url" in entry}
+    urls = {entry["path"]: entry["url"] for entry in listing.values() if "path" in entry and "url" in entry}
+    for path in list(urls):
+        urls |= {f"{path}/{inner}": url for inner, url in _submodule_urls(root / path).items()}
+    return urls
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -25,6 +25,8 @@ def make_tree(folder: Path, *, pybind11: bool = False, commit: bool = True, name
     """A copy of the tree, committed to a repository of its own."""
     root = folder / name
     shutil.copytree(SOURCE, root)
+    # A submodule that no build of ours reads, not fetched.
+    (root / "backends" / "mlx" / "third-party" / "mlx").mkdir(parents=True)
     if pybind11:
         (root / "third-party" / "pybind11" / "include").symlink_to(_pybind11_headers())
     else:

@@ -73,8 +73,22 @@ def test_an_option_that_is_no_longer_given_is_unset_until_every_project_was_buil
         build.run(prepare=fails)
     build.run()
     assert [word for word in configured(build) if word.startswith("-U")] == ["-UB"]
-    build.run()
+    defining(build, A="2").run()
     assert not [word for word in configured(build) if word.startswith("-U")]
+
+
+def test_what_is_configured_already_is_configured_again_only_when_that_may_give_something_else(
+    build: Build,
+) -> None:
+    def times(build: Build) -> int:
+        build.run()
+        text = (build.folder.parent / "calls").read_text(encoding="utf-8")
+        return sum(line.startswith("-S") for line in text.splitlines())
+
+    assert [times(build), times(build)] == [1, 1]
+    assert times(defining(build, A="2")) == 2
+    globbed = replace(defining(build, A="2"), listing="one file more")
+    assert [times(globbed), times(globbed)] == [3, 3]
 
 
 def test_variables_that_would_change_the_build_unseen_are_not_passed_on(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from ci.builds import install, source
+from ci.builds.file_api import CMakeTarget
 from ci.builds.output_folders import replace_build
 from ci.builds.source_plan import SourcePlan
 from provisioning import overlay
@@ -15,32 +15,20 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.stage_run import StageRun
 from tests.support.build_plans import make_plan
 
-RUNNER = "examples/qualcomm/executor_runner/qnn_executor_runner"
-PLACES = ("lib/libqnn_executorch_backend.so", "lib/executorch/backends/qualcomm/libqnn_executorch_backend.so")
-
-
 @pytest.fixture
 def plan(tmp_path: Path) -> SourcePlan:
     return make_plan(tmp_path)
 
 
-def put(plan: SourcePlan, place: str, age: int = 0) -> Path:
-    path = plan.build / place
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    os.utime(path, ns=(0, 10**18 - age))
-    return path
-
-
-@pytest.mark.parametrize("newer", PLACES)
-def test_of_two_places_the_one_installed_last_is_taken(plan: SourcePlan, newer: str) -> None:
-    put(plan, RUNNER)
-    paths = {place: put(plan, place, age=0 if place == newer else 5) for place in PLACES}
-    assert [file.path for file in install.collect(plan, True) if file.kind == "library"] == [paths[newer]]
-
-
-def test_a_file_that_was_not_built_is_named(plan: SourcePlan) -> None:
-    with pytest.raises(CheckFailed, match=r"libqnn_executorch_backend\.so"):
+def test_a_build_without_the_backend_is_refused_with_what_it_made(
+    plan: SourcePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = plan.build / "qnn_executor_runner"
+    runner.parent.mkdir(parents=True)
+    runner.touch()
+    made = CMakeTarget("r", "EXECUTABLE", plan.build, plan.source, (runner,), (), "", (), (), "r::@1")
+    monkeypatch.setattr(SourcePlan, "targets", lambda plan: [made])
+    with pytest.raises(CheckFailed, match=r"lib/libqnn_executorch_backend\.so.*bin/qnn_executor_runner"):
         install.collect(plan, True)
 
 

@@ -49,8 +49,8 @@ def test_what_is_only_with_a_file_is_asked_of_a_tree_that_has_it(tmp_path: Path)
     (tmp_path / "examples" / "models" / "llama").mkdir(parents=True)
     (tmp_path / "examples" / "models" / "llama" / "CMakeLists.txt").touch()
     recipe = for_tree(load_recipe("aarch64-linux"), tmp_path)
-    assert recipe.projects[-1].name == "llama"
-    assert [Path(output.files[0]).name for output in recipe.outputs if output.kind == "runner"] == [
-        "qnn_executor_runner",
-        "llama_main",
+    assert [project.name for project in recipe.projects] == ["executorch", "examples", "llama"]
+    assert [project.name for project in for_tree(load_recipe("aarch64-linux"), tmp_path / "older").projects] == [
+        "executorch",
+        "examples",
     ]

@@ -10,9 +10,7 @@ import pytest
 from ci.builds import tree as trees
 from ci.builds.recipes import for_tree, load_recipe
 from provisioning.base.errors import EnvironmentLacking
-from tests.support.miniature_executorch import make_old, make_tree
-
-ADAPTOR = next(output for output in load_recipe("x86_64-linux").outputs if output.kind == "adaptor")
+from tests.support.miniature_executorch import make_tree
 
 
 @pytest.fixture
@@ -31,13 +29,25 @@ def test_another_directory_name_is_refused_before_the_compiler_does(tmp_path: Pa
         trees.open_tree(make_tree(tmp_path, commit=False, name="et"))
 
 
-def test_an_empty_submodule_is_reported_with_the_command_that_fills_it(tree: Path) -> None:
-    text = '[submodule "prelude"]\n\tpath = third-party/prelude\n\turl = https://github.com/dvidelabs/prelude.git\n'
-    (tree / ".gitmodules").write_text(text, encoding="utf-8")
-    (tree / "third-party" / "prelude").mkdir()
-    with pytest.raises(EnvironmentLacking, match="third-party/prelude") as caught:
-        trees.open_tree(tree)
-    assert "submodule update --init" in caught.value.fix
+def declare(folder: Path, *paths: str) -> None:
+    text = "".join(
+        f'[submodule "{path}"]\n\tpath = {path}\n\turl = https://github.com/some/{Path(path).name}.git\n' for path in paths
+    )
+    (folder / ".gitmodules").write_text(text, encoding="utf-8")
+    for path in paths:
+        (folder / path).mkdir(parents=True)
+
+
+def test_an_empty_submodule_that_is_needed_is_reported_with_the_command_that_fills_it(tree: Path) -> None:
+    declare(tree, "backends/mlx/mlx", "third-party/eigen", "extension/tokenizers", "third-party/volk")
+    declare(tree / "extension/tokenizers", "third-party/re2")
+    (tree / "third-party/eigen/Eigen").touch()
+    needed = ("third-party/eigen", "extension/tokenizers", "third-party/of-another-version")
+    with pytest.raises(EnvironmentLacking, match="extension/tokenizers/third-party/re2") as caught:
+        trees.open_tree(tree, needed)
+    assert caught.value.fix.endswith("submodule update --init --recursive -- extension/tokenizers")
+    (tree / "extension/tokenizers/third-party/re2/re2.cc").touch()
+    trees.open_tree(tree, needed)
 
 
 def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None:
@@ -52,12 +62,6 @@ def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None
     (root / "third-party" / "a" / "file").touch()
     submodules = trees.submodules(trees.open_tree(root))
     assert submodules == [trees.Submodule("third-party/a", "https://github.com/some/a.git", "ab" * 20)]
-
-
-def test_new_trees_define_one_adaptor_and_old_ones_two(tree: Path) -> None:
-    assert trees.adaptors(ADAPTOR, tree) == ["PyQnnManagerAdaptor"]
-    make_old(tree)
-    assert trees.adaptors(ADAPTOR, tree) == ["PyQnnManagerAdaptor", "PyQnnWrapperAdaptor"]
 
 
 def test_the_toolchains_own_files_read_options_too(tree: Path, tmp_path: Path) -> None:

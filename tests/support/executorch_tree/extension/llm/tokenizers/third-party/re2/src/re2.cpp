@@ -1,0 +1,3 @@
+int re2_version() {
+  return 2;
+}
