@@ -160,7 +160,7 @@ def resolve(
         elif needed:
             lacking.append(component)
     if lacking:
-        raise _lacking(lacking, needs or (), profile, selection, environ, notes)
+        raise _lacking(lacking, profile, selection, environ, notes)
     variables, path_entries = _variables(selection, roots, environ, notes, overlay)
     return Environment(
         profile=profile.name,
@@ -176,7 +176,6 @@ def resolve(
 
 def _lacking(
     lacking: Sequence[str],
-    needs: Sequence[str],
     profile: Profile,
     selection: Selection,
     environ: Mapping[str, str],
@@ -193,7 +192,7 @@ def _lacking(
     elsewhere = [name for name in lacking if name not in pins]
     if elsewhere and profile.name != OFFICIAL_PROFILE:
         flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
-        fix = session("provision", *flags, *_components(needs))
+        fix = session("provision", *flags, *_components(lacking))
         message += f"; the profile {profile.name} has no {' and no '.join(elsewhere)}"
         return EnvironmentLacking(message, fix=f"{fix}, and --profile {OFFICIAL_PROFILE} here as well")
     if QNN_SDK in lacking and (why := profile.why_lacking(selection.target)):

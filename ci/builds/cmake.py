@@ -161,7 +161,13 @@ class Build:
         )
 
     def building(self, project: ConfiguredProject) -> BuildCommand:
-        command = (str(self.cmake.path), "--build", os.path.normpath(project.tree), "--parallel", str(self.jobs))
+        command = (
+            str(self.cmake.path),
+            "--build",
+            os.path.normpath(project.tree),
+            "--parallel",
+            str(self.jobs),
+        )
         return BuildCommand(f"building {project.name}", command)
 
     def installing(self, project: ConfiguredProject) -> BuildCommand:
@@ -209,7 +215,9 @@ class Build:
 
     def _configured(self) -> str:
         """Everything that configuring depends on but CMake files, which Ninja watches."""
-        projects = [(project.name, self._definitions(project), project.arguments) for project in self.projects]
+        projects = [
+            (project.name, self._definitions(project), project.arguments) for project in self.projects
+        ]
         return hashlib.sha256(json.dumps([projects, self.listing]).encode()).hexdigest()
 
     def _record(self, earlier: Mapping[str, Sequence[str]], configured: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What CMake says of a project that it configured, by its File API: programs and libraries, and what they need.
+"""What CMake says of a project that it configured, by its File API: its targets, and what they need.
 
 https://cmake.org/cmake/help/latest/manual/cmake-file-api.7.html
 """

@@ -64,8 +64,9 @@ def collect(plan: SourcePlan, target_only: bool) -> dict[LoadableFile, CMakeTarg
     wanted = [pattern for pattern in plan.recipe.ships if not (target_only and pattern.startswith(PYTHON))]
     missing = [pattern for pattern in wanted if not fnmatch.filter((file.place for file in built), pattern)]
     if missing:
+        found = ", ".join(sorted(file.place for file in built)) or "none"
         raise CheckFailed(
-            f"expected the build to make {missing[0]}, found {', '.join(sorted(f.place for f in built)) or 'none'}",
+            f"expected the build to make {missing[0]}, found {found}",
             fix=f"read {plan.cmake_build().log}; if the tree names it otherwise, correct manifests/recipes/",
         )
     return dict(sorted(built.items(), key=lambda item: item[0].place))

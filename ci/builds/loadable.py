@@ -32,8 +32,8 @@ FIXES = {
     "glibc": "build it where glibc is older, such as in the container of `nox -s image`",
     "android-api": "keep ANDROID_PLATFORM as the recipe has it, and build with --clean",
     "paths": (
-        "compile what contains it with -ffile-prefix-map (build_runner: --remap FROM=TO); clang before 17 leaves such "
-        "names in its debug information: take a newer NDK, or --release, which strips it"
+        "compile what contains it with -ffile-prefix-map (build_runner: --remap FROM=TO); clang before 17 "
+        "leaves such names in its debug information: take a newer NDK, or --release, which strips it"
     ),
 }
 

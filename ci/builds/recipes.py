@@ -62,7 +62,7 @@ class Recipe(Model):
     """Libraries that Python loads: a pattern of CMake's names → their folder in the Python package."""
     copies: tuple[Copy, ...] = ()
     submodules: tuple[Inside, ...] = ()
-    """Submodules that these projects read, with all of their own."""
+    """Submodules that these projects read, some of them inside others."""
     written: tuple[Inside, ...] = ()
     """Folders of the tree that its own build writes into; each build folder gets copies."""
 

@@ -28,7 +28,6 @@ from provisioning.base.settings import DEFAULT_TARGET, MANIFESTS, ROOT, Selectio
 from provisioning.base.stage_run import StageRun
 from provisioning.manifest import load_profile
 
-
 PLACED = "placed.json"
 """What the last build put into dist/, in its build folder."""
 
@@ -117,7 +116,14 @@ def _put_into_dist(
         fix = "give one: --cmake-arg CMAKE_STRIP=/path/to/strip"
         stage.add("build-strip", Severity.WARNING, plan.target, message, fix)
     private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
-    rules = [identity(plan, selection.profile), glibc, strip, target_only, list(map(str, private)), _own_code()]
+    rules = [
+        identity(plan, selection.profile),
+        glibc,
+        strip,
+        target_only,
+        list(map(str, private)),
+        _own_code(),
+    ]
     placed = plan.root / PLACED
     if worked or not _stands(placed, rules, built, plan.dist):
         placed.unlink(missing_ok=True)

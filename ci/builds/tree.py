@@ -52,15 +52,11 @@ def open_tree(root: Path, needed: Collection[str] = ()) -> SourceTree:
             f"{root}: expected an ExecuTorch tree with {missing[0]}, found none",
             fix="set EXECUTORCH_ROOT to a checkout with its submodules, or unset it to use the store's",
         )
-    urls = _submodule_urls(root)
-    empty = [
-        name
-        for name in urls
-        if any(name == path or name.startswith(f"{path}/") for path in needed)
-        and not any((root / name).glob("*"))
-    ]
+    empty = [path for path in _submodule_urls(root) if path in needed and not any((root / path).glob("*"))]
     if empty:
-        outermost = [path for path in needed if any(name == path or name.startswith(f"{path}/") for name in empty)]
+        outermost = [
+            path for path in _own_submodules(root) if any(f"{name}/".startswith(f"{path}/") for name in empty)
+        ]
         update = ("submodule", "update", "--init", "--recursive", "--")
         raise EnvironmentLacking(
             f"{root}: the submodule {empty[0]} is empty"
@@ -155,12 +151,16 @@ def _uncommented(path: Path) -> str:
 
 def _submodule_urls(root: Path) -> dict[str, str]:
     """Addresses of submodules, and of theirs, by path."""
-    listing = configparser.ConfigParser(strict=False, interpolation=None)
-    listing.read(root / ".gitmodules", encoding="utf-8")
-    urls = {entry["path"]: entry["url"] for entry in listing.values() if "path" in entry and "url" in entry}
+    urls = _own_submodules(root)
     for path in list(urls):
         urls |= {f"{path}/{inner}": url for inner, url in _submodule_urls(root / path).items()}
     return urls
+
+
+def _own_submodules(root: Path) -> dict[str, str]:
+    listing = configparser.ConfigParser(strict=False, interpolation=None)
+    listing.read(root / ".gitmodules", encoding="utf-8")
+    return {entry["path"]: entry["url"] for entry in listing.values() if "path" in entry and "url" in entry}
 
 
 def _git(root: Path, *arguments: str) -> str:

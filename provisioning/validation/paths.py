@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from provisioning.base.commands import quoted
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Severity
 from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, KINDS, QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
+from provisioning.sources.directory import adopt
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, same_path
 
@@ -102,12 +104,22 @@ def adsp_library_path(context: Context) -> Iterator[Problem]:
         yield Problem("ADSP_LIBRARY_PATH", f"{value} is separated by `:`, FastRPC splits at `;`")
 
 
-@rule("sdk-root-empty")
-def sdk_root_empty(context: Context) -> Iterator[Problem]:
-    for variable in COMPONENT_VARIABLES.values():
-        if context.environ.get(variable) == "":
+@rule("sdk-root")
+def sdk_root(context: Context) -> Iterator[Problem]:
+    for component, variable in COMPONENT_VARIABLES.items():
+        value = context.environ.get(variable)
+        if value == "":
             fix = f"unset {variable}, or set it to the SDK's directory"
             yield Problem(variable, "is set but empty, which executorch takes as set", fix)
+        elif value and component not in context.trees and _is_for(component, context):
+            try:
+                adopt(component, value, variable)
+            except EnvironmentLacking as error:
+                yield Problem(variable, error.message.removeprefix(f"{variable}="), error.fix)
+
+
+def _is_for(component: str, context: Context) -> bool:
+    return bool(set(KINDS[component].needed_by).intersection(context.targets))
 
 
 @rule("variables-contradict")

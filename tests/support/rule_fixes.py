@@ -270,7 +270,7 @@ ROWS = (
         variables(ADSP_LIBRARY_PATH="/data/tmp:/vendor/dsp"),
         "export ADSP_LIBRARY_PATH='DIRECTORY;/vendor/dsp/cdsp'",
     ),
-    Row("sdk-root-empty", variables(QNN_SDK_ROOT=""), "unset QNN_SDK_ROOT"),
+    Row("sdk-root", variables(QNN_SDK_ROOT=""), "unset QNN_SDK_ROOT"),
     Row(
         "variables-contradict",
         variables(ANDROID_NDK_ROOT="{folder}/a", ANDROID_NDK_HOME="{folder}/b"),

@@ -13,8 +13,16 @@ from provisioning.base.errors import CheckFailed
 
 
 def target(name: str, kind: str, **more: Any) -> dict[str, Any]:
-    file = {"EXECUTABLE": name, "SHARED_LIBRARY": f"lib{name}.so", "OBJECT_LIBRARY": ""}.get(kind, f"lib{name}.a")
-    found = {"name": name, "type": kind, "id": f"{name}::@1", "paths": {"source": "src", "build": "out"}, **more}
+    file = {"EXECUTABLE": name, "SHARED_LIBRARY": f"lib{name}.so", "OBJECT_LIBRARY": ""}.get(
+        kind, f"lib{name}.a"
+    )
+    found = {
+        "name": name,
+        "type": kind,
+        "id": f"{name}::@1",
+        "paths": {"source": "src", "build": "out"},
+        **more,
+    }
     return {**found, "artifacts": [{"path": file}]} if file else found
 
 
@@ -36,7 +44,9 @@ def answer(build: Path, *found: dict[str, Any]) -> None:
     (reply / "index-2.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def test_what_went_into_a_program_is_followed_through_installed_libraries_and_object_files(tmp_path: Path) -> None:
+def test_what_went_into_a_program_is_followed_through_installed_libraries_and_object_files(
+    tmp_path: Path,
+) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     answer(
         one,

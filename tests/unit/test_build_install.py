@@ -15,6 +15,7 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.stage_run import StageRun
 from tests.support.build_plans import make_plan
 
+
 @pytest.fixture
 def plan(tmp_path: Path) -> SourcePlan:
     return make_plan(tmp_path)

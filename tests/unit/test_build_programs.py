@@ -50,7 +50,5 @@ def test_what_is_only_with_a_file_is_asked_of_a_tree_that_has_it(tmp_path: Path)
     (tmp_path / "examples" / "models" / "llama" / "CMakeLists.txt").touch()
     recipe = for_tree(load_recipe("aarch64-linux"), tmp_path)
     assert [project.name for project in recipe.projects] == ["executorch", "examples", "llama"]
-    assert [project.name for project in for_tree(load_recipe("aarch64-linux"), tmp_path / "older").projects] == [
-        "executorch",
-        "examples",
-    ]
+    older = for_tree(load_recipe("aarch64-linux"), tmp_path / "older")
+    assert [project.name for project in older.projects] == ["executorch", "examples"]
