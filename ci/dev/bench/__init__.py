@@ -37,6 +37,10 @@ BENCHMARKS = {
     "caching": Verb(
         "ci.dev.bench.caching", "what watching and remembering the gate's models costs, and where time goes"
     ),
+    "builds": Verb(
+        "ci.dev.bench.builds",
+        "a second build_x86 of EXECUTORCH_ROOT, from nothing changed to an emptied folder",
+    ),
     "runner": Verb("ci.dev.bench.runner", "start to first output against a bare Module-based program"),
     "onnx": Verb("ci.dev.bench.onnx", "the ONNX suite against the same steps one after another"),
     "validate": Verb(
