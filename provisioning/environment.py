@@ -24,6 +24,7 @@ from provisioning.base.settings import (
     user_path,
 )
 from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, KINDS, QNN_SDK
+from provisioning.dist import runner_of
 from provisioning.overlay import OVERLAY, tree_of
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ class Environment:
         """For the user's own shell: the runner that was built for the target is named too."""
         if environ.get(RUNNER):
             return self
-        program = outputs / "dist" / self.target / "bin" / "qnn_executor_runner"
-        if not program.is_file():
+        program = runner_of(outputs / "dist" / self.target)
+        if program is None:
             note = f"qnn_executor_runner is not built yet for {self.target}: {session('build_runner')}"
             return replace(self, notes=(*self.notes, note))
         return replace(self, variables={**self.variables, RUNNER: str(program)})

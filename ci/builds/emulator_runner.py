@@ -20,7 +20,6 @@ from ci.builds.programs import BuildTool, find_cmake, find_compiler, find_ninja,
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.runner_inputs import inputs_of
 from ci.builds.verb import RUNNER_BUILD_TYPES
-from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
 from ci.engine.inputs import Roots
 from ci.engine.memo import CachedResult, Memo, Miss
 from provisioning import elf
@@ -38,6 +37,7 @@ from provisioning.base.settings import (
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import aligned
 from provisioning.components import EXECUTORCH_RUNTIME
+from provisioning.dist import LIBRARIES, OURS, RUNNER
 
 SOURCE = ROOT / "ci" / "builds" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")
@@ -115,11 +115,7 @@ def build_and_try(
         if qemu is None:
             stage.metrics["backends"] = _backends(plan.dist / RUNNER)
         else:
-            here = plan_of(
-                replace(selection, target=DEFAULT_TARGET),
-                output=comparison_dist(outputs_path()),
-                remap=plan.remap,
-            )
+            here = plan_of(replace(selection, target=DEFAULT_TARGET), remap=plan.remap)
             _compare_with_this_machine(plan, here, qemu, stage, glibc)
 
 
@@ -157,7 +153,7 @@ def plan_of(
         ninja=find_ninja(),
         remap=tuple(remap),
         folder=(build_dir or outputs_path() / "build" / "runner" / f"{target}{suffix}").absolute(),
-        dist=(output or outputs_path() / "dist" / target).absolute(),
+        dist=(output or outputs_path() / "dist" / target / OURS).absolute(),
         store=selection.store,
     )
 
@@ -352,14 +348,6 @@ def _backends(runner: Path) -> list[Metric]:
             fix="run it by hand; --clean builds it anew",
         )
     return [*backends.group(1).split()]
-
-
-def comparison_dist(outputs: Path) -> Path | None:
-    """Where this machine's runner is built to compare another machine's with; None: where it always is.
-
-    A build from source in dist/ is not overwritten: it has a backend beside its runner."""
-    from_source = (outputs / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
-    return outputs / "build" / "runner" / "dist" if from_source else None
 
 
 def _compare_with_this_machine(

@@ -18,13 +18,13 @@ from ci.builds.output_folders import BILL_OF_MATERIALS, LICENCES
 from ci.builds.recipes import Kind
 from ci.builds.source_plan import SourcePlan
 from ci.builds.tree import SourceTree, Submodule, submodules
-from ci.engine.dist import MANIFEST
 from provisioning import elf
 from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact
 from provisioning.components import ANDROID_NDK, QNN_SDK
+from provisioning.dist import MANIFEST
 
 SCHEMA = 1
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.engine.dist import MANIFEST
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
+from provisioning.dist import MANIFEST
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds.programs import BuildTool
-from ci.engine.dist import RUNNER
-from ci.engine.runner_call import runner_command, write_inputs
+from ci.engine.runner import Runner
 from provisioning.base.commands import captured, quoted
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_bytes
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import ROOT
+from provisioning.dist import RUNNER
 
 PROGRAM = "probe.pte"
 DATA = "probe.raw"
@@ -90,7 +90,7 @@ def probe_in(folder: Path) -> Path:
                 fix="nox -s build_runner uses an environment with torch and executorch",
             )
     # Written each time, because it contains the folder's path, which may have changed.
-    write_inputs(folder / INPUTS, [[folder / DATA]])
+    Runner(folder).write_inputs(folder / INPUTS, [[folder / DATA]])
     return folder
 
 
@@ -117,7 +117,7 @@ def outputs(
     runner: Path, probe: Path, into: Path, emulator: Sequence[str] = (), seconds: float = SECONDS
 ) -> list[float]:
     fix = "run that command by hand; a runner that was moved or changed is built anew with --clean"
-    command = [*emulator, *runner_command(runner, probe / PROGRAM, probe / INPUTS, into)]
+    command = [*emulator, *Runner(runner).command(probe / PROGRAM, probe / INPUTS, into)]
     try:
         result = captured(command, timeout=seconds)
     except subprocess.TimeoutExpired as error:

@@ -18,13 +18,13 @@ from ci.builds.recipes import Recipe, for_tree, load_recipe
 from ci.builds.source_plan import LocatedSdk, SourcePlan, default_jobs
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import open_tree, unread_options
-from ci.engine.dist import RUNNER
 from provisioning import overlay
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, outputs_path
 from provisioning.build_id import build_ids
 from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK
+from provisioning.dist import RUNNER
 from provisioning.environment import Environment, resolve, users_own
 from provisioning.manifest import Profile, load_profile
 

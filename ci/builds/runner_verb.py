@@ -26,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         executorch="the executorch package to build against [this Python's; for aarch64-linux the store's]",
         jobs="all cores",
         folder="build/runner/TARGET",
+        output="dist/TARGET/wheel",
     )
     repeatable(parser, "--remap", "FROM=TO", "write this path prefix as another in the binary")
 

@@ -18,7 +18,6 @@ from ci.builds.loadable import LoadableFile
 from ci.builds.output_folders import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
 from ci.builds.request import BuildOptions, notes_of, plan_of
 from ci.builds.source_plan import SourcePlan
-from ci.engine.dist import MANIFEST
 from provisioning import overlay
 from provisioning.base.commands import quoted
 from provisioning.base.errors import UsageError
@@ -26,6 +25,7 @@ from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_TARGET, MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
+from provisioning.dist import MANIFEST
 from provisioning.manifest import load_profile
 
 PLACED = "placed.json"

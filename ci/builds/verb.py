@@ -22,7 +22,13 @@ RUNNER_BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
 
 
 def add_build_flags(
-    parser: argparse.ArgumentParser, types: Sequence[str], *, executorch: str, jobs: str, folder: str
+    parser: argparse.ArgumentParser,
+    types: Sequence[str],
+    *,
+    executorch: str,
+    jobs: str,
+    folder: str,
+    output: str,
 ) -> None:
     """The flags of every build. `types`: the first is the default."""
     add_selection(parser)
@@ -34,7 +40,7 @@ def add_build_flags(
     parser.add_argument("--jobs", "-j", type=count, help=f"compile this many files at once [{jobs}]")
     parser.add_argument("--clean", action="store_true", help="build everything again")
     parser.add_argument("--build-dir", help=f"where it is compiled [{folder}]", **folder_flags)
-    parser.add_argument("--output", "-o", help="where the files go [dist/TARGET]", **folder_flags)
+    parser.add_argument("--output", "-o", help=f"where the files go [{output}]", **folder_flags)
     parser.add_argument(
         "--glibc",
         type=_version,
@@ -68,6 +74,7 @@ class SourceBuild:
             executorch="the tree [EXECUTORCH_ROOT, the store's executorch-source]",
             jobs="by cores and memory",
             folder="build/executorch/TARGET",
+            output="dist/TARGET",
         )
         parser.add_argument(
             "--release", dest="build_type", action="store_const", const="Release", help="--build-type Release"

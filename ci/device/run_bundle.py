@@ -14,7 +14,6 @@ from ci.device import claim, session, transport
 from ci.device.bundle.manifest import NAME as MANIFEST
 from ci.device.bundle.manifest import Bundle, read_bundle
 from ci.device.transport import Device
-from ci.engine.dist import RUNNER
 from provisioning.base.commands import quoted
 from provisioning.base.commands import session as session_command
 from provisioning.base.diagnosis import nearest, read
@@ -22,6 +21,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
+from provisioning.dist import RUNNER
 from provisioning.environment import DEVICE_DIRECTORIES
 from provisioning.manifest import load_socs, soc_named
 

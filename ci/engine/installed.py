@@ -1,10 +1,11 @@
-"""What stages work with: the SDK's libraries for this machine, and the runner."""
+"""What stages work with: the SDK's libraries for this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,11 +16,10 @@ from ci.engine.inputs import Digests, key_of
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text
-from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, outputs_path
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
 from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
-
-RUNNER = outputs_path() / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
+from provisioning.overlay import tree_of
 
 
 def require_packages(modules: Iterable[str], fix: str) -> None:
@@ -65,8 +65,21 @@ def _build_of(library: Path, digest: str, store: Path | None) -> str:
     return build
 
 
+def find_as_workers(environment: Environment) -> None:
+    """Let this process find the executorch that workers find: with an overlay, its tree's."""
+    for entry in environment.variables.get("PYTHONPATH", "").split(os.pathsep)[:1]:
+        if tree_of(Path(entry)) and entry not in sys.path:
+            sys.path.insert(0, entry)
+
+
 def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
     """As `resolve`, but what is neither in the store nor the user's own is provisioned first."""
+    environment = _provisioned_environment(selection, environ)
+    find_as_workers(environment)
+    return environment
+
+
+def _provisioned_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
     try:
         return resolve(selection, environ)
     except EnvironmentLacking as lacking:
@@ -78,31 +91,3 @@ def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Envir
         if subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=2, check=False).returncode:
             raise
     return resolve(selection, environ)
-
-
-def find_runner(environ: Mapping[str, str]) -> Path:
-    """The runner that QNN_EXECUTOR_RUNNER names, else the one that build_runner builds."""
-    named = environ.get("QNN_EXECUTOR_RUNNER")
-    path = Path(named).absolute() if named else RUNNER
-    if not path.is_file():
-        raise EnvironmentLacking(
-            f"QNN_EXECUTOR_RUNNER={named} is not a file" if named else "qnn_executor_runner is not built yet",
-            fix="unset QNN_EXECUTOR_RUNNER, then nox -s build_runner" if named else "nox -s build_runner",
-        )
-    return path
-
-
-def ready_runner(environ: Mapping[str, str], reports: Path) -> Path:
-    """Like `find_runner`, but build_runner's runner is built first if it is missing."""
-    if not environ.get("QNN_EXECUTOR_RUNNER") and not RUNNER.is_file():
-        sys.stderr.write(f"qnn_executor_runner is not built yet: {session('build_runner')}\n")
-        sys.stderr.flush()
-        command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
-        done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
-        if code := done.returncode:
-            sys.stderr.write(done.stdout.decode(errors="replace"))
-            raise EnvironmentLacking(
-                f"qnn_executor_runner could not be built: exit code {code} of build_runner, see above",
-                fix="nox -s build_runner",
-            )
-    return find_runner(environ)

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.engine.dist import RUNNER
 from ci.inspect.messages import key, printed
 from provisioning.base.diagnosis import Entry, knowledge
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -24,6 +23,7 @@ from provisioning.base.files import hash_file, replace_text
 from provisioning.base.patterns import Pattern
 from provisioning.base.settings import TARGETS, outputs_path
 from provisioning.components import QNN_SDK
+from provisioning.dist import OURS, RUNNER
 from provisioning.python_environments import IN_IMAGE, environments_folder
 
 WHEELS = ("executorch", "torchao", "onnxruntime", "onnxruntime_qnn")
@@ -84,10 +84,11 @@ def wheels() -> Iterator[Printer]:
 
 def _runners(outputs: Path) -> Iterator[Printer]:
     for target in TARGETS:
-        runner = outputs / "dist" / target / RUNNER
-        if runner.is_file():
-            digest = hash_file(runner)
-            yield Printer(RUNNER.name, f"{target} {digest[:12]}", runner, digest)
+        dist = outputs / "dist" / target
+        for runner in (dist / RUNNER, dist / OURS / RUNNER):
+            if runner.is_file():
+                digest = hash_file(runner)
+                yield Printer(RUNNER.name, f"{target} {digest[:12]}", runner, digest)
 
 
 def table(printer: Printer, store: Path) -> list[PrintedMessage]:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine.installed import RUNNER
+from ci.engine.runner import DIST
 from ci.upgrades.compat import stage
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, load_measured
+from provisioning.dist import OURS, RUNNER
 from provisioning.environment import HOST_LIBRARIES
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
@@ -33,7 +34,7 @@ def test_measuring_the_profiles_build_gives_what_was_committed(dist: Path, tmp_p
     (committed,) = (
         pair for pair in load_measured() if (pair.executorch, pair.build_id) == (executorch, build_id)
     )
-    variables = stage.variables({**os.environ, "QNN_EXECUTOR_RUNNER": str(RUNNER)}, sdk_root())
+    variables = stage.variables({**os.environ, "QNN_EXECUTOR_RUNNER": str(DIST / OURS / RUNNER)}, sdk_root())
     tools = measured_in(tmp_path, "--timeout", "600")
     assert stage.measure(tools, committed.soc, variables, tmp_path / "logs", DEFAULT_PROFILE) == {
         step: value for step, value in committed.values.items() if step in STEPS

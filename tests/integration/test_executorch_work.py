@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine import trouble
+from ci.engine.runner import Runner
 from ci.engine.work import Result
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import emulate
@@ -31,10 +31,12 @@ from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.options import WorkOptions
 from provisioning.base.command_line import main
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.units import EXACT_DB
 from tests.support.lowering import BASIS, SUITE, make_program
+from tests.support.scripts import script
 
 ENVIRON = dict(os.environ)
 
@@ -234,14 +236,12 @@ FAULT = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", 'emulator_fault = "coul
 class Emulator:
     """Programs that tell a stand-in of the runner what to do."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, whose: str = "") -> None:
         self.folder = folder
-        self.runner = folder / "runner"
         program = ROOT / "tests/support/emulator_runner.py"
         # Without site-packages, as each file that Python looks for is watched.
-        script = f'#!/bin/sh\nexec {sys.executable} -I -S {program} "$@"\n'
-        self.runner.write_text(script)
-        self.runner.chmod(self.runner.stat().st_mode | stat.S_IXUSR)
+        text = f'exec {sys.executable} -I -S {program} {whose} "$@"'
+        self.runner = script(folder / "dist/bin/runner", text)
 
     def compiled(self, what: str) -> Result:
         folder = self.folder / f"compiled-{what}"
@@ -266,7 +266,7 @@ class Emulator:
         }
         plan = plan_of(self.folder, list(programs.values()), WorkOptions(jobs=1, run_timeout=timeout))
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
-        results = measure(plan, self.runner, compiled)
+        results = measure(plan, Runner.at(self.runner), compiled)
         return [results[program.name] for program in programs.values()]
 
 
@@ -308,6 +308,25 @@ class TestRunning:
         assert not crash.cached and not zeros.cached and zeros.folder
         names = {path.relative_to(zeros.folder).as_posix() for path in zeros.folder.rglob("*")}
         assert {"input_0_0.raw", "float_0_0.raw", "outputs/output_0_0.raw", "run.log"} <= names
+
+    def test_executorchs_own_runner_is_called_in_its_own_words(self, tmp_path: Path) -> None:
+        names = ("echo", "zeros", "refuse")
+        ours, theirs = (
+            Emulator(tmp_path / (whose or "ours"), whose).run(*names) for whose in ("", "executorchs")
+        )
+        assert [result.facts["figures"] for result in theirs] == [result.facts["figures"] for result in ours]
+        assert theirs[0].facts["times"] == {"run_ms": 2.5}
+        assert (theirs[2].facts["rule"], "no delegate" in theirs[2].facts["message"]) == ("run", True)
+
+    def test_a_runner_is_named_with_the_commit_that_it_was_built_from(self, tmp_path: Path) -> None:
+        emulator = Emulator(tmp_path, "executorchs")
+        (tmp_path / "dist/manifest.json").write_text('{"commit": "cff6f4dd3298", "changed": true}')
+        described = Runner.at(emulator.runner).described
+        assert "ExecuTorch's" in described and "cff6f4dd32 with changes" in described
+
+    def test_a_program_that_is_no_runner_is_refused_before_any_work(self, tmp_path: Path) -> None:
+        with pytest.raises(EnvironmentLacking, match="libmissing"):
+            Runner.at(script(tmp_path / "runner", "echo 'libmissing.so: cannot open' >&2; exit 127"))
 
     def test_one_that_hangs_is_ended_and_never_cached(self, emulator: Emulator) -> None:
         for _ in range(2):

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ci.engine.installed import find_runner
+from ci.engine.runner import find_runner
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, environment, run
 from tests.support.runner import dist, runner_reports
@@ -175,7 +175,7 @@ def lowered(
 @pytest.mark.whole
 def test_a_rebuilt_backend_beside_a_runner_of_the_users_own_runs_all_again(clone: Clone, base: Path) -> None:
     dist = base / "dist"
-    built = find_runner({})
+    built = find_runner({}).path
     shutil.copytree(built.parent.parent, dist)
     runner = str(dist / "bin" / built.name)
 

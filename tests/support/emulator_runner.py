@@ -1,4 +1,6 @@
-"""Stands in for qnn_executor_runner: the program file says what to do with the inputs."""
+"""Stands in for qnn_executor_runner: the program file says what to do with the inputs.
+
+With `executorchs` as its first argument it has the flags, lists and files of ExecuTorch's own."""
 
 from __future__ import annotations
 
@@ -8,9 +10,23 @@ import sys
 import time
 from pathlib import Path
 
+FLAGS = (
+    *("--model_path", "--input_list_path", "--output_folder_path", "--etdump_path"),
+    *("--performance_output_path", "--iteration", "--profile_level"),
+)
+"""Those of ExecuTorch's that stages name."""
+
 
 def main(arguments: list[str]) -> int:
-    values = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    executorchs = arguments[:1] == ["executorchs"]
+    if arguments[-1] == "--help":
+        sys.stdout.write("\n".join(FLAGS if executorchs else (*FLAGS, "--metrics_path")))
+        return int(executorchs)
+    words = [word for argument in arguments[executorchs:] for word in argument.split("=", 1)]
+    values = dict(zip(words[::2], words[1::2], strict=True))
+    if executorchs and (unknown := sorted(values.keys() - set(FLAGS))):
+        sys.stderr.write(f"ERROR: unknown command line flag '{unknown[0]}'\n")
+        return 1
     what = Path(values["--model_path"]).read_text()
     if what == "hang":
         time.sleep(600)
@@ -20,23 +36,31 @@ def main(arguments: list[str]) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "killed-in-a-shell":
         return 128 + signal.SIGKILL
+    if what == "refuse" and executorchs:
+        sys.stderr.write("F 00:00:00.1 executorch:runner.cpp:4] In function main(), failed: no delegate\n")
+        os.abort()
     if what == "refuse":
         sys.stderr.write("qnn_executor_runner: error: the method could not be loaded\n")
         return 40
     outputs = Path(values["--output_folder_path"])
     for number, line in enumerate(Path(values["--input_list_path"]).read_text().splitlines()):
-        data = Path(line.split()[0].strip('"')).read_bytes()
+        name = line.split(" ")[0]
+        data = Path(name if executorchs else name.strip('"')).read_bytes()
         if what == "nan":
             data = b"\x00\x00\xc0\x7f" * (len(data) // 4)
         if what == "truncated":
             data = data[:-4]
         if what != "nothing":
             (outputs / f"output_{number}_0.raw").write_bytes(bytes(len(data)) if what == "zeros" else data)
-    if what != "no-times":
+    if executorchs:
+        # Both are opened, whatever was asked for.
+        Path(values["--etdump_path"]).write_text("events")
+        Path(values["--performance_output_path"]).write_text("2.5")
+    elif what != "no-times":
         times = '{"load_ms": 1.5, "mean_ms": 2.5, "peak_rss_kb": 100}'
         Path(values["--metrics_path"]).write_text(times[:9] if what == "half-times" else times)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main([part for part in sys.argv[1:] if not part.endswith("=")]))
+    sys.exit(main(sys.argv[1:]))

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ci.engine.installed import RUNNER
+from ci.engine.runner import DIST
 from provisioning.base.commands import ONE_TASK
 from provisioning.base.settings import ROOT
+from provisioning.dist import OURS
 from tests.support.sdk import qnn_environment
 
 
@@ -128,7 +129,7 @@ def runner_reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def dist(runner_reports: Path) -> Path:
-    return RUNNER.parents[1]
+    return DIST / OURS
 
 
 @pytest.fixture(scope="session")

@@ -134,6 +134,7 @@ class TestQNN(unittest.TestCase):
 
 RUNNER = """\
 #!/bin/sh
+[ "$1" = --help ] && exec echo "  --metrics_path"
 cat "$(dirname "$0")"/../lib/*.so "$QNN_SDK_ROOT"/lib/x86_64-linux-clang/*.so > /dev/null
 """
 

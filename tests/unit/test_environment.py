@@ -74,10 +74,21 @@ def test_the_host_gets_its_libraries_and_the_selection(sdk: Path) -> None:
 def test_the_runner_that_was_built_is_named_unless_the_user_names_one(sdk: Path, tmp_path: Path) -> None:
     bare = _resolved(sdk, {}).with_runner({}, tmp_path)
     assert "QNN_EXECUTOR_RUNNER" not in bare.variables and "build_runner" in bare.notes[-1]
-    runner = tmp_path / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
-    runner.parent.mkdir(parents=True)
-    runner.touch()
-    assert _resolved(sdk, {}).with_runner({}, tmp_path).variables["QNN_EXECUTOR_RUNNER"] == str(runner)
+    dist = tmp_path / "dist" / "x86_64-linux"
+    ours, executorchs = (place / "bin" / "qnn_executor_runner" for place in (dist / "wheel", dist))
+
+    def named() -> str:
+        return _resolved(sdk, {}).with_runner({}, tmp_path).variables["QNN_EXECUTOR_RUNNER"]
+
+    for path in (ours, executorchs):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    # Of an earlier release of ours, without a manifest.
+    assert named() == str(ours)
+    (dist / "manifest.json").touch()
+    assert named() == str(executorchs)
+    executorchs.unlink()
+    assert named() == str(ours)
     own = _resolved(sdk, {}).with_runner({"QNN_EXECUTOR_RUNNER": "mine"}, tmp_path)
     assert "QNN_EXECUTOR_RUNNER" not in own.variables
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ci.engine.runner import Runner
 from ci.upgrades.golden import executorch, stage
 from ci.upgrades.golden.stage import (
     SUMS,
@@ -188,8 +189,8 @@ def test_a_program_of_an_older_executorch_is_judged_by_what_a_later_runtime_does
         def executorch(self, release: object, variables: Mapping[str, str]) -> dict[str, str]:
             return dict(variables)
 
-        def runner(self, version: str, release: object) -> Path:
-            return script(tmp_path / "runners" / version / "runner", RUNNER.replace("{does}", does))
+        def runner(self, version: str, release: object) -> Runner:
+            return Runner(script(tmp_path / "runners" / version / "runner", RUNNER.replace("{does}", does)))
 
         def compile(self, maker: str, programs: Sequence[str], variables: object) -> dict[str, Path]:
             return dict.fromkeys(programs, pte)

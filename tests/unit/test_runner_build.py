@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ci.builds.emulator_runner import Executorch, RunnerPlan, comparison_dist, plan_of
+from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
 from ci.builds.programs import BuildTool
 from ci.builds.qemu_check import judge, outputs
 from ci.builds.runner_inputs import changed_since
@@ -73,16 +73,6 @@ PLAN = RunnerPlan(
 )
 def test_whatever_decides_the_build_is_in_its_key(change: dict[str, Any]) -> None:
     assert replace(PLAN, **change).key() != PLAN.key()
-
-
-@pytest.mark.parametrize("from_source", [True, False])
-def test_a_build_from_source_for_this_machine_is_not_replaced_to_compare_anothers_runner(
-    tmp_path: Path, from_source: bool
-) -> None:
-    (tmp_path / "dist" / "x86_64-linux").mkdir(parents=True)
-    if from_source:
-        (tmp_path / "dist" / "x86_64-linux" / "manifest.json").touch()
-    assert comparison_dist(tmp_path) == (tmp_path / "build" / "runner" / "dist" if from_source else None)
 
 
 def test_a_file_that_another_environment_shares_since_has_not_changed(tmp_path: Path) -> None:

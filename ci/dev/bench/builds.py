@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ci.builds.tree import OWN_NAME, open_tree
 from ci.dev.bench.frame import Aim, Benchmark, Contender, run_stage
-from ci.engine.dist import MANIFEST
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import store_path
+from provisioning.dist import MANIFEST
 
 WARM, CHANGED, UNCHANGED = "an emptied build folder", "one changed source", "nothing changed"
 AIMS = (Aim(WARM, 180.0), Aim(CHANGED, 60.0), Aim(UNCHANGED, 2.0))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ci.dev.bench.frame import Aim, Benchmark, Contender, default_selection, run_stage, run_whole
-from ci.engine.installed import find_runner
+from ci.engine.runner import find_runner
 from ci.lanes.upstream.ledger import load_ledger
 from ci.lanes.upstream.suite import worker_environment
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -45,7 +45,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     environment = resolve(default_selection(work / "reports"), os.environ)
     sdk = str(environment.root(QNN_SDK).path)
     ours = {**os.environ, "QNN_SDK_ROOT": sdk}
-    plain = worker_environment(environment, os.environ, find_runner(os.environ), 1)
+    plain = worker_environment(environment, os.environ, find_runner(os.environ).path, 1)
     for name in ("OMP_NUM_THREADS", "PYTHONWARNINGS"):
         plain.pop(name)
     kept = work / "kept"

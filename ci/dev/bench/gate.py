@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ci.dev.bench.frame import Aim, Benchmark, Contender, default_selection, run_stage, run_whole
-from ci.engine.dist import RUNNER
 from ci.lanes.executorch.suite import all_programs, choose
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import DEFAULT_TARGET, ROOT
 from provisioning.components import QNN_SDK
+from provisioning.dist import runner_of
 from provisioning.environment import resolve
 
 COLD, WARM, PLAIN = "ours, cold", "ours, nothing changed", "plain script"
@@ -32,7 +32,7 @@ QUICK = ("op_gelu", "op_topk", "op_where")
 @contextmanager
 def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     """`quick` takes a few programs of the pr tag."""
-    if not (ROOT / "dist" / DEFAULT_TARGET / RUNNER).is_file():
+    if runner_of(ROOT / "dist" / DEFAULT_TARGET) is None:
         raise EnvironmentLacking("qnn_executor_runner is not built yet", fix="nox -s build_runner")
     words = QUICK if quick else ()
     programs = choose(all_programs([]), tags=["pr"], words=words)

@@ -17,9 +17,10 @@ from ci.builds.emulator_runner import CONFIG, find_executorch
 from ci.builds.programs import find_cmake, find_compiler, find_ninja
 from ci.builds.qemu_check import INPUTS, PROGRAM, SHAPE, probe_in
 from ci.dev.bench.frame import Aim, Benchmark, Contender, default_selection
-from ci.engine.dist import RUNNER
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, ROOT
+from provisioning.dist import OURS as WHEEL
+from provisioning.dist import RUNNER
 from provisioning.manifest import load_profile
 
 OURS, BARE, CUSTOMARY = "runner", "bare module", "runner, with the customary files"
@@ -31,7 +32,7 @@ QUIET = ("--etdump_path=", "--performance_output_path=")
 @contextmanager
 def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     """The staged runner, and a bare program built against the same executorch."""
-    runner = ROOT / "dist" / DEFAULT_TARGET / RUNNER
+    runner = ROOT / "dist" / DEFAULT_TARGET / WHEEL / RUNNER
     if not runner.is_file():
         raise EnvironmentLacking(f"{runner}: expected the runner, found none", fix="nox -s build_runner")
     executorch = find_executorch(None, default_selection(work))

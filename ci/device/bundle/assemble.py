@@ -11,12 +11,12 @@ from pathlib import Path
 from ci.device.bundle import checks, contents, manifest, scripts
 from ci.device.bundle.contents import BundleItem, Model
 from ci.device.bundle.signatures import signature_findings
-from ci.engine.dist import RUNNER
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import ROOT, WINDOWS, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
+from provisioning.dist import RUNNER, build_of
 from provisioning.environment import resolve
 from provisioning.manifest import Soc, soc_named
 
@@ -92,7 +92,7 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     if options.root and not options.root.is_file():
         raise UsageError(f"--root {options.root}: there is no such file", fix="name the root certificate")
     models = contents.read_models(options.models)
-    dist = options.dist.absolute() if options.dist else ROOT / "dist" / selection.target
+    dist = options.dist.absolute() if options.dist else build_of(ROOT / "dist" / selection.target)
     runner = options.runner or RUNNER.name
     items = list(contents.built_items(dist, selection.target, runner))
     # Models may be added to a bundle later.

@@ -13,10 +13,10 @@ from ci.artifacts.program import CompiledProgram, ContextStrings, first_bytes
 from ci.artifacts.program import read as read_program
 from ci.artifacts.record import require_recorded
 from ci.device.bundle.manifest import check_files
-from ci.engine.dist import MANIFEST, RUNNER
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WINDOWS, Selection
+from provisioning.dist import MANIFEST, RUNNER
 from provisioning.manifest import Soc
 from provisioning.validation import tables
 

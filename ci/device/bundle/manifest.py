@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from ci.engine.dist import RUNNER
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
+from provisioning.dist import RUNNER
 from provisioning.environment import DEVICE_DIRECTORIES
 
 NAME = "manifest.json"

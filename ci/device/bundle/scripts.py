@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from ci.engine.dist import RUNNER
+from provisioning.dist import RUNNER
 from provisioning.environment import DEVICE_DIRECTORIES, DEVICE_DSP_DIRECTORIES
 
 RUN = "run.sh"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
-from ci.engine.installed import ready_runner
+from ci.engine.runner import Runner, ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
@@ -102,7 +102,9 @@ def operators_of(facts: Mapping[str, Any]) -> list[str]:
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
 
 
-def _measured(runner: Path, result: Result, environment: Mapping[str, str], timeout: float) -> dict[str, Any]:
+def _measured(
+    runner: Runner, result: Result, environment: Mapping[str, str], timeout: float
+) -> dict[str, Any]:
     assert result.folder is not None
     inputs = [result.folder / row["file"] for row in result.facts["inputs"][0]]
     environment = {**environment, "OMP_NUM_THREADS": "1"}

@@ -15,7 +15,7 @@ from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower
 from torch import Tensor
 from torch.fx import Node
 
-from ci.engine.runner_call import runner_command, write_inputs
+from ci.engine.runner import Runner
 from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
 from ci.operators.partition.decisions import is_quantizer, module_of, traits_of
@@ -108,7 +108,8 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     else:
         module = torch.export.export(loaded.model, copied(samples[0]), strict=True).module()
     spec = compiler_spec(soc, run)
-    inputs = _written_inputs(folder, samples)
+    runner = Runner.ordered(order["runner"])
+    inputs = _written_inputs(runner, folder, samples)
     number = 0
 
     def lower(cut: Any) -> bytes:
@@ -124,7 +125,7 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     def emulated(program: bytes, expected: Sequence[Sequence[Tensor]]) -> list[list[Any]]:
         nonlocal number
         number += 1
-        return _run(Path(order["runner"]), program, folder / str(number), inputs, expected)
+        return _run(runner, program, folder / str(number), inputs, expected)
 
     def pairs(node: Node | None) -> list[Pair]:
         cut = module if node is None else ending_at(module, node)
@@ -157,7 +158,7 @@ def _described(node: Node) -> dict[str, Any]:
     return {**words, "traits": around}
 
 
-def _written_inputs(folder: Path, samples: Sequence[tuple[Tensor, ...]]) -> Path:
+def _written_inputs(runner: Runner, folder: Path, samples: Sequence[tuple[Tensor, ...]]) -> Path:
     paths = [
         [folder / f"input_{number}_{index}.raw" for index in range(len(sample))]
         for number, sample in enumerate(samples)
@@ -165,17 +166,17 @@ def _written_inputs(folder: Path, samples: Sequence[tuple[Tensor, ...]]) -> Path
     for of_sample, sample in zip(paths, samples, strict=True):
         for path, tensor in zip(of_sample, sample, strict=True):
             tensor.contiguous().numpy().tofile(path)
-    return write_inputs(folder / "inputs.txt", paths)
+    return runner.write_inputs(folder / "inputs.txt", paths)
 
 
 def _run(
-    runner: Path, program: bytes, folder: Path, inputs: Path, expected: Sequence[Sequence[Tensor]]
+    runner: Runner, program: bytes, folder: Path, inputs: Path, expected: Sequence[Sequence[Tensor]]
 ) -> list[list[Any]]:
     import numpy
 
     folder.mkdir()
     (folder / "cut.pte").write_bytes(program)
-    command = runner_command(runner, folder / "cut.pte", inputs, folder)
+    command = runner.command(folder / "cut.pte", inputs, folder)
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the runner ended with {done.returncode}")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.closed import closed
-from ci.engine.installed import ready_environment, ready_runner
+from ci.engine.installed import ready_environment
+from ci.engine.runner import ready_runner
 from ci.engine.workers.parent import Refused
 from ci.lanes.executorch.compile import alone, key_context_of
 from ci.lanes.executorch.stage import Lowering
@@ -44,7 +45,7 @@ def searched(
     again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
     fix = f"{again} says what does not compile, and what to write instead"
     with tempfile.TemporaryDirectory(prefix="qnn-ci-divergence-") as scratch:
-        order = {**program.order, "runner": str(runner), "least": least, "cuts": True, "scratch": scratch}
+        order = {**program.order, "runner": runner.order, "least": least, "cuts": True, "scratch": scratch}
         try:
             with (
                 at_work(f"working on {program.name}"),

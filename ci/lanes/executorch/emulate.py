@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.inputs import search_key
-from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
+from ci.engine.runner import Runner, find_runner, ready_runner
 from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
@@ -64,7 +64,7 @@ class RunOnEmulator(Step[ExecutorchProgram]):
     repeats = Repeats(changing=("times.*",))
 
     plan: ExecutorchPlan
-    runner: Path
+    runner: Runner
     compiled: Mapping[str, Result]
 
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
@@ -81,7 +81,7 @@ class RunOnEmulator(Step[ExecutorchProgram]):
             **search_key(memo.roots, environ),
             **self._request(program),
             "program": dict(memo.files_of(self._compiled(program), without=LOG)),
-            "runner": memo.roots.name(str(self.runner)),
+            "runner": memo.roots.name(str(self.runner.path)),
         }
 
     def cost(self, program: ExecutorchProgram) -> Job:
@@ -94,7 +94,7 @@ class RunOnEmulator(Step[ExecutorchProgram]):
     def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
         compiled = self._compiled(program)
         return ask(
-            runner=str(self.runner),
+            runner=self.runner.order,
             program=str(compiled / PROGRAM),
             compiled=str(compiled),
             search_path=str(program.search_path),
@@ -207,7 +207,7 @@ class Emulation(Lowering):
 
     def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
         compiled, measured = results[COMPILED], results[RAN]
-        stage.metrics["build_id"] = plan.basis.build_id
+        stage.metrics |= {"build_id": plan.basis.build_id, "runner": find_runner(os.environ).described}
         failed_rows = {finding.subject for finding in stage.findings if finding.severity is Severity.ERROR}
         for name, result in measured.items():
             if result.folder and name in failed_rows:
@@ -250,7 +250,7 @@ def _runnable(compiled: Mapping[str, Result], measured: Mapping[str, Result]) ->
     return {name: compiled[name] for name, result in measured.items() if ran(result)}
 
 
-def measure(plan: ExecutorchPlan, runner: Path, compiled: Mapping[str, Result]) -> dict[str, Result]:
+def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]) -> dict[str, Result]:
     """Every compiled program's result by name."""
     runnable = [
         program for program in plan.programs if program.name in compiled and compiled[program.name].folder

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.simulation import Simulation
-from ci.engine.installed import ready_runner
 from ci.engine.output import Publish, keep_origins, require_own
+from ci.engine.runner import ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM, QUANTIZED, REWRITTEN, SAMPLES
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile

@@ -14,8 +14,8 @@ from ci.artifacts.bounds import Malformed
 from ci.artifacts.simulation import COSTS, TRACE, Simulation, read_simulation
 from ci.artifacts.trace import events_of
 from ci.engine.closed import closed
-from ci.engine.installed import ready_environment, ready_runner
-from ci.engine.runner_call import call_runner, runner_command, write_inputs
+from ci.engine.installed import ready_environment
+from ci.engine.runner import Runner, call_runner, ready_runner
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower, compile_programs
 from ci.lanes.executorch.run import inputs_of_program, write_raw
@@ -115,7 +115,7 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
 
 
 def _traced(
-    runner: Path,
+    runner: Runner,
     program: Path,
     inputs: Sequence[Path],
     folder: Path,
@@ -123,9 +123,9 @@ def _traced(
     timeout: float,
 ) -> Path:
     """The events of one inference."""
-    listed, trace = write_inputs(folder / "inputs.txt", [inputs]), folder / "events.etdp"
+    listed, trace = runner.write_inputs(folder / "inputs.txt", [inputs]), folder / "events.etdp"
     more = ("--profile_level", str(DETAILED))
-    command = runner_command(runner, program, listed, folder / "outputs", *more, trace=trace)
+    command = runner.command(program, listed, folder / "outputs", *more, trace=trace)
     call_runner(command, program, trace.with_suffix(".log"), environment, timeout)
     return trace
 
@@ -155,7 +155,7 @@ def _require_fitting(model: OneModel, path: Path, files: Sequence[str]) -> None:
 
 
 def measure(
-    runner: Path,
+    runner: Runner,
     program: Path,
     inputs: Sequence[Path],
     facts: Mapping[str, Any],
@@ -165,13 +165,13 @@ def measure(
 ) -> ProgramProfile:
     """The least of RUNS inferences in each of PROCESSES processes. The compile's facts have the
     source lines."""
-    listed = write_inputs(folder / "inputs.txt", [inputs])
+    listed = runner.write_inputs(folder / "inputs.txt", [inputs])
     profiles, calls, whole = [], list[list[float]](), list[float]()
     for number in range(PROCESSES):
         trace = folder / f"{number}.etdp"
         with at_work(f"profiling {program.name}, process {number + 1} of {PROCESSES}"):
             more = ("--profile_level", str(DETAILED), "--iteration", str(RUNS))
-            command = runner_command(runner, program, listed, trace.with_suffix(""), *more, trace=trace)
+            command = runner.command(program, listed, trace.with_suffix(""), *more, trace=trace)
             call_runner(command, program, trace.with_suffix(".log"), environment, timeout)
         cycles, native, total = _costs_in(trace)
         profiles.append(costs_of(cycles))

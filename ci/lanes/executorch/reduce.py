@@ -14,8 +14,8 @@ import torch
 from torch.fx import GraphModule
 
 from ci.engine.closed import closed
-from ci.engine.installed import ready_runner
 from ci.engine.memo import Memo
+from ci.engine.runner import ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.divergence import chosen_program

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
 from ci.engine.closed import closed
-from ci.engine.installed import ready_environment, ready_runner
-from ci.engine.runner_call import call_runner, runner_command, write_inputs
+from ci.engine.installed import ready_environment
+from ci.engine.runner import call_runner, ready_runner
 from ci.lanes.executorch.wrap_context import wrap
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.models.inputs import GraphSignature, Tensor, drawn, read_inputs
@@ -40,19 +39,19 @@ def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
         inputs = inputs_of_program(program, files)
         runner = ready_runner(os.environ, selection.reports)
         environment = closed(ready_environment(selection, os.environ).merged(os.environ))
-        listed = write_inputs(folder / "inputs.txt", [write_raw(inputs, folder)])
-        outputs, metrics = folder / "outputs", folder / "metrics.json"
+        listed = runner.write_inputs(folder / "inputs.txt", [write_raw(inputs, folder)])
+        outputs, figures = folder / "outputs", folder / "figures"
         outputs.mkdir()
-        more = ("--metrics_path", str(metrics), "--iteration", str(repeat))
-        command = runner_command(runner, program, listed, outputs, *more)
+        command = runner.command(program, listed, outputs, "--iteration", str(repeat), figures=figures)
         with at_work(f"running {model.typed}"):
             call_runner(command, path, folder / "run.log", environment, model.work.timeout)
-        measured = json.loads(metrics.read_text(encoding="utf-8"))
+        run = runner.of_one(figures, repeat)
+        loading = f"; loading took {run.load_ms:.3g} ms" if run.load_ms is not None else ""
         return Ran(
             inputs,
-            dict(_outputs(outputs, _method(program, contents), measured["outputs"])),
-            measured["inferences"][0]["ms"],
-            f"{_where(contents)}; loading took {measured['load_ms']:.3g} ms",
+            dict(_outputs(outputs, _method(program, contents), run.shapes)),
+            run.milliseconds,
+            f"{_where(contents)}{loading}; by {runner.described}",
         )
 
 
@@ -100,14 +99,14 @@ def _inputs(program: Path, method: Method) -> Iterator[Tensor]:
 
 
 def _outputs(
-    folder: Path, method: Method, written: Sequence[Mapping[str, Sequence[int]]]
+    folder: Path, method: Method, shapes: Sequence[Sequence[int]] | None
 ) -> Iterator[tuple[str, Array]]:
     import numpy
 
-    for index, (tensor, row) in enumerate(zip(method.outputs, written, strict=True)):
-        dtype = tensor.dtype if isinstance(tensor, TensorInfo) else "float64"
+    for index, tensor in enumerate(method.outputs):
+        dtype, planned = (tensor.dtype, tensor.shape) if isinstance(tensor, TensorInfo) else ("float64", ())
         values = numpy.fromfile(folder / f"output_0_{index}.raw", dtype=dtype)
-        yield f"output_{index}", values.reshape(row["shape"])
+        yield f"output_{index}", values.reshape(shapes[index] if shapes else planned)
 
 
 def _where(contents: CompiledProgram) -> str:

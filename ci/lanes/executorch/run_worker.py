@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ci.engine.runner_call import runner_command, write_inputs
+from ci.engine.runner import LINE_OF_ERROR, Runner
 from ci.engine.trouble import InTrouble, how_it_ended, of_ending
 from ci.engine.workers.child import Answer, blame, doing, places_of, serve, threads
 from ci.engine.workers.parent import tail
@@ -36,9 +35,9 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
     outputs = folder / OUTPUTS
     outputs.mkdir()
     listed = ((compiled / row["file"] for row in inference) for inference in order["inputs"])
-    inputs = write_inputs(folder / INPUTS, listed)
-    metrics = ("--metrics_path", str(folder / METRICS))
-    command = runner_command(Path(order["runner"]), Path(order["program"]), inputs, outputs, *metrics)
+    runner = Runner.ordered(order["runner"])
+    inputs = runner.write_inputs(folder / INPUTS, listed)
+    command = runner.command(Path(order["program"]), inputs, outputs, figures=folder / METRICS)
     facts: dict[str, Any] = {"figures": {}, "slices": [], "times": {}, "rule": "", "message": ""}
     began = time.monotonic()
     doing("run")
@@ -74,7 +73,7 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
             )
             function = f"{order['search_path']}/{task}"
             facts["figures"] |= side_by_side(function, pairs, against, len(order["inputs"]))
-        facts["times"] = _times(folder / METRICS)
+        facts["times"] = _times(runner, folder / METRICS)
     except Unusable as error:
         blame(error, order)
         return {**facts, "rule": error.rule, "message": str(error)}
@@ -86,7 +85,7 @@ def _message(code: int, log: Path) -> str:
 
     text = tail(log, TAIL)
     # The runner indents the runtime's own message, which says why, below its error.
-    errors = re.findall(r"^.*(?:error:|\[ERROR\]).*(?:\n {4}.*)?", text, re.MULTILINE | re.IGNORECASE)
+    errors = re.findall(LINE_OF_ERROR + r"(?:\n {4}.*)?", text, re.MULTILINE | re.IGNORECASE)
     known = explain(text)
     return (
         f"the runner {how_it_ended(code)}"
@@ -95,16 +94,11 @@ def _message(code: int, log: Path) -> str:
     )
 
 
-def _times(path: Path) -> dict[str, float]:
+def _times(runner: Runner, path: Path) -> dict[str, float]:
     from ci.pipeline.accuracy import Unusable
 
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            "load_ms": read["load_ms"],
-            "run_ms": read["mean_ms"],
-            "peak_bytes": read["peak_rss_kb"] * 1024,
-        }
+        return runner.measured(path)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Unusable("missing", f"the runner wrote no times to {path.name}: {error!r}") from error
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ci.engine.installed import ready_runner
 from ci.engine.memo import Memo
+from ci.engine.runner import ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower, compile_programs

@@ -10,10 +10,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from ci.engine.inputs import Roots
-from ci.engine.installed import ready_runner
+from ci.engine.installed import find_as_workers
 from ci.engine.jobs import FunctionSlot, Job, default_slots, parse_shard, run_jobs, shard
 from ci.engine.memo import CachedResult, Memo
 from ci.engine.progress import Line, progress
+from ci.engine.runner import ready_runner
 from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
@@ -84,12 +85,13 @@ def make_plan(
 ) -> UpstreamPlan:
     """Everything except the list of tests, which may need a worker."""
     selection, work = options.selection, options.work
-    suite.check(selection.soc)
     qnn_environment = resolve(selection, environ)
+    find_as_workers(qnn_environment)
+    suite.check(selection.soc)
     qnn_environment.explain()
     runner = ready_runner(environ, selection.reports)
     slots = work.jobs or default_slots()
-    environment = worker_environment(qnn_environment, environ, runner, slots)
+    environment = worker_environment(qnn_environment, environ, runner.path, slots)
     logs = Path(selection.reports, suite.folder).absolute()
     record = load_record(suite.name, selection.profile, selection.soc)
     usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)

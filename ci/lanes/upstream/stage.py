@@ -166,6 +166,7 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
         before = stage.metrics.get(name, 0)
         stage.metrics[name] = count + before if isinstance(before, int | float) else count
     stage.metrics |= {"workers": plan.slots, "soc": judge.soc, **plan.machinery.as_metrics()}
+    stage.metrics["tests"] = str(plan.suite.place())
     junit = judge.logs / "junit.xml"
     junit.parent.mkdir(parents=True, exist_ok=True)
     text = junit_text(verdicts.values(), judge, stage.stage, plan.suite.path)

@@ -15,6 +15,7 @@ from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.engine.inputs import Roots
+    from ci.engine.runner import Runner
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
 
@@ -176,7 +177,7 @@ class SuiteKeyContext:
     """What tests run on. A verdict also depends on the files that a test touches, which are discovered."""
 
     sdk: Path
-    runner: Path
+    runner: Runner
     soc: str
     environment: Mapping[str, str]
     versions: Mapping[str, str]
@@ -203,20 +204,20 @@ class SuiteKeyContext:
 
     def roots(self) -> dict[str, Path]:
         """Folders whose place does not matter."""
-        return {"sdk": self.sdk, "runner": self.runner.parent.parent}
+        return {"sdk": self.sdk, "runner": self.runner.path.parent.parent}
 
     def as_metrics(self) -> dict[str, Metric]:
-        from provisioning.base.files import hash_file
-
         return {
             "versions": dict(self.versions),
             "sdk": {"build_id": self.build_id},
-            "runner": hash_file(self.runner),
+            "runner": self.runner.described,
             "absent": list(self.absent),
         }
 
 
-def machinery(qnn_environment: Environment, environment: Mapping[str, str], runner: Path) -> SuiteKeyContext:
+def machinery(
+    qnn_environment: Environment, environment: Mapping[str, str], runner: Runner
+) -> SuiteKeyContext:
     from ci.lanes.upstream.shims import OPTIONAL
     from provisioning.build_id import build_ids
     from provisioning.components import QNN_SDK

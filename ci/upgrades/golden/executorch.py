@@ -12,7 +12,7 @@ from typing import Any
 from packaging.version import Version
 
 from ci.artifacts.program import CompiledProgram, TensorInfo, read
-from ci.engine.runner_call import runner_command, write_inputs
+from ci.engine.runner import VARIABLE, Runner
 from ci.engine.trouble import of_ending
 from ci.upgrades import releases
 from ci.upgrades.compare.stage import environment_of, own_build, rows_of
@@ -33,10 +33,10 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import ROOT, Selection, outputs_path
+from provisioning.dist import RUNNER
 from provisioning.store import Store
 
 PROGRAM, INPUTS, OWN = "model.pte", "inputs", "own"
-RUNNER = "QNN_EXECUTOR_RUNNER"
 
 BACKEND = Path("executorch/lib/libexecutorch_backend_qnn.so")
 """In wheels from 1.5.0 on: the C++ runtime that a runner links."""
@@ -64,7 +64,7 @@ class Toolkit:
         """The variables of a process that imports this version."""
         return releases.variables_of(release, self.store, variables)
 
-    def runner(self, version: str, release: compat.Release | None) -> Path | None:
+    def runner(self, version: str, release: compat.Release | None) -> Runner | None:
         """The runner that links this version's runtime, built for it; None if its wheel has none."""
         reports = self.folder / version
         reports.mkdir(parents=True)
@@ -86,7 +86,7 @@ class Toolkit:
                 f"expected a runner of executorch {version}, found one of {linked}",
                 fix="run it as `nox -s test_golden -- --lane executorch`, which installs that version",
             )
-        return build / "dist" / "bin" / "qnn_executor_runner"
+        return Runner(build / "dist" / RUNNER)
 
     def compile(self, maker: str, programs: Sequence[str], variables: Mapping[str, str]) -> dict[str, Path]:
         """The .pte files that this version makes. They run and are near the float model, else an error."""
@@ -125,7 +125,7 @@ def measure(
         missing = [program for program, place in places.items() if not take(stored[program], place)]
         if missing:
             compiled = tools.compile(
-                maker, missing, {**tools.executorch(release, variables), RUNNER: str(own)}
+                maker, missing, {**tools.executorch(release, variables), VARIABLE: str(own.path)}
             )
         for program in missing:
             place = places[program]
@@ -190,13 +190,13 @@ def _tensors(place: Path, which: str) -> list[TensorInfo]:
     return [tensor for tensor in getattr(method, which) if isinstance(tensor, TensorInfo)]
 
 
-def _run(runner: Path, variables: Mapping[str, str], place: Path, outputs: Path, timeout: float) -> str:
+def _run(runner: Runner, variables: Mapping[str, str], place: Path, outputs: Path, timeout: float) -> str:
     """Write the program's outputs to a folder; returns why it did not run, if so."""
     outputs.mkdir()
     log = Path(f"{outputs}.log")
     inputs = sorted((place / INPUTS).glob("*.raw"), key=lambda path: int(path.stem))
-    listed = write_inputs(place / "input_list.txt", [inputs])
-    command = runner_command(runner, place / PROGRAM, listed, outputs)
+    listed = runner.write_inputs(place / "input_list.txt", [inputs])
+    command = runner.command(place / PROGRAM, listed, outputs)
     code = logged(command, log, variables, place, timeout=timeout)
     if not code:
         return ""

@@ -1,0 +1,218 @@
+"""The runner that stages start: ours, or ExecuTorch's own in its own words. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.engine.trouble import how_it_ended
+from ci.engine.workers.parent import tail
+from provisioning.base.commands import captured, quoted, session
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, outputs_path
+from provisioning.dist import MANIFEST, runner_of
+
+DIST = outputs_path() / "dist" / DEFAULT_TARGET
+VARIABLE = "QNN_EXECUTOR_RUNNER"
+LINE_OF_ERROR = r"^.*(?:error:|\[ERROR\]|^[EF] [\d:.]+ executorch:).*"
+"""A line with an error of ours, of QNN, or of ExecuTorch's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a kind of runner is spoken to."""
+
+    whose: str
+    quotes: bool
+    """Whether a list of inputs may have quoted names."""
+    nowhere: str
+    """What a flag gets for a file that nobody wants."""
+    figures: str
+    """The flag that names the file with what it measures."""
+    measures: Mapping[str, str]
+    """Names in that file, by figure."""
+    lacks: str = ""
+    """What it does not measure, in words."""
+
+
+OURS = Dialect(
+    "qnn-ci's",
+    quotes=True,
+    nowhere="",
+    figures="metrics_path",
+    measures={"load_ms": "load_ms", "run_ms": "mean_ms", "peak_bytes": "peak_rss_kb"},
+)
+EXECUTORCHS = Dialect(
+    "ExecuTorch's",
+    quotes=False,
+    nowhere=os.devnull,
+    figures="performance_output_path",
+    measures={"run_ms": ""},
+    lacks="it measures neither the time of loading nor memory",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OneRun:
+    milliseconds: Sequence[float]
+    """Of each repetition; ExecuTorch's runner knows their mean alone."""
+    load_ms: float | None = None
+    shapes: Sequence[Sequence[int]] | None = None
+    """Of the outputs; None: as the program plans them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    path: Path
+    dialect: Dialect = OURS
+    commit: str = ""
+    """That of the tree that ExecuTorch's was built from, where its build tells."""
+
+    @classmethod
+    def at(cls, path: Path) -> Runner:
+        """The runner in this file, which lists its flags. Raises EnvironmentLacking if it does not start."""
+        listed = captured([str(path), "--help"], timeout=60)
+        known = [dialect for dialect in (OURS, EXECUTORCHS) if dialect.figures in listed.stdout]
+        if not known:
+            words = "; ".join((listed.stderr or listed.stdout).strip().splitlines()[-2:])
+            raise EnvironmentLacking(
+                f"{path} is no qnn_executor_runner that starts here: {words or 'it lists no flags'}",
+                fix=f"name another in {VARIABLE}, or build one: nox -s build_runner",
+            )
+        try:
+            manifest = json.loads((path.parent.parent / MANIFEST).read_text(encoding="utf-8"))
+            commit = f"{manifest['commit'][:10]}{' with changes' if manifest['changed'] else ''}"
+        except (OSError, ValueError, KeyError, TypeError):
+            commit = ""
+        return cls(path, known[0], commit)
+
+    @property
+    def described(self) -> str:
+        built = f", built from {self.commit}" if self.commit else ""
+        return f"{self.dialect.whose} {self.path}{built}"
+
+    @property
+    def order(self) -> dict[str, str]:
+        """For a worker, which makes a runner of it again."""
+        return {"path": str(self.path), "whose": self.dialect.whose}
+
+    @classmethod
+    def ordered(cls, order: Mapping[str, str]) -> Runner:
+        (dialect,) = (dialect for dialect in (OURS, EXECUTORCHS) if dialect.whose == order["whose"])
+        return cls(Path(order["path"]), dialect)
+
+    def write_inputs(self, listed: Path, inferences: Iterable[Iterable[Path]]) -> Path:
+        """The list of inputs: one line for each inference."""
+        form = '"{}"' if self.dialect.quotes else "{}"
+        lines = []
+        for paths in inferences:
+            names = [str(path) for path in paths]
+            if not self.dialect.quotes and (spaced := [name for name in names if " " in name]):
+                raise CheckFailed(
+                    f"ExecuTorch's runner cannot read {spaced[0]}: it splits its list of inputs at spaces",
+                    fix="name a store without spaces (QNN_CI_STORE, TMPDIR), or run with qnn-ci's runner",
+                )
+            lines.append(" ".join(map(form.format, names)) + "\n")
+        listed.write_text("".join(lines), encoding="utf-8")
+        return listed
+
+    def command(
+        self,
+        program: Path,
+        inputs: Path,
+        outputs: Path,
+        *more: str,
+        trace: Path | None = None,
+        figures: Path | None = None,
+    ) -> list[str]:
+        """It writes outputs, and a trace and a file of figures where they are named."""
+        nowhere = self.dialect.nowhere
+        files = {"etdump_path": str(trace or nowhere), "performance_output_path": nowhere}
+        if figures:
+            files[self.dialect.figures] = str(figures)
+        return [
+            str(self.path),
+            *("--model_path", str(program), "--input_list_path", str(inputs)),
+            *("--output_folder_path", str(outputs), *(f"--{name}={file}" for name, file in files.items())),
+            *more,
+        ]
+
+    def of_one(self, figures: Path, repeat: int) -> OneRun:
+        """What it wrote of one inference, run this often."""
+        read = json.loads(figures.read_text(encoding="utf-8"))
+        if not self.dialect.measures["run_ms"]:
+            return OneRun([float(read) / repeat])
+        shapes = [output["shape"] for output in read["outputs"]]
+        return OneRun(read["inferences"][0]["ms"], read["load_ms"], shapes)
+
+    def measured(self, figures: Path) -> dict[str, float]:
+        """What it measured of the mean run. Raises OSError, ValueError, TypeError or KeyError."""
+        read = json.loads(figures.read_text(encoding="utf-8"))
+        return {
+            figure: (read[name] if name else float(read)) * (1024 if name.endswith("_kb") else 1)
+            for figure, name in self.dialect.measures.items()
+        }
+
+
+def call_runner(
+    command: Sequence[str], program: Path, log: Path, environment: Mapping[str, str], timeout: float
+) -> None:
+    """Run it with its output in the log. Raises CheckFailed with its last error."""
+    try:
+        with log.open("wb") as stream:
+            code = subprocess.run(
+                command, env=dict(environment), stdout=stream, stderr=stream, timeout=timeout, check=False
+            ).returncode
+    except subprocess.TimeoutExpired as error:
+        raise CheckFailed(
+            f"{program}: it ran longer than {timeout:g} s", fix="give it longer: --timeout"
+        ) from error
+    if code:
+        text = tail(log, 4000)
+        lines = re.findall(LINE_OF_ERROR, text, re.MULTILINE | re.IGNORECASE) or text.splitlines()
+        words = f": {lines[-1].strip()}" if lines else ""
+        raise CheckFailed(
+            f"{program}: the runner {how_it_ended(code)}{words}",
+            fix=f"python -m ci inspect {quoted(program)}",
+        )
+
+
+def find_runner(environ: Mapping[str, str]) -> Runner:
+    """The runner that QNN_EXECUTOR_RUNNER names, else that of build_x86, else that of build_runner."""
+    named = environ.get(VARIABLE)
+    path = Path(named).absolute() if named else runner_of(DIST)
+    if path is None or not path.is_file():
+        raise EnvironmentLacking(
+            f"{VARIABLE}={named} is not a file" if named else "qnn_executor_runner is not built yet",
+            fix=f"unset {VARIABLE}, then nox -s build_runner" if named else "nox -s build_runner",
+        )
+    return Runner.at(path)
+
+
+def ready_runner(environ: Mapping[str, str], reports: Path) -> Runner:
+    """Like `find_runner`, but ours is built first if there is none. Says what another one lacks."""
+    if not environ.get(VARIABLE) and runner_of(DIST) is None:
+        _say(f"qnn_executor_runner is not built yet: {session('build_runner')}")
+        command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
+        done = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, check=False)
+        if code := done.returncode:
+            sys.stderr.write(done.stdout.decode(errors="replace"))
+            raise EnvironmentLacking(
+                f"qnn_executor_runner could not be built: exit code {code} of build_runner, see above",
+                fix="nox -s build_runner",
+            )
+    runner = find_runner(environ)
+    if runner.dialect.lacks:
+        _say(f"using {runner.described}; {runner.dialect.lacks}")
+    return runner
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"{words}\n")
+    sys.stderr.flush()
