@@ -89,7 +89,7 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
         "changed": list(state.changes),
         "build_seconds": round(time.monotonic() - begun, 2),
     }
-    if written := link_tree.changed_since(plan.tree.root, now, (plan.root, plan.dist)):
+    if state.worked and (written := link_tree.changed_since(plan.tree.root, now, (plan.root, plan.dist))):
         stage.add(
             "build-tree",
             Severity.WARNING,

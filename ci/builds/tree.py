@@ -19,6 +19,7 @@ OWN_NAME = "executorch"
 """The directory must have this name: headers are included as <executorch/…> from the folder above."""
 
 _CMAKE_FILE = re.compile(r"CMakeLists\.txt|.*\.cmake(?:\.in)?")
+_COMMENT = re.compile(r"(?m)^\s*#.*$")
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{3,}")
 _NOT_SOURCES = {".git", "node_modules", "__pycache__"}
 
@@ -116,7 +117,9 @@ def unread_options(recipe: Recipe, root: Path, more: Iterable[Path] = ()) -> lis
     for path in (*more, *cmake_files(root)):
         if not wanted:
             break
-        wanted -= set(_IDENTIFIER.findall(_uncommented(path)))
+        text = _read(path)
+        if any(name in text for name in wanted):
+            wanted -= set(_IDENTIFIER.findall(_COMMENT.sub("", text)))
     return sorted(wanted)
 
 
@@ -141,12 +144,11 @@ def _checkout_in_store(folder: Path, commit: str) -> Path:
     return Store(folder.parent.parent).downloads / f"git-{commit}"
 
 
-def _uncommented(path: Path) -> str:
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:  # a link to nowhere
         return ""
-    return re.sub(r"(?m)^\s*#.*$", "", text)
 
 
 def _submodule_urls(root: Path) -> dict[str, str]:
