@@ -212,6 +212,24 @@ def _components(names: Sequence[str]) -> list[str]:
     return [word for name in names for word in ("--component", name)]
 
 
+def without_android(selection: Selection, environ: Mapping[str, str]) -> EnvironmentLacking | None:
+    """Why no phone runs what this QNN compiles, and which profile is for phones; else None."""
+    from provisioning.manifest import load_profile
+
+    phone = "aarch64-android"
+    if own := users_own(QNN_SDK, selection.store, environ, []):
+        why = "" if (user_path(own[1], own[0]) / "lib" / phone).is_dir() else f"{own[0]} has no lib/{phone}"
+    else:
+        why = load_profile(selection.profile).why_lacking(phone)
+    if not why:
+        return None
+    return EnvironmentLacking(
+        f"QNN's runtime for Android of this build is not at hand: {why}. Another build's refuses the programs"
+        " (error 5000)",
+        fix=f"for a phone, compile, build and bundle with --profile {OFFICIAL_PROFILE}, which has all three",
+    )
+
+
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
     """The shortest flags that select the same for `provision`."""
     targets = () if selection.target == DEFAULT_TARGET else (DEFAULT_TARGET, selection.target)

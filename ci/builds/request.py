@@ -160,6 +160,17 @@ def notes_of(plan: SourcePlan, profile: Profile) -> list[Finding]:
                 "unset ANDROID_NDK_ROOT to use the store's",
             )
         )
+    if plan.target == "aarch64-android" and not (plan.sdk.root / "lib" / plan.target).is_dir():
+        notes.append(
+            Finding(
+                "build-runtime",
+                Severity.WARNING,
+                str(plan.sdk.root),
+                f"it has no lib/{plan.target}, so no phone can run what QNN {plan.sdk.build_id} compiles: the"
+                " runtime of another build refuses it (error 5000)",
+                f"build, compile and bundle with --profile {OFFICIAL_PROFILE}, whose SDK has one",
+            )
+        )
     if (build_id := profile.components[QNN_SDK].build_id) and plan.sdk.build_id != build_id:
         notes.append(
             Finding(

@@ -53,7 +53,10 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
     if options.install:
         _may_install(plan, selection)
     profile = load_profile(selection.profile)
-    stage.findings += notes_of(plan, profile)
+    notes = notes_of(plan, profile)
+    stage.findings += notes
+    for note in notes:
+        sys.stderr.write(f"warning: {note.message}\n  try: {note.fix}\n")
     stage.metrics |= {
         "executorch": plan.tree.version,
         "commit": plan.tree.commit + ("+changes" if plan.tree.changed else ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import sys
 from abc import ABC, abstractmethod
@@ -38,8 +39,9 @@ from provisioning.base.commands import session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.findings import Finding
-from provisioning.base.settings import DEFAULT_SOC
+from provisioning.base.settings import DEFAULT_SOC, Selection
 from provisioning.base.units import aligned
+from provisioning.environment import without_android
 from provisioning.manifest import soc_named
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
@@ -218,6 +220,15 @@ def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, 
     return taken.of(model, how)
 
 
+def _say_without_android(selection: Selection, said: set[str] | None) -> None:
+    """Before an hour of work for a phone that would refuse the program."""
+    lacking = None if soc_named(selection.soc).windows else without_android(selection, os.environ)
+    if lacking and lacking.message not in (said or ()):
+        sys.stderr.write(f"note: {lacking.message}\n  try: {lacking.fix}\n")
+        if said is not None:
+            said.add(lacking.message)
+
+
 def compile_model(
     taken: LaneModel[P, L], suite: Path | None, report: ModelReport, said: set[str] | None = None
 ) -> int:
@@ -225,6 +236,7 @@ def compile_model(
     said of this model before."""
     if suite:
         require_place(suite, measured=taken.measured)
+    _say_without_android(taken.model.selection, said)
     # What cannot be compiled is refused before a folder is made.
     for program in taken.programs:
         require_fp16(program)

@@ -107,6 +107,40 @@ def test_a_bundle_is_the_files_of_its_chip_alone(maker: Maker) -> None:
     }
 
 
+def add_libraries(maker: Maker) -> None:
+    """One that the backend needs, and one that another runner needs."""
+    lib, backend = maker.dist / "lib", "libqnn_executorch_backend.so"
+    Library(machine=AARCH64, soname=backend, needed=["libllama.so", "libc.so.6"]).write(lib / backend)
+    for name in ("libllama.so", "libother.so"):
+        Library(machine=AARCH64, soname=name, needed=["libc.so.6"], content=b".symtab").write(lib / name)
+
+
+def test_a_bundle_has_those_libraries_of_the_build_that_its_runner_needs(maker: Maker) -> None:
+    add_libraries(maker)
+    assert maker.make(maker.model()) == 0
+    names = {path.name for path in (maker.bundle / "lib").iterdir() if "Qnn" not in path.name}
+    assert names == {"libqnn_executorch_backend.so", "libllama.so"}
+
+
+def test_what_was_built_goes_without_its_symbols_unless_they_are_wanted(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_libraries(maker)
+    built = (maker.dist / "lib/libllama.so").read_bytes()
+    monkeypatch.setenv("PATH", str(maker.root / "tools"))
+    monkeypatch.delenv("ANDROID_NDK_ROOT", raising=False)
+    bundled, rules = [], []
+    for flags, tool in (((), False), ((), True), (("--symbols",), True)):
+        if tool:
+            script(maker.root / "tools/llvm-strip", 'printf stripped > "$2"')
+        assert maker.make(maker.model(), *flags) == 0
+        bundled.append((maker.bundle / "lib/libllama.so").read_bytes())
+        rules.append(maker.rules())
+    assert bundled == [built, b"stripped", built]
+    assert rules == [["bundle-strip"], [], []]
+    assert (maker.dist / "lib/libllama.so").read_bytes() == built
+
+
 def dialog(maker: Maker, *flags: str | Path, **changes: Any) -> int:
     """A language model's folder, bundled for a device."""
     folder = maker.root / "speaks"

@@ -11,7 +11,8 @@ from pathlib import Path
 from ci.device.bundle import checks, contents, manifest, scripts
 from ci.device.bundle.contents import BundleItem, Model
 from ci.device.bundle.signatures import signature_findings
-from provisioning.base.errors import UsageError
+from provisioning.base.commands import captured, quoted
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import ROOT, WINDOWS, Selection
 from provisioning.base.stage_run import StageRun
@@ -34,6 +35,8 @@ class BundleOptions:
     lpai: bool
     signed: Path | None
     root: Path | None
+    symbols: bool
+    """Leave them in what was built."""
     output: Path | None
 
 
@@ -47,6 +50,8 @@ class Draft:
     """What run.sh starts; empty where an application of the user's is the runner."""
     arguments: str = ""
     """Arguments of run.sh, where they are always the same."""
+    strip: bool = False
+    """Whether runner and libraries are of a build, and go without their symbols."""
 
 
 def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> None:
@@ -70,10 +75,36 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
     if any(finding.severity is Severity.ERROR for finding in stage.findings):
         return
     into = (options.output or ROOT / "dist" / "bundles" / f"{target}-{selection.soc}").absolute()
-    bundle = write(items, into, selection, build_id, draft)
+    program = _strip_program() if draft.strip else ""
+    if draft.strip and not program and any(map(_has_symbols, items)):
+        message = f"no program that strips for {target} was found: the files keep their symbols"
+        fix = f"put {STRIP[0]} on PATH, or set ANDROID_NDK_ROOT; --symbols keeps them without a word"
+        stage.add("bundle-strip", Severity.WARNING, draft.runner, message, fix)
+    bundle = write(items, into, selection, build_id, draft, program)
     stage.artifacts += [
         Artifact(file.kind, str(into / file.path), file.sha256, file.size) for file in bundle.files
     ]
+
+
+STRIP = ("llvm-strip", "aarch64-linux-gnu-strip")
+
+
+def _strip_program() -> str:
+    """One of the NDK, else of this machine; empty if there is none."""
+    ndk = Path(os.environ.get("ANDROID_NDK_ROOT") or os.devnull)
+    own = sorted(map(str, ndk.glob(f"toolchains/llvm/prebuilt/*/bin/{STRIP[0]}")))
+    return next(filter(None, [*own, *map(shutil.which, STRIP)]), "")
+
+
+def _has_symbols(item: BundleItem) -> bool:
+    return item.kind in ("runner", "library") and b".symtab" in item.path.read_bytes()
+
+
+def _strip(program: str, path: Path) -> None:
+    command = [program, "--strip-unneeded", str(path)]
+    done = captured(command)
+    if done.returncode:
+        raise CheckFailed(f"{quoted(*command)} failed: {done.stderr.strip()[-300:]}", fix="--symbols")
 
 
 def _signed_kind(items: Sequence[BundleItem]) -> str:
@@ -105,7 +136,7 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
             signed = options.signed.absolute() if options.signed else ROOT / "dist" / "overlay"
             items += contents.lpai_items(sdk, selection, soc, signed)
     items += [BundleItem("model", model.path, f"models/{model.path.name}") for model in models]
-    return Draft(items, models, runner)
+    return Draft(items, models, runner, strip=not options.symbols)
 
 
 def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
@@ -133,6 +164,7 @@ def _refuse_runner(options: BundleOptions, what: str) -> None:
         "--lpai": options.lpai,
         "--root": options.root,
         "--runner": options.runner,
+        "--symbols": options.symbols,
         "--dist": options.dist,
         "--signed": options.signed,
     }
@@ -141,7 +173,12 @@ def _refuse_runner(options: BundleOptions, what: str) -> None:
 
 
 def write(
-    items: Sequence[BundleItem], into: Path, selection: Selection, build_id: str, draft: Draft
+    items: Sequence[BundleItem],
+    into: Path,
+    selection: Selection,
+    build_id: str,
+    draft: Draft,
+    strip: str,
 ) -> manifest.Bundle:
     """Replace an older bundle in one step. Raises UsageError if `into` holds anything else."""
     texts = {}
@@ -162,6 +199,8 @@ def write(
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(item.path, to)
             to.chmod(0o755 if item.kind == "runner" else 0o644)
+            if strip and _has_symbols(item):
+                _strip(strip, to)
         for name, text in texts.items():
             (part / name).write_text(text, encoding="utf-8")
             (part / name).chmod(0o755)

@@ -13,10 +13,11 @@ from ci.artifacts.program import CompiledProgram, ContextStrings, first_bytes
 from ci.artifacts.program import read as read_program
 from ci.artifacts.record import require_recorded
 from ci.device.bundle.manifest import check_files
+from provisioning import elf
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WINDOWS, Selection
-from provisioning.dist import MANIFEST, RUNNER
+from provisioning.dist import LIBRARIES, MANIFEST, RUNNER
 from provisioning.manifest import Soc
 from provisioning.validation import tables
 
@@ -184,7 +185,7 @@ def _names_differ(what: str, paths: Sequence[Path]) -> None:
 
 
 def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[BundleItem]:
-    """The runner and its libraries, exactly as the build left them."""
+    """The runner, and the libraries of the build that it needs, and these need."""
     fix = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
     if not (dist / RUNNER).is_file():
         raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", fix=fix)
@@ -201,9 +202,25 @@ def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[
             f"found {runner}",
             fix=f"{fix}, of a tree that has it",
         )
-    yield BundleItem("runner", dist / RUNNER.parent / runner, f"{RUNNER.parent}/{runner}")
-    for path in sorted((dist / "lib").glob("*.so*")):
+    program = dist / RUNNER.parent / runner
+    yield BundleItem("runner", program, f"{RUNNER.parent}/{runner}")
+    for path in _needed_libraries(program, dist / LIBRARIES):
         yield BundleItem("library", path, f"lib/{path.name}")
+
+
+def _needed_libraries(program: Path, folder: Path) -> list[Path]:
+    found: dict[Path, None] = {}
+    unread = [program]
+    while unread:
+        path = unread.pop()
+        try:
+            needed = elf.read(path).needed
+        except CheckFailed:
+            continue  # The checks name it.
+        more = [folder / name for name in needed if (folder / name).is_file() and folder / name not in found]
+        found |= dict.fromkeys(more)
+        unread += more
+    return sorted(found)
 
 
 def _recorded(manifest: Path, fix: str) -> tuple[str, dict[str, str]]:

@@ -40,6 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--root", type=Path, metavar="CERT", help="the root certificate that the signed skel must end in"
     )
     parser.add_argument(
+        "--symbols", action="store_true", help="keep the symbols of the runner and its libraries"
+    )
+    parser.add_argument(
         "--output", "-o", type=Path, metavar="DIR", help="where it is written [dist/bundles/TARGET-SOC]"
     )
 
@@ -57,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         lpai=args.lpai,
         signed=args.signed,
         root=args.root,
+        symbols=args.symbols,
         output=args.output,
     )
     selection = selection_of(args)
