@@ -6,7 +6,8 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from provisioning.elf import Elf, version_key
+from provisioning.elf import Elf
+from provisioning.symbol_versions import highest_version, version_key
 
 _GLIBC_OF = {"GLIBC_ABI_DT_RELR": "2.36"}
 """The first glibc that has a symbol version without a number."""
@@ -69,7 +70,7 @@ def complaints(elf: Elf, demands: Demands) -> Iterator[tuple[Wrong, str]]:
 
 
 def _newer_glibc(elf: Elf, newest: str) -> Iterator[tuple[Wrong, str]]:
-    needed = elf.highest("GLIBC") or "0"
+    needed = highest_version((version for _, version in elf.versions), "GLIBC") or "0"
     if version_key(needed) > version_key(newest):
         yield Wrong.GLIBC, f"expected to need glibc {newest} at most, found {needed}"
     for name in sorted({version for _, version in elf.versions if version.startswith("GLIBC_")}):

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from provisioning.elf import MACHINES, Elf, identity
+from provisioning.elf import Elf, identity
 
-_MACHINE_NUMBERS = {name: number for number, name in MACHINES.items()}
 _LIB_AND_PLATFORM = {
     "EM_X86_64": ("x86_64-linux-gnu", "x86_64"),
     "EM_AARCH64": ("aarch64-linux-gnu", "aarch64"),
@@ -171,7 +170,7 @@ def _find(
 ) -> tuple[Path | None, Missing | None, bool]:
     """(file, the gap when there is none, whether it was found by the libraries' own paths)."""
     path, elf = chain[0]
-    wanted = (elf.bits, _MACHINE_NUMBERS.get(elf.machine, -1))
+    wanted = (elf.bits, elf.machine)
     searched: list[str] = []
     passed_over: list[str] = []
 

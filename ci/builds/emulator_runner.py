@@ -38,6 +38,7 @@ from provisioning.base.stage_run import StageRun
 from provisioning.base.units import aligned
 from provisioning.components import EXECUTORCH_RUNTIME
 from provisioning.dist import LIBRARIES, OURS, RUNNER
+from provisioning.symbol_versions import highest_version
 
 SOURCE = ROOT / "ci" / "builds" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")
@@ -324,12 +325,12 @@ def _check(plan: RunnerPlan, folder: Path, places: Iterable[str], stage: StageRu
     built = [LoadableFile(_kind(place), folder / place, place) for place in places]
     stage.findings += check(built, plan.target, glibc, private)
     runner = elf.read(folder / RUNNER)
-    needed = [elf.read(file.path).highest("GLIBC") or "0" for file in built]
+    versions = [version for file in built for _, version in elf.read(file.path).versions]
     stage.metrics |= {
         "machine": runner.machine_name,
         "interpreter": runner.interpreter,
         "needed": list(runner.needed),
-        "glibc": max(needed, key=elf.version_key),
+        "glibc": highest_version(versions, "GLIBC") or "0",
     }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.elf import version_key
+from provisioning.symbol_versions import version_key
 
 PACKAGES = {
     "g++": "g++",

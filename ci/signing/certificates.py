@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from ci.signing.headers import BadLibrary
 from ci.signing.mbn import printable
 from provisioning.base.errors import UsageError
 from provisioning.catalogue import certificate_of, is_issued_by
-from provisioning.elf import Malformed
 
 PADDING = b"\xff"
 ALIGN = 16
@@ -53,19 +53,19 @@ class CertificateProblem:
 
 
 def split(area: bytes) -> list[bytes]:
-    """The DER certificates of a certificate area. Raises Malformed unless all else in it is 0xff padding."""
+    """The DER certificates of a certificate area. Raises BadLibrary unless all else in it is 0xff padding."""
     ders: list[bytes] = []
     at = 0
     while at < len(area) and area[at : at + 1] != PADDING:
         length = _der_length(area, at)
         if length is None or at + length > len(area):
-            raise Malformed("certificates", f"no certificate begins at byte {at} of their area")
+            raise BadLibrary("certificates", f"no certificate begins at byte {at} of their area")
         ders.append(area[at : at + length])
         at += length
         if len(ders) > MOST_CERTIFICATES:
-            raise Malformed("certificates", f"more than {MOST_CERTIFICATES}")
+            raise BadLibrary("certificates", f"more than {MOST_CERTIFICATES}")
     if area[at:].strip(PADDING):
-        raise Malformed("certificates", "the padding after the last one is not all 0xff")
+        raise BadLibrary("certificates", "the padding after the last one is not all 0xff")
     return ders
 
 
@@ -75,7 +75,7 @@ def join(chain: Sequence[x509.Certificate]) -> bytes:
 
 
 def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
-    """Raises Malformed, which names the first one that is damaged."""
+    """Raises BadLibrary, which names the first one that is damaged."""
     loaded = []
     for index, der in enumerate(ders):
         with _reading(f"certificate {index}"):
@@ -182,7 +182,7 @@ def _reading(what: str) -> Iterator[None]:
             yield
     except Exception as error:
         # cryptography raises a dozen kinds of exception for damaged certificates; half are no ValueError.
-        raise Malformed(what, f"not a certificate that can be read: {error}"[:200]) from error
+        raise BadLibrary(what, f"not a certificate that can be read: {error}"[:200]) from error
 
 
 def _check_validity(

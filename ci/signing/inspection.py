@@ -9,9 +9,9 @@ from pathlib import Path
 from ci.signing import certificates, mbn, signatures, signed_library, verification
 from ci.signing.certificates import Certificate
 from ci.signing.checks import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, SignedBy
+from ci.signing.headers import BadLibrary
 from provisioning import catalogue as catalogues
 from provisioning.base.units import aligned
-from provisioning.elf import Malformed
 
 UNSIGNED = SignedBy.UNSIGNED.value
 DAMAGED = SignedBy.DAMAGED.value
@@ -55,7 +55,7 @@ def inspect(path: Path) -> Inspection:
     with signed_library.mapped(path) as data:
         try:
             parsed, signed = signed_library.parse(data)
-        except Malformed as error:
+        except BadLibrary as error:
             return Inspection(str(path), DAMAGED, problems=(error.message,))
         plain = Inspection(
             str(path), UNSIGNED, parsed.format.bits, parsed.arch, segments=len(parsed.segments)
@@ -75,7 +75,7 @@ def _signed(file: str, signed: signed_library.Signed) -> Inspection:
     try:
         bindings = verification.bindings(signed)
         note = signed.metadata.note if signed.metadata else ""
-    except Malformed as error:
+    except BadLibrary as error:
         problems.append(error.message)
     digest = signed.container.digest
     size = {"sha256": 32, "sha384": 48}.get(digest or "", 0)
@@ -134,7 +134,7 @@ def _catalogue(path: Path) -> Inspection:
 def _certificates(area: bytes, problems: list[str]) -> tuple[Certificate, ...]:
     try:
         return tuple(map(certificates.describe, certificates.load(certificates.split(area))))
-    except Malformed as error:
+    except BadLibrary as error:
         problems.append(error.message)
         return ()
 

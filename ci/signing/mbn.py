@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from provisioning.elf import Malformed
+from ci.signing.headers import BadLibrary
 
 ABSENT = 0xFFFFFFFF
 METADATA_SIZE = 120
@@ -131,23 +131,25 @@ class Container:
 
 
 def parse(segment: bytes) -> Container:
-    """Raises Malformed for an unknown version or parts that do not fit the segment."""
+    """Raises BadLibrary for an unknown version or parts that do not fit the segment."""
     if len(segment) < 8:
-        raise Malformed(HEADER, f"the hash segment has only {len(segment)} bytes")
+        raise BadLibrary(HEADER, f"the hash segment has only {len(segment)} bytes")
     version = struct.unpack_from("<I", segment, 4)[0]
     if version not in _FIELDS:
-        raise Malformed(HEADER, f"version: expected 3, 5, 6 or 7, found {version}")
+        raise BadLibrary(HEADER, f"version: expected 3, 5, 6 or 7, found {version}")
     names = _FIELDS[version]
     start = 4 * len(names)
     if len(segment) < start:
-        raise Malformed(HEADER, f"version {version} needs {start} bytes, the hash segment has {len(segment)}")
+        raise BadLibrary(
+            HEADER, f"version {version} needs {start} bytes, the hash segment has {len(segment)}"
+        )
     fields = dict(zip(names, struct.unpack_from(f"<{len(names)}I", segment), strict=True))
     parts = [MbnPart(HEADER, 0, start)]
     at = start
     for name, size in _LAYOUT[version]:
         end = at + fields[size]
         if end > len(segment):
-            raise Malformed(name, f"ends at byte {end} of a hash segment of {len(segment)} bytes")
+            raise BadLibrary(name, f"ends at byte {end} of a hash segment of {len(segment)} bytes")
         parts.append(MbnPart(name, at, end))
         at = end
     problems = []
@@ -159,7 +161,7 @@ def parse(segment: bytes) -> Container:
     common: dict[str, int] = {}
     if version == 7:
         if fields["common_size"] < V7_COMMON_SIZE:
-            raise Malformed(COMMON, f"expected {V7_COMMON_SIZE} bytes, found {fields['common_size']}")
+            raise BadLibrary(COMMON, f"expected {V7_COMMON_SIZE} bytes, found {fields['common_size']}")
         common = dict(zip(_COMMON_FIELDS, struct.unpack_from("<6I", segment, start), strict=True))
     return Container(version, fields, tuple(parts), tuple(problems), common)
 
@@ -167,7 +169,7 @@ def parse(segment: bytes) -> Container:
 def parse_metadata(data: bytes) -> Metadata:
     """Version 6's metadata, from either metadata part."""
     if len(data) < METADATA_SIZE:
-        raise Malformed(METADATA, f"expected at least {METADATA_SIZE} bytes, found {len(data)}")
+        raise BadLibrary(METADATA, f"expected at least {METADATA_SIZE} bytes, found {len(data)}")
     numbers: tuple[int, ...] = struct.unpack_from("<30I", data)
     major, minor, software, hardware, oem, model, app, flags = numbers[:8]
     return Metadata(

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.signing import mbn
-from provisioning import elf
+from ci.signing.headers import PT_LOAD, PT_NULL, BadLibrary, Bytes, ElfSegment, Layout, layout
 from provisioning.base.errors import UsageError
-from provisioning.elf import Bytes, Layout, Malformed, Segment
+from provisioning.elf import MOST_SEGMENTS
 
 TYPE_MASK = 7 << 24
 TYPE_HEAD = 7 << 24
@@ -55,7 +55,7 @@ class Signed:
     container: mbn.Container
 
     @property
-    def hash_segment(self) -> Segment:
+    def hash_segment(self) -> ElfSegment:
         return self.elf.segments[self.hash_index]
 
     def part(self, name: str) -> bytes:
@@ -95,56 +95,56 @@ def mapped(path: Path) -> Iterator[memoryview]:
         os.close(descriptor)
 
 
-def is_hash_segment(segment: Segment) -> bool:
-    return segment.type == elf.PT_NULL and segment.flags & TYPE_MASK == TYPE_HASH
+def is_hash_segment(segment: ElfSegment) -> bool:
+    return segment.type == PT_NULL and segment.flags & TYPE_MASK == TYPE_HASH
 
 
-def is_head_placeholder(segment: Segment) -> bool:
-    return segment.type == elf.PT_NULL and segment.flags & TYPE_MASK == TYPE_HEAD
+def is_head_placeholder(segment: ElfSegment) -> bool:
+    return segment.type == PT_NULL and segment.flags & TYPE_MASK == TYPE_HEAD
 
 
 def layout_of(data: Bytes) -> Layout:
-    """The headers. Raises Malformed unless it is a little-endian ELF file that holds all of its segments."""
+    """The headers. Raises BadLibrary unless it is a little-endian ELF file that holds all of its segments."""
     size = len(data)
     if size > MOST_BYTES:
-        raise Malformed("file", f"{size} bytes is more than a library has (limit {MOST_BYTES})")
-    parsed = elf.layout(data)
+        raise BadLibrary("file", f"{size} bytes is more than a library has (limit {MOST_BYTES})")
+    parsed = layout(data)
     form, header = parsed.format, parsed.header
     if form.order != "<":
-        raise Malformed("ELF header", "byte order: expected little-endian, found big-endian")
+        raise BadLibrary("ELF header", "byte order: expected little-endian, found big-endian")
     if header.ehsize != form.header.size:
-        raise Malformed("ELF header", f"e_ehsize: expected {form.header.size}, found {header.ehsize}")
+        raise BadLibrary("ELF header", f"e_ehsize: expected {form.header.size}, found {header.ehsize}")
     if not parsed.segments:
-        raise Malformed("program headers", "there are none")
+        raise BadLibrary("program headers", "there are none")
     if header.phoff < form.header.size:
-        raise Malformed("program headers", f"at byte {header.phoff}, inside the ELF header")
+        raise BadLibrary("program headers", f"at byte {header.phoff}, inside the ELF header")
     for index, segment in enumerate(parsed.segments):
         where = f"program header {index}"
         if segment.filesz and segment.end > size:
-            raise Malformed(where, f"its segment ends at byte {segment.end} of a file of {size} bytes")
-        if segment.type == elf.PT_LOAD and segment.filesz > segment.memsz:
-            raise Malformed(where, "its segment is larger in the file than in memory")
+            raise BadLibrary(where, f"its segment ends at byte {segment.end} of a file of {size} bytes")
+        if segment.type == PT_LOAD and segment.filesz > segment.memsz:
+            raise BadLibrary(where, "its segment is larger in the file than in memory")
     if sum(segment.filesz for segment in parsed.segments) > MOST_COVERAGE * size:
-        raise Malformed("program headers", f"they claim more than {MOST_COVERAGE} times the file's bytes")
-    loads = sorted((s.offset, s.end) for s in parsed.segments if s.type == elf.PT_LOAD and s.filesz)
+        raise BadLibrary("program headers", f"they claim more than {MOST_COVERAGE} times the file's bytes")
+    loads = sorted((s.offset, s.end) for s in parsed.segments if s.type == PT_LOAD and s.filesz)
     for (_, end), (start, _) in itertools.pairwise(loads):
         if start < end:
-            raise Malformed("program headers", f"two load segments share the bytes from {start:#x}")
+            raise BadLibrary("program headers", f"two load segments share the bytes from {start:#x}")
     return parsed
 
 
 def parse(data: Bytes) -> tuple[Layout, Signed | None]:
-    """The headers and, if there is a hash segment, its parts. Raises Malformed."""
+    """The headers and, if there is a hash segment, its parts. Raises BadLibrary."""
     parsed = layout_of(data)
     hashes = [i for i, s in enumerate(parsed.segments) if is_hash_segment(s)]
     heads = [i for i, s in enumerate(parsed.segments) if is_head_placeholder(s)]
     if not hashes:
         return parsed, None
     if len(hashes) > 1 or len(heads) > 1:
-        raise Malformed("program headers", f"{len(hashes)} hash segments, {len(heads)} placeholders")
+        raise BadLibrary("program headers", f"{len(hashes)} hash segments, {len(heads)} placeholders")
     segment = parsed.segments[hashes[0]]
     if segment.filesz > MOST_BLOB:
-        raise Malformed("hash segment", f"{segment.filesz} bytes is more than one has")
+        raise BadLibrary("hash segment", f"{segment.filesz} bytes is more than one has")
     blob = bytes(data[segment.offset : segment.end])
     return parsed, Signed(parsed, heads[0] if heads else None, hashes[0], blob, mbn.parse(blob))
 
@@ -186,7 +186,7 @@ def differences(before: Bytes, after: Bytes) -> list[str]:
 def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
     """The ranges that no hash covers; of padding between others only what is not zero.
 
-    Raises Malformed for section headers or a section outside the file."""
+    Raises BadLibrary for section headers or a section outside the file."""
     view = memoryview(data)
     hashed = sorted((s.offset, s.end) for s in signed.elf.segments if s.filesz)
     named = list(_sections(view, signed.elf))
@@ -201,8 +201,8 @@ def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
 
 def _sections(view: memoryview, parsed: Layout) -> Iterator[Range]:
     table = parsed.sections
-    if len(table) > elf.MOST_SEGMENTS:
-        raise Malformed("section headers", f"{len(table)} of them (limit {elf.MOST_SEGMENTS})")
+    if len(table) > MOST_SEGMENTS:
+        raise BadLibrary("section headers", f"{len(table)} of them (limit {MOST_SEGMENTS})")
     if table:
         yield Range(table.start, table.stop, "section headers")
     for index, at in enumerate(table):
@@ -211,7 +211,9 @@ def _sections(view: memoryview, parsed: Layout) -> Iterator[Range]:
             continue
         if offset + size > len(view):
             where = f"section header {index}"
-            raise Malformed(where, f"its section ends at byte {offset + size} of a file of {len(view)} bytes")
+            raise BadLibrary(
+                where, f"its section ends at byte {offset + size} of a file of {len(view)} bytes"
+            )
         yield Range(offset, offset + size, "a section that is never loaded")
 
 

@@ -25,8 +25,8 @@ from ci.signing.checks import (
     Status,
     Verification,
 )
+from ci.signing.headers import BadLibrary, Bytes, ElfSegment
 from ci.signing.signed_library import NAMELESS, Signed
-from provisioning.elf import Bytes, Malformed, Segment
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -37,14 +37,14 @@ def verify(data: Bytes, expected: ExpectedSignature | None = None) -> Verificati
     expected = expected or ExpectedSignature()
     try:
         _, signed = signed_library.parse(data)
-    except Malformed as damage:
+    except BadLibrary as damage:
         return Verification((SignatureCheck(STRUCTURE, Status.FAILED, damage.message),))
     if signed is None:
         return Verification((SignatureCheck(UNSIGNED, Status.FAILED, "there is no hash segment"),))
     try:
         unhashed = signed_library.unhashed(data, signed)
         nameless = [f"{r.what}: {r.start:#x}..{r.end:#x}" for r in unhashed if r.what == NAMELESS]
-    except Malformed as damage:
+    except BadLibrary as damage:
         unhashed, nameless = (), [damage.message]
     chain, error = chain_of(signed)
     rehearsal = signatures.is_rehearsal(chain) or _has_statement(signed)
@@ -72,7 +72,7 @@ def verify_file(path: Path, expected: ExpectedSignature | None = None) -> Verifi
 def _serials(signed: Signed) -> bool:
     try:
         return bool(bindings(signed).serials)
-    except Malformed:
+    except BadLibrary:
         return False
 
 
@@ -143,7 +143,7 @@ def chain_of(signed: Signed) -> tuple[list[x509.Certificate], str]:
     """The certificates, or none and why they cannot be read."""
     try:
         chain = certificates.load(certificates.split(signed.part(mbn.CERTIFICATES)))
-    except Malformed as error:
+    except BadLibrary as error:
         return [], error.message
     return chain, "" if chain else "certificates: there are none"
 
@@ -152,7 +152,7 @@ def _has_statement(signed: Signed) -> bool:
     """Whether its metadata contains text, which only a rehearsal writes."""
     try:
         metadata = signed.metadata
-    except Malformed:
+    except BadLibrary:
         return False
     return metadata is not None and bool(metadata.note)
 
@@ -238,7 +238,7 @@ def _legacy_signature(signed: Signed, attestation: x509.Certificate) -> Signatur
 def _bindings(signed: Signed, expected: ExpectedSignature) -> Iterator[SignatureCheck]:
     try:
         facts = bindings(signed)
-    except Malformed as error:
+    except BadLibrary as error:
         yield SignatureCheck("metadata", Status.FAILED, error.message)
         return
     for part, wanted, actual in (
@@ -301,7 +301,7 @@ def bindings(signed: Signed) -> Bindings:
     )
 
 
-def _overlap(one: Segment, other: Segment) -> bool:
+def _overlap(one: ElfSegment, other: ElfSegment) -> bool:
     return one.offset < other.end and other.offset < one.end
 
 

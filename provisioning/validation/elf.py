@@ -10,8 +10,9 @@ from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning.base.findings import Severity
 from provisioning.components import ANDROID_NDK, ndk_name
-from provisioning.elf import HEXAGON, Elf, highest_version
+from provisioning.elf import HEXAGON, Elf
 from provisioning.loadable import Demands, Wrong, complaints
+from provisioning.symbol_versions import highest_version
 from provisioning.validation import Check, NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Library, Need
 from provisioning.validation.tables import System
@@ -156,7 +157,7 @@ def _severity(context: Context, name: str) -> Severity:
 def _read_elsewhere(path: Path) -> Elf | None:
     try:
         return elves.read(path)
-    except (elves.NotElf, elves.BrokenElf, OSError):
+    except (elves.NotElf, OSError):
         return None
 
 

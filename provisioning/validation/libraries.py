@@ -9,8 +9,8 @@ from provisioning.base.commands import session
 from provisioning.base.findings import Severity
 from provisioning.base.settings import WINDOWS
 from provisioning.components import QNN_SDK
-from provisioning.elf import version_key
 from provisioning.manifest import Profile, Soc, load_profile, load_socs, profile_names
+from provisioning.symbol_versions import version_key
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import ComponentTree, Context, Need
 from provisioning.validation.tables import TargetLibraries

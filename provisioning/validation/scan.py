@@ -15,7 +15,7 @@ from provisioning import elf as elves
 from provisioning import pe
 from provisioning.base.commands import quoted
 from provisioning.build_id import build_ids
-from provisioning.elf import LINKER_SCRIPT, BrokenElf, NotElf
+from provisioning.elf import LINKER_SCRIPT, NotElf
 from provisioning.validation.context import Library
 
 LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?|.+\.dll")
@@ -27,7 +27,7 @@ def read(path: Path, place: str) -> Library:
             return Library(path, place, None, build_ids=build_ids(path), pe=pe.read(path))
         elf = elves.read(path)
         return Library(path, place, elf, build_ids=build_ids(path))
-    except (NotElf, BrokenElf, pe.BrokenPe) as error:
+    except (NotElf, pe.BrokenPe) as error:
         return Library(path, place, None, error.reason)
     except OSError as error:
         if path.is_symlink() and not path.exists():

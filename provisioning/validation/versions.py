@@ -9,9 +9,9 @@ from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.build_id import version_in
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, NDK_HEADER, QNN_SDK, ndk_name
-from provisioning.elf import version_key
 from provisioning.manifest import Requirement, refused_by
 from provisioning.store.trees import Trees
+from provisioning.symbol_versions import version_key
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
 from provisioning.validation.context import ComponentTree, Context, Host, Library, Need
 

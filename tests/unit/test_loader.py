@@ -18,7 +18,7 @@ def write(base: Path, place: str, **facts: object) -> Path:
 def read_or_none(path: Path) -> Elf | None:
     try:
         return elf.read(path)
-    except (elf.NotElf, elf.BrokenElf, OSError):
+    except (elf.NotElf, OSError):
         return None
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.signing import mbn, signed_library
+from ci.signing.headers import PT_LOAD, BadLibrary
 from ci.signing.lpai import rehearsal
-from provisioning.elf import PT_LOAD, Malformed
 from tests.support import chains
 from tests.support.mbn import container, expected_hashes, take_apart
 from tests.support.skels import Skel
@@ -36,7 +36,7 @@ def patched(offset: int, form: str, value: int) -> bytes:
     ],
 )
 def test_numbers_that_contradict_the_file_are_named(data: bytes, part: str, words: str) -> None:
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(BadLibrary) as caught:
         signed_library.layout_of(data)
     assert (caught.value.part, words in caught.value.reason) == (part, True)
 
@@ -47,7 +47,7 @@ def test_many_headers_over_the_whole_file_are_refused_before_any_hashing() -> No
     struct.pack_into("<I", header, 32, 0)
     struct.pack_into("<H", header, 44, count)
     size = 52 + 32 * count
-    with pytest.raises(Malformed):
+    with pytest.raises(BadLibrary):
         signed_library.layout_of(bytes(header) + struct.pack("<8I", 6, 0, 0, 0, size, size, 4, 4) * count)
 
 
@@ -99,7 +99,7 @@ def test_sizes_that_contradict_each_other_are_problems() -> None:
     ],
 )
 def test_a_container_that_is_none_or_cut_short_is_refused(blob: bytes, words: str) -> None:
-    with pytest.raises(Malformed, match=words):
+    with pytest.raises(BadLibrary, match=words):
         mbn.parse(blob)
 
 
@@ -111,7 +111,7 @@ def test_metadata_has_the_public_layout() -> None:
     assert (numbers[2], numbers[8:10], numbers[20], numbers[29]) == (4, (9, 10), 0xAB, 3)
     read = mbn.parse_metadata(packed)
     assert (read.serials, read.soc_versions, read.anti_rollback, read.note) == ((0xAB,), (9, 10), 3, "n")
-    with pytest.raises(Malformed, match="120"):
+    with pytest.raises(BadLibrary, match="120"):
         mbn.parse_metadata(packed[:119])
 
 
@@ -120,13 +120,13 @@ def test_random_bytes_are_read_or_refused_and_never_crash(tail: bytes, version: 
     for data in (tail, SMALL[:16] + tail, SMALL[:52] + tail):
         try:
             parsed, _ = signed_library.parse(data)
-        except Malformed:
+        except BadLibrary:
             continue
         assert all(segment.end <= len(data) for segment in parsed.segments if segment.filesz)
     blob = struct.pack("<2I", 0, version) + tail
     try:
         parts = mbn.parse(blob).parts
-    except Malformed:
+    except BadLibrary:
         return
     assert all(0 <= part.start <= part.end <= len(blob) for part in parts)
 
@@ -146,10 +146,10 @@ def test_headers_and_hashes_are_those_of_the_definition_and_the_program_is_the_s
 
 
 def test_what_cannot_be_moved_without_changing_it_is_refused() -> None:
-    with pytest.raises(Malformed, match="segment"):
+    with pytest.raises(BadLibrary, match="segment"):
         rehearsal.sign(Skel(section_table_inside=True).encode(), chains.signer())
     for alignment in (3, 1 << 31):
         library = bytearray(Skel().encode())
         struct.pack_into("<I", library, 52 + 28, alignment)
-        with pytest.raises(Malformed, match="alignment"):
+        with pytest.raises(BadLibrary, match="alignment"):
             rehearsal.sign(bytes(library), chains.signer())

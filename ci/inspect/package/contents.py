@@ -195,7 +195,7 @@ def _library(root: Path, place: str, packed: tuple[bool, int | None] | None) -> 
     path = root / place
     try:
         header, why = elf.read(path), ""
-    except (elf.NotElf, elf.BrokenElf) as error:
+    except elf.NotElf as error:
         return PackagedLibrary(place, None, (), error.reason, compressed, offset)
     return PackagedLibrary(place, header, build_ids(path), why, compressed, None if compressed else offset)
 

@@ -32,7 +32,7 @@ def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
         )
     if program.backend != "lpai":
         return None
-    from provisioning.elf import version_key
+    from provisioning.symbol_versions import version_key
     from provisioning.validation import tables
 
     soc = soc_named(program.soc)

@@ -409,7 +409,7 @@ def _refuse_cuda(site: Path) -> None:
     for path in sorted(site.rglob("*.so")):
         try:
             needed = [name for name in elf.read(path).needed if name.startswith(CUDA)]
-        except (elf.NotElf, elf.BrokenElf):
+        except elf.NotElf:
             continue
         if needed:
             raise EnvironmentLacking(

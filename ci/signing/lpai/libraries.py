@@ -12,15 +12,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.signing import signed_library
+from ci.signing.headers import BadLibrary
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import build_ids, version_in
-from provisioning.elf import Malformed, version_key
 from provisioning.environment import Environment, Root
 from provisioning.manifest import Soc, load_profile, load_socs, profile_names, soc_named
 from provisioning.sources import Version
+from provisioning.symbol_versions import version_key
 from provisioning.validation import tables
 
 ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
@@ -258,7 +259,7 @@ def _arch(path: Path) -> int | None:
     with signed_library.mapped(path) as data:
         try:
             return signed_library.layout_of(data).arch
-        except Malformed as error:
+        except BadLibrary as error:
             raise UsageError(f"{path}: {error.message}", fix="name a Hexagon library") from error
 
 

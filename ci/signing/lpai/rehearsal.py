@@ -18,15 +18,25 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ci.signing import certificates, mbn, signatures, signed_library
-from provisioning import elf
+from ci.signing.headers import (
+    ELF32,
+    EM_HEXAGON,
+    PT_LOAD,
+    PT_NULL,
+    BadLibrary,
+    Bytes,
+    ElfSegment,
+    Format,
+    Header,
+    Layout,
+)
 from provisioning.base.errors import UsageError
-from provisioning.elf import Bytes, Format, Header, Layout, Malformed, Segment
+from provisioning.elf import MOST_SEGMENTS
 
 SOFTWARE_ID = 0x04
 """The audio DSP's, which LPAI runs on."""
 
 DAYS = 365
-EM_HEXAGON = 164
 SHT_NULL = 0
 
 
@@ -62,14 +72,14 @@ def new_signer() -> KeyAndChain:
 def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes:
     """The signed library, bound to the devices with these serials (up to 8; none: any device).
 
-    Raises Malformed, or UsageError for a library that is signed already.
+    Raises BadLibrary, or UsageError for a library that is signed already.
     """
     parsed, signed = signed_library.parse(data)
     if signed is not None:
         raise UsageError("it is signed already", fix="name the unsigned original")
     _check_section_table(parsed)
-    if parsed.header.phnum + signed_library.SIGNING_HEADERS > elf.MOST_SEGMENTS:
-        raise Malformed("program headers", f"no room for two more beside {parsed.header.phnum}")
+    if parsed.header.phnum + signed_library.SIGNING_HEADERS > MOST_SEGMENTS:
+        raise BadLibrary("program headers", f"no room for two more beside {parsed.header.phnum}")
     chain = certificates.join(signer.chain)
     metadata = mbn.Metadata(software_id=SOFTWARE_ID, serials=tuple(serials), note=signatures.STATEMENT).pack()
     digest_size = hashlib.new(signatures.DIGEST).digest_size
@@ -90,7 +100,7 @@ def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes
 
 def carrier_library(arch: int, serials: Sequence[int]) -> bytes:
     """The smallest Hexagon library, to carry a signature that is bound to a device and nothing else."""
-    head = elf.ELF32.header.size + elf.ELF32.segment.size
+    head = ELF32.header.size + ELF32.segment.size
     content = "".join(f"testsig 0x{serial:08x}\n" for serial in serials).encode()
     header = Header(
         ident=b"\x7fELF\x01\x01\x01".ljust(16, b"\0"),
@@ -98,19 +108,19 @@ def carrier_library(arch: int, serials: Sequence[int]) -> bytes:
         machine=EM_HEXAGON,
         version=1,
         entry=0,
-        phoff=elf.ELF32.header.size,
+        phoff=ELF32.header.size,
         shoff=0,
         flags=int(str(arch), 16),
-        ehsize=elf.ELF32.header.size,
-        phentsize=elf.ELF32.segment.size,
+        ehsize=ELF32.header.size,
+        phentsize=ELF32.segment.size,
         phnum=1,
         shentsize=0,
         shnum=0,
         shstrndx=0,
     )
     size = head + len(content)
-    load = Segment(elf.PT_LOAD, 0, 0, 0, size, size, 4, signed_library.HASH_ALIGN)
-    return _packed(elf.ELF32, header, (load,)) + content
+    load = ElfSegment(PT_LOAD, 0, 0, 0, size, size, 4, signed_library.HASH_ALIGN)
+    return _packed(ELF32, header, (load,)) + content
 
 
 def _new_head(parsed: Layout, blob_size: int) -> tuple[bytes, int, int]:
@@ -120,12 +130,12 @@ def _new_head(parsed: Layout, blob_size: int) -> tuple[bytes, int, int]:
     head_size = form.header.size + count * form.segment.size
     start = _align_up(head_size, signed_library.HASH_ALIGN)
     shift = _align_up(start + blob_size, _alignment(parsed.segments))
-    loaded = [s.paddr + s.memsz for s in parsed.segments if s.type == elf.PT_LOAD]
+    loaded = [s.paddr + s.memsz for s in parsed.segments if s.type == PT_LOAD]
     address = _align_up(max(loaded, default=0), signed_library.HASH_ALIGN)
     signing = (
-        Segment(elf.PT_NULL, 0, 0, 0, head_size, 0, signed_library.HEAD_FLAGS, 0),
-        Segment(
-            elf.PT_NULL,
+        ElfSegment(PT_NULL, 0, 0, 0, head_size, 0, signed_library.HEAD_FLAGS, 0),
+        ElfSegment(
+            PT_NULL,
             start,
             address,
             address,
@@ -142,11 +152,11 @@ def _new_head(parsed: Layout, blob_size: int) -> tuple[bytes, int, int]:
         shoff=parsed.header.shoff + shift if parsed.header.shoff else 0,
     )
     if header.shoff > form.most:
-        raise Malformed("ELF header", "e_shoff becomes too large for its class")
+        raise BadLibrary("ELF header", "e_shoff becomes too large for its class")
     return _packed(form, header, (*signing, *(s.moved(shift) for s in parsed.segments))), shift, start
 
 
-def _packed(form: Format, header: Header, segments: Sequence[Segment]) -> bytes:
+def _packed(form: Format, header: Header, segments: Sequence[ElfSegment]) -> bytes:
     """ELF header and program headers, as at the start of a file."""
     head = form.header.pack(*(getattr(header, name) for name in Header.__slots__))
     try:
@@ -155,7 +165,7 @@ def _packed(form: Format, header: Header, segments: Sequence[Segment]) -> bytes:
             for segment in segments
         )
     except struct.error as error:
-        raise Malformed("program headers", f"a number does not fit {form.bits} bits") from error
+        raise BadLibrary("program headers", f"a number does not fit {form.bits} bits") from error
 
 
 def _shift_sections(data: bytearray, parsed: Layout, by: int) -> None:
@@ -167,7 +177,7 @@ def _shift_sections(data: bytearray, parsed: Layout, by: int) -> None:
             continue
         fields[4] += by
         if fields[4] > form.most:
-            raise Malformed("section headers", f"an offset becomes {fields[4]:#x}")
+            raise BadLibrary("section headers", f"an offset becomes {fields[4]:#x}")
         form.section.pack_into(data, at, *fields)
 
 
@@ -175,19 +185,19 @@ def _align_up(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-def _alignment(segments: Sequence[Segment]) -> int:
+def _alignment(segments: Sequence[ElfSegment]) -> int:
     """What the original must move by a multiple of, so that every p_offset stays congruent to p_vaddr."""
-    alignments = [s.align for s in segments if s.type == elf.PT_LOAD]
+    alignments = [s.align for s in segments if s.type == PT_LOAD]
     for alignment in alignments:
         if alignment > 1 << 20 or alignment & (alignment - 1):
-            raise Malformed("program headers", f"a load segment's alignment is {alignment:#x}")
+            raise BadLibrary("program headers", f"a load segment's alignment is {alignment:#x}")
     return max(signed_library.HASH_ALIGN, *alignments)
 
 
 def _check_section_table(parsed: Layout) -> None:
     start, end = parsed.sections.start, parsed.sections.stop
     if any(s.filesz and s.offset < end and start < s.end for s in parsed.segments):
-        raise Malformed(
+        raise BadLibrary(
             "section headers", "they lie inside a segment, so they cannot move without changing it"
         )
 

@@ -1,0 +1,168 @@
+"""The ELF and program headers of a library, read and written: what a signature covers, and adds.
+
+The file may be hostile, so every number is checked against the file before it is followed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from provisioning.base.errors import CheckFailed
+from provisioning.elf import MAGIC, MOST_SEGMENTS, hexagon_arch
+
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
+
+PT_NULL, PT_LOAD = 0, 1
+EM_HEXAGON = 164
+
+
+class BadLibrary(CheckFailed):
+    """Numbers that contradict the file or each other. `part` names where."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        super().__init__(f"{part}: {reason}")
+        self.part = part
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The structures of one ELF class and byte order."""
+
+    bits: int
+    order: str
+    header: struct.Struct
+    segment: struct.Struct
+    section: struct.Struct
+    segment_fields: tuple[str, ...]
+    """The fields of ElfSegment, in the file's order."""
+
+    @property
+    def most(self) -> int:
+        """The largest address or offset."""
+        return (1 << self.bits) - 1
+
+
+def _format(bits: int, order: str) -> Format:
+    word, segment, section, fields = {
+        32: ("I", "8I", "10I", "type offset vaddr paddr filesz memsz flags align"),
+        64: ("Q", "IIQQQQQQ", "IIQQQQIIQQ", "type flags offset vaddr paddr filesz memsz align"),
+    }[bits]
+    header = struct.Struct(f"{order}16sHHI3{word}I6H")
+    of_segment, of_section = struct.Struct(order + segment), struct.Struct(order + section)
+    return Format(bits, order, header, of_segment, of_section, tuple(fields.split()))
+
+
+_FORMATS = {
+    bytes((bits // 32, place)): _format(bits, order)
+    for bits in (32, 64)
+    for place, order in enumerate("<>", start=1)
+}
+ELF32 = _FORMATS[b"\1\1"]
+"""Little-endian, as Hexagon's libraries are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    ident: bytes
+    type: int
+    machine: int
+    version: int
+    entry: int
+    phoff: int
+    shoff: int
+    flags: int
+    ehsize: int
+    phentsize: int
+    phnum: int
+    shentsize: int
+    shnum: int
+    shstrndx: int
+
+
+@dataclass(frozen=True, slots=True)
+class ElfSegment:
+    type: int
+    offset: int
+    vaddr: int
+    paddr: int
+    filesz: int
+    memsz: int
+    flags: int
+    align: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.filesz
+
+    def moved(self, by: int) -> ElfSegment:
+        return replace(self, offset=self.offset + by)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The ELF header and the program headers, which are inside the file; their segments may not be."""
+
+    format: Format
+    header: Header
+    segments: tuple[ElfSegment, ...]
+    size: int
+
+    @property
+    def head_size(self) -> int:
+        """Bytes of ELF header and program headers, if the latter follow the former."""
+        return self.format.header.size + len(self.segments) * self.format.segment.size
+
+    @property
+    def arch(self) -> int | None:
+        return hexagon_arch(self.header.flags) if self.header.machine == EM_HEXAGON else None
+
+    @property
+    def sections(self) -> range:
+        """Where each section header begins; empty if there are none. Raises BadLibrary."""
+        header, size = self.header, self.format.section.size
+        if header.shoff == 0:
+            return range(0)
+        if header.shnum == 0:
+            raise BadLibrary("section headers", "their number is not in the ELF header (extended numbering)")
+        if header.shentsize != size:
+            raise BadLibrary("ELF header", f"e_shentsize: expected {size}, found {header.shentsize}")
+        end = header.shoff + header.shnum * size
+        if end > self.size:
+            raise BadLibrary(
+                "section headers", f"at bytes {header.shoff}..{end} of a file of {self.size} bytes"
+            )
+        return range(header.shoff, end, size)
+
+
+def layout(data: Bytes) -> Layout:
+    """Raises BadLibrary for what is no ELF file or has not all of its headers."""
+    if data[:4] != MAGIC:
+        raise BadLibrary("file", "not an ELF file" if len(data) else "it is empty")
+    kind = bytes(data[4:6])
+    form = _FORMATS.get(kind)
+    if form is None:
+        raise BadLibrary("ELF header", f"class and byte order: expected 1 or 2, found {kind.hex(' ')}")
+    header = Header(*_unpack(data, 0, form.header, "ELF header"))
+    return Layout(form, header, tuple(_segments(data, form, header)), len(data))
+
+
+def _unpack(data: Bytes, at: int, form: struct.Struct, part: str) -> tuple[Any, ...]:
+    if at + form.size > len(data):
+        raise BadLibrary(part, f"truncated at byte {len(data)}, expected {at + form.size}")
+    return form.unpack_from(data, at)
+
+
+def _segments(data: Bytes, form: Format, header: Header) -> Iterator[ElfSegment]:
+    if header.phnum > MOST_SEGMENTS:
+        raise BadLibrary("program headers", f"{header.phnum} of them (limit {MOST_SEGMENTS})")
+    if header.phnum and header.phentsize != form.segment.size:
+        expected = f"expected {form.segment.size}, found {header.phentsize}"
+        raise BadLibrary("ELF header", f"e_phentsize: {expected}")
+    whole = struct.Struct(f"{header.phnum * form.segment.size}s")
+    (table,) = _unpack(data, header.phoff, whole, "program headers")
+    for fields in form.segment.iter_unpack(table):
+        yield ElfSegment(**dict(zip(form.segment_fields, fields, strict=True)))
