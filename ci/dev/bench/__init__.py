@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from provisioning.base.command_line import Verb, count
+from provisioning.base.command_line import count
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report, Severity
@@ -21,42 +22,19 @@ if TYPE_CHECKING:
     from ci.dev.bench.frame import Benchmark, BenchTimes
 
 BENCHMARKS = {
-    "parity": Verb(
-        "ci.dev.bench.parity", "Buck parity of a whole tree in a second, beside cmake configuring it"
-    ),
-    "provision": Verb(
-        "ci.dev.bench.provision", "a generated SDK against ExecuTorch's downloader and curl + unzip"
-    ),
-    "delegate": Verb(
-        "ci.dev.bench.delegate", "the delegate suite's sample against its plain run in one process"
-    ),
-    "gate": Verb(
-        "ci.dev.bench.gate",
-        "the gate's models, cold and unchanged, against a script that does them in turn",
-    ),
-    "caching": Verb(
-        "ci.dev.bench.caching", "what watching and remembering the gate's models costs, and where time goes"
-    ),
-    "builds": Verb(
-        "ci.dev.bench.builds",
-        "a second build_x86 of EXECUTORCH_ROOT, from nothing changed to an emptied folder",
-    ),
-    "runner": Verb("ci.dev.bench.runner", "start to first output against a bare Module-based program"),
-    "onnx": Verb("ci.dev.bench.onnx", "the ONNX suite against the same steps one after another"),
-    "validate": Verb(
-        "ci.dev.bench.validate", "the whole wheels tree in a second, beside readelf over its files"
-    ),
-    "diagnose": Verb(
-        "ci.dev.bench.diagnose",
-        "logs of 10 MB, from healthy to failures alone, each aimed at a second, beside grep",
-    ),
+    "parity": "Buck parity of a whole tree in a second, beside cmake configuring it",
+    "gate": "the gate's models, cold and unchanged, against a script that does them in turn",
+    "builds": "a second build_x86 of EXECUTORCH_ROOT, from nothing changed to an emptied folder",
+    "onnx": "the ONNX suite against the same steps one after another",
+    "validate": "the whole wheels tree in a second, beside readelf over its files",
+    "diagnose": "logs of 10 MB, from healthy to failures alone, each aimed at a second, beside grep",
 }
 
 EXAMPLES = """\
   nox -s bench -- --list
-  nox -s bench -- provision
-  nox -s bench -- provision --quick --rounds 1
-  nox -s bench -- provision --check
+  nox -s bench -- parity
+  nox -s bench -- parity --quick --rounds 1
+  nox -s bench -- parity --check
 """
 
 
@@ -79,8 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.list:
-        for name, verb in BENCHMARKS.items():
-            sys.stdout.write(f"{name}  {verb.summary}\n")
+        sys.stdout.writelines(f"{name}  {summary}\n" for name, summary in BENCHMARKS.items())
         return 0
     if args.name not in BENCHMARKS:
         problem = f"there is no benchmark {args.name!r}" if args.name else "no benchmark was named"
@@ -88,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.store is not None:
         # Benchmarks, and the processes that they time, read it from there.
         os.environ["QNN_CI_STORE"] = str(store_path(args.store))
-    module = cast(BenchmarkModule, importlib.import_module(BENCHMARKS[args.name].module))
+    module = cast(BenchmarkModule, importlib.import_module(f"{__name__}.{args.name}"))
     reports = reports_path(args.reports)
     return run_benchmark(args.name, module, args.rounds, reports, args.quick, args.check, args.work)
 
@@ -126,7 +103,9 @@ def run_benchmark(
             tempfile.TemporaryDirectory(prefix="qnn-ci-bench-", dir=work) as folder,
             module.prepared(Path(folder), quick=quick) as benchmark,
         ):
-            measured = measure(benchmark, rounds, Path(folder) / "rounds", report=_print)
+            measured = measure(
+                benchmark, rounds, Path(folder) / "rounds", report=functools.partial(print, file=sys.stderr)
+            )
         _judge(stage, benchmark, measured, check=check)
 
     def show(report: Report) -> None:
@@ -151,7 +130,3 @@ def _judge(stage: StageRun, benchmark: Benchmark, measured: BenchTimes, *, check
                 f"expected at least {aim.at_least:g} times as fast, found {ratio}",
                 "run it again on an idle machine; if it stays so, profile what became slower",
             )
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

@@ -129,7 +129,8 @@ def measure(
         for contender in order if number % 2 == 0 else reversed(order):
             directory = work / f"{number}-{contender.name.replace(' ', '-')}"
             directory.mkdir(parents=True)
-            _settle()
+            # Write one contender's files to disk, so that the next one does not wait for that.
+            os.sync()
             start = time.perf_counter()
             contender.run(directory)
             duration = time.perf_counter() - start
@@ -152,11 +153,6 @@ def empty(directory: Path) -> None:
             if not path.is_symlink():
                 path.chmod(0o600)
                 os.truncate(path, 0)
-
-
-def _settle() -> None:
-    """Write one contender's files to disk, so that the next one does not wait for that."""
-    os.sync()
 
 
 def metrics_of(benchmark: Benchmark, measured: BenchTimes) -> dict[str, Metric]:

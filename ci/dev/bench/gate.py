@@ -1,7 +1,6 @@
 """The gate's models, cold and with nothing changed, against a plain script that does the same one by one.
 
-The aim of the cold run is for two cores. Each of our workers imports and warms up for itself; `caching`
-measures that, and what watching costs.
+The aim of the cold run is for two cores. Each of our workers imports and warms up for itself.
 """
 
 from __future__ import annotations
