@@ -7,6 +7,7 @@ is pinned. So it takes only files that `lock` and `image` write, and of each onl
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -252,27 +253,26 @@ def _packages(name: str, before: str, after: str) -> list[str]:
     return _come_and_go(name, *names)
 
 
-def _images(name: str, before: str, after: str) -> list[str]:
-    """The date, the digest and the time of the system's image; every other line is as it was."""
+def _same_but(may: Callable[[str, str], bool], name: str, before: str, after: str) -> list[str]:
+    """Every line is as it was, or `may` be another."""
     old, new = before.splitlines(), after.splitlines()
     for number, (was, line) in enumerate(zip(old, new, strict=False), 1):
-        known = any(pattern.fullmatch(was) and pattern.fullmatch(line) for pattern in SYSTEM)
-        if was != line and (not known or (IMAGE.fullmatch(line) and _undated(was) != _undated(line))):
+        if was != line and not may(was, line):
             raise _wrong_line(name, number, line)
     if len(old) != len(new):
         raise _refused(name, "it has more lines, or fewer")
     return []
 
 
-def _faults(name: str, before: str, after: str) -> list[str]:
-    """Versions that end; every other line is as it was."""
-    old, new = before.splitlines(), after.splitlines()
-    for number, (was, line) in enumerate(zip(old, new, strict=False), 1):
-        if was != line and not (_ENDED.fullmatch(line) and line.startswith(was[:-1])):
-            raise _wrong_line(name, number, line)
-    if len(old) != len(new):
-        raise _refused(name, "it has more lines, or fewer")
-    return []
+def _of_system(was: str, line: str) -> bool:
+    """The date, the digest or the time of the system's image."""
+    known = any(pattern.fullmatch(was) and pattern.fullmatch(line) for pattern in SYSTEM)
+    return known and not (IMAGE.fullmatch(line) and _undated(was) != _undated(line))
+
+
+def _ends(was: str, line: str) -> bool:
+    """Versions that end."""
+    return bool(_ENDED.fullmatch(line)) and line.startswith(was[:-1])
 
 
 _ENDED = re.compile(r'versions = "[0-9.<>=,]+,<[0-9.]+"')
@@ -291,8 +291,8 @@ SYSTEM = (
 KINDS: Mapping[str, Callable[[str, str, str], list[str]]] = {
     rf"{FOLDER}/(locks|torch)/[a-z0-9-]+\.txt": _lock,
     rf"{FOLDER}/image-packages\.txt": _packages,
-    rf"{FOLDER}/images\.toml": _images,
-    rf"{FOLDER}/known_faults\.toml": _faults,
+    rf"{FOLDER}/images\.toml": functools.partial(_same_but, _of_system),
+    rf"{FOLDER}/known_faults\.toml": functools.partial(_same_but, _ends),
 }
 """By name, how each file that `lock`, `image` and `faults` write is judged: what changed beside versions."""
 

@@ -22,9 +22,6 @@ from tests.support.workflows.expression import Unknown
 from tests.support.workflows.files import Input
 from tests.support.workflows.machine import BRANCH, MAIN, Machine, git
 
-REFUSED = set('":<>|*?\r\n')
-"""No file in an artifact may have one of these in its path."""
-
 
 @dataclass(frozen=True, slots=True)
 class JobSpace:
@@ -119,12 +116,11 @@ def cache_restore(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, st
 def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
     key, folder = inputs["key"], place.path(inputs["path"])
     file = _caches(place.machine.event.ref, inputs, place) / quote(key, safe="")
-    with place.machine.lock:
-        if file.exists() or not folder.is_dir():
-            place.log(f"there is {'a cache already' if file.exists() else 'no folder'}: {key} is not saved")
-            return {}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["tar", "-cf", file, "."], cwd=folder, check=True)
+    if file.exists() or not folder.is_dir():
+        place.log(f"there is {'a cache already' if file.exists() else 'no folder'}: {key} is not saved")
+        return {}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["tar", "-cf", file, "."], cwd=folder, check=True)
     place.log(f"saved the cache {key}")
     return {}
 
@@ -138,8 +134,6 @@ def _caches(ref: str, inputs: Mapping[str, str], place: JobSpace) -> Path:
 
 def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, str]:
     name = inputs["name"] or "artifact"
-    if set(name) & (REFUSED | set("\\/")):
-        raise StepFailed(f"the artifact's name {name!r} has characters that GitHub refuses")
     files = [file for file in _matching(inputs["path"], place) if not _hidden(file, place)]
     if not files:
         message = f"no files match {' '.join(_lines(inputs['path']))}"
@@ -149,8 +143,6 @@ def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Mapping[str, 
         return {}
     root = Path(os.path.commonpath(_search_roots(inputs["path"], place)))
     names = [file.relative_to(root) for file in files]
-    if refused := [str(name) for name in names if set(str(name)) & REFUSED]:
-        raise StepFailed(f"GitHub refuses files of these names: {refused}")
     target = place.machine.artifacts / name
     try:
         target.mkdir(parents=True)

@@ -8,11 +8,6 @@ from pathlib import Path
 FILES = ("GITHUB_ENV", "GITHUB_OUTPUT", "GITHUB_PATH", "GITHUB_STEP_SUMMARY")
 
 LEVELS = ("error", "warning", "notice")
-SHOWN = 10
-"""GitHub shows this many annotations of a level for one step."""
-
-SUMMARY_LIMIT = 1 << 20
-
 _COMMAND = re.compile(r"^::(?P<name>[A-Za-z-]+)(?:\s+(?P<properties>.*?))?::(?P<data>.*)$")
 _ESCAPES = {"%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ",", "%25": "%"}
 
@@ -22,7 +17,7 @@ class StepFailed(Exception):
 
 
 def shown_annotations(output: str) -> list[str]:
-    """What GitHub shows of a step's output: `error: place: title: message`, the first few of each level."""
+    """What GitHub shows of a step's output: `error: place: title: message`, by level."""
     found: dict[str, list[str]] = {level: [] for level in LEVELS}
     stopped = ""
     for line in output.splitlines():
@@ -37,7 +32,7 @@ def shown_annotations(output: str) -> list[str]:
             where = f"{properties.get('file', '')}:{properties.get('line', '')}".rstrip(":")
             parts = (match["name"], where, properties.get("title", ""), _unescape(match["data"]))
             found[match["name"]].append(": ".join(filter(None, parts)))
-    return [text for texts in found.values() for text in texts[:SHOWN]]
+    return [text for texts in found.values() for text in texts]
 
 
 def pairs(path: Path) -> dict[str, str]:

@@ -164,24 +164,15 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def complete_inputs(
-    what: str, declared: Mapping[str, Input], values_passed: Mapping[str, Value], *, typed: bool
+    what: str, declared: Mapping[str, Input], passed: Mapping[str, Value], *, typed: bool
 ) -> dict[str, Value]:
     """The inputs passed, and defaults for the others. Inputs of actions become text."""
-    for name in values_passed:
-        if name not in declared:
-            raise Unknown(f"{what}: with.{name}: expected one of {', '.join(declared) or 'nothing'}")
-    values: dict[str, Value] = {}
-    for name, declaration in declared.items():
-        default = declaration.default
-        if name not in values_passed and declaration.required and default is None:
-            raise Unknown(f"{what}: with: expected {name}, which is required")
-        if default is None:
-            default = False if declaration.type == "boolean" else ""
-        value = values_passed.get(name, default)
-        values[name] = value if typed else as_text(value)
-        if typed and isinstance(value, bool) != (declaration.type == "boolean"):
-            raise Unknown(f"{what}: with.{name}: expected a {declaration.type}, found {value!r}")
-    return values
+    if unknown := set(passed) - set(declared):
+        raise Unknown(f"{what}: with.{unknown.pop()}: expected one of {', '.join(declared) or 'nothing'}")
+    empty = {name: False if row.type == "boolean" else "" for name, row in declared.items()}
+    defaults = {name: row.default for name, row in declared.items() if row.default is not None}
+    values = {**empty, **defaults, **passed}
+    return values if typed else {name: as_text(value) for name, value in values.items()}
 
 
 def allowed_in(workflow: Workflow, job: Job) -> Mapping[str, str] | None:

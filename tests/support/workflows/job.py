@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +36,6 @@ done
 """Programs that change nothing: the user's own may have the right to publish."""
 
 SHELLS = {"": ["bash", "-e"], "bash": ["bash", "--noprofile", "--norc", "-eo", "pipefail"]}
-
-FORBIDDEN = re.compile(r"^(?:GITHUB_\w+|RUNNER_\w+|NODE_OPTIONS)$")
-"""Variables that a step may not set for later ones."""
 
 
 @dataclass(slots=True)
@@ -91,8 +84,7 @@ class JobRun:
             program.chmod(0o755)
         (self.home / "event.json").write_text(json.dumps(self.machine.event.payload), encoding="utf-8")
         scope = _Scope({}, self.job_contexts["inputs"], {}, self.repository)
-        minutes = expression.number(self._expand(self.job.timeout_minutes, scope))
-        self.deadline = time.monotonic() + 60 * minutes
+        self.minutes = expression.number(self._expand(self.job.timeout_minutes, scope))
         for level in (self.workflow.env, self.job.env):
             self.env |= self._texts(level, scope)
         with self.log.open("w", encoding="utf-8") as self.stream:
@@ -108,13 +100,11 @@ class JobRun:
         if step.id:
             scope.steps[step.id] = result
         inner = replace(scope, env=scope.env | self._texts(step.env, scope))
-        if self.machine.aborted.is_set() or not expression.condition(step.condition, self._scope(inner)):
+        if not expression.condition(step.condition, self._scope(inner)):
             return result
         result.title = as_text(self._expand(step.name, inner)) or step.title
         self._log(f"━━ {result.title}")
         try:
-            if time.monotonic() > self.deadline:
-                raise StepFailed(f"the job's {self.job.timeout_minutes} minutes are over")
             if step.run:
                 self._run(step, inner, result)
             elif (location := self.machine.used(step.uses, scope.repository)) is not None:
@@ -231,39 +221,26 @@ class JobRun:
     def _process(self, argv: Sequence[str], environ: Mapping[str, str], output: Path) -> tuple[int, str]:
         """The exit code, and what was printed."""
         with output.open("wb") as stream:
-            process = subprocess.Popen(
+            code = subprocess.run(
                 argv,
                 cwd=self.workspace,
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        while process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.1)
-            if time.monotonic() > self.deadline or self.machine.aborted.is_set():
-                for ending in (signal.SIGTERM, signal.SIGKILL):
-                    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                        os.killpg(process.pid, ending)
-                        process.wait(5)
-        return process.returncode, output.read_text(encoding="utf-8", errors="replace")
+                timeout=60 * self.minutes,
+                check=False,
+            ).returncode
+        return code, output.read_text(encoding="utf-8", errors="replace")
 
     def _collect(self, step: Step, files: Mapping[str, Path], result: StepResult, *, failed: bool) -> None:
-        for name, value in commands.pairs(files["GITHUB_ENV"]).items():
-            if FORBIDDEN.match(name):
-                raise StepFailed(f"GITHUB_ENV cannot set {name}")
-            self.env[name] = value
+        self.env |= commands.pairs(files["GITHUB_ENV"])
         written = commands.pairs(files["GITHUB_OUTPUT"])
         # A step that failed may have set none of its outputs.
         result.outputs = written if failed else Known(f"outputs of {step.id or step.title}", written)
         added = files["GITHUB_PATH"].read_text(encoding="utf-8").splitlines()
         self.paths[:0] = reversed(added)
-        summary = files["GITHUB_STEP_SUMMARY"].read_bytes()
-        if len(summary) > commands.SUMMARY_LIMIT:
-            raise StepFailed(f"its summary has {len(summary)} bytes: GitHub takes {commands.SUMMARY_LIMIT}")
-        self.result.summary += summary.decode()
+        self.result.summary += files["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
 
     def _show(self, text: str) -> None:
         self._log(text)

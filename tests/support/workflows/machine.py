@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,9 +83,6 @@ class Machine:
     lines: list[str] = field(default_factory=list)
     """What would be seen outside the run: attestations and pull requests."""
     run_id: int = field(default_factory=itertools.count(1).__next__)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    aborted: threading.Event = field(default_factory=threading.Event)
-    """Running steps are ended, and no other begins."""
 
     @property
     def artifacts(self) -> Path:

@@ -1,7 +1,7 @@
 """Run a workflow of a repository, its jobs in the order and by the rules of GitHub.
 
-Every job has a fresh workspace, a home for caches and a temporary folder. Jobs that do not need each other
-run side by side. A run sees the repository's working tree: changes that are not committed, but no new files.
+Every job has a fresh workspace, a home for caches and a temporary folder. A run sees the working tree of the
+repository: changes that are not committed, but no new files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from tests.support.workflows.expression import Known, Unknown, Value, as_text, e
 from tests.support.workflows.files import (
     Job,
     Workflow,
-    allowed_in,
-    check_permissions,
     complete_inputs,
     read_workflow,
 )
@@ -43,12 +40,6 @@ from tests.support.workflows.machine import (
     make_event,
     snapshot,
 )
-
-AT_ONCE = 2
-"""Jobs side by side."""
-
-GROUP_LIMIT = 400
-"""Characters that GitHub takes in the name of a concurrency group."""
 
 
 @dataclass(frozen=True)
@@ -154,25 +145,15 @@ class _Run:
 
     def run(self) -> list[JobResult]:
         """The results of all jobs, in the file's order."""
-        self._check_group(self.workflow.concurrency, self._contexts())
-        started: dict[str, list[Future[Ended]]] = {}
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            try:
-                while len(self.ended) < len(self.workflow.jobs):
-                    for name, job in self.workflow.jobs.items():
-                        if name not in started and all(need in self.ended for need in job.needs):
-                            started[name] = [pool.submit(row) for row in self._rows(job)]
-                    rows = [row for name in started if name not in self.ended for row in started[name]]
-                    if not rows:
-                        raise Unknown(f"{self.workflow.path}: a job needs one that is not there")
-                    for row in wait(rows, return_when=FIRST_COMPLETED).done:
-                        row.result()  # an error ends the run
-                    for name in started:
-                        if name not in self.ended and all(row.done() for row in started[name]):
-                            self.ended[name] = self._together(name, [row.result() for row in started[name]])
-            except BaseException:
-                self.machine.aborted.set()
-                raise
+        waiting = dict(self.workflow.jobs)
+        while waiting:
+            ready = [job for job in waiting.values() if all(need in self.ended for need in job.needs)]
+            if not ready:
+                raise Unknown(f"{self.workflow.path}: a job needs one that is not there")
+            for job in ready:
+                self.ended[job.id] = self._together(
+                    job.id, [row() for row in self._rows(waiting.pop(job.id))]
+                )
         return [result for name in self.workflow.jobs for result in self.ended[name][0]]
 
     def result(self) -> Result:
@@ -208,11 +189,6 @@ class _Run:
             "secrets": self.secrets,
         }
 
-    def _check_group(self, concurrency: Mapping[str, object], contexts: Mapping[str, Value]) -> None:
-        group = expand(concurrency, expression.Scope(contexts)).get("group", "")
-        if len(group) > GROUP_LIMIT:
-            raise Unknown(f"{self.workflow.path}: concurrency: {len(group)} characters: {group}")
-
     def _rows(self, job: Job) -> Iterator[Callable[[], Ended]]:
         """What to run for a job: one thing, or each row of its matrix."""
         needs: dict[str, Value] = {
@@ -233,7 +209,6 @@ class _Run:
                 raise Unknown(f"{self.workflow.path}: jobs.{job.id}: the matrix is empty")
         for row in rows:
             inner: dict[str, Value] = {**contexts, "matrix": Known("matrix", row)}
-            self._check_group(job.concurrency, inner)
             name = as_text(expand(job.name or job.id, expression.Scope(inner)))
             if job.strategy and self.machine.rows and name not in self.machine.rows:
                 yield self._not_run(self.prefix + name, "left out")
@@ -261,7 +236,6 @@ class _Run:
         if "workflow_call" not in called.events:
             raise Unknown(f"{called.path} cannot be called")
         where = f"{self.workflow.path}: jobs.{job.id}"
-        check_permissions(where, allowed_in(self.workflow, job), called)
         passed = expand(job.inputs, expression.Scope(contexts))
         inputs = complete_inputs(where, called.call.inputs, passed, typed=True)
         secrets = expand(job.secrets, expression.Scope(contexts))
