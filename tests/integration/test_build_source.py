@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ci.builds.tree import Submodule, open_tree, submodules
+from ci.builds.link_tree import make_overlay
+from ci.builds.tree import SourceTree, Submodule, open_tree, submodules
 from provisioning import elf
 from provisioning.base.settings import ROOT
 from provisioning.manifest import load_profile, profile_names
@@ -441,3 +442,39 @@ def test_another_folder_gives_the_same_adaptors_and_install_puts_them_into_the_t
     assert len(list(folder.glob("Py*.so"))) == 2
     assert (tree / "exir" / "_serialize" / "program.fbs").is_file()
     assert not (other.dist / "overlay").exists()
+
+
+QUANTIZES = """\
+import torch
+import executorch.kernels.quantized
+from executorch.exir import to_edge
+
+class Quantizes(torch.nn.Module):
+    def forward(self, x):
+        kept = torch.ops.quantized_decomposed.quantize_per_tensor.default(x, 0.1, 0, 0, 255, torch.uint8)
+        return torch.ops.quantized_decomposed.dequantize_per_tensor.default(kept, 0.1, 0, 0, 255, torch.uint8)
+
+program = to_edge(torch.export.export(Quantizes(), (torch.rand(4),))).to_executorch()
+print([operator.name for plan in program.executorch_program.execution_plan for operator in plan.operators])
+"""
+
+
+@pytest.mark.heavy
+def test_an_overlay_serves_a_program_that_quantizes_outside_of_a_delegate(tmp_path: Path) -> None:
+    """Of the installed package, which stands for a tree: there the library is not yet built."""
+    import executorch
+
+    installed, tree = Path(next(iter(executorch.__path__))), tmp_path / "executorch"
+    place = "kernels/quantized/libquantized_ops_aot_lib.so"
+    for folder in ("", "kernels", "kernels/quantized"):
+        (tree / folder).mkdir()
+        for path in (installed / folder).iterdir():
+            linked = tree / folder / path.name
+            if path != installed / place and not f"{place}/".startswith(f"{linked.relative_to(tree)}/"):
+                linked.symlink_to(path)
+    for files, served in (({place: installed / place}, True), ({}, False)):
+        make_overlay(SourceTree(tree, "1.5.1", "", False, 0), files, tmp_path / "overlay")
+        command = [sys.executable, "-c", QUANTIZES]
+        environ = {**os.environ, "PYTHONPATH": str(tmp_path / "overlay")}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+        assert ("quantize_per_tensor" in done.stdout) is served, done.stderr[-2000:]
