@@ -83,6 +83,14 @@ PAL = f"{QUALCOMM}/runtime/pal"
 PLATFORM = ("DynamicLoading", "Path")
 """Parts of the layer over the platform: a header each, and a source for each system."""
 
+OF_WHISPER = {
+    "decoder_runner": "decoder",
+    "kv_manager": "encoder",
+    "  extension_llm_runner\n": "",
+    "  custom_ops\n  quantized_ops_lib\n  quantized_kernels\n": "  full_portable_ops_lib\n",
+}
+"""What its runner's CMake file has in place of the llama runner's."""
+
 WRAPPERS = ("OpWrapper", "QuantizeParamsWrapper", "TensorWrapper")
 WRAPPER_HEADERS = ("ParamWrapper", "ScalarParamWrapper", "TensorParamWrapper")
 
@@ -116,10 +124,10 @@ def files() -> dict[str, str]:
     texts[f"{BACKENDS}/CMakeLists.txt"] += _plain_libraries()
     texts[f"{WHISPER}/targets.bzl"] = texts[f"{LLAMA}/targets.bzl"].replace("llama", "whisper")
     runner = texts[f"{LLAMA}/CMakeLists.txt"].replace("llama", "whisper")
-    texts[f"{WHISPER}/CMakeLists.txt"] = runner.replace("decoder_runner", "decoder").replace(
-        "kv_manager", "encoder"
-    )
-    for path in [path for path in texts if path.endswith("/targets.bzl")]:
+    for old, new in OF_WHISPER.items():
+        runner = runner.replace(old, new)
+    texts[f"{WHISPER}/CMakeLists.txt"] = runner
+    for path in [path for path in texts if path.endswith("/targets.bzl") and not path.startswith("shim_et/")]:
         texts[path.replace("targets.bzl", "BUCK")] = beside_targets
     texts[f"{QUALCOMM}/BUCK"] += _BUCK_FILE_TOP
     return {**texts, **_native(), **_python(), **_examples(), **_archive(), **_pins()}
@@ -160,6 +168,7 @@ def _python() -> dict[str, str]:
     texts |= {f"{QUALCOMM}/tests/{name}.py": "# tests\n" for name in ("models", "utils", "conftest")}
     texts[f"{QUALCOMM}/tests/test_qnn_delegate.py"] = "# tests\n"
     texts |= {f"{QUALCOMM}/tests/rework/htp/op/v{arch}/test.py": "# tests\n" for arch in (68, 73, 79)}
+    texts[f"{QUALCOMM}/custom_op/annotator.py"] = "# module\n"
     texts |= {f"{QUALCOMM}/{folder}/__init__.py": "# (c)\n" for folder in ("aot", "aot/python", "tests")}
     for package, count in PYTHON.items():
         name = package.rpartition("/")[2].strip("_")
@@ -172,7 +181,6 @@ def _libraries_of_python() -> dict[str, str]:
         "_passes": _python_library("passes", '["*.py", "backends/*/*.py"]'),
         "builders": _python_library("builders", '[\n            "*.py",\n        ]'),
         "debugger": _python_library("debugger", '["**/*.py"]'),
-        "genai_pipeline": _python_library("genai_pipeline", '["**/*.py"]'),
         "quantizer": _python_library(
             "quantizer",
             '[\n            "*.py",\n            "*/*.py",\n        ]',
@@ -224,18 +232,24 @@ def _examples() -> dict[str, str]:
     sources = [f"{EXAMPLES}/executor_runner/qnn_executor_runner", f"{LLAMA}/qnn_llama_runner", *runner]
     sources.append(f"{WHISPER}/qnn_whisper_runner")
     sources.append(f"{EXAMPLES}/qaihub_scripts/llama/qaihub_llama3_8b_runner")
+    others = ("direct_executor_runner/qnn_executor_direct_runner", "custom_op/package/src/Op")
+    sources += [f"{EXAMPLES}/{name}" for name in others]
+    sources += [f"examples/portable/executor_runner/{name}" for name in ("executor_runner", "options")]
+    multimodal = f"{LLAMA}/runner/multimodal_runner"
+    sources.append(f"{multimodal}/multimodal_runner")
+    headers = [*runner, f"{LLAMA}/runner/utils", f"{multimodal}/chat_template"]
     modules = ("utils", "scripts/export_example", "scripts/deeplab_v3", "oss_scripts/llama/llama")
     return {
         **{f"{path}.cpp": "// runner\n" for path in sources},
-        **{f"{path}.h": "#pragma once\n" for path in runner},
+        **{f"{path}.h": "#pragma once\n" for path in headers},
         **{f"{EXAMPLES}/{name}.py": "# module\n" for name in modules},
     }
 
 
 def _archive() -> dict[str, str]:
     """The sources of Android's archive. CMake lists the native ones, and Gradle takes all others."""
-    java = ("EValue.java", "Module.java", "extension/llm/LlmModule.kt")
-    native = ("jni_layer", "jni_helper", "log", "jni_layer_training", "jni_layer_llama")
+    java = ("EValue.java", "Module.java", "extension/llm/LlmModule.kt", "extension/asr/AsrModule.kt")
+    native = ("jni_layer", "jni_helper", "log", "jni_layer_training", "jni_layer_llama", "jni_layer_asr")
     return {
         **{f"{ANDROID}/jni/{name}.cpp": "// archive\n" for name in native},
         **{f"{ANDROID}/jni/{name}.h": "#pragma once\n" for name in ("jni_helper", "log")},

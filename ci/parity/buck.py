@@ -18,9 +18,20 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from ci.parity.mapping import MACROS
-from ci.parity.model import GeneratingRule, Glob, Library, NamedItem, NotEvaluated, Side, TreePlace, is_source
+from ci.parity.model import (
+    GeneratingRule,
+    Glob,
+    Library,
+    NamedItem,
+    NotEvaluated,
+    Side,
+    TreePlace,
+    is_buck,
+    is_source,
+)
 from ci.parity.starlark_text import TOKEN, Literal, literals, nearest
 from ci.parity.tree import Tree, normal
+from provisioning.base.errors import CheckFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +39,10 @@ if TYPE_CHECKING:
     from ci.parity.mapping import Buck, Load, Value, Variant
 
 FILES = ("srcs", "src", "headers", "exported_headers", "raw_headers", "public_headers")
-DEPENDENCIES = ("deps", "exported_deps", "runtime_deps", "fbcode_deps", "fbcode_exported_deps")
+DEPENDENCIES = (
+    *("deps", "exported_deps", "runtime_deps", "preload_deps"),
+    *("fbcode_deps", "fbcode_exported_deps"),
+)
 _INCLUDED = frozenset({"headers", "exported_headers"})
 """Attributes whose files have the library's namespace before their names."""
 FLAGS = ("preprocessor_flags", "exported_preprocessor_flags", "compiler_flags", "exported_compiler_flags")
@@ -103,19 +117,19 @@ def evaluate(
     constraints: frozenset[str],
     roots: Sequence[str],
     seconds: float = MOST_SECONDS,
-) -> dict[tuple[str, bool], Side]:
-    """Every library under the roots, by variant and by the answer of `runtime.is_oss`.
+) -> dict[str, list[Side]]:
+    """Every library under the roots, by variant, for each of the mapping's builders.
 
     `constraints` are those that any variant of the mapping names. A package that depends on neither is
     evaluated once, and each within `seconds`."""
     evaluation = _Evaluation(tree, rules, constraints, tuple(f"{root}/" for root in roots))
     evaluation.seconds = seconds
-    sides = {(variant.name, answer): Side() for variant in variants for answer in (True, False)}
+    sides = {variant.name: [Side() for _ in rules.builders] for variant in variants}
     for name in packages(tree, rules, roots):
         package = _kept(tree, rules, name)
         for variant in variants:
-            for answer in (True, False):
-                sides[variant.name, answer].add(package.side(evaluation, variant, open_source=answer))
+            for number, side in enumerate(sides[variant.name]):
+                side.add(package.side(evaluation, variant, number))
     evaluation.forget()
     return sides
 
@@ -128,16 +142,16 @@ class _Package:
     rules: Buck
     listing: tuple[str, ...]
     reads: dict[str, str] = field(default_factory=dict)
-    parts: dict[tuple[str | None, bool | None], Side] = field(default_factory=dict)
+    parts: dict[tuple[str | None, int | None], Side] = field(default_factory=dict)
 
-    def side(self, evaluation: _Evaluation, variant: Variant, *, open_source: bool) -> Side:
-        for (name, answer), part in self.parts.items():
-            if name in (None, variant.name) and answer in (None, open_source):
+    def side(self, evaluation: _Evaluation, variant: Variant, builder: int) -> Side:
+        for (name, number), part in self.parts.items():
+            if name in (None, variant.name) and number in (None, builder):
                 return part
-        part = evaluation.run(self.name, variant, open_source=open_source)
+        part = evaluation.run(self.name, variant, self.rules.builders[builder])
         self.reads |= evaluation.reads
         key = variant.name if evaluation.by_variant else None
-        self.parts[key, open_source if evaluation.by_answer else None] = part
+        self.parts[key, builder if evaluation.by_builder else None] = part
         return part
 
 
@@ -151,6 +165,35 @@ def _kept(tree: Tree, rules: Buck, name: str) -> _Package:
     del kept[1:]  # The first tree is the one before any change, and later evaluations return to it.
     kept.append(_Package(name, rules, listing))
     return kept[-1]
+
+
+def lists(tree: Tree, path: str) -> dict[str, str]:
+    """The lists of a file without load(), by name, each with `;` between its elements."""
+    import starlark
+
+    module, text = starlark.Module(), tree.read(path)
+    try:
+        ast = starlark.parse(path, text, starlark.Dialect.extended())
+        starlark.eval(module, ast, starlark.Globals.standard())
+    except starlark.StarlarkError as error:
+        raise CheckFailed(f"cannot evaluate {path}: {_why(str(error))}", fix=f"correct {path}") from error
+    values = {name: module[name] for name in re.findall(r"^(\w+) =", text, re.MULTILINE)}
+    return {name: ";".join(map(str, value)) for name, value in values.items() if isinstance(value, list)}
+
+
+def named_by(tree: Tree, rules: Buck) -> Callable[[str], set[str]]:
+    """The texts that a package's files name, with those of the files that they load from the tree."""
+    evaluation = _Evaluation(tree, rules, frozenset(), ())
+
+    def named(package: str) -> set[str]:
+        paths = {path for path in tree.match("*", package) if is_buck(path)}
+        for path in sorted(paths):
+            evaluation.open = [path]
+            loaded = [evaluation.path_of(match["label"]) for match in _LOAD.finditer(tree.read(path))]
+            paths.update(other for other in loaded if other in tree.files)
+        return {literal.value for path in paths for literal in literals(tree.read(path))}
+
+    return named
 
 
 def packages(tree: Tree, rules: Buck, roots: Sequence[str]) -> list[str]:
@@ -169,9 +212,9 @@ class _Evaluation:
         """The texts that the current package was evaluated from."""
         self.selected: tuple[str, ...] = ()
         self.settings: MappingOf[str, str] = {}
-        self.open_source = True
-        self.by_variant = self.by_answer = False
-        """Whether the current package depends on the variant, and on the answer of `is_oss`."""
+        self.builder: MappingOf[str, bool] = {}
+        self.by_variant = self.by_builder = False
+        """Whether the current package depends on the variant, and on who builds."""
         self.package = ""
         self.loaded: dict[str, Any] = {}
         """Modules of the current package by path or label: macros know the package that calls them."""
@@ -186,10 +229,10 @@ class _Evaluation:
         self.seconds = MOST_SECONDS
         self.options: Any = starlark.EvalOptions(check_cancelled=lambda: time.monotonic() > self.deadline)
 
-    def run(self, package: str, variant: Variant, *, open_source: bool) -> Side:
+    def run(self, package: str, variant: Variant, builder: MappingOf[str, bool]) -> Side:
         self.package = package
-        self.selected, self.settings, self.open_source = variant.select, variant.read_config, open_source
-        self.by_variant = self.by_answer = False
+        self.selected, self.settings, self.builder = variant.select, variant.read_config, builder
+        self.by_variant = self.by_builder = False
         self.side = Side(packages={package})
         self.reads = {".buckconfig": self.tree.read(".buckconfig")} if self._has_config else {}
         self.loaded = {}
@@ -222,7 +265,7 @@ class _Evaluation:
 
     def _module(self, path: str, text: str) -> Any:
         module = self.sl.Module()
-        self.by_answer = self.by_answer or "is_oss" in text
+        self.by_builder = self.by_builder or any(question in text for question in self.builder)
         if path in self.tree.files:
             self.reads[path] = self.tree.read(path)
         names = [*_GLOBALS]
@@ -254,7 +297,7 @@ class _Evaluation:
         outside = next((load for load in self.rules.loads if load.label == label), None)
         if outside is not None:
             return self._stand_in(label, outside)
-        path = self._path_of(label)
+        path = self.path_of(label)
         if path is None:
             return self._frozen(label, self._undefined(label))
         if path in self.open:
@@ -276,7 +319,7 @@ class _Evaluation:
     def _rule_names(self) -> tuple[str, ...]:
         return (*self.rules.rules, *self.rules.other_rules)
 
-    def _path_of(self, label: str) -> str | None:
+    def path_of(self, label: str) -> str | None:
         """First Buck's own way: by the cells of .buckconfig."""
         folder, _, name = label.rpartition(":")
         if not folder and label.startswith(":"):
@@ -331,6 +374,7 @@ class _Evaluation:
     def _stand_in(self, label: str, load: Load) -> Any:
         globals_ = dict.fromkeys(load.calls, "calls")
         globals_ |= {name: f"make_answer({_literal(value)})" for name, value in load.answers.items()}
+        globals_ |= {name: f"make_answer({_literal(self.builder[name])})" for name in load.asks}
         globals_ |= {name: f"make_text({json.dumps(name)})" for name in load.texts}
         globals_ |= {name: _literal(value) for name, value in load.values.items()}
         rules = {name: f'make_rule("{name}")' for name in self._rule_names}
@@ -338,7 +382,7 @@ class _Evaluation:
             **rules,
             **{name: f'make_text("{name}")' for name in self.rules.texts},
             **{name: _literal(value) for name, value in self.rules.fields.items()},
-            "is_oss": _literal(self.open_source),
+            "is_oss": _literal(self.builder["is_oss"]),
         }
         struct = ", ".join(f"{name} = {value}" for name, value in fields.items())
         globals_ |= dict.fromkeys(load.rules, f"struct({struct})")

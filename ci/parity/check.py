@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,8 +19,10 @@ from ci.parity.tree import Tree
 @dataclass(frozen=True, slots=True)
 class Checked:
     differences: tuple[Difference, ...]
-    buck: MappingOf[tuple[str, bool], Side]
-    """Buck's sides, by variant and by what `is_oss` says."""
+    notes: tuple[Difference, ...]
+    """What is worth knowing, and no error."""
+    buck: MappingOf[str, Sequence[Side]]
+    """Buck's sides by variant, one for each of the mapping's builders."""
     cmake: MappingOf[str, Side]
 
 
@@ -33,19 +36,23 @@ def check(tree: Tree, mapping: Mapping, source: Source) -> Checked:
         bucks = buck.evaluate(tree, mapping.buck, mapping.variants, constraints, mapping.scope.roots)
         cmakes = waiting.result()
     for variant in mapping.variants:
-        for answer in (True, False):
-            compare.variant(findings, variant, bucks[variant.name, answer], cmakes[variant.name])
+        compare.variant(findings, variant, bucks[variant.name], cmakes[variant.name])
     compare.tree(findings, tree, bucks, cmakes)
     pins.check(findings, tree)
-    return Checked(findings.settled(), bucks, cmakes)
+    settled = findings.settled(tree)
+    errors = tuple(difference for difference in settled if not difference.note)
+    notes = tuple(difference for difference in settled if difference.note)
+    return Checked(errors, notes, bucks, cmakes)
 
 
 def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
-    sides = evaluate(tree, [_project(mapping, variant) for variant in mapping.variants])
+    path = mapping.cmake.lists
+    lists = buck.lists(tree, path) if path in tree.files else {}
+    sides = evaluate(tree, [_project(mapping, variant, lists) for variant in mapping.variants])
     return {variant.name: side for variant, side in zip(mapping.variants, sides, strict=True)}
 
 
-def _project(mapping: Mapping, variant: Variant) -> ConfigureInput:
+def _project(mapping: Mapping, variant: Variant, lists: MappingOf[str, str]) -> ConfigureInput:
     return ConfigureInput(
         entries=(mapping.cmake.entry, *mapping.cmake.also, *variant.also),
         includes=mapping.cmake.includes,
@@ -53,5 +60,6 @@ def _project(mapping: Mapping, variant: Variant) -> ConfigureInput:
         ignored=mapping.cmake.ignored_commands,
         outside=mapping.cmake.outside,
         targets=frozenset(name for dependency in mapping.dependencies for name in dependency.cmake)
-        | {*variant.targets},
+        | {*mapping.cmake.targets, *variant.targets},
+        lists=lists,
     )

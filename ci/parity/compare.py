@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
 
-from ci.parity.buck import TWIN, duplicates, twins
+from ci.parity.buck import TWIN, duplicates, named_by, twins
 from ci.parity.differences import Findings
 from ci.parity.mapping import MACROS, MappedPair, Mapping, Scope, Variant
 from ci.parity.model import (
@@ -19,18 +22,19 @@ from ci.parity.model import (
     Side,
     TreePlace,
     first_places,
-    is_buck,
     is_header,
     is_native,
     is_python,
     is_source,
     package_of,
 )
-from ci.parity.starlark_text import literals
 from ci.parity.tree import Tree, is_left_out
 
 OF_THEIR_OWN = frozenset({"module", "executable"})
 """CMake's kinds of target that are part of no other: a pair's pattern does not match them."""
+
+_PROGRAMS = frozenset({"executable", "shared"})
+"""Kinds of CMake's targets of which no two are linked into one: each may compile a source for itself."""
 
 
 def linked(side: Side, library: Library) -> Iterator[Library]:
@@ -52,23 +56,38 @@ def reached(side: Side, library: Library) -> list[NamedItem]:
     return [item for other in linked(side, library) for item in other.files if item.scope != "PRIVATE"]
 
 
-def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> None:
-    """All findings of one variant."""
+def variant(findings: Findings, variant: Variant, bucks: Sequence[Side], cmake: Side) -> None:
+    """All findings of one variant. What one of Buck's builders does not declare, another may."""
     name = variant.name
-    for side in (buck, cmake):
+    for side in (*bucks, cmake):
         _troubles(findings, name, side)
         _missing_files(findings, name, side)
-    if buck.failed or cmake.stopped:
+    if cmake.stopped or any(buck.failed for buck in bucks):
         findings.incomplete = True
-    mapping = findings.mapping
+    declared = {label for buck in bucks for label in buck.libraries}
+    for buck in bucks:
+        _builder(findings, variant, buck, declared, cmake)
+    _compiled_twice(findings, name, cmake, leave_out=set())
+    _compiled_again(findings, name, cmake)
+
+
+def _builder(findings: Findings, variant: Variant, buck: Side, declared: set[str], cmake: Side) -> None:
+    """The findings of one of Buck's builders; `declared` has what any of them declares."""
+    name, mapping = variant.name, findings.mapping
     free = [
         library.name
-        for library in cmake.libraries.values()
-        if library.kind not in OF_THEIR_OWN and mapping.scope.part(library.folder) == mapping.scope.root
+        for library in (*buck.libraries.values(), *cmake.libraries.values())
+        if library.kind not in OF_THEIR_OWN
+        and (library.kind == "cxx_library" or mapping.scope.part(library.folder) == mapping.scope.root)
     ]
-    renamed = _renamed_targets(mapping, mapping.resolved(free, {}), buck, cmake)
+    renamed = _renamed_targets(mapping, mapping.resolved(free, {}), buck, cmake, declared)
     resolved = mapping.resolved(free, {old: library.name for old, library in renamed.items()})
-    pairs = [pair for pair in resolved if name in pair.variants]
+    pairs = [
+        pair
+        for pair in resolved
+        if name in pair.variants
+        and all(label in buck.libraries or label not in declared for label in pair.buck)
+    ]
     if not cmake.stopped:
         evaluated = [
             pair for pair in pairs if not any(package_of(label) in buck.failed for label in pair.buck)
@@ -78,19 +97,22 @@ def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> No
         # What follows from a target that is missing says nothing new.
         complete = [pair for pair in evaluated if not _missing_targets(pair, buck, cmake)]
         findings.incomplete = findings.incomplete or complete != pairs
+        broken = {
+            pair.node
+            for pair in resolved
+            if (name in pair.variants and pair not in complete)
+            or not {package_of(label) for label in pair.buck}.isdisjoint(buck.failed)
+        }
         nodes = {
-            target: f"pair {pair.name}" if pair in complete else ""
-            for pair in pairs
+            target: "" if pair.node in broken else pair.node
+            for pair in resolved
             for target in (*pair.buck, *pair.cmake)
         }
         nodes |= {old: nodes.get(library.name, "") for old, library in renamed.items()}
         for pair in complete:
             _files(findings, name, pair, buck, cmake)
-            if pair.sources_only:
-                continue
-            if pair.dependencies:
-                _dependencies(findings, name, pair, nodes, buck, cmake)
-                _dependencies_within(findings, name, pair, buck, cmake)
+            _dependencies(findings, name, pair, nodes, buck, cmake)
+            _dependencies_within(findings, name, pair, buck, cmake)
             _flags(findings, name, pair, pairs, buck, cmake)
             _standards(findings, name, pair, buck, cmake)
             _platforms(findings, variant, pair, buck)
@@ -98,31 +120,32 @@ def variant(findings: Findings, variant: Variant, buck: Side, cmake: Side) -> No
     elsewhere = {label for pair in resolved for label in pair.buck}
     here = {label for pair in pairs for label in pair.buck}
     _compiled_twice(findings, name, buck, leave_out=elsewhere - here)
-    _compiled_twice(findings, name, cmake, leave_out=set())
-    _compiled_again(findings, name, cmake)
     _heavy(findings, name, buck)
+    _include_flags(findings, name, buck)
     if not cmake.stopped:
         _includes(findings, name, buck, cmake)
 
 
 def tree(
-    findings: Findings, tree: Tree, bucks: MappingOf[tuple[str, bool], Side], cmakes: MappingOf[str, Side]
+    findings: Findings, tree: Tree, of_buck: MappingOf[str, Sequence[Side]], of_cmake: MappingOf[str, Side]
 ) -> None:
     """Findings that need all variants together."""
-    sides = [*bucks.values(), *cmakes.values()]
+    bucks, cmakes = [side for sides in of_buck.values() for side in sides], list(of_cmake.values())
+    sides = [*bucks, *cmakes]
     _globs(findings, [use for side in sides for use in side.globs])
     _alone(findings, sides)
-    _labels(findings, tree, list(bucks.values()))
-    _packages(findings, tree, list(bucks.values()))
+    _labels(findings, tree, bucks)
+    _packages(findings, tree, bucks)
     if any(side.stopped for side in sides):
         return
-    _schemas(findings, list(bucks.values()), list(cmakes.values()))
+    _schemas(findings, bucks, cmakes)
+    scope = findings.mapping.scope
     failed = {package for side in sides for package in side.failed}
+    others = _other_builds(tree, scope, {folder for side in sides for folder in side.packages})
     known = {item.name for side in sides for library in side.libraries.values() for item in library.files}
     known |= {item.name for side in sides for item in side.named}
     known |= {item.name for side in sides for rule in side.generated for item in rule.inputs}
-    scope = findings.mapping.scope
-    included = _include_directories(findings, list(cmakes.values()))
+    included = _include_directories(findings, cmakes)
     unknown = [
         path
         for root in scope.roots
@@ -143,9 +166,28 @@ def tree(
                 message=f"CMake reaches {path} by this include directory, and no Buck library names it",
                 fix="name it in the exported_headers of its library, or delete it",
             )
-        elif not is_python(path):
+        elif not is_python(path) and not any(_has(text, folder, path) for folder, text in others.items()):
             findings.report("parity-unknown-file", TreePlace(path, 1), path, "tree")
     _listed(findings, tree, known)
+
+
+def _other_builds(tree: Tree, scope: Scope, evaluated: set[str]) -> dict[str, str]:
+    """The texts of build files that nothing evaluated, such as a Makefile of an example, by directory."""
+    paths = [path for root in scope.roots for path in tree.under(root)]
+    return {
+        folder: re.sub("#.*", "", tree.read(path))
+        for path in paths
+        if posixpath.basename(path) in scope.other_builds
+        and (folder := posixpath.dirname(path)) not in evaluated
+    }
+
+
+def _has(text: str, folder: str, path: str) -> bool:
+    """Whether a build file of this directory names the file, or all of its kind."""
+    name = posixpath.basename(path)
+    kind = re.escape(posixpath.splitext(name)[1])
+    words = rf"(?<![\w.-])(?:{re.escape(name)}|\*{kind})(?![\w.-])"
+    return path.startswith(f"{folder}/") and re.search(words, text) is not None
 
 
 def _listed(findings: Findings, tree: Tree, known: set[str]) -> None:
@@ -154,7 +196,7 @@ def _listed(findings: Findings, tree: Tree, known: set[str]) -> None:
         if not files:
             findings.add(findings.stale("listed", position, entry.folder, "it holds no such file"))
         for path in files:
-            if path not in known:
+            if path not in known and posixpath.basename(path) not in entry.without_code:
                 findings.report(
                     "parity-unknown-file",
                     TreePlace(path, 1),
@@ -235,7 +277,7 @@ def _missing_files(findings: Findings, variant: str, side: Side) -> None:
 
 
 def _renamed_targets(
-    mapping: Mapping, pairs: Sequence[MappedPair], buck: Side, cmake: Side
+    mapping: Mapping, pairs: Sequence[MappedPair], buck: Side, cmake: Side, declared: set[str]
 ) -> dict[str, Library]:
     """By its old name, what a pair's one missing target is now called.
 
@@ -244,8 +286,10 @@ def _renamed_targets(
     for pair in pairs:
         both = (pair.buck, buck), (pair.cmake, cmake)
         for (names, side), (others, other) in (both, both[::-1]):
-            gone = [name for name in names if name not in side.libraries]
-            lacking = _compiled(_of(other, others)) - _compiled(_of(side, names))
+            gone = [name for name in names if name not in side.libraries and name not in declared]
+            # A pattern of the pair may have taken the new name already.
+            plain = [name for name in names if name in mapping.named]
+            lacking = _compiled(_of(other, others)) - _compiled(_of(side, plain))
             for library in side.libraries.values() if len(gone) == 1 else ():
                 own = _compiled([library])
                 if library.name not in mapping.named and 2 * len(own & lacking) > len(own | lacking):
@@ -292,11 +336,7 @@ def _targets_exist(
 
 def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
     in_buck, in_cmake = (
-        first_places(
-            item
-            for item in _native(side, names)
-            if findings.mapping.scope.holds(item.name) and (is_source(item.name) or not pair.sources_only)
-        )
+        first_places(item for item in _native(side, names) if findings.mapping.scope.holds(item.name))
         for side, names in ((buck, pair.buck), (cmake, pair.cmake))
     )
     for path in sorted(in_cmake.keys() - in_buck.keys()):
@@ -338,7 +378,7 @@ def _dependencies(
 ) -> None:
     """`nodes` are the pairs that targets belong to; empty for those that cannot be compared."""
     left_out = {entry.name for entry in findings.mapping.dependencies if not (entry.buck and entry.cmake)}
-    left_out |= {"", f"pair {pair.name}"}
+    left_out |= {"", pair.node}
     sides: list[dict[str, NamedItem]] = []
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         linked: dict[str, NamedItem] = {}
@@ -346,7 +386,8 @@ def _dependencies(
             library = side.libraries.get(name)
             for item in library.dependencies if library else ():
                 known = _twin_of(side, item.name)
-                node = nodes.get(known)
+                own = known in (*pair.buck, *pair.cmake)
+                node = pair.node if own else nodes.get(known)
                 node = findings.node_of(known) if node is None else node
                 if node is None:
                     rule = "parity-dependency-unmapped"
@@ -421,25 +462,24 @@ def _flags(
     if not buck_libraries or not cmake_libraries:
         return
     scope, paired = findings.mapping.scope, {name for pair in pairs for name in (*pair.buck, *pair.cmake)}
-    for rule, kind, compared in (
-        ("parity-definition-differs", "definitions", ("*",)),
-        ("parity-option-differs", "options", findings.mapping.flags.options),
+    for rule, kind in (
+        ("parity-definition-differs", "definitions"),
+        ("parity-option-differs", "options"),
     ):
         here, there = (
             first_places(
                 item
                 for library in libraries
-                for item in (
-                    *getattr(library, kind),
-                    *(_handed_on(scope, side, library, kind, paired) if pair.dependencies else ()),
-                )
-                if _any_of(item.name, compared)
+                for item in (*getattr(library, kind), *_handed_on(scope, side, library, kind, paired))
+                if not item.name.startswith("-I")
             )
             for side, libraries in ((buck, buck_libraries), (cmake, cmake_libraries))
         )
         for name in sorted(here.keys() ^ there.keys()):
             place = here.get(name) or there[name]
-            findings.report(rule, place, name, pair.name, variant, **_has_and_lacks(name in here))
+            note = name.startswith("-W")
+            words = _has_and_lacks(name in here)
+            findings.report(rule, place, name, pair.name, variant, note=note, **words)
     whole = (
         [library.whole for library in buck_libraries if library.whole],
         [library.whole for library in cmake_libraries if library.whole],
@@ -494,7 +534,7 @@ def _of(side: Side, names: Iterable[str]) -> list[Library]:
     return [library for name in names if (library := side.libraries.get(name))]
 
 
-def _has_and_lacks(buck_has_it: bool) -> dict[str, str]:
+def _has_and_lacks(buck_has_it: bool) -> dict[str, Any]:
     return {"has": "Buck", "lacks": "CMake"} if buck_has_it else {"has": "CMake", "lacks": "Buck"}
 
 
@@ -543,7 +583,7 @@ def _schemas(findings: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) 
             place = (one or other or in_buck[path]).place
             report(place, path, path, sides["has"], f", and {sides['lacks']} does not")
             continue
-        here, there = _chosen(findings, one), _chosen(findings, other)
+        here, there = ({word for word in rule.command if word.startswith("--")} for rule in (one, other))
         for flag in sorted(here ^ there):
             sides = _has_and_lacks(flag in here)
             place = (one if flag in here else other).place
@@ -552,16 +592,13 @@ def _schemas(findings: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) 
             report(one.place, path, path, "Buck", f" by {one.command[0]}, and CMake by {other.command[0]}")
 
 
-def _chosen(findings: Findings, rule: GeneratingRule) -> set[str]:
-    return {word for word in rule.command if _any_of(word, findings.mapping.flags.schemas)}
-
-
 def _labels(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
     """Every label of a package in the tree must be declared there."""
     evaluated = {package for side in bucks for package in side.packages}
     failed = {package for side in bucks for package in side.failed}
     declared = {label for side in bucks for label in side.declared}
     names = findings.mapping.buck.names
+    named = cache(named_by(tree, findings.mapping.buck))
     build_files = {posixpath.dirname(path) for path in tree.files if posixpath.basename(path) in names}
     tops = {folder.partition("/")[0] for folder in build_files}
     for item in {(item.name, item.place.file): item for side in bucks for item in side.labels}.values():
@@ -571,22 +608,16 @@ def _labels(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
         if package in evaluated:
             missing = item.name not in declared
         elif package in build_files:
-            missing = not _names_it(tree, package, name)
+            missing = not _names_it(named(package), name)
         else:
             missing = tree.whole and not is_left_out(package) and package.partition("/")[0] in tops
         if missing:
             findings.report("parity-label-missing", item.place, item.name, item.place.file)
 
 
-def _names_it(tree: Tree, package: str, name: str) -> bool:
+def _names_it(known: set[str], name: str) -> bool:
     """Whether a package outside the scope, which is not evaluated, contains a name that may be the
     target's."""
-    known = {
-        literal.value
-        for path in tree.match("*", package)
-        if is_buck(path)
-        for literal in literals(tree.read(path))
-    }
     if not twins(name.removesuffix(TWIN)).isdisjoint(known):
         return True
     patterns = [value.replace("{}", "*") for value in known if "{}" in value]
@@ -595,7 +626,8 @@ def _names_it(tree: Tree, package: str, name: str) -> bool:
 
 def _packages(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
     names = findings.mapping.buck.files
-    words = {"names": ", ".join(names), "first": names[0], "entry": findings.mapping.buck.entry}
+    words: dict[str, Any] = {"names": ", ".join(names), "first": names[0]}
+    words["entry"] = findings.mapping.buck.entry
     for package in sorted({package for side in bucks for package in side.packages}):
         if not any(posixpath.join(package, name) in tree.files for name in names):
             path = posixpath.join(package, MACROS)
@@ -626,7 +658,9 @@ def _compiled_twice(findings: Findings, variant: str, side: Side, leave_out: set
             other = first.setdefault(path, library.name)
             if other != library.name:
                 how = f"in {other} and again in {library.name}"
-                findings.report("parity-compiled-twice", place, path, library.name, variant, how=how)
+                programs = {library.kind, side.libraries[other].kind} & _PROGRAMS
+                rule = "parity-compiled-twice"
+                findings.report(rule, place, path, library.name, variant, note=bool(programs), how=how)
 
 
 def _compiled_again(findings: Findings, variant: str, cmake: Side) -> None:
@@ -650,7 +684,17 @@ def _heavy(findings: Findings, variant: str, buck: Side) -> None:
             for item in library.dependencies:
                 if _any_of(item.name, rule.dependencies):
                     heavy = "parity-heavy-dependency"
-                    findings.report(heavy, item.place, item.name, library.name, variant, reason=rule.reason)
+                    findings.report(
+                        heavy, item.place, item.name, library.name, variant, note=True, reason=rule.reason
+                    )
+
+
+def _include_flags(findings: Findings, variant: str, buck: Side) -> None:
+    """Directories that Buck's own -I flags name: they begin wherever the project that builds has its root."""
+    for library in buck.libraries.values():
+        for item in library.options:
+            if item.name.startswith("-I") and "$(" not in item.name:
+                findings.report("parity-include-flag", item.place, item.name, library.name, variant)
 
 
 def _includes(findings: Findings, variant: str, buck: Side, cmake: Side) -> None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from ci.parity.mapping import Mapping
 from ci.parity.model import TreePlace
+from ci.parity.tree import Tree
 from provisioning.base.parity_rules import parity_texts
 
 ROOTS = ("parity-not-evaluated", "parity-target-missing")
@@ -48,6 +49,8 @@ class Difference:
     where: str
     message: str
     fix: str
+    note: bool = False
+    """Whether it is only worth knowing, and no error."""
     variants: list[str] = field(default_factory=list)
 
     @property
@@ -77,10 +80,13 @@ class Findings:
         *,
         message: str = "",
         fix: str = "",
+        note: bool = False,
         **words: object,
     ) -> None:
         """`message` and `fix` replace the rule's own, which `words` complete."""
-        self.add(self._difference(rule, place, what, where, message, fix, variant=variant, **words), variant)
+        difference = self._difference(rule, place, what, where, message, fix, variant=variant, **words)
+        difference.note = note
+        self.add(difference, variant)
 
     def add(self, difference: Difference, variant: str = "") -> None:
         kept = self._differences.setdefault(difference.key, difference)
@@ -115,20 +121,20 @@ class Findings:
     def _is_seen(self, *patterns: str) -> bool:
         return any(fnmatchcase(name, pattern) for name in self._seen_dependencies for pattern in patterns)
 
-    def settled(self) -> tuple[Difference, ...]:
+    def settled(self, tree: Tree) -> tuple[Difference, ...]:
         kept = []
-        used: set[int] = set()
-        for difference in self._differences.values():
-            covering = [
-                position
+        used: set[tuple[int, str]] = set()
+        for row in self._differences.values():
+            covering = {
+                (position, name)
                 for position, entry in enumerate(self.mapping.deliberate)
-                if entry.covers(difference.rule, difference.what, difference.where)
-            ]
-            used.update(covering)
+                if (name := entry.covering(row.rule, row.what, row.where, row.variants))
+            }
+            used |= covering
             if not covering:
-                kept.append(difference)
+                kept.append(row)
         if not self.incomplete:
-            kept += self._stale(used)
+            kept += self._stale(tree, used)
         for difference in kept:
             if old := renamed_from(difference.what, kept):
                 difference.message += f"; {old} is named and gone: was it renamed?"
@@ -136,20 +142,17 @@ class Findings:
             sorted(kept, key=lambda item: (item.rule not in ROOTS, item.place, item.rule, item.what))
         )
 
-    def _stale(self, used: set[int]) -> Iterator[Difference]:
+    def _stale(self, tree: Tree, used: set[tuple[int, str]]) -> Iterator[Difference]:
         for position, entry in enumerate(self.mapping.deliberate):
-            if position not in used:
-                yield self.stale(
-                    "deliberate", position, f"{entry.rule} of {entry.what}", "no finding needs it"
-                )
+            if entry.if_exists is None or {entry.if_exists} & (tree.files | tree.directories):
+                for name in entry.names:
+                    if (position, name) not in used:
+                        what = f"{entry.rule} of {name}"
+                        yield self.stale("deliberate", position, what, "no finding needs it")
         for position, dependency in enumerate(self.mapping.dependencies):
-            names = (*dependency.buck, *dependency.cmake)
-            if dependency.buck and dependency.cmake:
-                unused = [] if self._is_seen(*names) else [dependency.name]
-            else:
-                unused = [name for name in names if not self._is_seen(name)]
-            for name in unused:
-                yield self.stale("dependencies", position, name, "no mapped library depends on it")
+            if not self._is_seen(*dependency.buck, *dependency.cmake):
+                why = "no mapped library depends on it"
+                yield self.stale("dependencies", position, dependency.name, why)
 
     def stale(self, table: str, position: int, what: str, why: str) -> Difference:
         place = TreePlace(self.source.name, self.source.line(table, position))

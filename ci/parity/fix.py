@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from ci.parity.check import Checked
 from ci.parity.differences import NEW, Difference, kind_of, renamed_from
 from ci.parity.mapping import Mapping
-from ci.parity.model import is_buck, is_python, package_of
+from ci.parity.model import Side, is_buck, is_python, package_of
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
 from ci.parity.tree import Tree
 
@@ -31,7 +31,6 @@ ORDER = (
     "parity-exclude-empty",
     "parity-missing-file",
     "parity-listed-twice",
-    "parity-heavy-dependency",
 )
 """Missing files come first: one may be what an empty pattern was meant to match."""
 
@@ -114,10 +113,9 @@ def _fixed(
     second: tuple[str, str, Checked] | None = None
     for path, text in _candidates(tree, mapping, current, difference):
         checked = check(tree.changed({path: text}))
-        after = _counted(checked)
-        gone = before.keys() - after.keys()
-        if any(not variants <= before.get(problem, frozenset()) for problem, variants in after.items()):
-            continue  # Something is new.
+        gone = before.keys() - _counted(checked).keys()
+        if not is_confirmed(current, checked):
+            continue
         if not all(
             problem in alike or (difference.rule in NEW and problem[1] in SETTLED_BY_A_FILE)
             for problem in gone
@@ -132,12 +130,29 @@ def _fixed(
     return second
 
 
+def is_confirmed(before: Checked, after: Checked) -> bool:
+    """Whether no finding is new or holds for one variant more, and no library lost a dependency."""
+    old = _counted(before)
+    return _dependencies(before) <= _dependencies(after) and all(
+        variants <= old.get(problem, frozenset()) for problem, variants in _counted(after).items()
+    )
+
+
+def _bucks(checked: Checked) -> list[Side]:
+    return [side for sides in checked.buck.values() for side in sides]
+
+
 def _package_files(checked: Checked) -> set[str]:
     """Every __init__.py that a Buck library has."""
-    libraries = (library for side in checked.buck.values() for library in side.libraries.values())
+    libraries = (library for side in _bucks(checked) for library in side.libraries.values())
     return {
         item.name for lib in libraries for item in lib.files if posixpath.basename(item.name) == "__init__.py"
     }
+
+
+def _dependencies(checked: Checked) -> set[tuple[str, str]]:
+    libraries = (library for side in _bucks(checked) for library in side.libraries.values())
+    return {(library.name, item.name) for library in libraries for item in library.dependencies}
 
 
 def _counted(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
@@ -203,13 +218,13 @@ def _may_be_renamed(tree: Tree, checked: Checked, difference: Difference, text: 
 
 def _left_out(checked: Checked, difference: Difference) -> bool:
     """Whether an exclude names the file, so that it was left out on purpose."""
-    globs = (glob for side in checked.buck.values() for glob in side.globs)
+    globs = (glob for side in _bucks(checked) for glob in side.globs)
     return any(glob.exclude and difference.what in glob.matched for glob in globs)
 
 
 def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, difference: Difference) -> list[str]:
     """The files that declare the library that lacks it."""
-    libraries = [library for side in checked.buck.values() for library in side.libraries.values()]
+    libraries = [library for side in _bucks(checked) for library in side.libraries.values()]
     if difference.rule == "parity-unknown-file":
         if not is_python(difference.what):
             return []
@@ -229,9 +244,10 @@ def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, difference: Diff
         named = [library.place.file for library in own] if len({library.name for library in own}) == 1 else []
     else:
         # Which of several flavours should have a file is not certain.
-        pairs = [pair for pair in mapping.pairs if pair.name == difference.where and not pair.sources_only]
-        labels = {label for pair in pairs for label in pair.buck}
-        named = [library.place.file for library in libraries if library.name in labels]
+        labels = {label for pair in mapping.pairs if pair.name == difference.where for label in pair.buck}
+        own = list({library.name: library for library in libraries if library.name in labels}.values())
+        times = Counter(path for library in own for path in {item.name for item in library.compiled})
+        named = [library.place.file for library in own] if max(times.values(), default=1) == 1 else []
     return [path for path in dict.fromkeys(named) if path in tree.files]
 
 
@@ -310,10 +326,6 @@ def _without(tree: Tree, difference: Difference) -> Iterator[str]:
     text = tree.read(difference.place.file)
     package = posixpath.dirname(difference.place.file)
     names = {difference.what, posixpath.relpath(difference.what, package)} if difference.what else set()
-    if difference.rule == "parity-heavy-dependency":
-        names = {
-            literal.value for literal in literals(text) if literal.value.endswith(difference.what.lstrip("/"))
-        }
     for literal in literals(text):
         if literal.line == difference.place.line and literal.value in names:
             yield without(text, literal)

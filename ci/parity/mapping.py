@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping as MappingOf
+from fnmatch import filter as matching
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -35,6 +36,9 @@ class Scope(Model):
     also: tuple[str, ...] = ()
     """More directories, such as that of the examples."""
     suffixes: Annotated[tuple[str, ...], Field(min_length=1)]
+    other_builds: tuple[str, ...] = ()
+    """Names of build files that may be neither Buck's nor of the CMake projects: a file that one names is
+    known."""
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -59,7 +63,9 @@ class Load(Model):
     texts: tuple[str, ...] = ()
     """Functions that return text built from their name and arguments, which only dependencies use."""
     answers: dict[str, Value] = Field(default_factory=dict)
-    """Functions that always give the same answer, such as `is_fbcode`."""
+    """Functions that always give the same answer."""
+    asks: tuple[str, ...] = ()
+    """Functions whose answer depends on who builds, such as `is_fbcode`: see `Buck.builders`."""
     values: dict[str, str | bool] = Field(default_factory=dict)
 
 
@@ -81,6 +87,8 @@ class Buck(Model):
     texts: tuple[str, ...] = ()
     """Functions of the struct of rules that only make text."""
     loads: tuple[Load, ...] = ()
+    builders: Annotated[tuple[dict[str, bool], ...], Field(min_length=1)]
+    """Who runs Buck: what `is_oss` of the struct of rules is, and what functions that ask answer."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -94,6 +102,10 @@ class CMake(Model):
     """More files like `entry`, such as that of the examples."""
     includes: tuple[str, ...] = ()
     """Files that the project above includes before them, for the functions that they define."""
+    lists: str | None = None
+    """A Starlark file of lists, which CMake's files print by `';'.join(NAME)`."""
+    targets: tuple[str, ...] = ()
+    """Targets of other projects that the files use on every platform."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Set for every variant: values from a project above, a toolchain file or CMake itself."""
     ignored_commands: tuple[str, ...] = ()
@@ -118,27 +130,19 @@ class Variant(Model):
     """The variant's name in Buck's `platforms`; libraries that name only others are not built for it."""
 
 
-class Flags(Model):
-    """Which compile options are compared; the others differ with the builds' compilers and defaults."""
-
-    options: tuple[str, ...] = ()
-    """Patterns of flags."""
-    schemas: tuple[str, ...] = ()
-    """Patterns of the flags of the programs that generate code."""
-
-
 class MappedPair(Model):
     name: Name
     buck: Annotated[tuple[Label, ...], Field(min_length=1)]
-    cmake: tuple[str, ...] = ()
     """Names, or patterns: of all libraries that nothing else in the mapping names."""
+    cmake: tuple[str, ...] = ()
     like: Name | None = None
     """Instead of `cmake`: the pair with the same CMake targets, on other variants."""
     variants: Annotated[tuple[Name, ...], Field(min_length=1)]
-    dependencies: bool = True
-    """Whether what they depend on is compared too."""
-    sources_only: bool = False
-    """Whether nothing else is compared: one build makes several flavours of what the other makes once."""
+
+    @property
+    def node(self) -> str:
+        """What the pair is as a dependency of others: one thing with those that it is like."""
+        return f"pair {self.like or self.name}"
 
     @model_validator(mode="after")
     def _has_targets(self) -> MappedPair:
@@ -179,6 +183,8 @@ class Listed(Model):
 
     folder: str
     suffixes: Annotated[tuple[str, ...], Field(min_length=1)]
+    without_code: tuple[str, ...] = ()
+    """Names of files that nobody misses."""
     build: str
     """What takes every file, such as Gradle."""
 
@@ -225,18 +231,32 @@ class Deliberate(Model):
     """An intended difference. If no finding needs it any more, it is an error."""
 
     rule: Rule
-    what: str
-    """The file or dependency of the finding; `*` matches anything. A pattern of a build file is written as it
+    what: str | tuple[str, ...]
+    """The files or dependencies of findings; `*` matches anything. A pattern of a build file is written as it
     stands there."""
     where: str = "*"
     """The pair, library or file it is about."""
+    variants: tuple[Name, ...] = ()
+    """The only variants that it may hold for; all by default."""
+    if_exists: str | None = None
+    """A file or directory: in a tree without it, nobody misses the difference."""
     reason: Reason
 
-    def covers(self, rule: str, what: str, where: str) -> bool:
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.what,) if isinstance(self.what, str) else self.what
+
+    def covering(self, rule: str, what: str, where: str, variants: Iterable[str]) -> str | None:
+        """Which of its names is that of a difference."""
         if self.rule != rule or not fnmatchcase(where, self.where):
-            return False
+            return None
+        if self.variants and not {*variants} <= {*self.variants}:
+            return None
         # Read as a pattern, it would cover every pattern below its directory.
-        return what == self.what if rule in _OF_PATTERNS else fnmatchcase(what, self.what)
+        exact = rule in _OF_PATTERNS
+        return next(
+            (name for name in self.names if what == name or (not exact and fnmatchcase(what, name))), None
+        )
 
 
 class Mapping(Model):
@@ -245,7 +265,6 @@ class Mapping(Model):
     buck: Buck
     cmake: CMake
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
-    flags: Flags = Flags()
     pairs: tuple[MappedPair, ...]
     alone: tuple[Alone, ...] = ()
     dependencies: tuple[Dependency, ...] = ()
@@ -274,21 +293,21 @@ class Mapping(Model):
         return {name for entry in entries for name in (*entry.buck, *entry.cmake)}
 
     def resolved(self, libraries: Iterable[str], renamed: MappingOf[str, str]) -> tuple[MappedPair, ...]:
-        """The pairs with the new names of renamed targets, and patterns replaced by which of CMake's
-        libraries they stand for."""
+        """The pairs with the new names of renamed targets, and patterns replaced by the libraries that they
+        stand for."""
         free = sorted(set(libraries) - self.named - set(renamed.values()))
+
+        def targets(names: tuple[str, ...], among: list[str]) -> tuple[str, ...]:
+            found: list[str] = []
+            for name in names:
+                found += matching(among, name) if "*" in name else [renamed.get(name, name)]
+            return tuple(found) or names
+
+        of_buck = [name for name in free if name.startswith("//")]
+        of_cmake = [name for name in free if not name.startswith("//")]
         return tuple(
             pair.model_copy(
-                update={
-                    "buck": tuple(renamed.get(name, name) for name in pair.buck),
-                    "cmake": tuple(
-                        library
-                        for name in pair.cmake
-                        for library in (
-                            [label for label in free if fnmatchcase(label, name)] or [renamed.get(name, name)]
-                        )
-                    ),
-                }
+                update={"buck": targets(pair.buck, of_buck), "cmake": targets(pair.cmake, of_cmake)}
             )
             for pair in self.pairs
         )

@@ -78,11 +78,15 @@ class Library:
     def add_flag(self, flag: str, place: TreePlace, scope: str = "PRIVATE") -> None:
         """A flag of the compiler: a definition, the standard or another option."""
         if flag.startswith("-D"):
-            self.definitions.append(NamedItem(flag[2:].strip(), place, scope))
+            self.add_definition(flag[2:].strip(), place, scope)
         elif match := re.fullmatch(r"-std=(?:c|gnu)\+\+(\w+)", flag):
             self.standard = NamedItem(_DRAFTS.get(match[1], match[1]), place)
         else:
             self.options.append(NamedItem(flag, place, scope))
+
+    def add_definition(self, text: str, place: TreePlace, scope: str) -> None:
+        """`X=1` is what a compiler makes of `X`."""
+        self.definitions.append(NamedItem(text.removesuffix("=1"), place, scope))
 
     @property
     def compiled(self) -> list[NamedItem]:
@@ -130,7 +134,7 @@ class Side:
     declared: set[str] = field(default_factory=set)
     """Labels of every Buck rule, including those that compile nothing."""
     packages: set[str] = field(default_factory=set)
-    """Directories that Buck evaluated."""
+    """Directories whose build files were evaluated."""
     globs: list[Glob] = field(default_factory=list)
     troubles: list[NotEvaluated] = field(default_factory=list)
     missing: list[NamedItem] = field(default_factory=list)

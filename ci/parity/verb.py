@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,9 +92,9 @@ def _check(
     """Compare, and fix where the folder of the patch is named; a dry run writes the patch alone."""
     from ci.parity.check import check
     from ci.parity.differences import Source
-    from ci.parity.fix import fix, patch, with_line_ends_of
+    from ci.parity.fix import fix, is_confirmed, patch, with_line_ends_of
     from ci.parity.tree import Tree
-    from provisioning.base.errors import EnvironmentLacking
+    from provisioning.base.errors import CheckFailed, EnvironmentLacking
     from provisioning.base.findings import Artifact
 
     source = Source(_name(mapping_file), mapping_file.read_text(encoding="utf-8"))
@@ -110,10 +111,16 @@ def _check(
     stage.metrics["check_cpu_seconds"] = round(time.process_time() - cpu_started, 3)
     if patch_into is not None:
         changed = fix(tree, mapping, checked)
-        stage.metrics["mended_files"] = len(changed)
-        before = len(_alike(result))
+        before = len(_alike(result.differences))
         if changed:
-            result = checked(tree.changed(changed))
+            # A second comparison, which knows nothing of the first.
+            again = checked(Tree(root, changed))
+            if not is_confirmed(result, again):
+                raise CheckFailed(
+                    "a second comparison does not confirm the fixes, so none is written",
+                    fix="leave out --fix",
+                )
+            result = again
             patch_into.mkdir(parents=True, exist_ok=True)
             file = patch_into / "buck_parity.patch"
             texts = {path: with_line_ends_of(tree.original(path), text) for path, text in changed.items()}
@@ -122,33 +129,36 @@ def _check(
             if not dry_run:
                 for path, text in texts.items():
                     replace_bytes(root / path, text.encode())
-        stage.metrics["mended"] = before - len(_alike(result))
+        stage.metrics["mended_files"] = len(changed)
+        stage.metrics["mended"] = before - len(_alike(result.differences))
     _report(stage, tree, result)
 
 
 def _report(stage: StageRun, tree: Tree, result: Checked) -> None:
     from provisioning.base.findings import Severity
 
-    for (rule, place, _), group in _alike(result).items():
+    alike = [(Severity.ERROR, *of_one) for of_one in _alike(result.differences).items()]
+    alike += [(Severity.NOTE, *of_one) for of_one in _alike(result.notes).items()]
+    for severity, (rule, place, _), group in alike:
         message = group[0].message
         if others := [difference.where for difference in group[1:]]:
             message += f"; the same in {', '.join(others)}"
         if variants := dict.fromkeys(variant for difference in group for variant in difference.variants):
             message += f" [{', '.join(variants)}]"
-        stage.add(rule, Severity.ERROR, place, message, group[0].fix)
+        stage.add(rule, severity, place, message, group[0].fix)
     names = [path.rpartition("/")[2] for path in tree.files]
     stage.metrics["files"] = len(names)
     stage.metrics["buck_files"] = sum(name in ("BUCK", "TARGETS") or name.endswith(".bzl") for name in names)
     stage.metrics["cmake_files"] = sum(name == "CMakeLists.txt" or name.endswith(".cmake") for name in names)
-    stage.metrics["buck_libraries"] = len(next(iter(result.buck.values())).libraries)
+    stage.metrics["buck_libraries"] = len(next(iter(result.buck.values()))[0].libraries)
     stage.metrics["cmake_libraries"] = len(next(iter(result.cmake.values())).libraries)
     stage.metrics["variants"] = len(result.cmake)
 
 
-def _alike(result: Checked) -> dict[tuple[str, str, str], list[Difference]]:
+def _alike(differences: Sequence[Difference]) -> dict[tuple[str, str, str], list[Difference]]:
     """Two pairs that lack the same header give one finding, because annotations are few."""
     alike: dict[tuple[str, str, str], list[Difference]] = {}
-    for finding in result.differences:
+    for finding in differences:
         alike.setdefault((finding.rule, str(finding.place), finding.what), []).append(finding)
     return alike
 

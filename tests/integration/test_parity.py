@@ -11,7 +11,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.dev import miniature_tree
-from ci.dev.miniature_tree import ANDROID, BACKENDS, EXAMPLES, JAVA, LLAMA, QUALCOMM
+from ci.dev.miniature_tree import ANDROID, BACKENDS, EXAMPLES, JAVA, LLAMA, PAL, QUALCOMM
 from ci.parity import fix
 from ci.parity.differences import Difference
 from ci.parity.mapping import MAPPING, Deliberate, load_mapping
@@ -102,10 +102,36 @@ def test_a_deliberate_difference_that_is_gone_is_an_error_on_its_line() -> None:
     assert (finding.rule, finding.place.file) == ("parity-stale-entry", "manifests/parity.toml")
 
 
+def test_of_a_deliberate_difference_each_name_must_be_needed_and_each_variant_allowed() -> None:
+    files = _with(TOP_CMAKE, {LINK: f"{LINK}target_compile_definitions(wrappers PRIVATE A=2)\n"})
+    entry = Deliberate(rule="parity-definition-differs", what=("A=2", "B"), reason="because it was once so")
+
+    def found(**changes: object) -> set[tuple[str, str]]:
+        deliberate = (*mapping().deliberate, entry.model_copy(update=changes))
+        by = mapping().model_copy(update={"deliberate": deliberate})
+        return {(finding.rule, finding.what) for finding in checked(files, by=by).differences}
+
+    stale = ("parity-stale-entry", "parity-definition-differs of B")
+    assert found() == {stale}
+    assert found(if_exists="backends/nowhere") == set()
+    assert {rule for rule, _ in found(variants=("hexagon",))} == {stale[0], "parity-definition-differs"}
+
+
+def test_a_row_for_newer_trees_is_not_missed_in_an_older_one() -> None:
+    pipeline = f"{QUALCOMM}/genai_pipeline/"
+    files = {path: text for path, text in miniature_tree.files().items() if not path.startswith(pipeline)}
+    assert checked(files).differences == ()
+
+
+def test_what_two_programs_compile_is_a_note_and_no_error() -> None:
+    notes = {(note.rule, note.where) for note in checked(miniature_tree.files()).notes}
+    assert ("parity-compiled-twice", "qnn_multimodal_runner") in notes
+
+
 def test_a_reason_for_a_dependency_that_is_gone_is_an_error() -> None:
     files = _with(TOP_CMAKE, {"pybind11::lto": ""})
     [finding] = differences(files, "parity-stale-entry")
-    assert finding.what == "pybind11::lto"
+    assert finding.what == "pybind11-lto"
 
 
 def _with_renamed_target(old: str, new: str, *paths: str) -> dict[str, str]:
@@ -210,18 +236,18 @@ def test_a_library_of_the_examples_is_no_part_of_the_backend() -> None:
     at, path = "add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/executor_runner)\n", f"{EXAMPLES}/CMakeLists.txt"
     library = (
         "find_program(generator gen)\n"
-        "add_library(full_portable_ops_lib STATIC ${EXECUTORCH_ROOT}/kernels/portable.cpp)\n"
-        "target_link_libraries(full_portable_ops_lib PRIVATE executorch portable_kernels)\n"
-        "target_compile_options(full_portable_ops_lib PUBLIC -fno-exceptions)\n"
+        "add_library(more_ops_lib STATIC ${EXECUTORCH_ROOT}/kernels/portable.cpp)\n"
+        "target_link_libraries(more_ops_lib PRIVATE executorch portable_kernels)\n"
+        "target_compile_options(more_ops_lib PUBLIC -fno-exceptions)\n"
     )
     files = _with(path, {at: library + at}) | {"kernels/portable.cpp": "// kernel\n"}
     assert checked(files).differences == ()
     # With a file of the examples it is a library that the mapping does not know.
-    more = "target_sources(full_portable_ops_lib PRIVATE operators/Operator.cpp)\n"
+    more = "target_sources(more_ops_lib PRIVATE operators/Operator.cpp)\n"
     files = _with(path, {at: library + more + at})
     files |= {"kernels/portable.cpp": "// kernel\n", OPERATORS: "// operator\n"}
     [finding] = checked(files).differences
-    assert (finding.rule, finding.what) == ("parity-unmapped-target", "full_portable_ops_lib")
+    assert (finding.rule, finding.what) == ("parity-unmapped-target", "more_ops_lib")
 
 
 def test_a_function_of_the_project_above_is_known() -> None:
@@ -272,7 +298,9 @@ def test_a_definition_that_both_builds_hand_on_differs_only_where_one_hands_it_f
 def test_the_standard_of_buckconfig_is_held_against_each_project_of_cmake() -> None:
     files = _with(".buckconfig", {"-std=c++17": "-std=c++20"})
     places = {(finding.rule, finding.place.file) for finding in checked(files).differences}
-    assert places == {("parity-standard-differs", f"{path}/CMakeLists.txt") for path in (QUALCOMM, EXAMPLES)}
+    assert places == {
+        ("parity-standard-differs", f"{path}/CMakeLists.txt") for path in (QUALCOMM, EXAMPLES, ANDROID)
+    }
 
 
 def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
@@ -288,6 +316,7 @@ LINK = "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n"
 OF_CXX = "target_compile_options(qnn_graph PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions>)\n"
 DEPS = "\n        deps = [\n            qnn_third_party_dep"
 FLAG = "\n        compiler_flags = [{}],\n        deps = [\n            qnn_third_party_dep"
+MODULE = '"//executorch/extension/module:module",'
 HEAVY = "//executorch/kernels/quantized:aot_lib"
 DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     # The file, what is replaced in it by what ({0} is the old text; without an old text the new is appended),
@@ -327,6 +356,46 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     "d, a dependency between libraries of one pair": (
         *(RUNTIME_BUCK, '                ":pal",\n', ""),
         *("parity-dependency-missing-in-buck", TOP_CMAKE, "qnn_pal"),
+    ),
+    "d, a dependency of CMake's runner alone": (
+        *(f"{LLAMA}/CMakeLists.txt", "  extension_module\n", "  extension_module\n  etdump\n"),
+        *("parity-dependency-missing-in-buck", f"{LLAMA}/CMakeLists.txt", "etdump"),
+    ),
+    "d, a dependency of Buck's runner alone": (
+        *(
+            f"{LLAMA}/targets.bzl",
+            MODULE,
+            f'{MODULE}\n            "//executorch/extension/runner_util:inputs",',
+        ),
+        *("parity-dependency-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner_util:inputs"),
+    ),
+    "d, a dependency that CMake's archive lost": (
+        *(ARCHIVE_CMAKE, "    extension_runner_util\n", ""),
+        *("parity-dependency-missing-in-cmake", f"{ANDROID}/jni/BUCK", "runner_util:inputs_static"),
+    ),
+    "e, a definition of Buck's archive alone": (
+        *(f"{ANDROID}/jni/build_defs.bzl", '"-frtti", ', '"-frtti", "-DARCHIVE=1", '),
+        *("parity-definition-differs", f"{ANDROID}/jni/BUCK", "non_fbcode_target"),
+    ),
+    "e, a flag that only optimises": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(wrappers PRIVATE -ffast-math)\n"),
+        *("parity-option-differs", TOP_CMAKE, "-ffast-math"),
+    ),
+    "e, a directory that Buck's flags name": (
+        *(
+            RUNTIME_BUCK,
+            NAMESPACE,
+            f'{NAMESPACE}        exported_preprocessor_flags = ["-I{PAL}/include"],\n',
+        ),
+        *("parity-include-flag", RUNTIME_BUCK, f"-I{PAL}/include"),
+    ),
+    "c, a file of a list that CMake reads by Python": (
+        *("shim_et/xplat/executorch/build/build_variables.bzl", '"options.cpp"', '"option.cpp"'),
+        *("parity-missing-file", f"{EXAMPLES}/executor_runner/CMakeLists.txt", "add_executable"),
+    ),
+    "a, a file beside one that another build names": (
+        *(f"{EXAMPLES}/direct_executor_runner/new.cpp", "", "// new\n"),
+        *("parity-unknown-file", f"{EXAMPLES}/direct_executor_runner/new.cpp", "new"),
     ),
     "e, a definition of Buck alone": (
         *(WRAPPERS_BUCK, DEPS, FLAG.format('"-DBUCK=1", "-fno-rtti", "-std=c++23"')),
@@ -393,7 +462,7 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
         *("parity-whole-archive-differs", TOP_CMAKE, "executorch_target_link_options_shared_lib"),
     ),
     "e, a flag of flatc": (
-        *(SCHEMA_CMAKE, "--scoped-enums", "--scoped-enums --gen-mutable"),
+        *(SCHEMA_CMAKE, "--scoped-enums", "--scoped-enums --gen-object-api"),
         *("parity-schema-differs", SCHEMA_CMAKE, "add_custom_command"),
     ),
     "e, a platform of CMake alone": (
@@ -496,12 +565,14 @@ def _drifted(*, alone: bool) -> tuple[dict[str, str], tuple[Difference, ...]]:
     files = miniature_tree.files()
     for name, (path, old, new, *_) in DRIFTS.items():
         if (name in ALONE) is alone:
-            assert old in files[path], name
+            text = files.get(path, "")
+            assert old in text, name
             new = new.replace("{0}", old)
-            files[path] = files[path].replace(old, new, 1) if old else files[path] + new
+            files[path] = text.replace(old, new, 1) if old else text + new
     added = ("runtime/backends/new/New.cpp", "runtime/new/Other.cpp", "new.cpp")
     files |= {f"{QUALCOMM}/{path}": "// new\n" for path in added}
-    return files, checked(files).differences
+    found = checked(files)
+    return files, (*found.differences, *found.notes)
 
 
 @cache
@@ -579,10 +650,10 @@ HARMLESS = [
     ),
     (
         WRAPPERS_CMAKE,
-        f"  PRIVATE {HERE}/OpWrapper.cpp\n          {HERE}/QuantizeParamsWrapper.cpp\n)",
+        f"  PRIVATE {HERE}/OpWrapper.cpp\n          {HERE}/QuantizeParamsWrapper.cpp\n",
         ")\nforeach(name IN ITEMS QuantizeParamsWrapper OpWrapper)\n"
         "  list(APPEND _all ${name}.cpp)\nendforeach()\n"
-        "target_sources(wrappers PRIVATE ${_all})",
+        "target_sources(wrappers PRIVATE ${_all}\n",
     ),
     (BACKENDS_CMAKE, "", "if(FALSE AND QAIRT)\n  nothing_of_the_kind()\nelseif(TRUE OR ANDROID)\n"),
     (BACKENDS_CMAKE, f"{HERE}/QnnLogger.cpp", f"$<$<NOT:$<BOOL:OFF>>:{HERE}/QnnLogger.cpp>"),
@@ -650,6 +721,7 @@ UNCERTAIN = {
     "the host's half and the device's swapped": of_one_half("host", {HOST: "x", TARGET: HOST, "x": TARGET}),
     "a source of Android's archive, of which Buck has flavours": ONE_JNI_MORE,
     "the host's half for both": of_one_half("target", {TARGET: HOST}),
+    "a dependency that CMake no longer links": _with(ARCHIVE_CMAKE, {"    extension_runner_util\n": ""}),
 }
 
 
@@ -661,6 +733,11 @@ class TestFix:
     def test_what_is_not_certain_is_reported_and_left_alone(self, name: str) -> None:
         assert checked(UNCERTAIN[name]).differences
         assert self.fixed(UNCERTAIN[name]) == UNCERTAIN[name]
+
+    def test_a_heavy_dependency_is_a_note_and_stays(self) -> None:
+        files = _with(f"{QUALCOMM}/tests/BUCK", {'deps = [":models"],': f'deps = [":models", "{HEAVY}"],'})
+        assert {note.what for note in checked(files).notes} >= {HEAVY.replace("//executorch", "/")}
+        assert self.fixed(files) == files
 
     def test_the_forgotten_backend_comes_back_and_the_slip_goes(self) -> None:
         assert checked(self.fixed(_with(RUNTIME_BUCK, FORGOTTEN))).differences == ()

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ci.parity.buck import evaluate
+from ci.parity.buck import evaluate, lists, named_by
 from ci.parity.model import Side
 from ci.parity.starlark_text import literals, without
 from ci.parity.tree import Tree, glob_regex
+from provisioning.base.errors import CheckFailed
 from tests.support.parity_cases import mapping, tree_of
 
 RUNTIME = 'load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")\n'
@@ -25,7 +26,7 @@ def run(
     variants = mapping().variants
     constraints = frozenset(key for variant in variants for key in variant.select)
     variant = variants[0]
-    return evaluate(tree, mapping().buck, [variant], constraints, ("p",), **limits)[variant.name, True]
+    return evaluate(tree, mapping().buck, [variant], constraints, ("p",), **limits)[variant.name][0]
 
 
 def sources(side: Side) -> list[str]:
@@ -71,12 +72,40 @@ def test_an_exported_file_is_its_name_and_what_is_generated_of_it() -> None:
     assert {item.name for item in side.labels} == {"//p:a.h", "//p:tool"}
 
 
-@pytest.mark.parametrize(("answer", "files"), [(True, ["p/a.cpp"]), (False, ["p/sub/b.cpp"])])
-def test_is_oss_is_evaluated_both_ways(answer: bool, files: list[str]) -> None:
-    text = 'runtime.cxx_library(name = "x", srcs = ["a.cpp"] if runtime.is_oss else ["sub/b.cpp"])\n'
-    tree = tree_of({**CODE, "p/BUCK": RUNTIME + text})
+@pytest.mark.parametrize(
+    ("question", "files"),
+    [
+        ("runtime.is_oss", [["p/a.cpp"], ["p/sub/b.cpp"], ["p/sub/b.cpp"]]),
+        ("is_fbcode()", [["p/sub/b.cpp"], ["p/a.cpp"], ["p/sub/b.cpp"]]),
+    ],
+)
+def test_what_depends_on_who_builds_is_evaluated_for_each(question: str, files: list[list[str]]) -> None:
+    load = 'load("@fbsource//tools/build_defs:fbsource_utils.bzl", "is_fbcode")\n'
+    text = f'runtime.cxx_library(name = "x", srcs = ["a.cpp"] if {question} else ["sub/b.cpp"])\n'
+    tree = tree_of({**CODE, "p/BUCK": RUNTIME + load + text})
     sides = evaluate(tree, mapping().buck, mapping().variants, frozenset(), ("p",))
-    assert sources(sides["host", answer]) == files
+    assert [sources(side) for side in sides["host"]] == files
+
+
+def test_preload_deps_are_dependencies() -> None:
+    side = run('runtime.python_binary(name = "x", preload_deps = ["//q:library"])\n')
+    assert [item.name for item in side.libraries["//p:x"].dependencies] == ["//q:library"]
+
+
+def test_a_package_names_what_the_files_name_that_it_loads() -> None:
+    files = {
+        ".buckconfig": CELLS,
+        "q/BUCK": 'load("@fbsource//xplat/executorch/q:targets.bzl", "define")\ndefine()\n',
+        f"{SHIM}/q/targets.bzl": 'def define():\n    rule(name = "core")\n',
+    }
+    assert "core" in named_by(tree_of(files), mapping().buck)("q")
+
+
+def test_lists_are_what_starlark_makes_of_them_and_a_broken_one_is_the_trees_fault() -> None:
+    text = 'A = ["a", "b"]\nALL = ["x/" + name for name in A]\nNUMBER = 1\n'
+    assert lists(tree_of({"l.bzl": text}), "l.bzl") == {"A": "a;b", "ALL": "x/a;x/b"}
+    with pytest.raises(CheckFailed, match=r"l\.bzl"):
+        lists(tree_of({"l.bzl": "A = [\n"}), "l.bzl")
 
 
 def test_files_that_load_each_other_are_said() -> None:

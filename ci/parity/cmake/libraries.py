@@ -50,6 +50,7 @@ class _Reader:
         self.texts = {event.file: tree.read(event.file) for event in trace.events}
         self.commands = {file: words.by_line(text) for file, text in self.texts.items()}
         self.result = Side(troubles=list(trace.troubles), stopped=not trace.ended)
+        self.result.packages = {posixpath.dirname(file) for file in self.texts}
         self.naming: dict[str, list[ExecutedCommand]] = {}
         """Events by the elements of their arguments; files and directories by their paths."""
         self.written: dict[str, TreePlace] = {}
@@ -57,6 +58,8 @@ class _Reader:
         self.generated: set[str] = set()
         self.aliases: dict[str, str] = {}
         self.declared: dict[str, ExecutedCommand] = {}
+        self.elsewhere = tuple(f"{value}/" for value in project.variables.values() if posixpath.isabs(value))
+        """Directories of others that the mapping names."""
         self.languages = {"CXX"}
         """Those of the current target's sources."""
 
@@ -170,7 +173,7 @@ class _Reader:
         directory = [] if kind == "interface" else self._elements(target, "DEFINITIONS")
         own = self._scoped(target, "COMPILE_DEFINITIONS")
         for element, text, scope in [*own, *((element, text, "PRIVATE") for element, text in directory)]:
-            library.definitions.append(NamedItem(element, self._place(name, element, text), scope))
+            library.add_definition(element, self._place(name, element, text), scope)
         library.standard = self._standard(target)
         for element, text, scope in self._scoped(target, "COMPILE_OPTIONS"):
             library.add_flag(element, self._place(name, element, text), scope)
@@ -287,6 +290,8 @@ class _Reader:
             if pattern in ("CONFIGURE_DEPENDS", "FOLLOW_SYMLINKS") or UNKNOWN in pattern:
                 continue
             path = in_tree(pattern, event.folder)
+            if path is None and pattern.startswith(self.elsewhere):
+                continue
             if path is None:
                 why = f"file(GLOB) of {pattern}, which is outside the tree"
                 self._trouble(NotEvaluated(event.place, pattern, why))

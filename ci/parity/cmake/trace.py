@@ -111,6 +111,8 @@ class ConfigureInput:
     outside: tuple[str, ...] = ()
     targets: frozenset[str] = frozenset()
     """Targets that other projects define."""
+    lists: Mapping[str, str] = field(default_factory=dict)
+    """What a command that prints one of the tree's Starlark lists would print, by the list's name."""
     seconds: float = MOST_SECONDS
     size: int = MOST_BYTES
 
@@ -243,7 +245,8 @@ def _configured(
         _write_modules(work / "modules")
         running = []
         for number, project in enumerate(projects):
-            declared = _declared(tree.read(path) for path in texts if not _elsewhere(path, project))
+            near = [tree.read(path) for path in texts if not _elsewhere(path, project)]
+            declared = _declared(near, _makers(tree.read(path) for path in texts))
             variant = work / f"variant{number}.cmake"
             includes = [path for path in project.includes if path in texts]
             settings = _settings(work, project, declared, includes)
@@ -293,11 +296,26 @@ def _copy(
     (source / "CMakeLists.txt").write_text(outer.replace("@END@", _END), encoding="utf-8")
 
 
-def _declared(texts: Iterable[str]) -> set[str]:
+def _makers(texts: Iterable[str]) -> set[str]:
+    """Functions that declare a target by a name that they get."""
+    makers: set[str] = set()
+    for text in texts:
+        function = ""
+        for command in words.commands(text):
+            if command.name == "function":
+                function = command.words[0].text.lower()
+            elif command.name in DECLARING and "$" in command.words[0].text:
+                makers.add(function)
+    return makers
+
+
+def _declared(texts: Iterable[str], makers: set[str]) -> set[str]:
     """Names of targets that the tree's own files may declare."""
     names: set[str] = set()
     for text in texts:
         commands = words.commands(text)
+        calls = (command for command in commands if command.name in makers)
+        names.update(word.text for command in calls for word in command.words[:2])
         own = {word.text for command in commands if command.name in DECLARING for word in command.words[:1]}
         names |= own
         if any("$" in name for name in own):
@@ -312,7 +330,8 @@ def _settings(
     folders = ";".join(posixpath.dirname(entry) for entry in project.entries)
     yield f"set(QNN_CI_FOLDERS {_bracket(folders)})"
     yield f"set(QNN_CI_INCLUDES {_bracket(';'.join(includes))})"
-    for name, value in project.variables.items():
+    variables = {**project.variables, **{f"QNN_CI_LIST_{name}": text for name, text in project.lists.items()}}
+    for name, value in variables.items():
         yield f"set({name} {_bracket(value)})"
     for name in sorted(project.targets - declared):
         if re.fullmatch(r"[\w.+:-]+", name):

@@ -17,6 +17,7 @@ def generate_schema_header(rule_name, srcs, headers, default_header):
             "$(exe {})".format(runtime.external_dep_location("flatc")),
             "--cpp",
             "--cpp-std c++11",
+            "--gen-mutable",
             "--scoped-enums",
             "-o ${OUT}",
             "${SRCS}",
