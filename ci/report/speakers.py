@@ -97,17 +97,12 @@ def _view(name: str, row: Row, findings: Sequence[Finding]) -> SpeakerView:
 
 def _brief(row: Row) -> Iterator[str]:
     yield from filter(None, (word(row, key) for key in ("through", "precision", "soc")))
-    absolute = mapping(row.get("absolute"))
-    if (bits := number(absolute, "bits_per_byte")) is not None:
-        yield f"{bits:.3f} bits a byte"
-    if (perplexity := number(absolute, "perplexity")) is not None:
-        yield f"perplexity {perplexity:.4g}"
     if row.get("cached"):
         yield "cached"
 
 
 def _texts(row: Row) -> Iterator[SaidText]:
-    for asked in map(mapping, [*entries(row.get("texts")), *entries(row.get("behaviour"))]):
+    for asked in map(mapping, entries(row.get("texts"))):
         said = {who: mapping(answer) for who, answer in mapping(asked.get("said")).items()}
         expected = word(said.get("float", {}), "text")
         others = {WHO[who]: _beside(expected, word(said[who], "text")) for who in WHO if who in said}
@@ -116,8 +111,7 @@ def _texts(row: Row) -> Iterator[SaidText]:
             for who, answer in said.items()
             if (note := _note(answer, number(row, "tie") or 0.0))
         ]
-        alike = "as wanted" if any("problems" in answer for answer in said.values()) else "equal"
-        yield SaidText(word(asked, "prompt"), expected, others, "\n".join(notes) or alike)
+        yield SaidText(word(asked, "prompt"), expected, others, "\n".join(notes) or "equal")
 
 
 def _beside(expected: str, text: str) -> tuple[str, str]:
@@ -132,8 +126,6 @@ def _beside(expected: str, text: str) -> tuple[str, str]:
 
 def _note(answer: Row, tie: float) -> str:
     """What is to be known of it; nothing where all is well."""
-    if problems := entries(answer.get("problems")):
-        return "; ".join(map(str, problems))
     if difference := mapping(answer.get("difference")):
         place = int(number(difference, "place") or 0)
         expected, found = (number(difference, f"{who}_logit") for who in ("expected", "found"))
@@ -218,9 +210,6 @@ def _costs(row: Row) -> Iterator[Bar]:
         if rate is not None:
             text = f"{rate:.4g} tokens a second"
             yield bar_of(names[key], rate, text, good=True, marks=[], longest=longest)
-    expected = mapping(row.get("estimate"))
     for key, title in (("bytes", "size of the binaries"), ("peak", "memory while it was made")):
-        value, mark = number(row, key), number(expected, key)
-        if value is not None:
-            text = size(int(value)) + ("" if mark is None else f" (the estimate: {size(int(mark))})")
-            yield bar_of(title, value, text, good=True, marks=[(mark, 0.6)])
+        if (value := number(row, key)) is not None:
+            yield bar_of(title, value, size(int(value)), good=True, marks=[])

@@ -20,9 +20,8 @@ import pytest
 from ci.engine.installed import ready_environment
 from ci.engine.work import Failure, Result
 from ci.lanes.llm.architecture import read_architecture
-from ci.lanes.llm.check import LIMITS
-from ci.lanes.llm.findings import findings_of
 from ci.lanes.llm.suite import SUITES, Limits, LlmProgram
+from ci.lanes.llm.verdicts import LIMITS, findings_of
 from ci.lanes.llm.work import environment, executorch_environment, setup_of
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report, Severity
@@ -343,22 +342,21 @@ def test_of_a_quantized_model(
     require_documented(fault, where, quantized(trained, windows))
 
 
-def checked(model: Path, folder: Path, *flags: str | Path, speaks: Path | None = None) -> str:
-    """The verdict of `llm check` on a checkpoint compiled with what is planted in this process alone. The
-    texts are those of the model that `speaks`."""
+def checked(model: Path, folder: Path) -> str:
+    """The verdict of `llm check` on a checkpoint compiled with what is planted in this process alone."""
     from ci.lanes.llm.checkpoint_compile import order_compile
     from ci.lanes.llm.genie import RECORD
 
     out = folder / "out"
     out.mkdir()
-    write_texts(speaks or model, folder)
+    write_texts(model, folder)
     order = {"model": str(model), "soc": "SM8650", "precision": "u16u8", "context": 128, "prefill": 32}
     order |= {"parts": 1, "shared": False, "adapter": "", "calibrate": str(folder / "calibration.txt")}
     order_compile({**order, "into": str(out)})
     kept = kept_by_compile(model, folder / "calibration.txt", "genie", "u16u8")
     (out / RECORD).write_text(json.dumps({**order, "checkpoint": str(model), "calibrated by": [], **kept}))
     reports, text = folder / "reports", folder / "judged.txt"
-    ended = typed("llm", "check", out, "--text", text, "--reports", reports, *flags, timeout=TIMEOUT)
+    ended = typed("llm", "check", out, "--text", text, "--reports", reports, timeout=TIMEOUT)
     assert ended.returncode in (0, 1), ended.stdout + ended.stderr
     missed = [
         finding.message
@@ -467,37 +465,3 @@ def test_ten_faults_fall_at_every_way_and_the_part_is_named(trained: Path, tmp_p
     page = (ROOT / "docs" / "llm-verdicts.md").read_text(encoding="utf-8")
     assert not [problem for fault, errors in verdicts.items() if (problem := unnamed(fault, way, errors))]
     assert not [fault for fault in verdicts if f"| {fault} |" not in page]
-
-
-def test_a_shuffled_tokenizer_is_told_by_its_bits_a_byte(trained: Path, tmp_path: Path) -> None:
-    """Float and the compiled model agree, as both read the wrong words."""
-    model = Path(shutil.copytree(trained, tmp_path / "model"))
-    (tmp_path / "right").mkdir()
-    assert checked(trained, tmp_path / "right") == "none"
-    row = next(
-        iter(
-            json.loads((tmp_path / "right/reports/llm_check.json").read_text())["metrics"][
-                "programs"
-            ].values()
-        )
-    )
-    assert row["absolute"]["bits_per_byte"] < row["absolute"]["unigram"]
-    tokenizer = json.loads((model / "tokenizer.json").read_text())
-    words = tokenizer["model"]["vocab"]
-    plain = sorted(number for number in words.values() if number > 1)
-    moved = dict(zip(plain, plain[1:] + plain[:1], strict=True))
-    tokenizer["model"]["vocab"] = {word: moved.get(number, number) for word, number in words.items()}
-    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (tmp_path / "wrong").mkdir()
-    assert checked(model, tmp_path / "wrong", speaks=trained) == "none"
-    report = Report.read(tmp_path / "wrong/reports/llm_check.json")
-    assert "llm-perplexity" in {finding.rule for finding in report.findings}
-
-
-def test_the_tiny_model_calls_tools_through_genie_as_float_does(trained: Path, tmp_path: Path) -> None:
-    """Float, the quantized graphs on the CPU, and Genie on HTP, by the file that lies beside the model."""
-    assert checked(trained, tmp_path, "--behaviour", trained / "behaviour.toml") == "none"
-    report = json.loads((tmp_path / "reports/llm_check.json").read_text())
-    assert not [finding for finding in report["findings"] if finding["rule"].startswith("llm-behaviour")]
-    [row] = report["metrics"]["programs"].values()
-    assert all(set(prompt["said"]) == {"float", "cpu", "htp"} for prompt in row["behaviour"])

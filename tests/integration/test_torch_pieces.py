@@ -26,10 +26,10 @@ from ci.lanes.executorch.reduce import TryLowering
 from ci.lanes.executorch.reproducer import reproducer
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.lanes.llm.architecture import read_architecture
-from ci.lanes.llm.findings import READER_NAMES
 from ci.lanes.llm.genie import GeneratedText
 from ci.lanes.llm.measure import choices
 from ci.lanes.llm.prompts import prefix_lengths, prefixes_of
+from ci.lanes.llm.verdicts import READER_NAMES
 from ci.lanes.onnx.reduce import TryOnnx
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.options import WorkOptions
@@ -207,5 +207,4 @@ def test_genies_prefill_and_decode_are_both_held_to_float(
     facts = choices(shape, Counting(), prefixes, generated)
     good = {name: {"value": value, "error": 1e-6} for name, value in GOOD.items()}
     every = {"figures": dict.fromkeys(READER_NAMES, good), "choices": facts, "texts": []}
-    every["behaviour"] = []
     assert rules(llm_program("genie-16a8w"), Result(every)) == found

@@ -182,9 +182,6 @@ FILES: dict[str, Callable[[Path], object]] = {
     "adapter": _adapter,
     "text": lambda path: path.write_text((ROOT / "LICENSE").read_text()[:1400] * 2, encoding="utf-8"),
     "other text": lambda path: path.write_text((ROOT / "README.md").read_text()[:1100], encoding="utf-8"),
-    "wanted calls": _text(
-        'tokens = 8\n[[prompt]]\ntext = "What time is it?"\ncalls = [{ name = "clock" }]\nends = false\n'
-    ),
     "script": _text(
         "import os\nfrom pathlib import Path\nPath('sdk').write_text(os.environ['QNN_SDK_ROOT'])\n"
     ),

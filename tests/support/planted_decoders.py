@@ -184,8 +184,8 @@ def planting(fault: str, right: Callable[..., Any]) -> Callable[..., Any]:
 
 def kept_by_compile(model: Path, calibration: Path, through: str, precision: str) -> dict[str, Any]:
     """What `compile` writes to its record of rounding, of which other tokens are judged here: the ranges."""
-    from ci.lanes.llm.checkpoint_check import order_noise
     from ci.lanes.llm.genie import ROUNDING
+    from ci.lanes.llm.measure import order_rounding
     from ci.lanes.llm.work import float_of
     from provisioning.base.settings import store_path
 
@@ -200,7 +200,7 @@ def kept_by_compile(model: Path, calibration: Path, through: str, precision: str
     }
     calibrate = "" if precision == "fp16" else str(calibration)
     order |= {"context": CONTEXT, "calibrate": calibrate, "texts": [], **few, "few": few}
-    ranges = order_noise(order)["ranges"]
+    ranges = order_rounding(order)["ranges"]
     return {"float": float_of(model, "", store_path()), ROUNDING: {"ranges": ranges, "judged": ""}}
 
 
@@ -280,7 +280,7 @@ def run(way_name: str, model: Path, folder: Path, faults: list[str]) -> Iterator
 
     def ask(**order: Any) -> Any:
         # Of the checkpoint alone.
-        if order["do"] == "noise":
+        if order["do"] == "rounding":
             if not remembered:
                 remembered.update(worker.facts_of(order))
             return remembered

@@ -102,11 +102,7 @@ def said(prompt: str, floats: str, cpu: str, htp: str, lost: float | None = None
 
 
 def speaker() -> Report:
-    """A language model of whose two parts one is wrong, and that lost a call."""
-    asked: dict[str, Metric] = {
-        "float": {"text": '{"name": "clock"}', "stopped": "eos", "problems": []},
-        "htp": {"text": '{"name": "cl', "stopped": "length", "problems": ["its JSON is not valid"]},
-    }
+    """A language model of whose two parts one is wrong."""
     row_of_model: dict[str, Metric] = {
         "verdict": "fail",
         "through": "genie",
@@ -114,9 +110,7 @@ def speaker() -> Report:
         "soc": "SM8650",
         "bytes": 1_260_000,
         "peak": 900_000_000,
-        "estimate": {"bytes": 1_300_000, "peak": 950_000_000},
         "speed": {"tokens_per_second": 25.5, "read_per_second": 315.0},
-        "absolute": {"perplexity": 14.2, "bits_per_byte": 1.234},
         "figures": {
             "decode_htp": _reading(0.0012),
             "positions": {"prefill_htp": [0.001, 0.004, 0.002], "decode_htp": [0.002]},
@@ -136,9 +130,8 @@ def speaker() -> Report:
             said("The answer", "is a tensor", "is a tensor", "is a tensor"),
             said("A module", "has names here", "has names here", "has hooks", lost=0.3),
         ],
-        "behaviour": [{"prompt": "How late is it?", "said": asked}],
     }
-    lost = Finding("llm-behaviour", Severity.ERROR, SPEAKER, "a call is lost", "raise the precision")
+    lost = Finding("llm-accuracy", Severity.ERROR, SPEAKER, "a layer is wrong", "raise the precision")
     return _of_programs("test_llm", {SPEAKER: row_of_model}, lost)
 
 

@@ -44,7 +44,7 @@ class Speaker:
 
     def problems(self, lengths: Sequence[int] = (5, 33)) -> list[str]:
         """The verdict on its texts."""
-        from ci.lanes.llm.findings import text_problems
+        from ci.lanes.llm.verdicts import text_problems
 
         return list(text_problems(self.texts(lengths=lengths)))
 

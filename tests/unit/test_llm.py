@@ -6,7 +6,6 @@ import contextlib
 import csv
 import itertools
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -35,14 +34,10 @@ from ci.lanes.llm.architecture import (
     upstream_name,
 )
 from ci.lanes.llm.beginning import load_tokenizer
-from ci.lanes.llm.behaviour import WantedAfter, lost, problems
-from ci.lanes.llm.check import read_by_genie
+from ci.lanes.llm.check import digest_of, judged_text, read_by_genie
 from ci.lanes.llm.commands import Emulated, parts_of
-from ci.lanes.llm.estimate import estimated
-from ci.lanes.llm.findings import READER_NAMES, findings_of, model_findings
 from ci.lanes.llm.genie import (
     KINDS,
-    ForcedText,
     GeneratedText,
     contradictions,
     generate,
@@ -51,9 +46,6 @@ from ci.lanes.llm.genie import (
     setting,
     write_config,
 )
-from ci.lanes.llm.judge import TextComparison, compare_text, figures_of, misses, window_of
-from ci.lanes.llm.judged import digest_of, judged, windows_of
-from ci.lanes.llm.measure import windows
 from ci.lanes.llm.prompts import (
     SPECIAL_PLACES,
     hashed_runs,
@@ -63,17 +55,26 @@ from ci.lanes.llm.prompts import (
     require_tokenizer,
     share_of_runs,
     special_places,
-    tokens_of,
+    windows,
+    windows_of,
     with_chats,
     without_beginning,
 )
-from ci.lanes.llm.quality import absolute, warnings
 from ci.lanes.llm.suite import SUITES, LlmProgram
-from ci.lanes.llm.time_left import Pace, Work
+from ci.lanes.llm.verdicts import (
+    READER_NAMES,
+    TextComparison,
+    compare_text,
+    figures_of,
+    findings_of,
+    misses,
+    model_findings,
+    window_of,
+)
 from ci.lanes.llm.work import float_of
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.findings import Finding, Report
 from provisioning.base.settings import store_path
 from provisioning.manifest import soc_named
 from qnn_ci.command import program_of
@@ -502,12 +503,12 @@ class TestCheckpoint:
         shape, soc = read_architecture(whole_checkpoint), soc_named("SM8650")
         write_config(made, shape, binaries, soc, context=128, most=5)
         costs = {"bytes": 10, "cpu_seconds": 1.0, "peak": 5}
-        kept = {**costs, "noise": {}, "tie": 0.1, "parts": [], "absolute": {}, "ranges": {"layer 0": [-1, 2]}}
+        kept = {**costs, "noise": {}, "tie": 0.1, "parts": [], "ranges": {"layer 0": [-1, 2]}}
         asked: list[Mapping[str, Any]] = []
 
         def run_step(step: Any, programs: Sequence[Any]) -> dict[str, Result]:
             asked.append(step.request)
-            facts = kept if step.request["do"] == "noise" else {**costs, "binaries": 2}
+            facts = kept if step.request["do"] == "rounding" else {**costs, "binaries": 2}
             return {program.name: Result(facts, made) for program in programs}
 
         monkeypatch.setattr("ci.lanes.llm.one_model.run_step", run_step)
@@ -576,11 +577,6 @@ class TestCheckpoint:
             intermediate_size=8192,
         )
         assert (parts_of(small, 2), parts_of(large, 2), parts_of(large, 4)) == (1, 4, 5)
-        cost = estimated(large, "fp16", 4, 128)
-        assert cost is not None and cost.bytes == pytest.approx(6.04e9, rel=0.1)
-        assert (cost.seconds, cost.memory) == pytest.approx((330, 7e9), rel=0.25)
-        quantized = [estimated(large, "u16u8", 5, context) for context in (1024, 4096, 16384)]
-        assert [size and round(size.memory / 1e9) for size in quantized] == [9, 9, 70]
         three = replace(large, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128)
         assert parts_of(three, 2) == 8
         for shape, parts in ((large, 5), (three, 8), (three, 28), (small, 2)):
@@ -809,7 +805,9 @@ def test_sizes_with_which_genie_speaks_nonsense_are_refused(context: int, prefil
 def part(number: int, kind: str, htp: float, cpu: float | None = None) -> dict[str, Any]:
     row: dict[str, Any] = {"part": number, "kind": kind, "layers": [number, number]}
     figures = {"htp": htp} | ({} if cpu is None else {"cpu": cpu})
-    return row | {name: {"db": db, "output": "hidden_1", "typical_db": db} for name, db in figures.items()}
+    return row | {
+        name: {"db": db, "output": "hidden_1", "typical": {"hidden_1": db}} for name, db in figures.items()
+    }
 
 
 GOOD = {
@@ -829,18 +827,6 @@ def save_tokenizer(folder: Path, words: Mapping[str, int] | None = None) -> None
     tokenizer = Tokenizer(models.WordLevel(dict({"a": 0, "b": 5} if words is None else words), "a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-
-
-ABSOLUTE: dict[str, Any] = {
-    "tokens": 100,
-    "bytes": 400,
-    "perplexity": 8.0,
-    "unigram": 2.0,
-    "xz": 3.0,
-    "unknown": 2,
-    "changed": 1,
-    "for_example": ["a  b"],
-}
 
 
 def found_by(folder: Path) -> list[Finding]:
@@ -894,9 +880,6 @@ def test_what_is_said_keeps_the_space_that_its_first_word_begins_with(
     )
 
 
-PACED = [f"{kind}_{where}" for kind in ("prefill", "decode") for where in ("htp", "cpu")]
-
-
 def run_llm(emulated: Emulated, *words: object) -> int:
     """The exit code of `llm`, with these in place of processes."""
     arguments = parsed(llm, *map(str, words))
@@ -923,8 +906,6 @@ class TestCheck:
         noise_ratio: float = 1.0,
         kept: Sequence[float] = (0.0, 0.0),
         worst: tuple[float, float] = (42.0, 42.0),
-        bits: float = 1.0,
-        stopped: str = "eos",
         genie_figure: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
         rounding: Mapping[str, Any] | None = None,
         since: Mapping[str, str] | None = None,
@@ -954,19 +935,20 @@ class TestCheck:
         rounded = GOOD | {"divergence": noise, "perplexity_ratio": noise_ratio}
         bounds = {name: {"value": value, "error": 1e-3} for name, value in rounded.items()}
         answers: dict[str, dict[str, Any]] = {
-            "pace": {"ready": 1.0, "pace": dict.fromkeys(PACED, 0.1)},
-            "float pace": dict.fromkeys(("start", "ready", "row", "token", "judge", "spent"), 0.01),
-            "noise": {
+            "rounding": {
                 "noise": dict.fromkeys(("windows", "prefill_genie", "decode_genie"), bounds),
                 "tie": 0.01,
                 "parts": [
-                    {"typical_db": typical, "db": dict(zip(KINDS, worst, strict=True))} for typical in kept
+                    {"typical": {"hidden_1": typical}, "db": dict(zip(KINDS, worst, strict=True))}
+                    for typical in kept
                 ],
-                "absolute": ABSOLUTE | {"bits_per_byte": bits},
             },
             "answers": {"answers": [{"tokens": [0], "stopped": "eos"}] * 3},
-            "figures": {"decode_htp": values, "positions": {"decode_htp": [0.0]}},
-            "part pace": {"ready": 1.0, "pace": dict.fromkeys(PACED, 0.01)},
+            "figures": {
+                "decode_htp": values,
+                "positions": {"decode_htp": [0.0]},
+                "rates": {"decode_htp": 9.0},
+            },
             "genie choices": {
                 "prefill": chosen(1.0),
                 "decode": chosen(choices),
@@ -992,7 +974,7 @@ class TestCheck:
             return answers[order["do"]]
 
         def genie(config: Path, prompts: Sequence[Any], **_: Any) -> list[GeneratedText]:
-            return [GeneratedText((0,), stopped, 1, 1)] * len(prompts)
+            return [GeneratedText((0,), "eos", 1, 1)] * len(prompts)
 
         ask = contextlib.nullcontext(answer)
         monkeypatch.setenv("QNN_CI_REPORTS", str(folder / "reports"))
@@ -1045,7 +1027,7 @@ class TestCheck:
         def noise_of(*flags: str, code: int, **kept: Any) -> list[dict[str, Any]]:
             asked: list[dict[str, Any]] = []
             assert self.check(tmp_path, monkeypatch, *flags, asked=asked, divergence=0.012, **kept) == code
-            return [order for order in asked if order["do"] == "noise"]
+            return [order for order in asked if order["do"] == "rounding"]
 
         # Measured now rounding costs .1 nats, and the compile found .001.
         [order] = noise_of(code=0)
@@ -1055,8 +1037,7 @@ class TestCheck:
         kept = {
             "noise": {"windows": limits | {"divergence": {"value": 0.001, "error": 1e-4}}},
             "tie": 0.01,
-            "parts": [{"typical_db": 0.0, "db": dict.fromkeys(KINDS, 42.0)}] * 2,
-            "absolute": ABSOLUTE | {"bits_per_byte": 1.0},
+            "parts": [{"typical": {"hidden_1": 0.0}, "db": dict.fromkeys(KINDS, 42.0)}] * 2,
             "ranges": {"layer 0": [-1.0, 2.0]},
             "judged": digest_of(rows, order["texts"]),
         }
@@ -1238,38 +1219,13 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, parts=parts, kept=(24, 33), divergence=9.0) == 1
         assert "nearest comes prefill_1" in messages(tmp_path)
 
-    def test_float_that_takes_no_fewer_bits_than_a_unigram_model_is_a_warning(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        assert self.check(tmp_path, monkeypatch, bits=1.9) == 0 and not found_by(tmp_path)
-        assert self.check(tmp_path, monkeypatch, bits=2.5) == 0
-        [warning] = found_by(tmp_path)
-        assert (warning.rule, warning.severity) == ("llm-perplexity", Severity.WARNING)
-        assert "xz" not in warning.message and "'a  b'" in warning.message and "2 tokens" in warning.message
-        assert self.check(tmp_path, monkeypatch, bits=3.5) == 0 and "xz" in messages(tmp_path)
-
-    def test_what_float_does_as_wanted_a_compiled_model_must_do_too(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        wanted = tmp_path / "calls.toml"
-        wanted.write_text('[[prompt]]\ntext = "b"\ncalls = []\n[[prompt]]\ntext = "b a"\n')
-        flags = ("--behaviour", str(wanted))
-        for stopped, code in (("eos", 0), ("length", 1)):
-            assert self.check(tmp_path, monkeypatch, *flags, stopped=stopped) == code
-        assert {finding.rule for finding in found_by(tmp_path)} == {"llm-behaviour"}
-        wanted.write_text('[[prompt]]\ntext = "b"\ncalls = [{ name = "clock" }]\n')
-        assert self.check(tmp_path, monkeypatch, *flags, stopped="length") == 1
-        assert "llm-behaviour-float" in {finding.rule for finding in found_by(tmp_path)}
-        wanted.write_text("[[prompt]]\ntxt = 1\n")
-        assert self.check(tmp_path, monkeypatch, *flags) == 2
-
     def test_a_report_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
         assert self.check(tmp_path, monkeypatch, parts=parts) == 0
         report = Report.read(tmp_path / "reports" / "llm_check.json")
         [row] = report.metrics["programs"].values()  # type: ignore[union-attr]
         assert isinstance(row, dict) and row["verdict"] == "pass" and row["precision"] == "16a8w"
-        assert {"figures", "parts", "absolute", "speed"} <= set(row)
+        assert {"figures", "parts", "speed"} <= set(row)
         texts: Any = row["texts"]
         assert len(texts) == 3 and all(text["prompt"] for text in texts)
         words = {who: said["text"].strip() for who, said in texts[0]["said"].items()}
@@ -1392,7 +1348,6 @@ class TestVerdicts:
         bad = {name: {"value": value, "error": 1e-6} for name, value in {**GOOD, **figures}.items()}
         where = {**dict.fromkeys(READER_NAMES, good), reader: bad}
         facts = {"figures": where, "choices": {"prefill": chosen(), "decode": chosen(share)}, "texts": []}
-        facts["behaviour"] = []
         return rules(program("genie-16a8w"), Result(facts))
 
     def test_quantized_decode_is_held_to_each_limit_and_to_genies_own_choices(self) -> None:
@@ -1425,47 +1380,6 @@ class TestVerdicts:
         assert not list(model_findings("tiny", 18, Result({"perplexity": 14.0})))
 
 
-CLOCK = '{"name": "clock", "parameters": {"city": "Rome"}}'
-
-
-@pytest.mark.parametrize(
-    ("wanted", "text", "stopped", "wrong"),
-    [
-        ({"calls": [{"name": "clock", "arguments": {"city": "Rome"}}]}, CLOCK, "eos", []),
-        (
-            {"calls": [{"name": "clock", "arguments": {"city": "Rome"}}]},
-            '<tool_call>{"name": "clock", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
-            "eos",
-            [],
-        ),
-        ({"calls": [{"name": "clock"}]}, CLOCK, "eos", ["expected clock(), found clock(city='Rome')"]),
-        ({"calls": []}, "No.", "eos", []),
-        ({"calls": []}, CLOCK, "eos", ["expected no call, found clock(city='Rome')"]),
-        ({"forbidden": ["clock"]}, f"I ask {CLOCK}", "eos", ["forbidden"]),
-        ({}, CLOCK[:-1], "eos", ["JSON"]),
-        ({}, "a {set} of words", "eos", []),
-        ({}, "No.", "length", ["length"]),
-        ({"ends": False}, "No.", "length", []),
-    ],
-)
-def test_calls_are_found_in_a_text_and_judged(
-    wanted: dict[str, Any], text: str, stopped: str, wrong: list[str]
-) -> None:
-    prompt = WantedAfter.model_validate_json(json.dumps({"text": "?", **wanted}))
-    found = list(problems(prompt, text, stopped))
-    assert len(found) == len(wrong) and all(a in b for a, b in zip(wrong, found, strict=True)), found
-
-
-def test_a_call_that_float_misses_too_is_not_lost() -> None:
-    def row(floats: str, htp: str) -> dict[str, Any]:
-        said = {who: {"text": who, "problems": [words]} for who, words in (("float", floats), ("htp", htp))}
-        return {"prompt": "b", "said": said}
-
-    missed = [f"expected call(city='Rome'), found call(city={city!r})" for city in ("Oslo", "Bern")]
-    assert not list(lost([row(*missed)]))
-    assert len(list(lost([row(missed[0], "its JSON is not valid")]))) == 1
-
-
 def test_a_text_with_a_nul_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"ab\0c")
@@ -1481,21 +1395,6 @@ def test_the_digest_of_what_float_is_computed_from_is_kept_and_of_other_files_no
     assert {len(digest) for digest in digests.values()} == {64}
 
 
-def test_a_damaged_tokenizer_is_told_by_its_bits_and_by_what_comes_back(tmp_path: Path) -> None:
-    """The same text at the same cost, by a tokenizer that knows its words, and by one that lacks some."""
-    text = "the cat sat on the mat\n" * 20
-    for words, unknown in ((["the", "cat", "sat", "on", "mat"], 0), (["the", "on"], 60)):
-        save_tokenizer(tmp_path, {"a": 0} | {word: place + 1 for place, word in enumerate(words)})
-        tokenizer = load_tokenizer(tmp_path)
-        row = tokens_of(tokenizer, text)
-        found = absolute(tokenizer, [row], len(row) * 0.1, text)
-        assert found["tokens"] == 120 and found["perplexity"] == pytest.approx(math.exp(0.1))
-        assert (found["changed"] > 0) == bool(unknown)
-        assert not list(warnings(found))
-        [warned] = warnings(absolute(tokenizer, [row], len(row) * 8.0, text))
-        assert ("come back" in warned) == bool(unknown)
-
-
 @pytest.mark.parametrize(("whole", "last"), [(True, 1024), (False, 26)])
 def test_genies_last_text_goes_to_the_contexts_end_though_ours_is_shorter(
     tmp_path: Path, whole: bool, last: int
@@ -1505,59 +1404,14 @@ def test_genies_last_text_goes_to_the_contexts_end_though_ours_is_shorter(
     shape, text = read_architecture(checkpoint(tmp_path)), tmp_path / "text.txt"
     sizes = {"context": 1024, "prefill": 32}
     text.write_text("a b " * 150)
-    read = judged(tmp_path, load_tokenizer(tmp_path), shape, text, sizes, tokens=100, prefixes=3, whole=whole)
+    read = judged_text(
+        tmp_path, load_tokenizer(tmp_path), shape, text, sizes, tokens=100, prefixes=3, whole=whole
+    )
     end = read.to_the_end
     assert len(shape.beginning) + len(end.prompt) + len(end.tokens) == last
     # Genie takes no longer prompt.
     assert len(end.prompt) <= 1024 - 32
     assert [*end.prompt, *end.tokens] == ([0, 5] * 600)[: last - len(shape.beginning)]
-
-
-class TestTimeLeft:
-    """Of `llm check`, by paces of one second for whatever is counted."""
-
-    def seconds(self, *, of: str, cpu: bool = False, texts: int = 0, block: int = 32) -> float:
-        """With a pace for one thing alone: of a reader, to be ready, or of float's."""
-        order: dict[str, Any] = {"windows": 4, "length": 51, "decode_tokens": 100, "cpu": cpu}
-        order["few"] = {"windows": 1, "length": 101}
-        work = Work(
-            order,
-            ["cpu"],
-            [([[1] * 10] * 2, 5)],
-            [ForcedText([1] * 40, [1] * 2)] * texts,
-            block,
-        )
-        pace = Pace(
-            {kind: float(of == f"{kind} ready") for kind in KINDS},
-            {name: float(of == name) for name in PACED},
-            {name: float(of == f"float {name}") for name in ("start", "ready", "row", "token", "judge")},
-            float(of == "order"),
-        )
-        nothing = replace(pace, ready=dict.fromkeys(KINDS, 0.0), token=dict.fromkeys(PACED, 0.0))
-        nothing = replace(nothing, floats=dict.fromkeys(pace.floats, 0.0), order=0.0)
-        return round(work.seconds(pace) - work.seconds(nothing), 6)
-
-    def test_a_reader_reads_windows_parts_and_answers(self) -> None:
-        assert self.seconds(of="prefill_cpu") == 4 * 50 + 100
-        # Decode is judged by 25 tokens of each of four windows, and reads the prompts of answers.
-        assert self.seconds(of="decode_cpu") == 4 * 25 + 100 + 2 * (10 + 5)
-        assert self.seconds(of="decode_cpu", cpu=True) == 4 * 25 + 2 * (10 + 5)
-
-    def test_genie_reads_whole_blocks_and_by_decode_where_it_has_no_other(self) -> None:
-        without = self.seconds(of="prefill_htp")
-        # Twice 40 tokens for choices, three times for logits, and the two prompts of 10 that are answered.
-        blocks = 2 * 2 + 3 * 2 + 2 * 1
-        assert self.seconds(of="prefill_htp", texts=3) - without == 32 * blocks
-        assert self.seconds(of="prefill_htp", texts=3, block=0) == without
-        by_decode = self.seconds(of="decode_htp", texts=3, block=0) - self.seconds(of="decode_htp", texts=3)
-        assert by_decode == 5 * 40 + 2 * 10
-
-    def test_float_is_loaded_for_each_order_and_answers_row_by_row(self) -> None:
-        # Two kinds of windows, two of parts, the answers; then Genie's choices and its logits.
-        assert self.seconds(of="float ready") == 5 and self.seconds(of="float ready", texts=3) == 7
-        # Parts are held to our own decoder.
-        assert self.seconds(of="float start") == 3
-        assert self.seconds(of="float row") == 4 + 4 + 1 + 1 + 2 * (1 + 5)
 
 
 def test_what_reads_to_the_contexts_end_can_be_typed(tmp_path: Path) -> None:
@@ -1567,7 +1421,7 @@ def test_what_reads_to_the_contexts_end_can_be_typed(tmp_path: Path) -> None:
 
     def hint(words: int, tokens: int) -> str:
         text.write_text("a " * words)
-        read = judged(tmp_path, load_tokenizer(tmp_path), shape, text, sizes, tokens=tokens, prefixes=40)
+        read = judged_text(tmp_path, load_tokenizer(tmp_path), shape, text, sizes, tokens=tokens, prefixes=40)
         return read.short_of(512, len(shape.beginning))
 
     assert "--tokens 2044 --text FILE, of 2044 tokens" in hint(1200, 1000)

@@ -17,7 +17,7 @@ EXAMPLES = """\
   python -m ci llm run out/ "The answer is" --tokens 20
   python -m ci llm run out/ --chat "What is a rope?"
   python -m ci llm check out/ --text held-out.txt
-  python -m ci llm check out/ --behaviour calls.toml
+  python -m ci llm check out/ --on parts
 """
 
 HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
@@ -44,12 +44,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     checker.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
     checker.add_argument(
         "--text", type=Path, metavar="FILE", help="other than it was quantized by [a text of ours]"
-    )
-    checker.add_argument(
-        "--behaviour",
-        type=Path,
-        metavar="FILE",
-        help="prompts, and the calls that are wanted after them: docs/llm.md",
     )
     checker.add_argument(
         "--checkpoint", type=Path, metavar="FOLDER", help="of the float model [where it was compiled from]"
@@ -127,7 +121,6 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
             args.model,
             args.text or HELD_OUT,
             args.checkpoint,
-            args.behaviour,
             args.prefixes,
             args.tokens,
             args.decode_tokens,

@@ -14,8 +14,7 @@ from ci.lanes.llm.contexts import compile_context
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
 from ci.lanes.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
-from ci.lanes.llm.measure import windows
-from ci.lanes.llm.prompts import TEMPLATE, special_places
+from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
 from ci.lanes.llm.suite import FOUR_BITS
 from provisioning.manifest import Soc, soc_named
 

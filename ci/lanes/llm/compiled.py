@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,10 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.arrays import Sample
+from ci.lanes.llm.arrays import Array, Sample
 from ci.lanes.llm.graphs import Encoding, edge_encodings
-from ci.lanes.llm.measure import TokenReader
 from provisioning.manifest import Soc
+
+
+class TokenReader(Protocol):
+    def restart(self) -> None: ...
+
+    def read(self, tokens: Sequence[int]) -> Array: ...
 
 
 class CompiledReader(TokenReader, Protocol):

@@ -1,42 +1,54 @@
-"""What is measured of a model that speaks: its texts beside float's, and its logits on held-out text."""
+"""What is measured of a compiled language model: its texts and logits beside float's, each part of its
+layers, and what rounding alone costs the checkpoint. For workers. An order is about one kind of graph: the
+emulator cannot load all binaries of a large model at once."""
 
 from __future__ import annotations
 
+import functools
+import gc
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.arrays import Array
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ci.lanes.llm.architecture import Architecture, read_architecture
+from ci.lanes.llm.arrays import Array, Sample
 from ci.lanes.llm.beginning import load_tokenizer
-from ci.lanes.llm.behaviour import AskedPrompt, Behaviour, BehaviourFile
-from ci.lanes.llm.genie import KINDS, ForcedText, GeneratedText
-from ci.lanes.llm.judge import (
+from ci.lanes.llm.compiled import Compiled, CompiledReader, TokenReader
+from ci.lanes.llm.decoder import Decoder, load_decoder
+from ci.lanes.llm.genie import KINDS, RECORD, ForcedText, GeneratedText, forced_logits, generate, through
+from ci.lanes.llm.graphs import FAR, MARGIN, blocks, outputs_of, starts
+from ci.lanes.llm.prompts import CONTINUED, special_places, windows, windows_of
+from ci.lanes.llm.reference import (
+    ends_of,
+    greedy_text,
+    load_reference,
+    logits_of,
+    require_rope,
+    text_of,
+)
+from ci.lanes.llm.suite import FOUR_BITS, LlmRun
+from ci.lanes.llm.verdicts import (
     NEAR_TIE,
+    OF_WINDOWS,
     Continue,
     TextComparison,
     Window,
     along,
     compare_text,
-    figures_of,
+    figures_as_json,
+    tie_of,
     window_of,
 )
-from ci.lanes.llm.prompts import (
-    CHAT_PLACE,
-    CHAT_SHARE,
-    CONTINUED,
-    chat_row,
-    read_corpus,
-    tokens_of,
-)
-from ci.lanes.llm.reference import Text, ends_of, greedy_text, logits_of, text_of
-from ci.lanes.llm.suite import LlmRun
-from ci.lanes.llm.toy_calls import BEHAVIOUR
-from provisioning.base.commands import quoted
-from provisioning.base.documents import load
+from ci.pipeline.accuracy import Pair, Unusable, compare
 from provisioning.base.errors import CheckFailed
+from provisioning.base.units import EXACT_DB
 from provisioning.manifest import Soc, soc_named
 
 PREFILL, DECODE = 32, 1
@@ -45,46 +57,14 @@ PROMPTS = (1, 31, 32, 33, 65)
 """Lengths around one and two blocks of prefill."""
 MOST = 60
 """Tokens of a text that ends by itself."""
-CALIBRATION_WINDOWS, JUDGED_WINDOWS = 12, 8
-CALIBRATION_TOKENS = 8192
-"""Enough to quantize by: longer contexts have fewer windows, but two."""
-
-
-def calibration_windows(context: int) -> int:
-    return max(2, min(CALIBRATION_WINDOWS, CALIBRATION_TOKENS // context))
-
-
-def windows(
-    folder: Path,
-    shape: Architecture,
-    text: Path,
-    context: int,
-    most: int = 0,
-    or_else: str = "a shorter --context",
-) -> list[list[int]]:
-    """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
-    otherwise the first tokens' values would be cut off; and a share are chats, for the same reason.
-    `or_else` is what a shorter text needs."""
-    most = most or calibration_windows(context)
-    tokenizer = load_tokenizer(folder)
-    tokens = tokens_of(tokenizer, read_corpus(text))
-    length = context - len(shape.beginning)
-    starts = range(0, len(tokens) - length + 1, length)[:most]
-    rows = [[*shape.beginning, *tokens[at : at + length]] for at in starts]
-    if len(rows) < most:
-        needed = quoted("wc", "-w", str(text))
-        raise CheckFailed(
-            f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
-            fix=f"give a longer text ({needed} counts its words), or {or_else}",
-        )
-    for row in rows[CHAT_PLACE::CHAT_SHARE]:
-        row[:] = chat_row(folder, tokenizer, shape, row)
-    return rows
+CALIBRATED_WINDOWS, JUDGED_WINDOWS = 12, 8
+"""Of `test_llm`."""
+TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class ProgramFolders:
-    """The folders of a model and of its program."""
+    """The folders of a model of `test_llm` and of its program."""
 
     model: Path
     into: Path
@@ -92,6 +72,12 @@ class ProgramFolders:
     run: LlmRun
     chip: str
     timeout: float
+
+    @classmethod
+    def of(cls, order: Mapping[str, Any]) -> ProgramFolders:
+        model, run = Path(order["model"]), LlmRun.model_construct(**order["run"])
+        shape = read_architecture(model)
+        return cls(model, Path(order["into"]), shape, run, order["soc"], order["timeout"])
 
     @property
     def soc(self) -> Soc:
@@ -111,22 +97,16 @@ class ProgramFolders:
         return [[*beginning, *stream[at : at + length]] for at in starts]
 
     def calibration(self) -> list[list[int]]:
-        rows = self.rows("calibration")[:CALIBRATION_WINDOWS]
-        if len(rows) < CALIBRATION_WINDOWS:
+        rows = self.rows("calibration")[:CALIBRATED_WINDOWS]
+        if len(rows) < CALIBRATED_WINDOWS:
             raise CheckFailed(
-                f"{len(rows)} windows of text to calibrate by, and {CALIBRATION_WINDOWS} are needed"
+                f"{len(rows)} windows of text to calibrate by, and {CALIBRATED_WINDOWS} are needed"
             )
         return rows
 
     def endless(self) -> Architecture:
         """One that speaks until the context is full."""
         return replace(self.shape, eos=(self.shape.vocab_size - 1,))
-
-
-class TokenReader(Protocol):
-    def restart(self) -> None: ...
-
-    def read(self, tokens: Sequence[int]) -> Array: ...
 
 
 class Speaker(Protocol):
@@ -173,37 +153,6 @@ def texts(
     }
 
 
-def behaviour(
-    place: ProgramFolders, reference: Any, generate: Speaker, on_cpu: TokenReader
-) -> list[dict[str, Any]]:
-    """What float, the quantized model on the CPU and what was compiled do after the model's own prompts."""
-    file, tokenizer = load(place.model / BEHAVIOUR, BehaviourFile), load_tokenizer(place.model)
-    tokens = [tokens_of(tokenizer, prompt.text) for prompt in file.prompts]
-    pairs = zip(file.prompts, tokens, strict=True)
-    asked = Behaviour(file.tokens, [AskedPrompt(pair, pair.text, ids) for pair, ids in pairs])
-    ends = ends_of(reference)
-
-    def by_float(prompt: Sequence[int]) -> Text:
-        return text_of(reference, prompt, file.tokens, ends, place.context)
-
-    def by_cpu(prompt: Sequence[int]) -> Text:
-        on_cpu.restart()
-        return greedy_text(lambda some: on_cpu.read(some)[-1], prompt, file.tokens, ends, place.context)
-
-    answers: dict[str, Sequence[Text | GeneratedText]] = {
-        who: [answer([*place.shape.beginning, *prompt]) for prompt in tokens]
-        for who, answer in (("float", by_float), ("cpu", by_cpu))
-    }
-    answers["htp"] = generate(tokens, file.tokens, endless=False)
-    return asked.judged(
-        {
-            who: [{"tokens": list(answer.tokens), "stopped": answer.stopped} for answer in every]
-            for who, every in answers.items()
-        },
-        tokenizer,
-    )
-
-
 def beside_float(
     reference: Any,
     shape: Architecture,
@@ -219,17 +168,11 @@ def beside_float(
 
 def _as_row(place: ProgramFolders, comparison: TextComparison) -> dict[str, Any]:
     tokenizer = load_tokenizer(place.model)
-
-    def words(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
-
-    return {
-        **comparison.as_json(),
-        "compared": comparison.tokens,
-        "prompt_text": words(comparison.prompt),
-        "expected_text": words(comparison.expected),
-        "found_text": words(comparison.found),
+    words = {
+        f"{name}_text": str(tokenizer.decode(list(getattr(comparison, name)), skip_special_tokens=False))
+        for name in ("prompt", "expected", "found")
     }
+    return {**asdict(comparison), "compared": comparison.tokens, **words}
 
 
 def figures(place: ProgramFolders, reference: Any, readers: Mapping[str, TokenReader]) -> dict[str, Any]:
@@ -244,22 +187,39 @@ def figures_on(
     tie: float = 0.0,
 ) -> dict[str, Any]:
     """Figures on held-out text: of each reader, and of those on HTP compared with the same on the CPU.
-    `exact` are float's logits of each row."""
-    windows: dict[str, list[Window]] = {}
+    `exact` are float's logits of each row. With the tokens that each read in a second."""
+    found: dict[str, list[Window]] = {}
+    times = dict.fromkeys(readers, 0.0)
     for row, expected in zip(rows, exact, strict=True):
-        read = {name: _read(reader, row) for name, reader in readers.items()}
+        read: dict[str, Array] = {}
+        for name, reader in readers.items():
+            began = time.monotonic()
+            reader.restart()
+            read[name] = reader.read(row[:-1])
+            times[name] += time.monotonic() - began
         for name, logits in read.items():
-            windows.setdefault(name, []).append(window_of(logits, expected[: len(logits)], row[1:], tie))
+            found.setdefault(name, []).append(window_of(logits, expected[: len(logits)], row[1:], tie))
             on_cpu = name.replace("_htp", "_cpu")
             if on_cpu != name and on_cpu in read:
                 beside = window_of(logits, read[on_cpu], row[1:], tie)
-                windows.setdefault(f"{name}_cpu", []).append(beside)
+                found.setdefault(f"{name}_cpu", []).append(beside)
+    count = sum(len(row) - 1 for row in rows)
     return {
-        "tokens": sum(len(row) - 1 for row in rows),
+        "tokens": count,
         "windows": len(rows),
-        "positions": {name: along(window) for name, window in windows.items()},
-        **{name: _as_json(window) for name, window in windows.items()},
+        "rates": {name: round(count / max(seconds, 1e-9), 2) for name, seconds in times.items()},
+        "positions": {name: along(some) for name, some in found.items()},
+        **{name: figures_as_json(some) for name, some in found.items()},
     }
+
+
+def _whole(shape: Architecture, text: ForcedText) -> list[int]:
+    return [*shape.beginning, *text.prompt, *text.tokens]
+
+
+def _needed(text: ForcedText) -> int:
+    """How many of the last logits of a whole text: its tokens are chosen from all of them but the last."""
+    return len(text.tokens) + 1
 
 
 def genie_figures(
@@ -270,45 +230,19 @@ def genie_figures(
     tie: float = 0.0,
 ) -> dict[str, Any]:
     """Figures of Genie's own logits: of prefill's at the end of each prompt, and of decode's after it."""
-    expected = [
-        choosing(text, logits_of(reference, whole_text(shape, text), chosen_of(text))) for text in texts
-    ]
-    return figures_beside(texts, expected, logits, tie)
+    expected = [logits_of(reference, _whole(shape, text), _needed(text))[:-1] for text in texts]
+    return _figures_of_texts(texts, expected, logits, tie)
 
 
-def whole_text(shape: Architecture, text: ForcedText) -> list[int]:
-    return [*shape.beginning, *text.prompt, *text.tokens]
-
-
-def chosen_of(text: ForcedText) -> int:
-    """How many of its last logits are needed: its tokens are chosen from all of them but the last."""
-    return len(text.tokens) + 1
-
-
-def choosing(text: ForcedText, rows: Array) -> Array:
-    """Of the last rows of a whole text those from which its tokens are chosen."""
-    chosen: Array = rows[-chosen_of(text) : -1]
-    return chosen
-
-
-def figures_beside(
+def _figures_of_texts(
     texts: Sequence[ForcedText], expected: Sequence[Array], logits: Sequence[Array], tie: float = 0.0
 ) -> dict[str, Any]:
-    windows: dict[str, list[Window]] = {f"{kind}_genie": [] for kind in KINDS}
+    found: dict[str, list[Window]] = {f"{kind}_genie": [] for kind in KINDS}
     for text, theirs, rows in zip(texts, expected, logits, strict=True):
-        for name, part in zip(windows, (slice(0, 1), slice(1, None)), strict=True):
+        for some, part in zip(found.values(), (slice(0, 1), slice(1, None)), strict=True):
             if len(following := text.tokens[part]):
-                windows[name].append(window_of(rows[part], theirs[part], following, tie))
-    return {name: _as_json(window) for name, window in windows.items()}
-
-
-def _read(reader: TokenReader, row: Sequence[int]) -> Array:
-    reader.restart()
-    return reader.read(row[:-1])
-
-
-def _as_json(windows: Sequence[Window]) -> dict[str, Any]:
-    return {name: asdict(figure) for name, figure in figures_of(windows).items()}
+                some.append(window_of(rows[part], theirs[part], following, tie))
+    return {name: figures_as_json(some) for name, some in found.items()}
 
 
 def choices(
@@ -341,3 +275,495 @@ def _loss(regrets: Sequence[float], tie: float) -> dict[str, float]:
         "regret": sum(regrets) / max(1, count),
         "worst_regret": max(regrets, default=0.0),
     }
+
+
+def compiled_of(order: Mapping[str, Any]) -> Compiled:
+    out, folder = Path(order["compiled"]), Path(order["model"])
+    record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    kind = Compiled
+    if through(record) == "executorch":
+        # It never imports what Genie's workers do, which load another QNN.
+        from ci.lanes.llm import program_steps
+
+        kind = program_steps.LoweredProgram
+    shape = read_architecture(folder, record.get("adapter", ""))
+    return kind(out, folder, shape, soc_named(record["soc"]), record)
+
+
+def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
+    compiled = compiled_of(order)
+    rows = windows_of(compiled.folder, compiled.shape, order)
+    # Float's weights are released before the readers load theirs: of 1B both were 9 GB.
+    reference = load_reference(compiled.folder, compiled.shape.adapter)
+    require_rope(reference, compiled.shape, compiled.context)
+    exact = [logits_of(reference, row) for row in rows]
+    del reference
+    gc.collect()
+    return figures_on(rows, exact, compiled.readers(order["kind"], cpu=order["cpu"]), order["tie"])
+
+
+def order_answers(order: Mapping[str, Any]) -> dict[str, Any]:
+    """What the compiled model says after each prompt, by decode."""
+    compiled, who = compiled_of(order), order["who"]
+    shape, answers = compiled.shape, []
+    reader = compiled.readers("decode", cpu=who == "cpu")[f"decode_{who}"]
+    for prompt in order["prompts"]:
+        began = time.monotonic()
+        reader.restart()
+        whole = [*shape.beginning, *prompt]
+        text = greedy_text(
+            lambda some: reader.read(some)[-1], whole, order["most"], shape.eos, compiled.context
+        )
+        seconds = time.monotonic() - began
+        answers.append({"tokens": list(text.tokens), "stopped": text.stopped, "seconds": seconds})
+    return {"answers": answers}
+
+
+def order_beside_float(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Float's text after each prompt, and where those of others first differ from it."""
+    compiled, most = compiled_of(order), order["most"]
+    shape, reference = compiled.shape, load_reference(compiled.folder, compiled.shape.adapter)
+    ends, rows = ends_of(reference), []
+    for number, prompt in enumerate(order["prompts"]):
+        text = text_of(reference, [*shape.beginning, *prompt], most, ends, compiled.context)
+        said: dict[str, Any] = {"float": {"tokens": text.tokens, "stopped": text.stopped}}
+        for who, answers in order["answers"].items():
+            tokens, stopped = (answers[number][name] for name in ("tokens", "stopped"))
+            found = compare_text(
+                prompt,
+                text.tokens,
+                text.stopped,
+                text.logits,
+                ends,
+                most,
+                lambda _, tokens=tokens, stopped=stopped: (tokens, stopped),  # type: ignore[misc]
+                lambda _: False,
+            )
+            said[who] = {**answers[number], "difference": found.difference and asdict(found.difference)}
+        rows.append({"said": said})
+    return {"texts": rows}
+
+
+def order_rounding(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of the checkpoint where all is right and only rounded: of windows, and of the texts that Genie
+    is made to say; how near two logits must be to change places; and in dB what each part of the layers keeps
+    of a row. With the ranges of its activations over the text to `calibrate` by, where they are not given."""
+    folder, texts = Path(order["model"]), [ForcedText(**text) for text in order["texts"]]
+    shape = read_architecture(folder, order["adapter"])
+    # `compile` knows no other cache than the scheme's own.
+    cache = compiled_of(order).cache if "compiled" in order else 0
+    scheme, calibration = scheme_of(order["through"], order["precision"], cache), []
+    if order.get("calibrate"):
+        known = windows(folder, shape, Path(order["calibrate"]), order["context"])
+        # Decode is quantized by the fewest values, so that it loses most.
+        special = special_places(folder, shape, known)
+        calibration = [(row, starts(len(row), 1, some)) for row, some in zip(known, special, strict=True)]
+    rows, [row] = windows_of(folder, shape, order), windows_of(folder, shape, {**order, **order["few"]})
+    model = rounded_model(
+        load_reference(folder, shape.adapter),
+        [*rows, *(_whole(shape, text) for text in texts)],
+        row,
+        scheme,
+        last=[*(0 for _ in rows), *map(_needed, texts)],
+        calibration=calibration,
+        ranges=order.get("ranges"),
+    )
+    count = len(rows)
+    of_windows = [
+        window_of(some[:-1], every[:-1], row[1:])
+        for some, every, row in zip(model.rounded, model.exact, rows, strict=False)
+    ]
+    noise = {OF_WINDOWS: figures_as_json(of_windows)}
+    if texts:
+        exact, rounded = ([logits[:-1] for logits in every[count:]] for every in (model.exact, model.rounded))
+        noise |= _figures_of_texts(texts, exact, rounded)
+    layers = [shape.part(number, order["parts"]) for number in range(order["parts"])]
+    kept = model.kept_from([first for first, _ in layers])
+    return {
+        "noise": noise,
+        "tie": tie_of(model.exact[:count], model.rounded[:count]),
+        "parts": [_part_of(shape, part, order["prefill"], model.kept, kept) for part in layers],
+        "ranges": model.rounding.ranges if scheme.bits else {},
+    }
+
+
+def _part_of(
+    shape: Architecture,
+    part: tuple[int, int],
+    prefill: int,
+    exact: Mapping[str, Array],
+    rounded: Mapping[str, Array],
+) -> dict[str, Any]:
+    """Of the outputs of a part how far each is at most places, in dB, and the worst block that graphs of each
+    kind are judged by: a token that quantizing never saw is a whole block of decode."""
+    first, last = part
+    caches = (f"past_{kind}_{layer}_out" for layer in range(first, last) for kind in ("key", "value"))
+    names = ["logits" if last == shape.num_layers else f"hidden_{last}", *caches]
+
+    def worst(count: int) -> float:
+        found = []
+        for name in names:
+            for start in starts(exact[name].shape[-2], count, ()):
+                block = np.s_[..., start : start + count, :]
+                found.append(Pair(name, exact[name][block], rounded[name][block]))
+        return compare(found)["sqnr_db"]
+
+    return {
+        "typical": {name: _typical_db([_by_place(exact[name], rounded[name], -2)]) for name in names},
+        "db": {kind: worst(count) for kind, count in zip(KINDS, (prefill, 1), strict=True)},
+    }
+
+
+def _by_place(expected: Array, found: Array, axis: int) -> Array:
+    """How loud the error is beside what is expected, at each place."""
+    others = tuple(index for index in range(expected.ndim) if index != axis % expected.ndim)
+    error, signal = (np.square(x, dtype=np.float64).sum(others) for x in (found - expected, expected))
+    ratios: Array = error / np.maximum(signal, TINY)
+    return ratios
+
+
+def _typical_db(ratios: Sequence[Array]) -> float:
+    """The median: values beyond what calibration saw are cut off at few places, and a mistake is at all."""
+    return float(-10 * np.log10(max(float(np.median(np.concatenate(ratios))), TINY)))
+
+
+def order_genie_choices(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Genie's choices after each prefix, by what float loses by them."""
+    compiled, prefixes = compiled_of(order), [text["prompt"] for text in order["texts"]]
+    generated = generate(Path(order["config"]), prefixes, timeout=order["timeout"])
+    reference = load_reference(compiled.folder, compiled.shape.adapter)
+    return choices(compiled.shape, reference, prefixes, generated, order["tie"])
+
+
+def order_genie_figures(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Of Genie's own logits; nothing where it cannot be asked for them."""
+    compiled, texts = compiled_of(order), [ForcedText(**text) for text in order["texts"]]
+    shape = compiled.shape
+    logits = forced_logits(Path(order["config"]), texts, shape.vocab_size, timeout=order["timeout"])
+    if not logits:
+        return {}
+    reference = load_reference(compiled.folder, shape.adapter)
+    return genie_figures(shape, reference, texts, logits, order["tie"])
+
+
+def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
+    """How far each part's outputs are from float's, in dB, where its inputs are float's."""
+    compiled, kind = compiled_of(order), order["kind"]
+    [x] = windows_of(compiled.folder, compiled.shape, order)
+    rows: list[dict[str, Any]] = []
+    for part in range(compiled.parts):
+        first, last = compiled.shape.part(part, compiled.parts)
+        decoder = load_decoder(compiled.folder, compiled.shape, len(x), len(x), first, last)
+        outputs = outputs_of(decoder, x)
+        row: dict[str, Any] = {"part": part, "kind": kind, "layers": [first, last - 1]}
+        # One part's binary at a time: that of the part before is released.
+        for name, reader in compiled.readers(kind, only=part).items():
+            row[name.removeprefix(f"{kind}_")] = _held_to_float(reader, decoder, x, outputs)
+        rows.append(row)
+        x = outputs[decoder.outputs[0]][0]
+    return {"parts": rows}
+
+
+def _held_to_float(reader: CompiledReader, decoder: Decoder, x: Any, outputs: Sample) -> dict[str, Any]:
+    """Of the outputs of a part, the one that is furthest from float's, and how far each is at most places."""
+    pairs: dict[str, list[Pair]] = {}
+    ratios: dict[str, list[Array]] = {}
+    for start, inputs in blocks(decoder, x, outputs, reader.context, reader.count):
+        for name, values in reader.alone(inputs).items():
+            axis = 3 if "_key_" in name else 2 if "_value_" in name else 1
+            expected = outputs[name].take(range(start, start + reader.count), axis)
+            found = values.reshape(expected.shape)
+            pairs.setdefault(name, []).append(Pair(name, expected, found))
+            ratios.setdefault(name, []).append(_by_place(expected, found, axis))
+    try:
+        worst = {name: compare(pair)["sqnr_db"] for name, pair in pairs.items()}
+    except Unusable as error:
+        return {"db": -EXACT_DB, "output": str(error), "typical": dict.fromkeys(pairs, -EXACT_DB)}
+    name = min(worst, key=lambda name: worst[name])
+    typical = {name: _typical_db(ratio) for name, ratio in ratios.items()}
+    return {"db": worst[name], "output": name, "typical": typical}
+
+
+# What rounding alone costs: transformers' own model with the scheme's numbers, never the compiled graph, in
+# which mistakes would hide.
+
+ATTENTION = "qnn_ci_rounded"
+SCORES = 1 << 24
+"""Computed at a time: those of all heads of a long row would fill the memory."""
+PROVIDERS_FACTORS = 8
+"""Bits to which onnxruntime-qnn converts the second of two activations that MatMul multiplies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How `compile` rounds. Without `bits` all are halves."""
+
+    bits: int = 0
+    """Of activations."""
+    weights: int = 0
+    cache: int = 0
+    """Of keys and values."""
+    factors: int = 0
+    """Of keys and values in products, where they have fewer there than in the cache."""
+    by_channel: float = 0.0
+    """Whether each row of weights has a scale of its own, around zero: what the largest becomes."""
+    head: int = 0
+    """Of the head, where it has a scale for all its weights."""
+    norm_in_steps: bool = True
+    """Whether RMSNorm is several operators, or one."""
+    far: float = FAR
+    """What hides a place: the range of the scores holds it."""
+
+
+SCHEMES = {
+    ("genie", "fp16"): Scheme(),
+    ("genie", "u16u8"): Scheme(16, 8, 8, factors=PROVIDERS_FACTORS),
+    ("genie", FOUR_BITS): Scheme(16, 4, 8, factors=PROVIDERS_FACTORS, by_channel=7.5, head=8),
+    ("executorch", "fp16"): Scheme(norm_in_steps=False),
+    ("executorch", "16a8w"): Scheme(16, 8, 16, by_channel=127, norm_in_steps=False, far=-100.0),
+    ("executorch", FOUR_BITS): Scheme(16, 4, 16, by_channel=7, norm_in_steps=False, far=-100.0),
+    ("executorch", "8a8w"): Scheme(8, 8, 8, by_channel=127, norm_in_steps=False, far=-100.0),
+}
+"""By what the model speaks through, and precision."""
+
+
+def scheme_of(through: str, precision: str, cache: int = 0) -> Scheme:
+    """`cache` is how many bits the compiled graphs give keys and values, where that is a choice."""
+    scheme = SCHEMES[through, precision]
+    return replace(scheme, cache=cache) if cache and scheme.cache else scheme
+
+
+Ranges = dict[str, tuple[float, float]]
+"""The lowest and the highest value of each activation, by its name."""
+
+
+@dataclass
+class Rounding:
+    """Values pass while their ranges are seen, and while float reads; then as numbers of the scheme."""
+
+    scheme: Scheme
+    ranges: Ranges = field(default_factory=dict)
+    phase: Literal["see", "pass", "round"] = "see"
+    places: tuple[int, Tensor] | None = None
+    """The length of the row that is seen, and its places that count; None for all."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """The latest values that a part of the layers hands on."""
+    given: Mapping[int, Tensor] = field(default_factory=dict)
+    """By layer, what it gets in place of its input."""
+
+    def __call__(self, name: str, values: Tensor, bits: int = 0, *, cache: bool = False) -> Tensor:
+        if self.phase == "pass":
+            return values
+        if self.phase == "round":
+            low, high = self.ranges.get(name, (0.0, 0.0))
+            return rounded(values, low, high, bits or self.scheme.bits)
+        seen = values if cache else self._at_places(values)
+        low, high = min(0.0, float(seen.min())), max(0.0, float(seen.max()))
+        if cache:
+            high = max(-low, high) * MARGIN
+            low = -high
+        known = self.ranges.get(name, (low, high))
+        self.ranges[name] = min(low, known[0]), max(high, known[1])
+        return values
+
+    def _at_places(self, values: Tensor) -> Tensor:
+        if self.places is None:
+            return values
+        length, places = self.places
+        axes = [axis for axis, size in enumerate(values.shape) if axis and size == length]
+        return values.index_select(axes[0], places) if axes else values
+
+
+def rounded(values: Tensor, low: float, high: float, bits: int) -> Tensor:
+    if not bits:
+        return values.half().float()
+    most = 2**bits - 1
+    scale = max(high - low, 1e-9) / most
+    zero = round(-low / scale)
+    integers: Tensor = ((values / scale).round() + zero).clamp(0, most)
+    return (integers - zero) * scale
+
+
+def rounded_weight(name: str, weight: Tensor, scheme: Scheme) -> Tensor:
+    bits = scheme.head if scheme.head and name == "lm_head" else scheme.weights
+    if bits and (not scheme.by_channel or bits == scheme.head):
+        return rounded(weight, min(0.0, float(weight.min())), max(0.0, float(weight.max())), bits)
+    if not bits:
+        return weight.half().float()
+    scale = weight.abs().amax(-1, keepdim=True).clamp(min=1e-9) / scheme.by_channel
+    lowest = -(2 ** (bits - 1)) if scheme.by_channel % 1 else -scheme.by_channel
+    return (weight / scale).round().clamp(lowest, 2 ** (bits - 1) - 1) * scale
+
+
+@dataclass(frozen=True)
+class RoundedModel:
+    """`exact` and `rounded` are the logits of rows; `kept` is what float's layers hand on while they read
+    one. Keys, values and hidden values are named as the graphs' outputs."""
+
+    reference: Any
+    rounding: Rounding
+    exact: list[Array]
+    rounded: list[Array]
+    row: Sequence[int]
+    kept: Mapping[str, Array]
+
+    def kept_from(self, cuts: Sequence[int]) -> dict[str, Array]:
+        """The same of the rounded model, where each layer of `cuts` gets what float's gets."""
+        given = {cut: torch.from_numpy(self.kept[f"hidden_{cut}"]) for cut in cuts if cut}
+        self.rounding.given = given
+        return _kept(self.reference, self.rounding, self.row)
+
+
+def rounded_model(
+    reference: Any,
+    rows: Sequence[Sequence[int]],
+    row: Sequence[int],
+    scheme: Scheme,
+    *,
+    last: Sequence[int] = (),
+    calibration: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
+    ranges: Ranges | None = None,
+) -> RoundedModel:
+    """`reference` is not float's afterwards. `row` is the one of which all is kept. `last` says how many of
+    each row's last logits are wanted, and 0 is all. The ranges of activations are those given, or those of
+    the rows of `calibration` at their places, or else of the rows themselves."""
+    rounding = Rounding(scheme, dict(ranges or {}))
+    linear = _hooked(reference, rounding)
+    tied = reference.get_input_embeddings().weight
+    with torch.no_grad():
+        for known, places in calibration:
+            rounding.places = len(known), torch.tensor(places)
+            _logits(reference, known)
+        if calibration or ranges:
+            rounding.phase = "pass"
+        wanted = list(zip(rows, last or [0] * len(rows), strict=True))
+        exact = [_logits(reference, tokens, count) for tokens, count in wanted]
+        kept = _kept(reference, rounding, row)
+        for name, module in linear.items():
+            weight = rounded_weight(name, module.weight, scheme)
+            if module.weight is tied:
+                module.weight = nn.Parameter(weight)
+            else:
+                # In its place: a whole 1B beside its checkpoint's pages would be 10 GB.
+                module.weight.copy_(weight)
+        rounding.phase = "round"
+        again = [_logits(reference, tokens, count) for tokens, count in wanted]
+    return RoundedModel(reference, rounding, exact, again, row, kept)
+
+
+def _hooked(reference: Any, rounding: Rounding) -> dict[str, Any]:
+    """Its linear modules by name; all that it computes goes through `rounding` from now on."""
+    from transformers import AttentionInterface
+    from transformers.activations import SiLUActivation
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    AttentionInterface.register(ATTENTION, functools.partial(_attention, rounding))
+    reference.config._attn_implementation = ATTENTION
+
+    def after(name: str, _module: Any, _inputs: Any, output: Tensor) -> Tensor:
+        return rounding(name, output)
+
+    def before(name: str, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (rounding(f"{name} input", inputs[0]), *inputs[1:])
+
+    def into(layer: int, _module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (rounding.given.get(layer, inputs[0]), *inputs[1:])
+
+    def out_of(layer: int, _module: Any, _inputs: Any, output: Any) -> Any:
+        # Gemma 3's layers give a tuple.
+        first, *others = output if isinstance(output, tuple) else (output,)
+        hidden = rounding.kept[f"hidden_{layer + 1}"] = rounding(f"layer {layer}", first)
+        return (hidden, *others) if isinstance(output, tuple) else hidden
+
+    linear: dict[str, Any] = {}
+    for name, module in reference.named_modules():
+        if isinstance(module, nn.Linear):
+            linear[name] = module
+            module.register_forward_pre_hook(functools.partial(before, name))
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.register_forward_hook(functools.partial(after, name))
+        elif isinstance(module, GradientCheckpointingLayer):
+            layer = int(name.rpartition(".")[2])
+            module.register_forward_pre_hook(functools.partial(into, layer))
+            module.register_forward_hook(functools.partial(out_of, layer))
+        elif type(module).__name__.endswith("Norm"):
+            module.register_forward_hook(functools.partial(_norm, rounding, name))
+        elif isinstance(module, nn.SiLU | SiLUActivation):
+            module.register_forward_hook(functools.partial(_silu, rounding, name))
+    return linear
+
+
+def _kept(reference: Any, rounding: Rounding, row: Sequence[int]) -> dict[str, Array]:
+    with torch.no_grad():
+        logits = _logits(reference, row)
+    return {**{name: tensor.numpy() for name, tensor in rounding.kept.items()}, "logits": logits}
+
+
+def _logits(reference: Any, row: Sequence[int], last: int = 0) -> Array:
+    result: Array = (
+        reference(torch.tensor([list(row)]), use_cache=False, logits_to_keep=last).logits[0].numpy()
+    )
+    return result
+
+
+def _norm(rounding: Rounding, name: str, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Step by step where it is compiled so: a square has the widest range of all."""
+    llama = hasattr(module, "variance_epsilon")
+    eps, weight = (module.variance_epsilon, module.weight) if llama else (module.eps, 1 + module.weight)
+    x = rounding(f"{name} input", inputs[0])
+    if rounding.scheme.norm_in_steps:
+        squares = rounding(f"{name} squares", x * x)
+        mean = rounding(f"{name} mean", squares.mean(-1, keepdim=True) + eps)
+        # A root that is rounded to nothing makes the largest quotient, and of nothing none.
+        root = rounding(f"{name} root", mean.sqrt())
+        quotient = rounding(f"{name} quotient", (x / root).nan_to_num(0.0, torch.inf, -torch.inf))
+    else:
+        quotient = x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
+    result = rounding(name, quotient * rounding(f"{name} weight", weight))
+    if rounding.phase != "round" and not torch.allclose(
+        result, output, rtol=1e-3, atol=1e-4 * float(output.abs().max())
+    ):
+        raise CheckFailed(
+            f"{name}: not the norm that is rounded here", fix="report it, with the checkpoint's config.json"
+        )
+    return result
+
+
+def _silu(rounding: Rounding, name: str, _module: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
+    gate = inputs[0]
+    return rounding(name, gate * rounding(f"{name} sigmoid", torch.sigmoid(gate)))
+
+
+def _attention(
+    rounding: Rounding,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' own, where no cache is used. Hidden places are far away as the runtime has them, which
+    the range of the scores must hold, too."""
+    scheme, layer = rounding.scheme, module.layer_idx
+    name = f"layer {layer}"
+    query = rounding(f"{name} query", query)
+    # What is computed has integers of its own first.
+    key = rounding(f"{name} keys", rounding(f"{name} new keys", key), scheme.cache, cache=True)
+    value = rounding(f"{name} values", value, scheme.cache, cache=True)
+    rounding.kept |= {f"past_key_{layer}_out": key, f"past_value_{layer}_out": value}
+    if scheme.factors:
+        key = rounding(f"{name} keys", key, scheme.factors, cache=True)
+        value = rounding(f"{name} values", value, scheme.factors, cache=True)
+    group, count = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    hidden, mixed = torch.full((count, count), scheme.far).triu(1), list[Tensor]()
+    heads = (tensor.split(max(1, SCORES // count**2), 1) for tensor in (query, key, value))
+    for some, others, values in zip(*heads, strict=True):
+        # Places after a token are empty where decode reads it, and so is their product.
+        products = (some @ others.transpose(2, 3)).tril()
+        scores = rounding(f"{name} products", products) * scaling
+        weights = torch.softmax(rounding(f"{name} scores", scores + hidden), -1)
+        mixed.append(rounding(f"{name} mixed", rounding(f"{name} weights", weights) @ values))
+    return torch.cat(mixed, 1).transpose(1, 2).contiguous(), None

@@ -19,9 +19,8 @@ from ci.lanes.llm import HELD_OUT, LONG, PREFIXES, TOKENS
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.commands import EMULATOR_BYTES, compile_order, record_of, sizes_of
-from ci.lanes.llm.estimate import CompileCost, estimated, seconds_of_rounding
 from ci.lanes.llm.genie import CONFIG, RECORD, ROUNDING
-from ci.lanes.llm.prompts import hashed_runs, require_tokenizer
+from ci.lanes.llm.prompts import hashed_runs, require_tokenizer, windows, windows_of
 from ci.lanes.llm.stage import LanguageModels
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.work import (
@@ -46,7 +45,7 @@ from provisioning.base.units import seconds, size
 COMPILED = "llm-compile"
 ROUNDED = ("model", "adapter", "precision", "parts", "context", "prefill", "calibrate")
 """What rounding depends on of the order to compile."""
-KEPT = ("judged", "noise", "tie", "parts", "absolute", "ranges", "cpu_seconds", "peak")
+KEPT = ("judged", "noise", "tie", "parts", "ranges", "cpu_seconds", "peak")
 FLOAT, FLOAT_LEAST = 4.5, 1.6e9
 """Bytes of memory for each weight while float reads, and beside them: 6.8 GB for the 1.24 billion of 1B."""
 LATER = "what rounding alone costs is left to llm check"
@@ -70,8 +69,6 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         require_tokenizer(folder, shape)
         calibration: list[list[int]] = []
         if order["calibrate"]:
-            from ci.lanes.llm.measure import windows
-
             # Before anything starts: a text that is too short is refused.
             calibration = windows(folder, shape, Path(order["calibrate"]), order["context"])
         if (other := record_of(how.output / CONFIG).get("checkpoint", order["model"])) != order["model"]:
@@ -102,17 +99,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         order, shape = self.order, self.shape
         layers = plural(shape.num_layers, "layer")
         layers += f" in {order['parts']} parts" if order["parts"] > 1 else ""
-        cost = None
-        if order["do"] == "compile":
-            cost = estimated(shape, *(order[name] for name in ("precision", "parts", "context", "shared")))
-        expected = f": about {cost}" if cost else ""
-        sys.stderr.write(f"{layers} for {order['soc']}, {self._precision}{expected}\n")
-        free = available_memory()
-        if cost and free and cost.memory > free:
-            sys.stderr.write(
-                f"only {size(free)} of memory are free: more --parts need less, and so does a shorter"
-                " --context\n"
-            )
+        sys.stderr.write(f"{layers} for {order['soc']}, {self._precision}\n")
         results = run_step(CompileCheckpoint(plan, order), plan.programs)
         compiled = {name: require_done(result) for name, result in results.items()}
         # What shares its weights cannot be checked.
@@ -122,8 +109,8 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
     def _rounding(self, plan: LlmPlan, compiled: Mapping[str, Result]) -> dict[str, Result]:
         """What `llm check` will hold it to, if it reads our own text. Of a text that a user names it measures
         this itself, and so where this does not work."""
-        # They import what may lack until require_installed() has said so.
-        from ci.lanes.llm.judged import digest_of, judged, windows_of
+        # It imports what may lack until require_installed() has said so.
+        from ci.lanes.llm.check import digest_of, judged_text
 
         order, shape, free = self.order, self.shape, available_memory()
         folder = Path(order["model"])
@@ -131,7 +118,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
             sys.stderr.write(f"{LATER}: float takes {size(needed)} of memory, and {size(free)} are free\n")
             return {}
         try:
-            read = judged(
+            read = judged_text(
                 folder,
                 load_tokenizer(folder),
                 shape,
@@ -145,16 +132,15 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         except UsageError as error:
             sys.stderr.write(f"{LATER}: {error.message}\n")
             return {}
-        texts = read.forced(self._through)
+        texts = read.texts if self._through == "genie" else []
         request = {
             **{name: order[name] for name in ROUNDED},
             **read.order,
-            "do": "noise",
+            "do": "rounding",
             "through": self._through,
             "texts": texts,
         }
-        long = seconds_of_rounding(shape, sum(map(len, self.calibration)), read.read)
-        sys.stderr.write(f"then what rounding alone costs, by float: about {seconds(long)} of a core\n")
+        sys.stderr.write("then what rounding alone costs, by float\n")
         results = run_step(MeasureRounding(plan, request), plan.programs)
         for failure in (result.failure for result in results.values() if result.failure):
             sys.stderr.write(f"{LATER}: {failure.message}\n")
@@ -207,7 +193,11 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         stale = [path for path in known if path.is_file() and path.name in earlier]
         genie = order["do"] == "compile"
         what = f"{result.facts['binaries']} binaries" if genie else "a program"
-        words = [f"{output}: {what}, {CompileCost(*costs.values())}; see its README.md"]
+        bytes_, spent, peak = costs.values()
+        words = [
+            f"{output}: {what}, {size(bytes_)}, {seconds(spent)} of a core and {size(peak)} of memory;"
+            " see its README.md"
+        ]
         if genie and not order["shared"] and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
             words.append(f"try it: {typed('python -m ci llm', ['run', str(output), 'The answer is'])}")
         return Product(files, words, stale=stale)

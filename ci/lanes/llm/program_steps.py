@@ -14,20 +14,11 @@ import torch
 
 from ci.lanes.llm.architecture import Architecture, read_architecture, upstream_name
 from ci.lanes.llm.arrays import Array
-from ci.lanes.llm.compiled import Compiled
+from ci.lanes.llm.compiled import Compiled, TokenReader
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM, GeneratedText
 from ci.lanes.llm.graphs import Encoding, outputs_of_rows, samples
-from ci.lanes.llm.measure import (
-    DECODE,
-    PREFILL,
-    ProgramFolders,
-    TokenReader,
-    behaviour,
-    figures,
-    texts,
-    windows,
-)
+from ci.lanes.llm.measure import DECODE, PREFILL, ProgramFolders, figures, texts
 from ci.lanes.llm.programs import (
     DECODE_METHOD,
     PREFILL_METHOD,
@@ -45,9 +36,8 @@ from ci.lanes.llm.programs import (
     quantized,
     save_on_cpu,
 )
-from ci.lanes.llm.prompts import TEMPLATE, special_places
+from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
 from ci.lanes.llm.reference import greedy_text, load_reference
-from ci.lanes.llm.suite import LlmRun
 
 METHODS = {"prefill": PREFILL_METHOD, "decode": DECODE_METHOD}
 """By what `llm check` calls a kind of graph."""
@@ -79,17 +69,16 @@ for executorch.runtime. Compile it with --precision 16a8w for the runner.
 
 def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_grad_enabled(False)
-    run = LlmRun.model_construct(**order["run"])
-    model, into = Path(order["model"]), Path(order["into"])
-    place = ProgramFolders(model, into, read_architecture(model), run, order["soc"], order["timeout"])
+    place = ProgramFolders.of(order)
+    run = place.run
     readers: dict[str, TokenReader] = {}
     speaker: TokenReader
     if run.state == "buffers":
         speaker = stateful_reader(place)
     else:
         speaker, readers = tensor_readers(place)
-    reference = load_reference(model)
-    facts: dict[str, Any] = {"bytes": (into / PROGRAM).stat().st_size}
+    reference = load_reference(place.model)
+    facts: dict[str, Any] = {"bytes": (place.into / PROGRAM).stat().st_size}
 
     def say(prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> list[GeneratedText]:
         ends = place.endless().eos if endless else place.shape.eos
@@ -98,7 +87,6 @@ def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
     facts["texts"], facts["speed"] = texts(place, reference, say)
     if run.quantized:
         facts["figures"] = figures(place, reference, readers)
-        facts["behaviour"] = behaviour(place, reference, say, readers["decode_cpu"])
     return facts
 
 

@@ -16,7 +16,7 @@ from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import in_a_line, load_tokenizer, transformers_tokenizer
 from ci.lanes.llm.genie import NONE, ForcedText
 from provisioning.base.commands import quoted
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 PREFIX = 20
@@ -27,6 +27,8 @@ CHAT_SHARE, CHAT_PLACE = 4, 1
 SPECIAL_PLACES = 2
 CONTINUED = 2
 """Tokens that Genie says after a prefix: the first is prefill's, the second decode's."""
+CALIBRATION_WINDOWS, CALIBRATION_TOKENS = 12, 8192
+"""Enough to quantize by: longer contexts have fewer windows, but two."""
 RUN = 16
 """Tokens, about a dozen words: hardly any two texts have so many in common by chance."""
 
@@ -40,7 +42,7 @@ def require_tokenizer(folder: Path, shape: Architecture) -> None:
         )
 
 
-def chat_text(folder: Path, message: str, system: str, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+def chat_text(folder: Path, message: str, system: str) -> str:
     """By the template of tokenizer_config.json, or of the file that newer checkpoints have."""
     if not has_template(folder):
         raise UsageError(
@@ -54,20 +56,14 @@ def chat_text(folder: Path, message: str, system: str, tools: Sequence[Mapping[s
             " AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(FOLDER)",
         )
     messages = [{"role": "system", "content": system}] if system else []
-    return _rendered(folder, [*messages, {"role": "user", "content": message}], tools, answered=False)
+    return _rendered(folder, [*messages, {"role": "user", "content": message}], answered=False)
 
 
-def _rendered(
-    folder: Path,
-    messages: Sequence[Mapping[str, str]],
-    tools: Sequence[Mapping[str, Any]] = (),
-    *,
-    answered: bool,
-) -> str:
+def _rendered(folder: Path, messages: Sequence[Mapping[str, str]], *, answered: bool) -> str:
     try:
         tokenizer = transformers_tokenizer(folder)
         text: str = tokenizer.apply_chat_template(
-            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=not answered
+            messages, tokenize=False, add_generation_prompt=not answered
         )
     # Templates are programs: any error can come out of them.
     except Exception as error:
@@ -118,6 +114,39 @@ def with_chats(
         if len(prompt) <= most:
             found[index] = ForcedText(prompt, texts[index].tokens)
     return found
+
+
+def windows(
+    folder: Path,
+    shape: Architecture,
+    text: Path,
+    context: int,
+    most: int = 0,
+    or_else: str = "a shorter --context",
+) -> list[list[int]]:
+    """Of a text; without `most` as many as it takes to quantize by. Each begins like a prompt, because
+    otherwise the first tokens' values would be cut off; and a share are chats, for the same reason.
+    `or_else` is what a shorter text needs."""
+    most = most or max(2, min(CALIBRATION_WINDOWS, CALIBRATION_TOKENS // context))
+    tokenizer = load_tokenizer(folder)
+    tokens = tokens_of(tokenizer, read_corpus(text))
+    length = context - len(shape.beginning)
+    starts = range(0, len(tokens) - length + 1, length)[:most]
+    rows = [[*shape.beginning, *tokens[at : at + length]] for at in starts]
+    if len(rows) < most:
+        needed = quoted("wc", "-w", str(text))
+        raise CheckFailed(
+            f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
+            fix=f"give a longer text ({needed} counts its words), or {or_else}",
+        )
+    for row in rows[CHAT_PLACE::CHAT_SHARE]:
+        row[:] = chat_row(folder, tokenizer, shape, row)
+    return rows
+
+
+def windows_of(folder: Path, shape: Architecture, order: Mapping[str, Any]) -> list[list[int]]:
+    """That an order names."""
+    return windows(folder, shape, Path(order["text"]), order["length"], order["windows"], "fewer --tokens")
 
 
 def special_places(folder: Path, shape: Architecture, rows: Iterable[Sequence[int]]) -> list[list[int]]:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ci.engine.installed import ready_environment
 from ci.engine.work import Result
-from ci.lanes.llm.findings import findings_of, model_findings, row
 from ci.lanes.llm.suite import SUITES, LlmProgram
+from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
 from ci.lanes.llm.work import Generate, GenerateByExecutorch, LlmPlan, Train, require_installed
 from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import StageOptions
@@ -56,7 +56,7 @@ class LanguageModels(Lane[LlmProgram, LlmPlan]):
         return findings_of(program, mine[TEXTS])
 
     def row(self, plan: LlmPlan, program: LlmProgram, mine: Mine) -> Mapping[str, Metric]:
-        return row(program, mine[TEXTS])
+        return report_row(program, mine[TEXTS])
 
     def close(self, stage: StageRun, plan: LlmPlan, results: Results) -> None:
         of_case = {program.case_name: program for program in plan.programs}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.checkpoint_compile import write_binaries
 from ci.lanes.llm.compiled import Compiled
 from ci.lanes.llm.genie import (
@@ -24,7 +22,6 @@ from ci.lanes.llm.measure import (
     MOST,
     PREFILL,
     ProgramFolders,
-    behaviour,
     choices,
     figures,
     genie_figures,
@@ -32,7 +29,7 @@ from ci.lanes.llm.measure import (
 )
 from ci.lanes.llm.prompts import CONTINUED, prefix_lengths, prefixes_of, to_the_end
 from ci.lanes.llm.reference import load_reference
-from ci.lanes.llm.suite import FOUR_BITS, LlmRun
+from ci.lanes.llm.suite import FOUR_BITS
 from provisioning.base.errors import CheckFailed
 
 PREFIXES = 100
@@ -42,9 +39,8 @@ ENDLESS, FEW = "endless.json", "few.json"
 
 
 def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
-    run = LlmRun.model_construct(**order["run"])
-    model, into = Path(order["model"]), Path(order["into"])
-    place = ProgramFolders(model, into, read_architecture(model), run, order["soc"], order["timeout"])
+    place = ProgramFolders.of(order)
+    run, model, into = place.run, place.model, place.into
     context, counts = place.context, {"prefill": PREFILL, "decode": DECODE}
     require_sizes(context, list(counts.values()))
     rows = place.calibration() if run.quantized else []
@@ -78,7 +74,6 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         compiled = Compiled(into, model, place.shape, place.soc, record)
         readers = {name: reader for kind in KINDS for name, reader in compiled.readers(kind).items()}
         facts["figures"] = figures(place, reference, readers)
-        facts["behaviour"] = behaviour(place, reference, say, readers["decode_cpu"])
         stream = [token for row in place.rows("judged") for token in row[1:]]
         short = prefixes_of(stream, prefix_lengths(PREFIXES, PREFILL, context))
         prefixes = [text.prompt for text in short]

@@ -7,7 +7,6 @@ Two processes of one thread, one seed, a text from the locked torch, and arithme
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import math
 import multiprocessing
@@ -18,7 +17,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.toy_calls import BEHAVIOUR, questions, write_behaviour
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
 
@@ -32,11 +30,6 @@ HELD_OUT, CALIBRATION = 10, 11
 training.
 """
 PARTS = 12
-CALLS = 12
-"""How often each question with its call stands in the text for training: with 3 it learned what a call is,
-and not which city is asked for."""
-CALIBRATED = 6
-"""Of so many sentences to calibrate by one is a call."""
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -68,7 +61,7 @@ CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Sentences for three purposes; none is in two of them, but for calls that are calibrated by."""
+    """Sentences for three purposes; none is in two of them."""
 
     training: tuple[str, ...]
     judged: tuple[str, ...]
@@ -79,10 +72,7 @@ def texts() -> Texts:
     every = list(dict.fromkeys(_sentences()))
     parts = {part: tuple(every[part::PARTS]) for part in (HELD_OUT, CALIBRATION)}
     training = tuple(text for index, text in enumerate(every) if index % PARTS not in parts)
-    calls = tuple(question.text + question.answer for question in questions(held_out=False))
-    calibration = list(parts[CALIBRATION])
-    calibration[::CALIBRATED] = itertools.islice(itertools.cycle(calls), len(calibration[::CALIBRATED]))
-    return Texts((*training, *calls * CALLS), parts[HELD_OUT], tuple(calibration))
+    return Texts(training, parts[HELD_OUT], parts[CALIBRATION])
 
 
 def _sentences() -> Iterator[str]:
@@ -149,7 +139,6 @@ def train(folder: Path, steps: int = 550) -> dict[str, Any]:
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"bos_token": BOS, "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special), encoding="utf-8")
-    write_behaviour(folder / BEHAVIOUR)
     kept = {name: rows[name] for name in ("judged", "calibration")}
     (folder / "texts.json").write_text(json.dumps(kept), encoding="utf-8")
     reached = _perplexity(model, rows["judged"], bos, eos)

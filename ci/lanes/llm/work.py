@@ -21,9 +21,9 @@ from ci.engine.memo import Memo
 from ci.engine.runs import Repeats
 from ci.engine.work import Result
 from ci.engine.workers.parent import WorkerSpec
-from ci.lanes.llm.findings import findings_of, model_findings
 from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import LlmProgram
+from ci.lanes.llm.verdicts import findings_of, model_findings
 from ci.pipeline.findings import verdict
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan
