@@ -858,8 +858,9 @@ def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     """As PyTorch computes them: prefill that hands its cache to decode, and a cache in buffers."""
 
     from ci.lanes.llm.architecture import read_architecture
+    from ci.lanes.llm.compiled import TokenReader
     from ci.lanes.llm.decoder import load_decoder
-    from ci.lanes.llm.measure import ProgramFolders, TokenReader
+    from ci.lanes.llm.measure import ProgramFolders
     from ci.lanes.llm.program_steps import answer
     from ci.lanes.llm.programs import (
         HandedOver,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Speaker:
 
             comparison = beside_float(self.reference, shape, prompt, LENGTH, shape.eos, again)
             words = dict.fromkeys(("prompt_text", "found_text", "expected_text"), "")
-            texts.append({**comparison.as_json(), "compared": comparison.tokens, **words})
+            texts.append({**asdict(comparison), "compared": comparison.tokens, **words})
         return texts
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +61,11 @@ MOST = 60
 CALIBRATED_WINDOWS, JUDGED_WINDOWS = 12, 8
 """Of `test_llm`."""
 TINY = 1e-30
+COMPILED = {
+    "genie": ("ci.lanes.llm.compiled", "Compiled"),
+    "executorch": ("ci.lanes.llm.program_steps", "LoweredProgram"),
+}
+"""Imported when needed, as each loads another QNN."""
 
 
 @dataclass(frozen=True)
@@ -280,12 +286,8 @@ def _loss(regrets: Sequence[float], tie: float) -> dict[str, float]:
 def compiled_of(order: Mapping[str, Any]) -> Compiled:
     out, folder = Path(order["compiled"]), Path(order["model"])
     record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-    kind = Compiled
-    if through(record) == "executorch":
-        # It never imports what Genie's workers do, which load another QNN.
-        from ci.lanes.llm import program_steps
-
-        kind = program_steps.LoweredProgram
+    module, name = COMPILED[through(record)]
+    kind: type[Compiled] = getattr(importlib.import_module(module), name)
     shape = read_architecture(folder, record.get("adapter", ""))
     return kind(out, folder, shape, soc_named(record["soc"]), record)
 
