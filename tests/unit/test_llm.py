@@ -63,8 +63,10 @@ from ci.lanes.llm.prompts import (
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import (
     READER_NAMES,
+    Bounds,
     TextComparison,
     compare_text,
+    figure_problems,
     figures_of,
     findings_of,
     misses,
@@ -903,7 +905,6 @@ class TestCheck:
         words: int = 3000,
         vocabulary: Mapping[str, int] | None = None,
         noise: float = 0.1,
-        noise_ratio: float = 1.0,
         kept: Sequence[float] = (0.0, 0.0),
         worst: tuple[float, float] = (42.0, 42.0),
         genie_figure: Mapping[str, float] | None = MappingProxyType({"value": 0.0, "error": 1e-6}),
@@ -932,7 +933,7 @@ class TestCheck:
         save_tokenizer(model, vocabulary)
         (folder / "text.txt").write_text("a " * words)
         values = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
-        rounded = GOOD | {"divergence": noise, "perplexity_ratio": noise_ratio}
+        rounded = GOOD | {"divergence": noise}
         bounds = {name: {"value": value, "error": 1e-3} for name, value in rounded.items()}
         answers: dict[str, dict[str, Any]] = {
             "rounding": {
@@ -998,7 +999,7 @@ class TestCheck:
         assert self.check(tmp_path, monkeypatch, genie_figure={"value": 0.06, "error": 0.01}) == 0
         assert self.check(tmp_path, monkeypatch, genie_figure={"value": 0.09, "error": 0.01}) == 1
         assert self.check(tmp_path, monkeypatch, genie_figure={"value": 0.11, "error": 0.5}) == 1
-        assert "Genie's decode: divergence" in messages(tmp_path)
+        assert "Genie's decode" in messages(tmp_path)
         capsys.readouterr()
         assert self.check(tmp_path, monkeypatch, genie_figure=None) == 0
         assert "gives no logits" in capsys.readouterr().out
@@ -1015,11 +1016,22 @@ class TestCheck:
                 self.check(tmp_path, monkeypatch, precision="fp16", noise=1e-6, divergence=divergence) == code
             )
 
-    def test_a_text_that_rounding_makes_likelier_may_be_as_likely_as_to_float(
+    def test_a_few_tokens_may_be_cut_off_and_not_half_of_them(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for ratio, code in ((1.0, 0), (1.02, 1)):
-            assert self.check(tmp_path, monkeypatch, noise_ratio=0.95, perplexity_ratio=ratio) == code
+        """Two right models were red by 8.05e-5 and 7.9e-5: each graph cuts off other tokens."""
+        costs = GOOD | {"divergence": 5e-5, "divergence_50": 5e-5}
+        noise = {name: {"value": value, "error": 1e-6} for name, value in costs.items()}
+        bounds = Bounds.of({"noise": {"windows": noise}, "tie": 0.01, "parts": []}, "u16u8", {})
+        for figures, wrong in (
+            ({"divergence": 9e-4, "divergence_99": 0.019}, 0),
+            ({"divergence": 2e-3}, 1),
+            ({"divergence_99": 0.03}, 1),
+            ({"divergence_50": 6e-5}, 0),
+            ({"divergence_50": 8e-5}, 1),
+        ):
+            facts = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
+            assert len(list(figure_problems({"decode_htp": facts}, bounds))) == wrong, figures
 
     def test_what_rounding_costs_is_what_the_compile_kept_of_the_same_tokens_and_weights(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -1042,10 +1054,10 @@ class TestCheck:
             "judged": digest_of(rows, order["texts"]),
         }
         assert noise_of(code=1, rounding=kept) == []
-        # What calibration cuts off is part of it: nothing is allowed beside it.
+        # What calibration cuts off is part of it; beside it a few tokens alone are allowed.
         limits["divergence"] = {"value": 0.0002, "error": 1e-5}
         exact = kept | {"noise": {"windows": limits}}
-        for divergence, code in ((0.00022, 0), (0.0008, 1)):
+        for divergence, code in ((0.0009, 0), (0.0012, 1)):
             assert self.check(tmp_path, monkeypatch, rounding=exact, divergence=divergence) == code
         # Of other tokens it is measured anew, with the ranges that quantizing saw.
         [order] = noise_of("--tokens", "300", code=0, rounding=kept)
@@ -1065,7 +1077,7 @@ class TestCheck:
         parts = [part(0, "prefill", 40.0), part(1, "prefill", 26.0)]
         for flags in ((), ("--where",)):
             assert self.check(tmp_path, monkeypatch, *flags, precision="fp16", parts=parts) == 1
-            assert "prefill_1, layers 1 to 1: hidden_1 has 26.0 dB" in messages(tmp_path)
+            assert "goes wrong in prefill_1, layers 1 to 1" in messages(tmp_path)
         capsys.readouterr()
         assert self.check(tmp_path, monkeypatch, precision="fp16", parts=parts[:1]) == 0
         assert "prefill_0" not in capsys.readouterr().out

@@ -52,7 +52,6 @@ from ci.lanes.llm.prompts import (
     words_after,
 )
 from ci.lanes.llm.verdicts import (
-    CUT_OFF,
     READER_NAMES,
     Bounds,
     choice_problems,
@@ -299,7 +298,11 @@ class Check:
         }
         kept = ("soc", "context", "bytes", "cpu_seconds", "peak")
         self.row |= {key: record[key] for key in kept if key in record}
-        self.row |= {"through": through(record), "precision": written_name(record["precision"])}
+        self.row |= {
+            "comparisons": 0,
+            "through": through(record),
+            "precision": written_name(record["precision"]),
+        }
 
     def all(self) -> None:
         options, logs = self.options, self.options.selection.reports.absolute() / "llm"
@@ -315,6 +318,7 @@ class Check:
                 self._genie(ask, bounds)
             if options.on != "cpu":
                 self._parts(ask, bounds)
+        sys.stdout.write(f"{self.row['comparisons']} comparisons with a limit\n")
         if self.genie and options.on != "both":
             sys.stdout.write(f"Genie was not run: --on {options.on}\n")
 
@@ -360,7 +364,6 @@ class Check:
             rounding = kept
         else:
             rounding = ask(**{**self.order, "do": "rounding", "texts": texts, "ranges": kept.get("ranges")})
-            rounding = rounding if kept else {**rounding, "allowed": CUT_OFF}
         given = {name: value for name, value in self.options.limits.items() if value is not None}
         bounds = Bounds.of(rounding, self.record["precision"], given)
         for reader, figures in bounds.rounding.items():
@@ -391,6 +394,7 @@ class Check:
     def _judge(self, facts: Mapping[str, Any], bounds: Bounds) -> None:
         for name, words in READER_NAMES.items():
             if name in facts:
+                self.row["comparisons"] += len(bounds.of_reader(name))
                 sys.stdout.write(f"{words}: {in_words(figures_from(facts[name]))}\n")
         self._add(figure_problems(facts, bounds))
 
@@ -435,6 +439,7 @@ class Check:
                 f"Genie's {kind}: float's first choice {row['first_choice']:.1%} of {row['tokens']} tokens;"
                 f" regret {row['regret']:.4f} logits, at most {row['worst_regret']:.3f}\n"
             )
+        self.row["comparisons"] += len(chosen)
         self._add(choice_problems(chosen, bounds))
         if not set(facts) & set(READER_NAMES):
             sys.stdout.write("libGenie.so of this build gives no logits: choices alone are judged\n")
@@ -459,6 +464,7 @@ class Check:
                     f"{row['name']}: {row['output']} {in_decibels(row['db'])} from float, most places"
                     f" {in_decibels(row['typical_db'])}{beside}\n"
                 )
+        self.row["comparisons"] += 2 * len(rows)
         self.row["parts"] = rows
 
 
