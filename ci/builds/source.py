@@ -83,7 +83,8 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
             replace_text(plan.flags_file, plan.flags())
         plan.build.mkdir(exist_ok=True)
         if plan.written:
-            link_tree.link_with_copies(plan.tree.root, plan.written, plan.source)
+            folders = [project.source for project in plan.recipe.projects]
+            link_tree.link_with_copies(plan.tree.root, plan.written, plan.source, folders)
 
     begun, now = time.monotonic(), time.time()
     state = plan.cmake_build().run(clean=clean, prepare=prepare)

@@ -29,10 +29,12 @@ AS_INCLUDED = [
 Otherwise the bytes of a binary would depend on the length of folder names.
 """
 
-AS_RELATIVE = f"""\
+AS_RELATIVE = """\
 # ccache names files as seen from the folder that compilers run in, so that other folders share its results.
-file(RELATIVE_PATH relative "${{CMAKE_BINARY_DIR}}" "${{CMAKE_CURRENT_LIST_DIR}}/{LINKS}/{OWN_NAME}")
-add_compile_options("-ffile-prefix-map=${{relative}}={OWN_NAME}")
+foreach(tree {trees})
+  file(RELATIVE_PATH relative "${{CMAKE_BINARY_DIR}}" "${{tree}}")
+  add_compile_options("-ffile-prefix-map=${{relative}}={name}")
+endforeach()
 """
 
 _DEFINITION = re.compile(r"(?:-D)?(\w+)(?::\w+)?=(.*)", re.DOTALL)
@@ -86,7 +88,9 @@ class SourcePlan:
         maps = [f"-ffile-prefix-map={folder}={name}" for folder, name in self.private().items()]
         compile_flags = "".join(f"  [=[{flag}]=]\n" for flag in (*maps, *AS_INCLUDED))
         link_flags = "".join(f"  [=[{flag}]=]\n" for flag in self.recipe.link_flags)
-        text = f"include_guard(GLOBAL)\nadd_compile_options(\n{compile_flags})\n" + AS_RELATIVE
+        text = f"include_guard(GLOBAL)\nadd_compile_options(\n{compile_flags})\n"
+        trees = dict.fromkeys((self.tree.root.resolve(), self.source))
+        text += AS_RELATIVE.format(trees=" ".join(f"[=[{tree}]=]" for tree in trees), name=OWN_NAME)
         return text + (f"add_link_options(\n{link_flags})\n" if link_flags else "")
 
     def values(self) -> dict[str, str]:

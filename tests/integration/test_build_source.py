@@ -184,6 +184,25 @@ def test_another_folder_gives_the_same_bytes(
     assert hashes(other.dist) == hashes((arm64 if stage == ARM64 else android).dist)
 
 
+@pytest.mark.needs("ccache")
+def test_another_folder_takes_what_ccache_has_and_gives_the_same_bytes(
+    sources: Sources, tmp_path: Path
+) -> None:
+    """Also where the folder lies deeper, and paths have dots."""
+    cache = tmp_path / "ccache"
+    first = build(ARM64, tmp_path / "one", sources.tree, sources.sdk, ccache=cache)
+    environ = {**os.environ, "CCACHE_DIR": str(cache)}
+    subprocess.run(["ccache", "--zero-stats"], env=environ, capture_output=True, check=True)
+    other = build(ARM64, tmp_path / "an" / "other", sources.tree, sources.sdk, ccache=cache)
+    assert (first.code, other.code) == (0, 0), other.err
+    printed = subprocess.run(
+        ["ccache", "--print-stats"], env=environ, capture_output=True, text=True, check=True
+    ).stdout
+    counts = dict(line.split("\t") for line in printed.splitlines())
+    assert (int(counts["cache_miss"]), int(counts["direct_cache_hit"]) > 10) == (0, True)
+    assert hashes(first.dist) == hashes(other.dist)
+
+
 def test_the_dry_run_prints_the_commands_that_the_build_runs(sources: Sources, arm64: Built) -> None:
     before = hashes(arm64.folder)
     printed = build(ARM64, arm64.folder, sources.tree, sources.sdk, "--dry-run")

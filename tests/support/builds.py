@@ -47,14 +47,22 @@ class Built:
 def run_stage(
     stage: str, *flags: str | Path, environ: Mapping[str, str | Path]
 ) -> subprocess.CompletedProcess[str]:
-    # So that what is compiled twice is compiled twice.
-    added = {"CCACHE_DISABLE": "1", **{name: str(value) for name, value in environ.items()}}
+    added = {name: str(value) for name, value in environ.items()}
+    if "CCACHE_DIR" not in added:
+        # So that what is compiled twice is compiled twice.
+        added["CCACHE_DISABLE"] = "1"
     kept = {name: value for name, value in os.environ.items() if name not in STEERING}
     return typed(stage, *flags, env={**kept, **added})
 
 
 def build(
-    stage: str, folder: Path, tree: Path, sdk: Path, *flags: str | Path, ndk: Path | None = None
+    stage: str,
+    folder: Path,
+    tree: Path,
+    sdk: Path,
+    *flags: str | Path,
+    ndk: Path | None = None,
+    ccache: Path | None = None,
 ) -> Built:
     """In folder: build/, dist/ and reports/."""
     places = ("--build-dir", folder / "build", "--output", folder / "dist", "--reports", folder / "reports")
@@ -65,6 +73,8 @@ def build(
     }
     if ndk is not None:
         environ["ANDROID_NDK_ROOT"] = ndk
+    if ccache is not None:
+        environ["CCACHE_DIR"] = ccache
     # The profile whose pins the stand-ins have.
     done = run_stage(stage, "--profile", "qnn-2.37", *places, *flags, environ=environ)
     return Built(done.returncode, done.stdout, done.stderr, folder, stage)

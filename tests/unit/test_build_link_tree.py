@@ -54,6 +54,13 @@ def test_changes_of_the_tree_are_followed(shown: Path, tree: Path) -> None:
     assert sorted(path.name for path in shown.iterdir()) == ["backends", "exir", "third-party", "version.txt"]
 
 
+def test_dots_after_a_folder_of_a_project_stay_in_the_links(tree: Path, tmp_path: Path) -> None:
+    into = tmp_path / "build" / "tree" / "executorch"
+    link_with_copies(tree, COPIED, into, ["backends/qualcomm"])
+    assert (into / "backends/qualcomm/../..").resolve() == into.resolve()
+    assert (into / "backends/qualcomm/a.cpp").resolve() == (tree / "backends/qualcomm/a.cpp").resolve()
+
+
 def test_files_written_since_a_moment_are_named(tree: Path) -> None:
     now = time.time() + 10
     assert changed_since(tree, now) == []
