@@ -20,6 +20,7 @@ PACKAGES = {
     "aapt": "aapt",
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "adb": "adb",
+    "ccache": "ccache",
     "chromium": "chromium",
     "clang++": "clang",
     "ld.lld": "lld",
