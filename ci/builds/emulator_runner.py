@@ -21,7 +21,7 @@ from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.runner_inputs import inputs_of
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.engine.inputs import Roots
-from ci.engine.memo import CachedResult, Memo, Miss
+from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
 from provisioning import elf
 from provisioning.base.commands import captured, session
 from provisioning.base.diagnosis import causes
@@ -314,7 +314,9 @@ def _build_and_replace(
     # CMake looks for libraries of the package, and a new header may come before another one.
     folders = [SOURCE / "src", *(plan.executorch.root / part for part in ("lib", "share/cmake"))]
     touched = inputs_of(plan.folder / "build", plan.ninja, plan.compiler, folders, started)
-    entry = memo.remember(plan.subject, plan.key(), {"files": files}, touched, kept, own=[plan.folder])
+    entry = memo.remember(
+        plan.subject, plan.key(), {"files": files}, WorkDone(touched, own=[plan.folder]), kept
+    )
     if entry.not_remembered:
         sys.stderr.write(f"the next build starts anew: {entry.not_remembered}\n")
     return files

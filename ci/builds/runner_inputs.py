@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ci.builds.programs import BuildTool
 from ci.engine.inputs import Touched
-from ci.engine.interpreter import as_installed
-from ci.engine.watch import listing_of, stamp_of
+from ci.engine.watch import listing_of, stamp_of, stamp_of_installed
 
 LINKED = "linked.d"
 """The linker's list of the files that it read, below the build tree; CMakeLists.txt requests it."""
@@ -41,10 +40,8 @@ def inputs_of(
 def changed_since(path: Path, started: float) -> bool:
     """Whether a file may have other content than at that time. An installer that shares its file with another
     environment by a hard link changes nothing."""
-    _, modified, changed, *_ = stamp_of(path.stat())
-    if max(modified, changed) / 1e9 <= started:
-        return False
-    return modified / 1e9 > started or not as_installed(str(path))
+    _, modified, changed, *_ = stamp_of_installed(path.stat())
+    return max(modified, changed) / 1e9 > started
 
 
 def _absolute(tree: Path, name: str) -> Path:

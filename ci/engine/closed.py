@@ -5,6 +5,7 @@ Little can reach the work, then, and all of that is in its key or no input."""
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
@@ -20,6 +21,7 @@ from provisioning.base.settings import MANIFESTS
 class PlaceVariables(Model):
     passed: tuple[str, ...]
     search: tuple[str, ...]
+    text: tuple[str, ...]
     roots: dict[str, str]
 
 
@@ -49,6 +51,7 @@ class Variables(Model):
     hidden: Hidden
     declared: Declared
     asked: Asked
+    limits: dict[str, int]
 
 
 @cache
@@ -70,9 +73,21 @@ def without_hidden(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str
 
 
 def key_of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The values of a closed environment that work may depend on, as digests."""
-    names = (*table().fixed, *table().transport.in_key)
-    return {name: digest_of_value(environ[name])[:16] for name in sorted(names) if name in environ}
+    """The values of a closed environment that work may depend on, as digests; and its limits."""
+    names = (*table().fixed, *table().transport.in_key, *table().place.text)
+    values = {name: digest_of_value(environ[name])[:16] for name in sorted(names) if name in environ}
+    return {**values, "limits": " ".join(f"{number}={soft}:{hard}" for number, soft, hard in limits())}
+
+
+def limits() -> Iterator[tuple[int, int, int]]:
+    """What a process that does a user's work may use: each limit's number, soft and hard."""
+    fixed = {getattr(resource, f"RLIMIT_{name}"): most for name, most in table().limits.items()}
+    others = (getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
+    for number in sorted({*others} - {resource.RLIMIT_DATA}):
+        soft, hard = resource.getrlimit(number)
+        if number in fixed:
+            soft = hard = fixed[number] if hard == resource.RLIM_INFINITY else min(fixed[number], hard)
+        yield number, soft, hard
 
 
 def homes(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.engine.inputs import Digests, key_of
+from ci.engine.digests import Digests
+from ci.engine.inputs import key_of
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text

@@ -1,11 +1,11 @@
-"""The inputs of a Python process that the process itself knows: modules, failed look-ups, queries.
+"""The inputs of a Python process that the process itself knows: its modules, and variables that it lacks.
 
-`begin` is called once, before anything heavy is imported. `touched` returns what was touched since.
+`begin` is called once, before anything heavy is imported. `touched` returns what was touched since. What a
+fork of the process touches is watched.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import importlib.machinery
@@ -14,19 +14,18 @@ import site
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ci.engine.watch import IGNORED, QUERY_BEGINS, QUERY_ENDS, Stamp, listing_of, source_of, stamp_of
-from provisioning.base.files import hash_file
+from ci.engine.watch import IGNORED, QUERY_BEGINS, QUERY_ENDS, listing_of, modules_of, source_of, stamp_of
 
 UNSET = "unset"
 
-ALL = "*"
-"""Stands for a query about all packages."""
+LOCKED = "QNN_CI_LOCKED_PACKAGES"
+"""Tells an environment with a suite's own packages where the locked ones are."""
 
 TOOLKIT = Path(__file__).resolve().parents[2]
 OURS = tuple(f"{TOOLKIT / name}/" for name in ("ci", "provisioning"))
@@ -36,49 +35,8 @@ _asked: dict[str, str] = {}
 """Variables that were not there, with whose code asked for them. They serve messages alone."""
 _notes = -1
 """The file that they are written to, which children of the work have too."""
-_absent_modules: set[str] = set()
-_queries: dict[str, set[str]] = {}
-"""By directory: the queries about the packages that are installed there."""
 _opened: set[str] = set()
-_known: set[str] = set()
 _began = 0.0
-
-
-class _Absent:
-    """The last finder on the path: a name that gets this far does not exist."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        if path is None:
-            _absent_modules.add(name)
-
-
-class _Queries:
-    """The first finder on the path: records queries about installed packages."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        return None
-
-    @staticmethod
-    def find_distributions(context: Any) -> Iterable[Any]:
-        if query := f"name:{context.name}" if context.name else _query_of_all():
-            for folder in context.path:
-                _queries.setdefault(os.path.abspath(folder), set()).add(query)
-        return ()
-
-
-def _query_of_all() -> str:
-    """A query about all packages: for the entry points of a group, or by user code for anything."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and "importlib" in frame.f_code.co_filename:
-        if frame.f_code.co_name == "entry_points":
-            group = frame.f_locals.get("params", {}).get("group")
-            if group:
-                return f"group:{group}"
-        frame = frame.f_back
-    reader = _reader(("importlib/metadata/__init__.py", "importlib_metadata/__init__.py"), depth=3)
-    return ALL if reader == "user" else ""
 
 
 class _Everything(set[str]):
@@ -89,7 +47,7 @@ class _Everything(set[str]):
 
 
 def begin() -> None:
-    """Record absent variables and modules, and opened files, from now on; children inherit it.
+    """Record absent variables and opened files, from now on; children inherit it.
 
     The user's directories are not listed, so a new file beside a suite is no change. Their bytecode is not
     used, because Python checks only its size and time."""
@@ -100,20 +58,18 @@ def begin() -> None:
     _tell_of_queries()
     environ: Any = type(os.environ)
     environ.__getitem__ = _note_absent(environ.__getitem__)
-    sys.meta_path.insert(0, _Queries)
-    sys.meta_path.append(_Absent)
     sys.addaudithook(_note_event)
     loader: Any = importlib.machinery.SourceFileLoader
     stats, finder = loader.path_stats, importlib.machinery.FileFinder
     fill: Any = finder._fill_cache  # type: ignore[attr-defined]
 
     def path_stats(self: Any, path: str) -> Any:
-        if not is_installed(path):
+        if not is_library(path):
             raise OSError("bytecode is not used")
         return stats(self, path)
 
     def fill_cache(self: Any) -> None:
-        if is_installed(self.path):
+        if is_library(self.path):
             fill(self)
         else:
             self._path_cache = self._relaxed_path_cache = _Everything()
@@ -143,31 +99,24 @@ def _tell_of_queries() -> None:
 
 def touched() -> dict[str, Any]:
     """What was touched since `begin`: the files of modules, opened files and loaded libraries with their
-    stamps.
-
-    `absent_modules` has for each directory of the search path the top-level names that must stay absent.
-    """
+    stamps; and the names in the folders where modules and libraries are searched, which could come first."""
     opened: dict[str, list[int]] = {}
     changed = []
     names = {*_opened, *_module_files(), *_libraries()}
     # The source decides, not its bytecode, which may have just been written.
     for name in sorted({source_of(name) or name for name in names}):
         path = os.path.abspath(name)
-        if path.startswith(IGNORED) or not os.path.isfile(path):
-            continue
-        if ".dist-info/" in path:
-            # Torch reads the entry points of all distributions. Those that were imported count by their
-            # files.
+        if path.startswith((*IGNORED, "/dev/")) or not os.path.isfile(path):
             continue
         info = os.stat(path)
         opened[path] = list(stamp_of(info))
         if max(info.st_ctime, info.st_mtime) > _began:
             changed.append(path)
+    searched = {os.path.abspath(folder) for folder in sys.path} | _package_folders()
     return {
         "opened": opened,
-        "absent_modules": absent_modules(sys.path, _homes(), _absent_modules),
-        "queries": _queries_made(),
-        "listed": {folder: listing_of(folder) for folder in _package_folders()},
+        "queried": {folder: modules_of(folder) for folder in searched if not is_installed(folder)},
+        "listed": {folder: listing_of(folder) for folder in _library_folders()},
         "suspect": changed,
     }
 
@@ -176,106 +125,51 @@ def opened_names() -> set[str]:
     """The files that were opened since `begin`, or were not there when they were to be; for bytecode its
     source."""
     names = {os.path.abspath(source_of(path) or path) for path in _opened}
-    return {name for name in names if not name.startswith(IGNORED)}
+    return {name for name in names if not name.startswith((*IGNORED, "/dev/"))}
 
 
-def as_installed(path: str) -> bool:
-    """True if the file has the bytes that its distribution's RECORD names.
-
-    Installers share files by hard links, so installing into another environment changes a file's ctime and
-    nothing else."""
-    # The loader names a library by its user's folder: numpy/_core/../../numpy.libs/x.so.
-    folder, mark, relative = os.path.normpath(path).rpartition("/site-packages/")
-    if not mark:
-        return False
-    site = f"{folder}{mark}"
-    recorded = _recorded(site, os.stat(site).st_mtime_ns).get(relative)
-    return recorded is not None and recorded == _digest(path, stamp_of(os.stat(path)))
-
-
-@cache
-def _recorded(site: str, changed: int) -> Mapping[str, str]:
-    """The digests of all files that distributions brought, by path below the folder. Installing a
-    distribution changes the folder's time."""
-    lines = (
-        line.partition(",sha256=")
-        for record in Path(site).glob("*.dist-info/RECORD")
-        for line in record.read_text(encoding="utf-8", errors="replace").splitlines()
-    )
-    return {name: rest.partition(",")[0] for name, digest, rest in lines if digest}
-
-
-@cache
-def _digest(path: str, stamp: Stamp) -> str:
-    """As a RECORD writes it."""
-    return base64.urlsafe_b64encode(bytes.fromhex(hash_file(Path(path)))).decode().rstrip("=")
-
-
-def forget(notes: int) -> None:
-    """Start again in a fork: the parent reports what it touched itself. `notes` is a file for the names of
-    absent variables."""
+def begin_fork(notes: int) -> None:
+    """In a fork, whose parent reports what it touched itself. `notes` is a file for the names of absent
+    variables."""
     global _notes
     _notes = notes
     _asked.clear()
-    _absent_modules.clear()
-    _queries.clear()
-    _known.update(sys.modules)
 
 
-def touched_since() -> dict[str, Any]:
-    """The arguments of `absent_modules` since `forget`, and queries. No files: the fork is watched."""
-    if "pkg_resources" in sys.modules.keys() - _known:
-        for folder in sys.path:
-            _queries.setdefault(os.path.abspath(folder), set()).add(ALL)
-    modules = [list(sys.path), _homes(), sorted(_absent_modules)]
-    return {"modules": modules, "queries": _queries_made()}
-
-
-def all_that_may_be_touched() -> dict[str, Any]:
-    """What a fork that crashed may have asked Python for: whatever is in the folders of the search path or
-    installed there. Its files were watched."""
-    folders = {os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder)}
-    return {
-        "listed": {folder: listing_of(folder) for folder in folders},
-        "queries": {folder: [ALL] for folder in folders},
-    }
-
-
-def absent_modules(
-    path: Iterable[str], homes: Mapping[str, str], absent: Iterable[str]
-) -> dict[str, list[str]]:
-    """By directory of the search path, the modules that would shadow what was imported if they were added
-    there.
-
-    A module found in one directory must stay absent from all earlier ones; a module found nowhere must stay
-    absent from all."""
-    real = cache(os.path.realpath)
-    entries = list(dict.fromkeys(os.path.abspath(folder) for folder in path))
-    missing: dict[str, list[str]] = {}
-    for index, entry in enumerate(entries):
-        later = {real(entry) for entry in entries[index + 1 :]}
-        names = {name for name, home in homes.items() if home != entry and real(home) in later}
-        names |= {name for name in absent if name not in homes}
-        # A missing directory may be created.
-        if names and not os.path.isfile(entry):
-            missing[entry] = sorted(names)
-    return missing
+def searched() -> list[str]:
+    """The folders that each import may ask for the time of."""
+    folders = {os.path.abspath(folder) for folder in sys.path}
+    for module in list(sys.modules.values()):
+        with contextlib.suppress(Exception):
+            # Of a package without __init__ it is no list.
+            folders.update(map(str, getattr(module, "__path__", ())))
+    return sorted(folder for folder in folders if not is_installed(folder))
 
 
 @cache
 def installations() -> tuple[str, ...]:
-    """Where distributions and Python itself are installed, each ending in a slash."""
-    paths = sysconfig.get_paths()
-    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders |= {*site.getsitepackages(), site.getusersitepackages()}
-    folders |= {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
-    # Also the folders of `pip install --target` and of .pth files.
-    folders |= {folder for folder in sys.path if folder.endswith(("/site-packages", "/dist-packages"))}
+    """Where this environment has its distributions, each ending in a slash: their content is in every key."""
+    folders = {*site.getsitepackages(), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}
+    folders |= {site.getusersitepackages()} if site.ENABLE_USER_SITE else set()
+    if locked := os.environ.get(LOCKED):
+        folders.add(locked)
     return tuple(sorted({f"{spelt}/" for folder in folders for spelt in (folder, os.path.realpath(folder))}))
 
 
 def is_installed(path: str) -> bool:
     return f"{path}/".startswith(installations())
+
+
+@cache
+def _libraries_of_python() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths["stdlib"], paths["platstdlib"], f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
+    return tuple(f"{spelt}/" for folder in folders for spelt in (folder, os.path.realpath(folder)))
+
+
+def is_library(path: str) -> bool:
+    """Whether it is installed, or Python's own."""
+    return f"{path}/".startswith((*installations(), *_libraries_of_python()))
 
 
 def digest_of_value(value: str | None) -> str:
@@ -320,7 +214,7 @@ def _reader(through: str | tuple[str, ...] = "/os.py", depth: int = 3) -> str:
         if name[:1] != "<" and not name.endswith(through):
             if name.startswith(OURS):
                 return ""
-            return "library" if is_installed(name) else "user"
+            return "library" if is_library(name) else "user"
         frame = frame.f_back
     return "library"
 
@@ -344,13 +238,9 @@ def _package_folders() -> set[str]:
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file[:1] == "/" and (hasattr(module, "__path__") or "." in name):
             folder = os.path.dirname(file)
-            if not is_installed(folder) and not f"{folder}/".startswith(OURS):
+            if not is_library(folder) and not f"{folder}/".startswith(OURS):
                 folders.add(folder)
     return folders
-
-
-def _queries_made() -> dict[str, list[str]]:
-    return {folder: sorted(queries) for folder, queries in _queries.items()}
 
 
 def _libraries() -> Iterator[str]:
@@ -360,12 +250,8 @@ def _libraries() -> Iterator[str]:
             yield f"/{name}"
 
 
-def _homes() -> dict[str, str]:
-    """The directories of the top-level modules that were imported since `forget`."""
-    homes = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if "." not in name and name not in _known and isinstance(file, str):
-            folder, _, file = file.rpartition("/")
-            homes[name] = folder.rpartition("/")[0] if file.startswith("__init__.") else folder
-    return homes
+def _library_folders() -> Iterator[str]:
+    """The folders where ld.so searches first, with those in them for kinds of processors."""
+    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)):
+        yield os.path.abspath(folder)
+        yield from map(str, Path(folder).absolute().glob("glibc-hwcaps/*"))

@@ -19,10 +19,9 @@ from typing import Any
 
 from ci.engine.inputs import key_of
 from ci.engine.jobs import default_slots
-from ci.engine.memo import processor_kind
 from ci.engine.progress import Line, failed
-from ci.engine.runs import Repeats, Runs
-from ci.engine.work import Failure, Finished, Result, RunOptions, Task, do_again
+from ci.engine.runs import Repeats, Runs, processor_kind
+from ci.engine.work import Again, Assessment, Failure, Finished, Result, RunOptions, Task, do_again
 from provisioning.base.files import replace_text
 
 FACTS = "facts.json"
@@ -41,8 +40,7 @@ class CachedWork:
     how: RunOptions
     again: Callable[[Path], Task]
     """The task for a folder of scratch, with other folders for what it writes."""
-    accept: Callable[[str, Result], bool]
-    line: Callable[[str, Result], Line]
+    assessment: Assessment
     logs: Path
 
     @property
@@ -187,7 +185,7 @@ def _done_again(
     def line(name: str, result: Result) -> Line:
         if name in different:
             return failed(f"differs: {different[name].differences[0]}")
-        return first.line(name, result) if result.failure else Line("equal")
+        return first.assessment.line(name, result) if result.failure else Line("equal")
 
     def rechecked(work: CachedWork, result: Result) -> Rechecked:
         failure = result.failure
@@ -201,14 +199,12 @@ def _done_again(
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-recheck-") as scratch:
         tasks = [work.again(Path(scratch)) for work in works]
-        threads = first.result.maker.threads
-        results = do_again(
-            tasks, first.how, is_same, accept=first.accept, line=line, threads=threads, until=until
-        )
-    if doubtful:
-        again = _done_again([work for work in works if work.name in doubtful], until, doubtful)
+        again = Again(is_same, first.result.maker.threads, until)
+        results = do_again(tasks, first.how, replace(first.assessment, line=line), again)
     sure = [work for work in works if work.name in results and work.name not in doubtful]
-    return [*(rechecked(work, results[work.name]) for work in sure), *(again if doubtful else ())]
+    unsure = [work for work in works if work.name in doubtful]
+    third = _done_again(unsure, until, doubtful) if unsure else []
+    return [*(rechecked(work, results[work.name]) for work in sure), *third]
 
 
 def compare(cached: Result, now: Finished, repeats: Repeats) -> Iterator[ChangedField]:

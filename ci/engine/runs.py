@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ci.engine.inputs import key_of
 from provisioning.base.files import hash_file
 
 MEASURED = ("seconds", "cpu_seconds", "peak", "resident")
@@ -24,6 +28,36 @@ PASSED, REFUSED = "passed", "not accepted"
 
 MOST_FIGURES = 200
 LONGEST = 80
+
+
+OF_PROCESSOR = (
+    "vendor_id", "cpu family", "model", "flags",
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
+)  # fmt: skip
+"""Of /proc/cpuinfo."""
+
+
+class Maker(NamedTuple):
+    """What rounds sums in a way of its own: the processor and the number of threads. Neither is an input, as
+    machines share results."""
+
+    processor: str = ""
+    threads: int = 0
+
+
+UNKNOWN_MAKER = Maker()
+
+
+@cache
+def processor_kind() -> str:
+    """Of this machine: its name, and a digest of what libraries choose their code by."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        lines = text.partition("\n\n")[0].splitlines()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    known = {name: fields[name] for name in OF_PROCESSOR if name in fields}
+    return f"{fields.get('model name', platform.machine())} {key_of(known)[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ YOUNG_SECONDS = 2.0
 compared.
 """
 
-IGNORED = ("/proc/", "/sys/", "/dev/")
-"""The state of the machine and of the process is never an input; files in shared memory are."""
+IGNORED = ("/proc/", "/sys/")
+"""The state of the machine and of the process is never an input; nor is a device in /dev."""
 
 LOADER_CACHE = "/etc/ld.so.cache"
 """Installing any package rewrites it. The libraries found through it are seen themselves."""
@@ -57,33 +57,22 @@ LOCAL_SERVICES = (
 
 
 class Call(NamedTuple):
-    """A system call's meaning, and which of its arguments are directory, path and flags."""
+    """A system call's meaning, and which of its arguments are directory, path and flags.
+
+    `use` is any call that makes, removes, changes or enters what a path names. A `look` asks for all that can
+    be asked of it, a `glance` for no times of a folder."""
 
     what: Literal[
-        "open",
-        "open2",
-        "create",
-        "folder",
-        "symlink",
-        "move",
-        "link",
-        "look",
-        "run",
-        "list",
-        "connect",
-        "bind",
-        "send",
-        "share",
-        "escape",
-    ]
+        "open", "open2", "create", "use", "pair", "look", "glance", "run", "list", "connect", "bind", "send",
+        "share", "escape",
+    ]  # fmt: skip
     directory: int | None = None
     path: int = 0
     flags: int = 0
     target: tuple[int | None, int] = (None, 1)
-    """Directory and path of what is made, where `path` is what it is made from."""
+    """Directory and path of the second path of a `pair`: a move or another name."""
 
 
-_AT = Call("look", 0, 1)
 _CALLS = {
     "x86_64": (
         0xC000003E,
@@ -93,17 +82,24 @@ _CALLS = {
             257: Call("open", 0, 1, 2),
             437: Call("open2", 0, 1, 2),
             85: Call("create"),
-            83: Call("folder"),
-            258: Call("folder", 0, 1),
-            88: Call("symlink", None, 1),
-            266: Call("symlink", 1, 2),
-            82: Call("move"),
-            **dict.fromkeys((264, 316), Call("move", 0, 1, target=(2, 3))),
-            86: Call("link"),
-            265: Call("link", 0, 1, target=(2, 3)),
+            # truncate, mkdir, rmdir, unlink, chmod, chown, lchown, utime, mknod, statfs, chdir, setxattr,
+            # lsetxattr, removexattr, lremovexattr, utimes, inotify_add_watch
+            **dict.fromkeys(
+                (76, 83, 84, 87, 90, 92, 94, 132, 133, 137, 80, 188, 189, 197, 198, 235), Call("use")
+            ),
+            **dict.fromkeys((258, 259, 260, 261, 263, 268, 280, 303, 452), Call("use", 0, 1)),
+            254: Call("use", None, 1),
+            88: Call("use", None, 1),
+            266: Call("use", 1, 2),
+            **dict.fromkeys((82, 86), Call("pair")),
+            **dict.fromkeys((264, 316, 265), Call("pair", 0, 1, target=(2, 3))),
             29: Call("share"),
-            **dict.fromkeys((4, 6, 21, 80, 89, 191, 192), Call("look")),
-            **dict.fromkeys((262, 332, 269, 439, 267), _AT),
+            **dict.fromkeys((4, 191, 194), Call("look")),
+            262: Call("look", 0, 1, 3),
+            332: Call("look", 0, 1, 2),
+            # lstat, access, readlink, lgetxattr, llistxattr, faccessat, faccessat2, readlinkat
+            **dict.fromkeys((6, 21, 89, 192, 195), Call("glance")),
+            **dict.fromkeys((269, 439, 267), Call("glance", 0, 1)),
             59: Call("run"),
             322: Call("run", 0, 1),
             **dict.fromkeys((78, 217), Call("list")),
@@ -119,14 +115,19 @@ _CALLS = {
         {
             56: Call("open", 0, 1, 2),
             437: Call("open2", 0, 1, 2),
-            34: Call("folder", 0, 1),
-            36: Call("symlink", 1, 2),
-            **dict.fromkeys((38, 276), Call("move", 0, 1, target=(2, 3))),
-            37: Call("link", 0, 1, target=(2, 3)),
+            # statfs, truncate, chdir, and those of extended attributes
+            **dict.fromkeys((43, 45, 49, 5, 6, 14, 15), Call("use")),
+            # mknodat, mkdirat, unlinkat, fchmodat, fchownat, utimensat, name_to_handle_at, fchmodat2
+            **dict.fromkeys((33, 34, 35, 53, 54, 88, 264, 452), Call("use", 0, 1)),
+            27: Call("use", None, 1),
+            36: Call("use", 1, 2),
+            **dict.fromkeys((38, 276, 37), Call("pair", 0, 1, target=(2, 3))),
             194: Call("share"),
-            **dict.fromkeys((8, 9), Call("look")),
-            **dict.fromkeys((79, 291, 48, 439, 78), _AT),
-            49: Call("look"),
+            **dict.fromkeys((8, 11), Call("look")),
+            79: Call("look", 0, 1, 3),
+            291: Call("look", 0, 1, 2),
+            **dict.fromkeys((9, 12), Call("glance")),
+            **dict.fromkeys((48, 439, 78), Call("glance", 0, 1)),
             221: Call("run"),
             281: Call("run", 0, 1),
             61: Call("list"),
@@ -144,6 +145,7 @@ _LINK = re.compile(r"/proc/(self|thread-self|\d+)(?:/task/\d+)?/(cwd|root|exe|fd
 """Links in /proc that lead to files; /dev/fd is one of them."""
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _CONTINUE = 1
+_NOFOLLOW = 0x100
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -166,32 +168,22 @@ class Seen:
     digests: dict[str, str] = field(default_factory=dict)
     """The SHA-256 at that moment of opened files that had just been changed."""
     looked: dict[str, str] = field(default_factory=dict)
-    """Paths that were looked up but not read: `absent`, `file`, `directory`, or for a file whose details were
-    asked for `file` and `details_of` at that moment."""
+    """Paths that were looked up but not read: `absent`, `file` or `directory`."""
+    details: dict[str, str] = field(default_factory=dict)
+    """`details_of` paths at the moment when somebody asked for them."""
     listed: dict[str, str] = field(default_factory=dict)
     """Directories whose names were read, with `listing_of` at that moment."""
+    queried: dict[str, str] = field(default_factory=dict)
+    """Directories that were searched for packages, with `modules_of` at that moment."""
     unseen: dict[str, None] = field(default_factory=dict)
     """What happened that cannot be followed, as text. Work with any entry here must not be remembered."""
-    written: dict[str, Stamp | None] = field(default_factory=dict)
-    """Files and directories that the work was about to create, with their stamp before. If the stamp has
-    changed, they and everything below them are no inputs."""
-    again: dict[str, None] = field(default_factory=dict)
-    """What the work made, and looked up, listed or read too; temporary files do not count."""
+    before: dict[str, str] = field(default_factory=dict)
+    """`state_of` every path that a call used, before the first call that named it. Calls that only replace a
+    file do not use it."""
 
     def left(self) -> list[str]:
-        """Files that the work leaves behind and that decided what it did: it may do something else the next
-        time. A file that is only written is none, nor is an empty one that was there."""
-        kept = []
-        for path, before in self.written.items():
-            now = _stamp(path)
-            if now is None or now == before or not os.path.isfile(path) or path.startswith("/dev/shm/"):
-                continue
-            folder = os.path.dirname(path)
-            asked = path in self.again or path in self.looked or path in self.opened
-            asked |= before is None and (folder in self.listed or folder in self.again)
-            if asked and not source_of(path) and (before is None or now[0] or before[0]):
-                kept.append(path)
-        return kept
+        """What was used and is not as it was before: work that finds it may do something else."""
+        return [path for path, state in self.before.items() if state_of(path) != state]
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
@@ -206,25 +198,19 @@ def stamp_of_installed(info: os.stat_result) -> Stamp:
     return size, mtime, ctime if info.st_nlink == 1 else 0, inode
 
 
-def _stamp(path: str) -> Stamp | None:
-    try:
-        return stamp_of(os.stat(path))
-    except OSError:
-        return None
-
-
 def changed_too_recently(stamp: Stamp) -> bool:
     """Whether the stamp is too recent to be trusted; true of a stamp in the future as well."""
     return max(stamp[1], stamp[2]) / 1e9 > time.time() - YOUNG_SECONDS
 
 
+_BYTECODE = re.compile(r"(.*)/__pycache__/([^/.]+)[^/]*\.pyc(?:\.\d+)?")
+
+
 def source_of(path: str) -> str:
     """The source file of bytecode, which is what counts; empty for other files and if there is no source."""
-    folder, _, name = path.rpartition("/")
-    if not name.endswith(".pyc") or not folder.endswith("/__pycache__"):
-        return ""
-    source = f"{folder.removesuffix('/__pycache__')}/{name.partition('.')[0]}.py"
-    return source if os.path.exists(source) else ""
+    match = _BYTECODE.fullmatch(path) if "/__pycache__/" in path else None
+    source = f"{match[1]}/{match[2]}.py" if match else ""
+    return source if source and os.path.exists(source) else ""
 
 
 def listing_of(path: str) -> str:
@@ -244,14 +230,52 @@ def _kind(entry: os.DirEntry[str]) -> str:
     return "directory" if entry.is_dir() else "file" if entry.is_file() else "other"
 
 
-def details_of(path: str) -> str:
-    """What can be asked of a file without reading it, and is the same until somebody changes it."""
+MODULES, PACKAGES = (".py", ".pyc", ".so", ".pth"), ("-info", ".egg", ".egg-link")
+"""How names end by which Python finds modules in a folder, and what is installed there."""
+
+
+def modules_of(path: str) -> str:
+    """The digest of the names by which Python finds modules and packages in a directory, or `absent`."""
     try:
-        info = os.stat(path)
+        with os.scandir(path) as entries:
+            names = sorted(
+                entry.name
+                for entry in entries
+                if entry.name.endswith((*MODULES, *PACKAGES)) or os.path.exists(f"{entry.path}/__init__.py")
+            )
+    except OSError:
+        return "absent"
+    return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def details_of(path: str) -> str:
+    """All that can be asked of what a path names, and of the path's own link, without reading it."""
+    try:
+        infos = [os.stat(path)] + ([os.lstat(path)] if os.path.islink(path) else [])
         own = {name: os.getxattr(path, name).hex() for name in sorted(os.listxattr(path))}
     except OSError:
         return "absent"
-    return f"{info.st_size} {info.st_mtime_ns} {info.st_mode:o}" + (f" {own}" if own else "")
+    asked = [
+        f"{info.st_size} {info.st_mtime_ns} {info.st_mode:o} {info.st_uid}:{info.st_gid} {info.st_nlink}"
+        f" {info.st_dev}:{info.st_ino}"
+        for info in infos
+    ]
+    return " -> ".join(asked) + (f" {own}" if own else "")
+
+
+def state_of(path: str) -> str:
+    """By which it is seen that work changed a file, a link or whether there is a folder."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return "absent"
+    if stat.S_ISLNK(info.st_mode):
+        with contextlib.suppress(OSError):
+            real = os.path.realpath(path)
+            return f"{os.readlink(path)} {state_of(real) if real != path else ''}"
+    if stat.S_ISREG(info.st_mode):
+        return f"{info.st_size} {info.st_mtime_ns} {info.st_ino} {info.st_mode:o}"
+    return f"{stat.S_IFMT(info.st_mode):o}"
 
 
 def absence_of(path: str) -> str:
@@ -307,16 +331,19 @@ def _table() -> tuple[int, int, dict[int, Call]]:
 class Supervisor:
     """Answers the calls of one watched process and its children, and records what they touch."""
 
-    def __init__(self, listener: int, temporary: str = "") -> None:
-        """Files below `temporary`, which somebody removes after the work, are no inputs."""
+    def __init__(self, listener: int, temporary: str = "", installed: tuple[str, ...] = ()) -> None:
+        """Files below `temporary`, which somebody removes after the work, are no inputs. What lies below
+        `installed`, each ending in a slash, has its content in the key."""
         self.seen = Seen()
         self._in_query: set[int] = set()
         """Threads that look for packages."""
-        self._temporary, self._linked = f"{temporary}/", False
+        self._temporary, self._installed, self._linked = f"{temporary}/", installed, False
+        self._replaced: dict[str, str] = {}
+        """`state_of` files before they were replaced."""
         self.listener = listener
         self._arch, _, self._calls = _table()
         self._request, self._response = bytearray(80), bytearray(24)
-        self._known: set[tuple[str, bool]] = set()
+        self._known: set[tuple[str, str]] = set()
 
     def close(self) -> None:
         """Watched calls fail from now on, so end the process first."""
@@ -355,8 +382,6 @@ class Supervisor:
             self._unseen(f"{_program(process)} changed what paths mean (system call {number})")
         elif call.what == "share":
             self._unseen(f"{_program(process)} used memory that processes share (shmget)")
-        elif call.what in ("move", "link"):
-            self._moved(process, call, arguments)
         elif call.what in ("connect", "bind"):
             self._connection(process, arguments[1], arguments[2], bind=call.what == "bind")
         elif call.what == "send":
@@ -365,145 +390,111 @@ class Supervisor:
             if arguments[4]:
                 self._connection(process, arguments[4], arguments[5])
         elif call.what == "list":
-            if process not in self._in_query:
-                self._listing(os.readlink(f"/proc/{process}/fd/{_signed(arguments[0])}"))
+            self._listing(os.readlink(f"/proc/{process}/fd/{_signed(arguments[0])}"), process)
         else:
             self._path(process, call, arguments)
 
     def _path(self, process: int, call: Call, arguments: list[int]) -> None:
-        raw = _text(process, arguments[call.path])
-        if not raw:
-            return
-        path = os.fsdecode(raw)
-        if path == QUERY_BEGINS:
-            self._in_query.add(process)
-            return
-        if path == QUERY_ENDS:
-            self._in_query.discard(process)
-            return
-        if path[0] != "/":
-            path = f"{self._base(process, call.directory, arguments)}/{path}"
-        reading, replacing = call.what == "run", call.what == "create"
-        making = call.what in ("create", "folder", "symlink")
-        self._linked = self._linked or call.what == "symlink"
-        if call.what in ("open", "open2"):
-            flags = arguments[call.flags]
-            if call.what == "open2":
-                flags = struct.unpack("Q", _memory(process, flags, 8))[0]
-            reading, replacing, making = _intent(flags)
-            if flags & os.O_CREAT and flags & os.O_EXCL and not self._is_temporary(path):
-                # It fails where the file is there.
-                self.seen.again[os.path.normpath(path)] = None
-        known = (path, reading)
-        if not (replacing or making or path.startswith("/proc/")):
-            if known in self._known:
-                return
-            self._known.add(known)
-        path = _followed(process, path if "/../" in path else os.path.normpath(path))
-        self._touch(path, reading, replacing, making, details=call.what == "look")
-        if call.what == "run":
-            self._interpreter(path)
+        for directory, number in (
+            (call.directory, call.path),
+            *([call.target] if call.what == "pair" else ()),
+        ):
+            raw = _text(process, arguments[number])
+            if not raw:
+                continue
+            path = os.fsdecode(raw)
+            if path == QUERY_BEGINS:
+                self._in_query.add(process)
+            elif path == QUERY_ENDS:
+                self._in_query.discard(process)
+            else:
+                if path[0] != "/":
+                    path = f"{self._base(process, directory, arguments)}/{path}"
+                self._named(process, path, _how(process, call, number, arguments))
 
-    def _moved(self, process: int, call: Call, arguments: list[int]) -> None:
-        """A file of the work's own may get another name. With another name, an input would look like one."""
-        paths = []
-        for directory, number in ((call.directory, call.path), call.target):
-            path = os.fsdecode(_text(process, arguments[number]))
-            if path[:1] != "/":
-                path = f"{self._base(process, directory, arguments)}/{path}"
-            paths.append(_followed(process, os.path.normpath(path)))
-        source, target = paths
-        if _ignored(source):
-            # As the name of a semaphore is made.
+    def _named(self, process: int, path: str, how: How) -> None:
+        if (path, how) in self._known:
             return
-        if os.path.lexists(source) and not self._own(source):
-            what = "was moved" if call.what == "move" else "got a second name,"
-            self._unseen(f"{source} {what} to {target}: copy it below tempfile.gettempdir()")
-        elif os.path.lexists(source):
-            self._linked = self._linked or os.path.islink(source) or os.path.isdir(source)
-            if not self._is_temporary(target) and not _ignored(target):
-                self.seen.written.setdefault(target, _stamp(target))
+        followed = _followed(process, path if "/../" in path else os.path.normpath(path))
+        if not path.startswith("/proc/") and not self._is_temporary(followed):
+            self._known.add((path, how))
+        if how == "use":
+            # A link of the work's own may lead anywhere.
+            self._linked = True
+        self._touch(followed, how)
+        if how == "run":
+            self._interpreter(followed)
 
     def _base(self, process: int, directory: int | None, arguments: list[int]) -> str:
         descriptor = _AT_FDCWD if directory is None else _signed(arguments[directory])
         place = "cwd" if descriptor == _AT_FDCWD else f"fd/{descriptor}"
         return os.readlink(f"/proc/{process}/{place}")
 
-    def _touch(
-        self,
-        path: str,
-        reading: bool,
-        replacing: bool = False,
-        making: bool = False,
-        *,
-        details: bool = False,
-    ) -> None:
-        seen = self.seen
-        if _ignored(path):
+    def _touch(self, path: str, how: How) -> None:
+        if self._is_own(path):
+            if self._linked and self._is_temporary(path) and not self._is_own(real := os.path.realpath(path)):
+                self._touch(real, how)
             return
-        if self._own(path):
-            if self._linked and (real := os.path.realpath(path)) != path and not self._own(real):
-                # The work's own link to an input.
-                self._touch(real, reading, replacing, making, details=details)
-            elif not self._is_temporary(path):
-                if making or replacing:
-                    seen.written.setdefault(path, _stamp(path))
-                else:
-                    seen.again[path] = None
+        seen, reading = self.seen, how in ("read", "run")
+        if f"{path}/".startswith(self._installed):
+            if reading:
+                with contextlib.suppress(OSError):
+                    seen.opened.setdefault(path, stamp_of(os.stat(path)))
             return
+        if path.endswith("/__pycache__"):
+            return
+        if source := source_of(path):
+            if reading:
+                self._touch(source, how)
+            return
+        state = state_of(path)
+        if how == "replace":
+            self._replaced.setdefault(path, state)
+            return
+        seen.before.setdefault(path, self._replaced.get(path, state))
         try:
             info = os.stat(path)
         except OSError:
-            # A link that leads nowhere is absent too. A file that is opened for reading and created if
-            # missing, such as a database, would be read the next time.
-            if making and not reading:
-                seen.written.setdefault(path, None)
-            else:
-                seen.looked.setdefault(path, absence_of(path))
+            seen.looked.setdefault(path, absence_of(path))
             return
-        if stat.S_ISDIR(info.st_mode):
-            seen.looked.setdefault(path, "directory")
-        elif not stat.S_ISREG(info.st_mode):
-            if reading:
-                self._unseen(f"{path}, a pipe or a device, was read")
-        elif replacing or (making and not reading):
-            seen.written.setdefault(path, stamp_of(info))
-        elif not reading:
-            seen.looked.setdefault(path, f"file {details_of(path)}" if details else "file")
-        elif path not in seen.opened:
+        folder = stat.S_ISDIR(info.st_mode)
+        if how == "look" or (how == "glance" and not folder):
+            seen.details.setdefault(path, details_of(path))
+        if folder or (stat.S_ISREG(info.st_mode) and not reading):
+            seen.looked.setdefault(path, "directory" if folder else "file")
+        elif reading and not stat.S_ISREG(info.st_mode):
+            self._unseen(f"{path}, a pipe or a device, was read")
+        elif reading and path not in seen.opened:
             seen.opened[path] = stamp = stamp_of(info)
             if changed_too_recently(stamp):
                 with contextlib.suppress(OSError):
                     seen.digests[path] = hash_file(Path(path))
-            if source := source_of(path):
-                self._touch(source, True)
 
     def _interpreter(self, path: str) -> None:
         """The kernel opens a script's interpreter itself, so record it here."""
         with contextlib.suppress(OSError), open(path, "rb") as stream:
             first = stream.readline(512)
             if first.startswith(b"#!") and (words := first[2:].split()):
-                self._touch(os.fsdecode(words[0]), True)
+                self._touch(os.fsdecode(words[0]), "read")
 
-    def _listing(self, path: str) -> None:
-        if _ignored(f"{path}/"):
+    def _listing(self, path: str, process: int) -> None:
+        if self._is_own(path) or path.endswith("/__pycache__") or f"{path}/".startswith(self._installed):
             return
-        if not self._own(path):
-            if path not in self.seen.listed:
-                self.seen.listed[path] = listing_of(path)
-        elif not self._is_temporary(path):
-            self.seen.again[path] = None
+        if process in self._in_query:
+            self.seen.queried.setdefault(path, modules_of(path))
+        elif path not in self.seen.listed:
+            self.seen.listed[path] = listing_of(path)
 
     def _is_temporary(self, path: str) -> bool:
         return f"{path}/".startswith(self._temporary) and self._temporary != "/"
 
-    def _own(self, path: str) -> bool:
-        if self._is_temporary(path):
+    def _is_own(self, path: str) -> bool:
+        """Whether it is no input: temporary, of the machine, or not there before the work made it or a folder
+        around it."""
+        if self._is_temporary(path) or _ignored(path):
             return True
-        written = self.seen.written
         while len(path) > 1:
-            # A failed write changes nothing.
-            if path in written and written[path] != _stamp(path):
+            if self.seen.before.get(path) == "absent" and os.path.lexists(path):
                 return True
             path = path.rpartition("/")[0]
         return False
@@ -526,16 +517,29 @@ class Supervisor:
         self.seen.unseen[what] = None
 
 
-def _intent(flags: int) -> tuple[bool, bool, bool]:
-    """Whether an open reads the file, replaces it, and creates it if it is missing."""
-    if flags & (os.O_PATH | os.O_DIRECTORY):
-        return False, False, False
-    access = flags & os.O_ACCMODE
-    if flags & os.O_CREAT and flags & os.O_EXCL:
-        # Fails if the file exists, and the file can still be read then.
-        return False, False, True
-    replacing = access != os.O_RDONLY and bool(flags & os.O_TRUNC)
-    return access != os.O_WRONLY and not replacing, replacing, bool(flags & os.O_CREAT)
+How = Literal["read", "replace", "use", "look", "glance", "run"]
+"""What a call does with a path: read what is there, replace it whole, look at it, or anything else."""
+
+
+def _how(process: int, call: Call, number: int, arguments: list[int]) -> How:
+    if call.what in ("look", "glance"):
+        follows = not (call.flags and arguments[call.flags] & _NOFOLLOW)
+        return "look" if call.what == "look" and follows else "glance"
+    if call.what == "run":
+        return "run"
+    if call.what == "pair":
+        # Under its other name, an input would look like a file of the work's own.
+        return "read" if number == call.path else "use"
+    if call.what in ("open", "open2", "create"):
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if call.what == "create" else arguments[call.flags]
+        if call.what == "open2":
+            flags = struct.unpack("Q", _memory(process, flags, 8))[0]
+        if flags & (os.O_PATH | os.O_DIRECTORY):
+            return "glance"
+        if flags & os.O_CREAT and flags & os.O_EXCL:
+            return "use"
+        return "replace" if flags & os.O_ACCMODE != os.O_RDONLY and flags & os.O_TRUNC else "read"
+    return "use"
 
 
 def _followed(process: int, path: str) -> str:
@@ -552,12 +556,16 @@ def _followed(process: int, path: str) -> str:
 
 
 def _ignored(path: str) -> bool:
-    if path.startswith("/dev/shm/"):
-        return path.startswith("/dev/shm/sem.")
     if "/../" in path:
         path = os.path.normpath(path)
     if path.startswith(IGNORED) or path == LOADER_CACHE:
         return True
+    if path.startswith("/dev/"):
+        # Devices; files in shared memory are files.
+        with contextlib.suppress(OSError):
+            mode = os.stat(path).st_mode
+            return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+        return False
     derived = _derived()
     return derived is not None and f"{path}/".startswith(derived)
 

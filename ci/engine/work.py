@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 
 from ci.engine.inputs import Touched, key_of
 from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
-from ci.engine.memo import UNKNOWN_MAKER, CachedResult, Maker, Memo, processor_kind
+from ci.engine.memo import CachedResult, Memo, WorkDone
 from ci.engine.progress import Line, failed, progress
-from ci.engine.runs import REFUSED, Repeats, Run, Runs
+from ci.engine.runs import REFUSED, UNKNOWN_MAKER, Maker, Repeats, Run, Runs, processor_kind
 from ci.engine.trouble import MACHINE, Blame, InTrouble, Trouble, of_error
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSlot
 from provisioning.base.errors import EnvironmentLacking
@@ -26,7 +26,7 @@ from provisioning.base.findings import Metric
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Work without a result; `kind` is the step that failed, and `message` says what happened."""
+    """WorkDone without a result; `kind` is the step that failed, and `message` says what happened."""
 
     kind: str
     message: str
@@ -157,61 +157,69 @@ def line_of(result: Result) -> Line:
     return Line("passed")
 
 
-def do(
-    tasks: Sequence[Task],
-    how: RunOptions,
-    *,
-    accept: Callable[[str, Result], bool] = lambda name, result: True,
-    line: Callable[[str, Result], Line] = lambda group, result: line_of(result),
-    stop_after: Callable[[str, Result], bool] = lambda group, result: False,
-    remember_all: bool = False,
-) -> dict[str, Result]:
-    """The result of every task by name; fewer if `stop_after` ended the work early.
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What a stage says of results."""
 
-    `accept` judges results. A remembered result that it refuses is done again, so that its files can be
-    looked at. A new result that it refuses is not remembered, except with `remember_all`."""
-    results, todo = _remembered(tasks, accept, how.repeats)
+    accept: Callable[[str, Result], bool] = lambda name, result: True
+    """A remembered result that it refuses is done again, so that its files can be looked at."""
+    line: Callable[[str, Result], Line] = lambda group, result: line_of(result)
+    stop_after: Callable[[str, Result], bool] = lambda group, result: False
+    """Whether the work ends early."""
+    remember_all: bool = False
+    """Whether a new result that it refuses is remembered."""
+
+
+def do(tasks: Sequence[Task], how: RunOptions, assessment: Assessment = Assessment()) -> dict[str, Result]:
+    """The result of every task by name; fewer if the work ended early."""
+    results, todo = _remembered(tasks, assessment, how.repeats)
     # A key names files by root, and two repositories may have other files of equal names.
     same = {task.name: (key_of(task.key), task.memo.place) if how.share else task.name for task, _ in todo}
     first: dict[object, Task] = {}
     for task, _ in todo:
         first.setdefault(same[task.name], task)
     reasons = {task.name: why for task, why in todo}
-    _announce(how, results, reasons, line)
+    _announce(how, results, reasons, assessment)
     if first:
-        results |= _run(first.values(), how, reasons, accept, line, stop_after, remember_all)
+        results |= _Running(list(first.values()), how, assessment, reasons).results()
     for task, _ in todo:
         if (done := results.get(first[same[task.name]].name)) is not None:
             results.setdefault(task.name, done)
-    for memo in {id(task.memo): task.memo for task in tasks}.values():
-        memo.close()
+    _close(tasks)
     return {task.name: results[task.name] for task in tasks if task.name in results}
 
 
-def do_again(
-    tasks: Sequence[Task],
-    how: RunOptions,
-    is_same: Callable[[Task, Finished], bool],
-    *,
-    accept: Callable[[str, Result], bool],
-    line: Callable[[str, Result], Line],
-    threads: int,
-    until: float,
-) -> dict[str, Result]:
-    """Do work of which there are cached results; none starts after `until`, a time of time.monotonic().
+@dataclass(frozen=True, slots=True)
+class Again:
+    """How work is done of which there are cached results."""
 
-    `is_same` compares: what it confirms stays as it is in the cache, with anything else `do` would do."""
+    is_same: Callable[[Task, Finished], bool] = lambda task, done: False
+    """Compares: what it confirms stays as it is in the cache, with anything else `do` would do."""
+    threads: int = 0
+    """Of each worker; 0: as many as are free."""
+    until: float = math.inf
+    """A time of time.monotonic(), after which none starts."""
+
+
+def do_again(
+    tasks: Sequence[Task], how: RunOptions, assessment: Assessment, again: Again
+) -> dict[str, Result]:
     sys.stderr.write(f"{how.title}: {len(tasks)} to do again\n")
     sys.stderr.flush()
     reasons = dict.fromkeys((task.name for task in tasks), "--recheck")
-    results = _run(tasks, how, reasons, accept, line, is_same=is_same, threads=threads, until=until)
-    for memo in {id(task.memo): task.memo for task in tasks}.values():
-        memo.close()
+    # What it refuses is not remembered here, whatever the stage does.
+    results = _Running(tasks, how, replace(assessment, remember_all=False), reasons, again).results()
+    _close(tasks)
     return results
 
 
+def _close(tasks: Iterable[Task]) -> None:
+    for memo in {id(task.memo): task.memo for task in tasks}.values():
+        memo.close()
+
+
 def _remembered(
-    tasks: Sequence[Task], accept: Callable[[str, Result], bool], repeats: Repeats
+    tasks: Sequence[Task], assessment: Assessment, repeats: Repeats
 ) -> tuple[dict[str, Result], list[tuple[Task, str]]]:
     results: dict[str, Result] = {}
     todo: list[tuple[Task, str]] = []
@@ -230,7 +238,7 @@ def _remembered(
             maker=answer.maker,
             runs=Runs(task.memo.runs(task.key), repeats),
         )
-        if accept(task.name, result):
+        if assessment.accept(task.name, result):
             results[task.name] = result
         else:
             todo.append((task, "what is remembered does not pass any more"))
@@ -244,10 +252,7 @@ def cached_from(results: Iterable[Result]) -> dict[str, Metric]:
 
 
 def _announce(
-    how: RunOptions,
-    cached: Mapping[str, Result],
-    reasons: Mapping[str, str],
-    line: Callable[[str, Result], Line],
+    how: RunOptions, cached: Mapping[str, Result], reasons: Mapping[str, str], assessment: Assessment
 ) -> None:
     origins = Counter(result.origin for result in cached.values() if result.origin != "store")
     more = "".join(f" ({count} from {origin})" for origin, count in origins.items())
@@ -257,139 +262,151 @@ def _announce(
     else:
         lines = [f"{count} because {why}" for why, count in Counter(reasons.values()).items()]
     if how.show_cached:
-        lines += [f"cached    {name}: {line(name, result).note}" for name, result in cached.items()]
+        lines += [
+            f"cached    {name}: {assessment.line(name, result).note}" for name, result in cached.items()
+        ]
     sys.stderr.writelines(f"  {line}\n" for line in lines)
     sys.stderr.flush()
 
 
-def _run(
-    tasks: Iterable[Task],
-    how: RunOptions,
-    reasons: Mapping[str, str],
-    accept: Callable[[str, Result], bool],
-    line: Callable[[str, Result], Line],
-    stop_after: Callable[[str, Result], bool] = lambda group, result: False,
-    remember_all: bool = False,
-    is_same: Callable[[Task, Finished], bool] | None = None,
-    threads: int = 0,
-    until: float = math.inf,
-) -> dict[str, Result]:
-    groups: dict[str, list[Task]] = {}
-    for task in tasks:
-        groups.setdefault(task.group, []).append(task)
-    results: dict[str, Result] = {}
-    noted: set[str] = set()
-    at_work: dict[str, Worker] = {}
-    commons: WeakKeyDictionary[Worker, Touched] = WeakKeyDictionary()
+class _Running:
+    """Tasks at work, group by group on a few workers."""
 
-    def common_of(worker: Worker) -> Touched:
-        if worker not in commons:
-            commons[worker] = Touched.of(worker.touched)
-        return commons[worker]
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        how: RunOptions,
+        assessment: Assessment,
+        reasons: Mapping[str, str],
+        again: Again | None = None,
+    ) -> None:
+        self._how, self._assessment, self._reasons = how, assessment, reasons
+        self._rechecks, self._again = again is not None, again or Again()
+        self._groups: dict[str, list[Task]] = {}
+        for task in tasks:
+            self._groups.setdefault(task.group, []).append(task)
+        self._results: dict[str, Result] = {}
+        self._noted: set[str] = set()
+        self._at_work: dict[str, Worker] = {}
+        self._commons: WeakKeyDictionary[Worker, Touched] = WeakKeyDictionary()
+        self._jobs = [
+            Job(name, sum(task.cost.seconds for task in group), max(task.cost.memory for task in group))
+            for name, group in self._groups.items()
+        ]
+        threads = self._again.threads
+        self._slots = min(how.jobs or default_slots() // (threads or 1) or 1, len(self._jobs))
+        self._threads = threads or max(1, default_slots() // self._slots)
+        self._shares = core_shares(self._slots, self._threads)
+        self._count = len(tasks)
 
-    def once(task: Task, worker: Worker, shared: dict[str, Any]) -> Result:
-        began = time.monotonic()
-        done = _work(task, worker, shared)
-        taken = Result(seconds=time.monotonic() - began, why=reasons[task.name])
-        earlier, processor, rechecked = task.memo.runs(task.key), processor_kind(), is_same is not None
+    def results(self) -> dict[str, Result]:
+        with progress(self._how.title, self._jobs, self._slots, self._line, self._doing) as shown:
+            run_jobs(
+                self._jobs,
+                self._slot,
+                slots=self._slots,
+                memory=memory_budget(),
+                observer=shown,
+                stop_after=lambda job, result: self._assessment.stop_after(job.name, result),
+                until=self._again.until,
+            )
+        return self._results
 
-        def runs(run: Run) -> Runs:
-            return Runs((*earlier, run), how.repeats)
-
-        if isinstance(done, Failure):
-            failed_run = Run(done.kind, processor, rechecked=rechecked)
-            if done.of_work:
-                task.memo.forget(task.key, worker.seen, common_of(worker), worker.written, failed_run)
-                taken = replace(taken, runs=runs(failed_run))
-            return replace(taken, failure=done, asked=worker.asked)
-        own = (*done.own, *([done.evidence] if done.evidence else ()))
-        run = Run.of(done.facts, processor, how.repeats)
-        if is_same and is_same(task, done):
-            task.memo.ran(task.key, run, done.touched, common_of(worker), own)
-            for folder in filter(None, (done.folder, done.evidence)):
-                shutil.rmtree(folder, ignore_errors=True)
-            return replace(taken, runs=runs(run))
-        taken = replace(taken, facts=done.facts, folder=done.folder, asked=done.touched.asked)
-        run = replace(run, rechecked=rechecked)
-        if not accept(task.name, taken):
-            run = run if how.repeats.verdict_of(done.facts) else replace(run, verdict=REFUSED)
-            kept = None if remember_all else run
-            # An earlier result of the same inputs would hide this one.
-            task.memo.forget(task.key, worker.seen, common_of(worker), worker.written, kept)
-            if not remember_all:
-                return replace(taken, folder=done.evidence or done.folder, runs=runs(run))
-        if done.evidence:
-            shutil.rmtree(done.evidence, ignore_errors=True)
-        entry = task.memo.remember(
-            task.subject,
-            task.key,
-            done.facts,
-            done.touched,
-            done.folder,
-            common_of(worker),
-            own,
-            threads,
-            run,
-        )
-        if entry.not_remembered and entry.not_remembered not in noted:
-            noted.add(entry.not_remembered)
-            sys.stderr.write(f"{task.name} is not remembered: {entry.not_remembered}\n")
-        return replace(taken, folder=entry.folder, not_remembered=entry.not_remembered, runs=runs(run))
-
-    def work(job: Job, worker: Worker) -> Result:
-        shared: dict[str, Any] = {}
-        at_work[job.name] = worker
-        worker.seen, worker.written = Touched(), []
-        done: list[Result] = []
-        for task in groups[job.name]:
-            if done and time.monotonic() >= until:
-                break
-            done.append(once(task, worker, shared))
-            results[task.name] = done[-1]
-        return next((result for result in done if result.failure), done[0])
-
-    jobs = [
-        Job(name, sum(task.cost.seconds for task in tasks), max(task.cost.memory for task in tasks))
-        for name, tasks in groups.items()
-    ]
-    slots = min(how.jobs or default_slots() // (threads or 1) or 1, len(jobs))
-    threads, count = threads or max(1, default_slots() // slots), sum(map(len, groups.values()))
-    shares = core_shares(slots, threads)
-
-    def slot() -> WorkerSlot[Worker, Result]:
-        cores = next(shares)
+    def _slot(self) -> WorkerSlot[Worker, Result]:
+        cores = next(self._shares)
 
         def start() -> Worker:
-            worker = how.worker(threads, -(-count // slots))
+            worker = self._how.worker(self._threads, -(-self._count // self._slots))
             worker.keep_to(cores)
             return worker
 
-        return WorkerSlot(start, work)
+        return WorkerSlot(start, self._work)
 
-    def line_of_group(name: str, result: Result) -> Line:
-        tasks = groups[name]
+    def _work(self, job: Job, worker: Worker) -> Result:
+        shared: dict[str, Any] = {}
+        self._at_work[job.name] = worker
+        worker.seen, worker.written = Touched(), []
+        done: list[Result] = []
+        for task in self._groups[job.name]:
+            if done and time.monotonic() >= self._again.until:
+                break
+            done.append(self._once(task, worker, shared))
+            self._results[task.name] = done[-1]
+        return next((result for result in done if result.failure), done[0])
+
+    def _once(self, task: Task, worker: Worker, shared: dict[str, Any]) -> Result:
+        began = time.monotonic()
+        done = _work(task, worker, shared)
+        taken = Result(seconds=time.monotonic() - began, why=self._reasons[task.name])
+        if isinstance(done, Failure):
+            return self._failed(task, worker, done, taken)
+        return self._finished(task, worker, done, taken)
+
+    def _tried(self, worker: Worker) -> WorkDone:
+        """What is known of all that this group asked of its worker."""
+        return WorkDone(worker.seen, self._common(worker), worker.written)
+
+    def _common(self, worker: Worker) -> Touched:
+        if worker not in self._commons:
+            self._commons[worker] = Touched.of(worker.touched)
+        return self._commons[worker]
+
+    def _failed(self, task: Task, worker: Worker, failure: Failure, taken: Result) -> Result:
+        if failure.of_work:
+            run = Run(failure.kind, processor_kind(), rechecked=self._rechecks)
+            taken = replace(taken, runs=self._runs(task, run))
+            task.memo.forget(task.key, self._tried(worker), run)
+        return replace(taken, failure=failure, asked=worker.asked)
+
+    def _finished(self, task: Task, worker: Worker, done: Finished, taken: Result) -> Result:
+        repeats, memo = self._how.repeats, task.memo
+        own = (*done.own, *([done.evidence] if done.evidence else ()))
+        work = WorkDone(done.touched, self._common(worker), own)
+        run = Run.of(done.facts, processor_kind(), repeats)
+        if self._again.is_same(task, done):
+            taken = replace(taken, runs=self._runs(task, run))
+            memo.ran(task.key, run, work)
+            for folder in filter(None, (done.folder, done.evidence)):
+                shutil.rmtree(folder, ignore_errors=True)
+            return taken
+        taken = replace(taken, facts=done.facts, folder=done.folder, asked=done.touched.asked)
+        run, accepted = replace(run, rechecked=self._rechecks), self._assessment.accept(task.name, taken)
+        if not accepted and not repeats.verdict_of(done.facts):
+            run = replace(run, verdict=REFUSED)
+        taken = replace(taken, runs=self._runs(task, run))
+        if not accepted:
+            # An earlier result of the same inputs would hide this one.
+            memo.forget(task.key, self._tried(worker), None if self._assessment.remember_all else run)
+            if not self._assessment.remember_all:
+                return replace(taken, folder=done.evidence or done.folder)
+        if done.evidence:
+            shutil.rmtree(done.evidence, ignore_errors=True)
+        entry = memo.remember(
+            task.subject, task.key, done.facts, work, done.folder, threads=self._threads, run=run
+        )
+        if entry.not_remembered and entry.not_remembered not in self._noted:
+            self._noted.add(entry.not_remembered)
+            sys.stderr.write(f"{task.name} is not remembered: {entry.not_remembered}\n")
+        return replace(taken, folder=entry.folder, not_remembered=entry.not_remembered)
+
+    def _runs(self, task: Task, run: Run) -> Runs:
+        """All runs of the same work, this one too."""
+        return Runs((*task.memo.runs(task.key), run), self._how.repeats)
+
+    def _line(self, name: str, result: Result) -> Line:
+        """Of a whole group."""
+        tasks, line = self._groups[name], self._assessment.line
         if len(tasks) == 1 or result.failure:
             return line(tasks[0].name if len(tasks) == 1 else name, result)
-        lines = {task.name: line(task.name, results[task.name]) for task in tasks if task.name in results}
+        done = (task.name for task in tasks if task.name in self._results)
+        lines = {name: line(name, self._results[name]) for name in done}
         worst = max(lines.values(), key=lambda shown: shown.look)
         return replace(
             worst, note="; ".join(f"{name}: {line.note}" for name, line in lines.items() if line.note)
         )
 
-    def doing(name: str) -> str:
-        return at_work[name].doing if name in at_work else "starting its process"
-
-    with progress(how.title, jobs, slots, line_of_group, doing) as shown:
-        run_jobs(
-            jobs,
-            slot,
-            slots=slots,
-            memory=memory_budget(),
-            observer=shown,
-            stop_after=lambda job, result: stop_after(job.name, result),
-            until=until,
-        )
-    return results
+    def _doing(self, name: str) -> str:
+        return self._at_work[name].doing if name in self._at_work else "starting its process"
 
 
 def _work(task: Task, worker: Worker, shared: dict[str, Any]) -> Finished | Failure:

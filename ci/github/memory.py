@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from ci.engine import signed
-from ci.engine.memo import RESTORED, prune
+from ci.engine.entries import RESTORED, prune
 from ci.engine.remote import keys_of
 from ci.github import wheels
 from ci.github.caches import NotBelieved, may_see_a_strangers, newest

@@ -18,7 +18,7 @@ from ci.engine.memo import Memo
 from ci.engine.progress import Line
 from ci.engine.recheck import CachedWork
 from ci.engine.runs import Repeats
-from ci.engine.work import Failure, Finished, Result, RunOptions, do, empty_folder, line_of
+from ci.engine.work import Assessment, Failure, Finished, Result, RunOptions, do, empty_folder, line_of
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
 from ci.pipeline.stage import Named, WorkPlan, by_packages, memos_of
@@ -309,12 +309,13 @@ def run_tasks(
 
     start = partial(step.start, own)
     how = RunOptions(step.title, start, work.jobs, work.why, step.done_once, step.shows_cached, step.repeats)
-    results = do(tasks, how, accept=accept, line=line, stop_after=stop_after, remember_all=step.remembers_all)
+    assessment = Assessment(accept, line, stop_after, step.remembers_all)
+    results = do(tasks, how, assessment)
     for task in tasks:
         if (result := results.get(task.name)) and result.cached:
             logs = step.plan.logs
             step.plan.cached.append(
-                CachedWork(step.kind, task, result, how, task.elsewhere, accept, line, logs)
+                CachedWork(step.kind, task, result, how, task.elsewhere, assessment, logs)
             )
     return results
 

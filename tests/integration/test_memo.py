@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 import shutil
@@ -15,9 +13,10 @@ from typing import Any
 import pytest
 
 from ci.engine.closed import closed
-from ci.engine.inputs import Digests, Roots, Touched, key_of
-from ci.engine.interpreter import as_installed
-from ci.engine.memo import CachedResult, Memo, Miss, prune
+from ci.engine.digests import Digests
+from ci.engine.entries import prune
+from ci.engine.inputs import Roots, Touched, key_of
+from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
 from ci.engine.remote import ENTRIES
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Worker, WorkerDied
@@ -118,7 +117,7 @@ CHANGES: dict[str, Change] = {
             place.write("lib/part-1.0.dist-info/METADATA", "Name: part\nVersion: 1.0\n"),
             place.write("lib/part-1.0.dist-info/entry_points.txt", "[net]\nx = part:x\n"),
         ],
-        "other packages are in lib",
+        "other modules or packages are in ",
     ),
     "whether a file exists": (
         {"net.py": "import os\ndef work(): return os.path.exists('HERE/flag')"},
@@ -164,7 +163,7 @@ CHANGES: dict[str, Change] = {
     "a folder of the search path that was not there": (
         {"net.py": "import part\ndef work(): return part.x", "search/part.py": "x = 1"},
         lambda place: place.write("none/part.py", "x = 2"),
-        "none offers the module part now",
+        "other modules or packages are in ",
     ),
     "an optional package that is installed editable": (
         {
@@ -173,7 +172,7 @@ CHANGES: dict[str, Change] = {
             "venv/site-packages/a.pth": "",
         },
         lambda place: place.write("venv/site-packages/__editable__.part.pth", "HERE/project"),
-        "other .pth files are in venv/site-packages",
+        "other modules or packages are in ",
     ),
     "a package that is installed in another version": (
         {
@@ -182,7 +181,7 @@ CHANGES: dict[str, Change] = {
             "lib/site-packages/part-1.0.dist-info/RECORD": "part/__init__.py,,\n",
         },
         lambda place: upgrade(place.folder / "lib" / "site-packages"),
-        "part 1.0 → 2.0",
+        "part/__init__.py changed",
     ),
     "a package whose version it asks for": (
         {
@@ -194,7 +193,7 @@ CHANGES: dict[str, Change] = {
         lambda place: place.write(
             "lib/site-packages/my_part-1.0.dist-info/METADATA", "Name: my-part\nVersion: 1.0\n"
         ),
-        "other packages are in lib/site-packages",
+        "other modules or packages are in ",
     ),
     "what is installed at all": (
         {
@@ -205,7 +204,7 @@ CHANGES: dict[str, Change] = {
         lambda place: place.write(
             "lib/site-packages/part-1.0.dist-info/METADATA", "Name: part\nVersion: 1.0\n"
         ),
-        "other packages are in lib/site-packages",
+        "other modules or packages are in ",
     ),
     "where the home folder is": (
         {
@@ -216,7 +215,7 @@ CHANGES: dict[str, Change] = {
             "homes/b/w.bin": "2",
         },
         lambda place: place.environ.update(HOME=f"{place.folder}/homes/b"),
-        "w.bin changed",
+        "environment.HOME",
     ),
     "a module that shadows another of its package": (
         {"net.py": "import part.one\ndef work(): return part.one.x", "part/__init__.py": ""}
@@ -228,7 +227,7 @@ CHANGES: dict[str, Change] = {
         {"net.py": "import base.one\ndef work(): return base.one.x", "over/base/__init__.py": ""}
         | {"over/base/one.py": "x = 1"},
         lambda place: place.write("over/base/one/__init__.py", "x = 2"),
-        "other files are in over/base",
+        "other modules or packages are in ",
     ),
     "which program it finds": (
         {
@@ -238,7 +237,7 @@ CHANGES: dict[str, Change] = {
             "more/tool": "#!/bin/sh\necho 2",
         },
         lambda place: place.environ.update(PATH=f"{place.folder}/more:{place.environ['PATH']}"),
-        "the program tool is another",
+        "PATH",
     ),
     "a file in a folder of PATH that no search looked for": (
         {"net.py": "import os\ndef work(): return os.path.exists('HERE/bin/settings')", "bin/tool": ""},
@@ -333,7 +332,9 @@ def test_work_is_not_done_again_for_what_is_no_input(what: str, place: Place) ->
     files, change = NO_INPUTS[what]
     prepare(place, files)
     start_if_need_be(place)
-    place.do()
+    for _ in range(2):
+        # What it leaves behind once is there from then on.
+        place.do()
     change(place)
     start_if_need_be(place)
     assert place.do()[1] == ""
@@ -478,7 +479,7 @@ def test_folders_on_the_way_to_the_files_that_work_writes_are_no_inputs(place: P
     logs = reports / "upstream" / "passes"
     logs.mkdir(parents=True)
     looked = dict.fromkeys(map(str, (reports, logs.parent, logs)), "directory")
-    assert not memo.remember("a", {"a": 1}, {}, Touched(looked=looked), own=(logs,)).not_remembered
+    assert not memo.remember("a", {"a": 1}, {}, WorkDone(Touched(looked=looked), own=(logs,))).not_remembered
     memo.close()
     shutil.rmtree(reports)
     assert isinstance(place.memo().find("a", {"a": 1}), CachedResult)
@@ -488,9 +489,9 @@ def test_what_a_worker_read_before_any_work_counts_as_it_was_then(place: Place) 
     shared = place.write("shared.py", "one = 1")
     common = Touched(opened={str(shared): stamp_of(shared.stat())})
     memo = place.memo()
-    memo.remember("a", {"work": "a"}, {"value": 1}, Touched(), common=common)
+    memo.remember("a", {"work": "a"}, {"value": 1}, WorkDone(common=common))
     later(shared, "one = 2")
-    memo.remember("b", {"work": "b"}, {"value": 1}, Touched(), common=common)
+    memo.remember("b", {"work": "b"}, {"value": 1}, WorkDone(common=common))
     for name in ("a", "b"):
         assert place.memo().find(name, {"work": name}) == Miss("shared.py changed")
 
@@ -586,26 +587,6 @@ def test_inputs_of_another_type_are_another_key_and_their_order_is_none() -> Non
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
 
 
-def test_a_file_that_another_environment_links_is_as_installed_until_its_bytes_change(tmp_path: Path) -> None:
-    packages = tmp_path / "site-packages"
-    (packages / "net-1.0.dist-info").mkdir(parents=True)
-    module = packages / "net.py"
-    module.write_text("WIDTH = 4\n")
-    digest = base64.urlsafe_b64encode(hashlib.sha256(module.read_bytes()).digest()).decode().rstrip("=")
-    (packages / "net-1.0.dist-info" / "RECORD").write_text(f"net.py,sha256={digest},10\n")
-    os.link(module, tmp_path / "net.py")
-    (packages / "lib").mkdir()
-    assert as_installed(str(module)) and as_installed(f"{packages}/lib/../net.py")
-    module.write_text("WIDTH = 5\n")
-    assert not as_installed(str(module))
-    # Another release of the distribution is installed meanwhile.
-    shutil.rmtree(packages / "net-1.0.dist-info")
-    (packages / "net-1.1.dist-info").mkdir()
-    digest = base64.urlsafe_b64encode(hashlib.sha256(module.read_bytes()).digest()).decode().rstrip("=")
-    (packages / "net-1.1.dist-info" / "RECORD").write_text(f"net.py,sha256={digest},10\n")
-    assert as_installed(str(module))
-
-
 @pytest.mark.parametrize("name", ["net.pth", "__editable___net_finder.py"])
 def test_clones_share_what_an_editable_project_gave_and_another_folder_of_it_is_a_change(
     name: str, tmp_path: Path
@@ -619,8 +600,8 @@ def test_clones_share_what_an_editable_project_gave_and_another_folder_of_it_is_
         return Memo(tmp_path / "store", "test", roots, environ={}), file
 
     memo, file = installed("one", "src")
-    touched = Touched(opened={str(file): stamp_of(file.stat())}, absent_modules={str(file.parent): ["net"]})
-    assert not memo.remember("net", {"a": 1}, {"value": 1}, touched).not_remembered
+    touched = Touched(opened={str(file): stamp_of(file.stat())})
+    assert not memo.remember("net", {"a": 1}, {"value": 1}, WorkDone(touched)).not_remembered
     assert isinstance(installed("other", "src")[0].find("net", {"a": 1}), CachedResult)
     assert isinstance(installed("other", "source")[0].find("net", {"a": 1}), Miss)
     assert isinstance(installed("other", "../one/src")[0].find("net", {"a": 1}), Miss)

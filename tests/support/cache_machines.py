@@ -9,14 +9,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from ci.engine.inputs import Roots, Touched
-from ci.engine.memo import CachedResult, Memo, Miss
+from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
 from ci.engine.packed import begin, packed, read, remove
 from ci.engine.remote import Remote
 from ci.engine.watch import stamp_of
 
 KEY = {"module": "net"}
 OURS = Ed25519PrivateKey.generate()
-COMMON = Touched(looked={"/nowhere/settings": "absent"})
+COMMON = Touched(looked={"/etc/qnn-ci-nowhere": "absent"})
 
 
 def pems(key: Ed25519PrivateKey) -> tuple[str, str]:
@@ -62,13 +62,15 @@ class Machine:
         folder = memo.scratch()
         (folder / "out").mkdir()
         (folder / "out" / "net.pte").write_text("program 1")
-        assert not memo.remember("net", KEY, {"value": value}, self.touched, folder, COMMON).not_remembered
+        assert not memo.remember(
+            "net", KEY, {"value": value}, WorkDone(self.touched, COMMON), folder
+        ).not_remembered
         memo.close()
         self.push()
 
     def fail(self) -> None:
         memo = self.memo()
-        memo.forget(KEY, self.touched, COMMON)
+        memo.forget(KEY, WorkDone(self.touched, COMMON))
         memo.close()
         self.push()
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from ci.engine.closed import closed
 from ci.engine.inputs import Roots, Touched, search_key
-from ci.engine.memo import CachedResult, Memo
+from ci.engine.memo import CachedResult, Memo, WorkDone
 from ci.engine.workers.parent import Worker, WorkerSpec
+from provisioning.base.settings import ROOT
 
 WORKER = """
 import importlib, sys
@@ -49,7 +50,7 @@ class Place:
         return path
 
     def memo(self, **options: Any) -> Memo:
-        roots = Roots({"suite": self.folder, "python": sys.prefix, "store": self.store})
+        roots = Roots({"toolkit": ROOT, "suite": self.folder, "python": sys.prefix, "store": self.store})
         return Memo(self.store, "test", roots, environ=self.environ, **options)
 
     def key(self, memo: Memo, module: str = "net") -> dict[str, Any]:
@@ -68,9 +69,8 @@ class Place:
         reply = self.worker.ask(order)
         # What the worker of all tests imported never changes, and is long.
         common = None if self.worker is self.shared_worker else Touched.of(self.worker.touched)
-        entry = memo.remember(
-            module, key, {"value": reply["value"]}, Touched.of(reply["touched"]), into, common
-        )
+        work = WorkDone(Touched.of(reply["touched"]), common)
+        entry = memo.remember(module, key, {"value": reply["value"]}, work, into)
         memo.close()
         return reply["value"], answer.why + (
             f"; not remembered: {entry.not_remembered}" * bool(entry.not_remembered)

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from ci.engine.inputs import Touched, key_of, roots_of
-from ci.engine.memo import CachedResult, Memo, Miss
+from ci.engine.inputs import key_of, roots_of
+from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
 from ci.engine.work import Result
 from ci.engine.workers.parent import Worker
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
@@ -225,7 +225,7 @@ def test_what_a_model_says_is_not_compared_with_its_training(tmp_path: Path) -> 
     texts = _generate(program, tmp_path)
     train = Train(_plan(LlmPlan, program, tmp_path, qnn_environment=None))
     both = [tasks_of(step, NO_PACKAGES, [program], tmp_path)[0] for step in (train, texts)]
-    both[0].memo.remember(both[0].subject, both[0].key, {}, Touched())
+    both[0].memo.remember(both[0].subject, both[0].key, {}, WorkDone())
     assert both[1].memo.find(both[1].subject, both[1].key) == Miss("not run before")
 
 
@@ -245,10 +245,10 @@ def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes_and_blames_no_ot
 
     first, moved, other = task("first", "{}"), task("moved", "{}"), task("other-model", '{"a": 1}')
     assert first.key == moved.key and str(tmp_path) not in json.dumps([first.key, other.key])
-    first.memo.remember(first.subject, first.key, {}, Touched())
+    first.memo.remember(first.subject, first.key, {}, WorkDone())
     assert isinstance(moved.memo.find(moved.subject, moved.key), CachedResult)
     assert other.memo.find(other.subject, other.key) == Miss("not run before")
-    other.memo.remember(other.subject, other.key, {}, Touched())
+    other.memo.remember(other.subject, other.key, {}, WorkDone())
     (tmp_path / "first" / "model" / "config.json").write_text('{"a": 2}')
     again = first.step.key(first.program, first.memo, {})
     why = first.memo.find(first.subject, again)

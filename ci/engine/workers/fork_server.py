@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from ci.engine.interpreter import opened_names
 from ci.engine.jobs import available_memory
-from ci.engine.watch import LOADER_CACHE, YOUNG_SECONDS, Stamp, listing_of, stamp_of_installed
+from ci.engine.watch import LOADER_CACHE, YOUNG_SECONDS, Stamp, listing_of, modules_of, stamp_of_installed
 
 FORK_SERVERS = "QNN_CI_FORK_SERVERS"
 """The folder of the servers' sockets. In the first line of a process's stdin it makes it a server."""
@@ -42,9 +42,6 @@ LEAST_MEMORY = 3 << 30
 
 CLIENT_SECONDS = 2.0
 """How long a client may take to send its descriptors."""
-
-PACKAGES = ("-info", ".egg", ".egg-link", ".pth")
-"""How names end by which Python finds what is installed in a folder."""
 
 
 @dataclass(frozen=True)
@@ -235,23 +232,9 @@ def _state_of(touched: Mapping[str, Any]) -> dict[str, object]:
     """The state now of everything that decides what a process like this one has after its imports."""
     own = (sys.executable, f"{sys.prefix}/pyvenv.cfg", LOADER_CACHE)
     state: dict[str, object] = {path: _stamp(path) for path in (*touched["opened"], *opened_names(), *own)}
-    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)):
-        state[f"libraries in {folder}"] = {name: _stamp(f"{folder}/{name}") for name in _names(folder)}
-    for folder in touched["listed"]:
-        state[f"names in {folder}"] = listing_of(folder)
-    for folder in {*touched["absent_modules"], *touched["queries"]}:
-        absent = set(touched["absent_modules"].get(folder, ()))
-        state[f"modules in {folder}"] = [
-            name for name in _names(folder) if name.partition(".")[0] in absent or name.endswith(PACKAGES)
-        ]
+    state |= {f"names in {folder}": listing_of(folder) for folder in touched["listed"]}
+    state |= {f"modules in {folder}": modules_of(folder) for folder in touched["queried"]}
     return state
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(path.name for path in Path(folder).iterdir())
-    except OSError:
-        return []
 
 
 def _stamp(path: str) -> Stamp | None:

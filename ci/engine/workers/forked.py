@@ -22,8 +22,8 @@ import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+from ci.engine.digests import mounted_images
 from ci.engine.distributions import files_in, site_folders
-from ci.engine.inputs import mounted_images
 from ci.engine.workers.child import THREADS, WARM
 from ci.engine.workers.fork_server import FORK_SERVERS, OWNER, pidfd_of_owner, text_of_owner
 from provisioning.base.settings import ROOT

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import select
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from ci.engine.closed import without_hidden
+from ci.engine.closed import limits, without_hidden
 from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
@@ -155,6 +156,10 @@ class Worker:
                 start_new_session=True,
             )
         os.close(send)
+        if setup.forks:
+            with contextlib.suppress(ProcessLookupError):
+                for number, soft, hard in limits():
+                    resource.prlimit(self._process.pid, number, (soft, hard))
         self._receive = receive
         self.seen, self.written = Touched(), []
         self._pending = b""

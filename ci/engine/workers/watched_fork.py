@@ -30,6 +30,9 @@ from ci.engine.watch import Supervisor, Unavailable, install
 _SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
 _UNFORESEEN = 70
 _CHANNEL = 900
+TEMPORARY = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that name the work's own folder for temporary files."""
+UMASK = 0o022
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,7 +41,6 @@ def in_watched_fork(
     work: Callable[[], dict[str, Any]], temporary: str, timeout: float, places: Iterable[Path] = ()
 ) -> dict[str, Any]:
     """The reply of `work` with what it touched as `touched`, or how the process ended as `died` or `late`.
-    What died cannot tell which variables and modules it asked for, so `touched` has all of them.
 
     `temporary` is the work's own directory for temporary files, and is removed. If the process died and one
     of `places`, where it wrote, is full, the reply has that as `trouble`. Everything that the work
@@ -72,20 +74,18 @@ def in_watched_fork(
     if code is None:
         return {"late": timeout, "used": _processor_seconds() - before}
     if code or not text:
-        reply: dict[str, Any] = {"died": code, "touched": interpreter.all_that_may_be_touched()}
+        reply: dict[str, Any] = {"died": code, "touched": {}}
         reply |= {"trouble": asdict(full)} if full else {}
     else:
         reply = json.loads(text)
-        path, homes, absent = reply["touched"].pop("modules")
-        reply["touched"]["absent_modules"] = interpreter.absent_modules(path, homes, absent)
-    reply["touched"]["asked"] = asked
+    touched = reply["touched"]
+    touched["asked"] = asked
     if supervisor is None:
-        reply["touched"]["unseen"] = [f"what native code opens cannot be seen here ({reason})"]
+        touched["unseen"] = [f"what native code opens cannot be seen here ({reason})"]
     else:
         supervisor.close()
-        seen = _seen(supervisor)
-        listed = {**reply["touched"].get("listed", {}), **seen["listed"]}
-        reply["touched"] |= {**seen, "listed": listed, "left": left}
+        seen = asdict(supervisor.seen)
+        touched |= {**seen, "unseen": list(seen["unseen"]), "before": {}, "left": left}
     return reply
 
 
@@ -95,8 +95,10 @@ def _work(
     """The child's whole life."""
     try:
         _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        os.environ["TMPDIR"] = tempfile.tempdir = temporary
-        interpreter.forget(notes)
+        os.environ |= dict.fromkeys(TEMPORARY, temporary)
+        tempfile.tempdir = temporary
+        os.umask(UMASK)
+        interpreter.begin_fork(notes)
         try:
             # A descriptor number that no later file gets.
             number = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, _CHANNEL)
@@ -109,7 +111,7 @@ def _work(
             channel.sendall(f"-{error}".encode())
         channel.close()
         reply = work()
-        reply["touched"] = interpreter.touched_since()
+        reply["touched"] = {"searched": interpreter.searched()}
         with open(send, "w", encoding="utf-8") as stream:
             json.dump(reply, stream)
         os._exit(0)
@@ -121,7 +123,7 @@ def _work(
 def _supervisor(channel: socket.socket, temporary: str) -> tuple[Supervisor | None, str]:
     message, listeners, _, _ = socket.recv_fds(channel, 1000, 1)
     if listeners:
-        return Supervisor(listeners[0], temporary), ""
+        return Supervisor(listeners[0], temporary, interpreter.installations()), ""
     return None, message[1:].decode() or "the process ended at once"
 
 
@@ -183,8 +185,3 @@ def _children() -> Iterator[int]:
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             yield from map(int, (task / "children").read_text(encoding="ascii").split())
-
-
-def _seen(supervisor: Supervisor) -> dict[str, Any]:
-    seen = asdict(supervisor.seen)
-    return {**seen, "unseen": list(seen["unseen"]), "written": {}, "again": {}}

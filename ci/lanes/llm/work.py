@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ci.engine.closed import closed
-from ci.engine.inputs import Digests, Roots, search_key
+from ci.engine.digests import Digests
+from ci.engine.inputs import Roots, search_key
 from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo

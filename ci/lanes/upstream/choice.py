@@ -12,7 +12,7 @@ from pathlib import Path
 from ci.engine.inputs import Roots
 from ci.engine.installed import find_as_workers
 from ci.engine.jobs import FunctionSlot, Job, default_slots, parse_shard, run_jobs, shard
-from ci.engine.memo import CachedResult, Memo
+from ci.engine.memo import CachedResult, Memo, WorkDone
 from ci.engine.progress import Line, progress
 from ci.engine.runner import ready_runner
 from ci.engine.workers.parent import WorkerSpec
@@ -184,5 +184,6 @@ def list_tests(plan: UpstreamPlan) -> list[str]:
     answer = memo.find("the tests of the suite", key)
     if not isinstance(answer, CachedResult):
         tests, touched = plan.workers.tests()
-        answer = memo.remember("the tests of the suite", key, {"tests": tests}, touched, own=(plan.logs,))
+        work = WorkDone(touched, own=(plan.logs,))
+        answer = memo.remember("the tests of the suite", key, {"tests": tests}, work)
     return [str(name) for name in answer.result["tests"]]

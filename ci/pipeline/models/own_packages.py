@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from ci.engine.closed import declared, key_of_declared
+from ci.engine.interpreter import LOCKED
 from ci.pipeline.models.wheels import PinnedWheel
 from ci.pipeline.models.wheels import variables as located_wheels
 from provisioning import lock_files, pip_settings
@@ -44,9 +45,7 @@ from provisioning.python_environments import uv_program
 VARIABLE = "QNN_CI_REQUIREMENTS"
 """Requirements for suites that name none."""
 
-LOCKED = "QNN_CI_LOCKED_PACKAGES"
-"""Tells the environment where the locked packages are. This makes its files equal on every machine."""
-
+# The variable makes this file equal on every machine.
 BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
 
 LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.|/|file:|[^#]*@\s*(?:file:|\.|/))")
