@@ -81,7 +81,7 @@ ROWS: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "a folder of the search path that is made": (
         "import importlib.util\n return importlib.util.find_spec('y') is None",
-        lambda folder: [(folder / "none").mkdir(), (folder / "none/y.py").write_text("")],
+        lambda folder: shutil.copytree(folder / "modules", folder / "none"),
     ),
 }  # fmt: skip
 
@@ -93,14 +93,16 @@ def test_work_of_another_start_is_fresh(row: str, tmp_path: Path) -> None:
     place.write("net.py", f"import os\ndef work():\n {code}\n")
     for name in ("bin", "lib/glibc-hwcaps/x86-64-v3", "search", "other"):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/y.py").write_text("")
     search = {"PYTHONPATH": f"{tmp_path}/search:{tmp_path}/none", "LD_LIBRARY_PATH": f"{tmp_path}/lib"}
     users = {**os.environ, **search}
 
-    def done(**options: bool) -> tuple[object, str]:
+    def done(*, reuse: bool = True) -> tuple[object, str]:
         place.environ = closed(users)
         place.worker = start(tmp_path / "logs", place.environ)
         try:
-            return place.do(**options)
+            return place.do(reuse=reuse)
         finally:
             place.worker.end()
 

@@ -44,7 +44,8 @@ def state():
               if line.startswith(("Umask", "SigP", "SigB", "SigI", "SigC", "Shd", "Cap", "Cpus", "Groups",
                                   "Threads"))]
     return {{
-        "environment": (own / "environ").read_text(), "environ": {{k: v for k, v in os.environ.items() if "/qnn-ci-" not in v}},
+        "environment": (own / "environ").read_text(),
+        "environ": {{name: value for name, value in os.environ.items() if "/qnn-ci-" not in value}},
         "cwd": os.getcwd(),
         "command": (own / "cmdline").read_text().split("\\0")[:-2], "argv": sys.argv[:-1], "path": sys.path,
         "modules": sorted(sys.modules), "descriptors": targets, "status": status,
