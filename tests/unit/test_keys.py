@@ -15,6 +15,7 @@ import pytest
 
 from ci.engine.inputs import key_of, roots_of
 from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
+from ci.engine.runner import Runner
 from ci.engine.work import Result
 from ci.engine.workers.parent import Worker
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
@@ -154,7 +155,7 @@ def _run(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
     compiled = folder / "compiled"
     compiled.mkdir(exist_ok=True)
     plan = cast(Lower, _lower(program, folder)).plan
-    return RunOnEmulator(plan, Path("runner"), {program.name: Result(FACTS, compiled)})
+    return RunOnEmulator(plan, Runner(Path("runner")), {program.name: Result(FACTS, compiled)})
 
 
 def _onnx(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
