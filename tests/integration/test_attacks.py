@@ -27,7 +27,12 @@ def test_a_result_is_fresh_or_not_cached(call: str, world: World) -> None:
 
 @pytest.mark.parametrize("call", sorted(CALLS.keys() - LEAVES))
 def test_where_nothing_changes_it_is_cached_at_last(call: str, world: World) -> None:
-    assert world.settles(call)
+    assert world.settles(call)[1]
+
+
+@pytest.mark.parametrize("call", ["made if need be", "folder made if need be", "symlink", "append and tell"])
+def test_the_log_names_what_work_leaves_behind(call: str, world: World) -> None:
+    assert f"not remembered: {world.home}/one/repository/data/" in world.settles(call)[0]
 
 
 @pytest.mark.heavy

@@ -274,12 +274,13 @@ class World:
         now, _ = self._do(place, (lambda: None) if waits else None, reuse=False)
         return "" if now == cached else f"{case}: cached {cached}, now {now}"
 
-    def settles(self, call: str) -> bool:
-        """Whether the work is cached at last where nothing changes."""
+    def settles(self, call: str) -> tuple[str, bool]:
+        """Why it is not cached at first, and whether it is at last where nothing changes."""
         case = Case(call, "size", "after", "inside the repository", "the same clone")
         shutil.rmtree(self.home / "one", ignore_errors=True)
         place = self._place("one", self.folder / f"store-{next(self._count)}", case, repository=True)
-        return any(self._do(place)[1] == "" for _ in range(4))
+        why = self._do(place)[1]
+        return why, any(self._do(place)[1] == "" for _ in range(3))
 
     def _place(self, name: str, store: Path, case: Case, *, repository: bool) -> Place:
         place = Place(self.home / name / "repository", store, self.worker)
@@ -298,6 +299,9 @@ class World:
         if not (self.home / "link").is_symlink():
             (self.home / "link").symlink_to("one/repository")
         self._fill(self._data(place, case))
+        if case.place.startswith("inside"):
+            # A second clone has its own too, whichever the work means.
+            self._fill(place.folder / "data")
         return place
 
     def _data(self, place: Place, case: Case) -> Path:
