@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from ci.builds.programs import BuildTool
 from ci.engine.inputs import Touched
-from ci.engine.watch import listing_of, stamp_of, stamp_of_installed
+from ci.engine.watch import listing_of, stamp_of
 
 LINKED = "linked.d"
 """The linker's list of the files that it read, below the build tree; CMakeLists.txt requests it."""
@@ -40,8 +43,30 @@ def inputs_of(
 def changed_since(path: Path, started: float) -> bool:
     """Whether a file may have other content than at that time. An installer that shares its file with another
     environment by a hard link changes nothing."""
-    _, modified, changed, *_ = stamp_of_installed(path.stat())
-    return max(modified, changed) / 1e9 > started
+    _, modified, changed, *_ = stamp_of(path.stat())
+    if max(modified, changed) / 1e9 <= started:
+        return False
+    return modified / 1e9 > started or not _is_as_installed(path)
+
+
+def _is_as_installed(path: Path) -> bool:
+    """Whether the file has the bytes that its distribution's RECORD names."""
+    # A library's path can lead through another package: numpy/_core/../../numpy.libs/x.so.
+    folder, mark, relative = os.path.normpath(path).rpartition("/site-packages/")
+    recorded = _recorded(Path(f"{folder}{mark}")).get(relative) if mark else None
+    digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=")
+    return recorded == digest
+
+
+@cache
+def _recorded(site: Path) -> Mapping[str, str]:
+    """The digests of all files that distributions brought, by path below the folder."""
+    lines = (
+        line.partition(",sha256=")
+        for record in site.glob("*.dist-info/RECORD")
+        for line in record.read_text(encoding="utf-8", errors="replace").splitlines()
+    )
+    return {name: rest.partition(",")[0] for name, digest, rest in lines if digest}
 
 
 def _absolute(tree: Path, name: str) -> Path:
