@@ -94,7 +94,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 SHARED = {
     # Hypothesis too looks for constants in the code of each module that is imported.
     "our code, parsed": ("from tests.support.sources", "from tests.support.rules", "from hypothesis"),
-    "the patterns of known failures, compiled": ("from provisioning.base import diagnosis",),
+    "the patterns of known failures, compiled": ("from ci.diagnose",),
 }
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from provisioning.base.diagnosis import Code, code_named
+from ci.diagnose.tables import Code, code_named
 
 REFUSES = "QNN's validation refuses it"
 """What is said of a node that stays on the CPU therefore."""

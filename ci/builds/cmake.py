@@ -19,9 +19,9 @@ from typing import TextIO
 
 from ci.builds.file_api import ask
 from ci.builds.programs import BuildTool
+from ci.diagnose.explain import causes
 from provisioning.base import units
 from provisioning.base.commands import quoted
-from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_text
 from provisioning.base.screen import display_for, new_bar

@@ -20,11 +20,11 @@ from ci.builds.programs import BuildTool, find_cmake, find_compiler, find_ninja,
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.runner_inputs import inputs_of
 from ci.builds.verb import RUNNER_BUILD_TYPES
+from ci.diagnose.explain import causes
 from ci.engine.inputs import Roots
 from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
 from provisioning import elf
 from provisioning.base.commands import captured, session
-from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.settings import (

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds.programs import BuildTool
+from ci.diagnose.explain import causes
 from ci.engine.runner import Runner
 from provisioning.base.commands import captured, quoted
-from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_bytes
 from provisioning.base.findings import Finding, Severity

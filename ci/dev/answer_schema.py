@@ -43,7 +43,6 @@ FACTS = {
     "least": ("number", "divergence: a lower SQNR is a difference, dB"),
     "model": ("string", "audit, profile, repair, tune: as typed"),
     "models": ("array", "phones: each with what its devices took"),
-    "names": ("object", "diagnose --codes-of: names by code"),
     "offers": ("object", "of a model that is red: commands by what they do: repairs, tunes, reduces …"),
     "operators": ("array", "profile: each with its share, line and module"),
     "packages": ("object", "inspect of packages: what is in each"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ci.inspect.message_table import Printer, compared, table
+from ci.inspect.messages import Printer, compared, messages_of
 from ci.upgrades.compat.stage import provision
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import store_path
@@ -22,7 +22,7 @@ def changes() -> tuple[str, str, dict[str, list[str]]]:
     rows = []
     for build in (newer, older):
         root = provision(build, pinned, Store(store))
-        rows.append(table(Printer("QNN", build.build_id, root, root.name), store))
+        rows.append(messages_of(Printer("QNN", build.build_id, root, root.name), store))
     return older.qnn, newer.qnn, compared(*rows)
 
 

@@ -14,9 +14,9 @@ from ci.device import claim, session, transport
 from ci.device.bundle.manifest import NAME as MANIFEST
 from ci.device.bundle.manifest import Bundle, read_bundle
 from ci.device.transport import Device
+from ci.diagnose.explain import nearest, read
 from provisioning.base.commands import quoted
 from provisioning.base.commands import session as session_command
-from provisioning.base.diagnosis import nearest, read
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import ROOT, Selection
@@ -221,10 +221,10 @@ def report_failure(
     for text, subject in ((ran.out, "run.log"), (system, "system.log")):
         if known := nearest(text):
             stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {known.id}", known.cause, known.fix)
-    told = read(ran.out).diagnosis("run.log")
-    if told.heard and not told.explanations:
-        fix = f"collect {told.collect}" if told.collect else ""
-        stage.add("device-diagnosis", Severity.NOTE, told.subject, told.heard, fix)
+    found = read(ran.out)
+    if found.told_by and not found.explanations:
+        message, fix = f"told by {found.told_by}", f"collect {found.collect}"
+        stage.add("device-diagnosis", Severity.NOTE, "run.log", message, fix)
 
 
 def _signal(code: int) -> str:

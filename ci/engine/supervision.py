@@ -91,11 +91,11 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
 
 def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:
     """Why a stage ended without a report, by its log and the system."""
+    from ci.diagnose.explain import read
     from ci.engine.workers.parent import tail
-    from provisioning.base.diagnosis import read
 
     text = tail(log, READ)
-    found = read(text).diagnosis(stage)
+    found = read(text)
     known = found.explanations
     words, fix = last_words(text)
     lines = [how, *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
@@ -105,8 +105,8 @@ def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Fi
     elif known:
         fix = known[0].fix
     elif not fix:
-        lines.append(found.heard or "nothing known matches its log")
-        fix = f"read {log}" + (f", and collect {found.collect}" if found.heard else "")
+        lines.append(f"told by {found.told_by}" if found.told_by else "nothing known matches its log")
+        fix = f"read {log}" + (f", and collect {found.collect}" if found.told_by else "")
     return Finding(
         "stage-died", Severity.ERROR, stage, "\n".join(lines), f"{fix}; repeat with: {command_line}"
     )
@@ -128,8 +128,8 @@ def last_words(text: str) -> tuple[str, str]:
 
 def with_causes(report: Report, log: Path) -> Report:
     """Add a note of the first known failure in the log, unless a finding explains it."""
+    from ci.diagnose.explain import nearest
     from ci.engine.workers.parent import tail
-    from provisioning.base.diagnosis import nearest
 
     known = nearest(tail(log, READ))
     if known is None or any(known.cause in finding.message for finding in report.findings):

@@ -23,13 +23,10 @@ import stat
 import struct
 import time
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
-from provisioning.base.settings import derived_folder
 
 Stamp = tuple[int, int, int, int]
 """Size, mtime, ctime (nanoseconds) and inode: while these are equal, the file is taken for unchanged."""
@@ -565,17 +562,7 @@ def _ignored(path: str) -> bool:
         with contextlib.suppress(OSError):
             mode = os.stat(path).st_mode
             return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-        return False
-    derived = _derived()
-    return derived is not None and f"{path}/".startswith(derived)
-
-
-@cache
-def _derived() -> str | None:
-    try:
-        return f"{os.path.normpath(derived_folder())}/"
-    except UsageError:  # The user has no home folder, and nothing is kept.
-        return None
+    return False
 
 
 def _signed(value: int) -> int:

@@ -12,12 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from ci.inspect.message_table import trees, wheels
-from provisioning.base.diagnosis import BUILD_IN_TEXT, Diagnosis
+from ci.diagnose.explain import Diagnosis
+from ci.diagnose.log_text import DECORATION, tells_of_trouble
+from ci.inspect.messages import trees, wheels
 from provisioning.base.documents import read
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
-from provisioning.base.log_text import DECORATION, TROUBLE
 from provisioning.base.rendering.text import LOG, errors_of
 from provisioning.base.settings import ROOT, store_path
 from provisioning.build_id import build_ids
@@ -31,6 +31,7 @@ FINDINGS = 10
 LONGEST = 2000
 """A line of the log is cut after so many characters."""
 
+BUILD = re.compile(rb"\bv?(\d\.\d{1,3}\.\d{1,3}\.\d{6,12})(?:_\d+)?\b")
 CHIP = re.compile(rb"\b(?:S[MAC]\d{4}[A-Z]?|QC[SM]\d{4}|SXR\d{4}|X[12]E\d{5}|SC\d{4}XP)\b")
 HOME = re.compile(r"(?:/home/|/Users/|[A-Za-z]:[\\/]+Users[\\/]+)[^/\\\s:'\"]+|/root(?=[/\s:'\"]|$)")
 SECRETS = (
@@ -163,11 +164,10 @@ def _excerpt(path: Path, line: int) -> tuple[int, list[str], dict[str, set[str]]
     with path.open("rb") as log:
         for number, text in enumerate(_lines(log), 1):
             named["chip"] |= {match.decode() for match in CHIP.findall(text)}
-            for match in BUILD_IN_TEXT.find_all(text):
-                named["build"] |= {build.decode() for build in match.groups() if build}
+            named["build"] |= {match.decode() for match in BUILD.findall(text)}
             if excerpt and len(excerpt) < LINES:
                 excerpt.append(text)
-            elif not excerpt and (number == line or (not line and TROUBLE.search(text))):
+            elif not excerpt and (number == line or (not line and tells_of_trouble(text))):
                 first, excerpt = number - len(kept), [*kept, text]
             kept.append(text)
     if not excerpt:

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from ci.diagnose.log_text import Readable
 from provisioning.base.errors import UsageError
-from provisioning.base.log_text import Readable
 from provisioning.base.progress import for_stream
 
 LARGEST = 256 << 20

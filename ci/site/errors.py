@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 
+from ci.diagnose.log_text import plain_text
+from ci.diagnose.tables import QNN, FailureRule, failure_rules, table
 from ci.inspect.messages import key
 from provisioning.base.commands import as_installed
-from provisioning.base.diagnosis import QNN, Entry, knowledge
-from provisioning.base.log_text import DECORATION
 from provisioning.base.rules import Rule, rules
 from provisioning.known_faults import load_faults
 
@@ -54,26 +54,26 @@ def failures() -> tuple[KnownFailure, ...]:
     listed = {number.anchor for number in numbers()}
     return tuple(
         KnownFailure(
-            entry.id,
-            f"failure-{entry.id}" if entry.id in rules() else entry.id,
-            _message(entry),
-            entry.several,
-            entry.cause,
-            as_installed(entry.fix),
-            entry.source,
-            versions.get(entry.id, ""),
-            [anchor for of, code in sorted(entry.codes) if (anchor := _anchor(of, code)) in listed],
-            entry.example.strip("\n"),
-            [pattern.source for pattern in entry.keys],
+            rule.id,
+            f"failure-{rule.id}" if rule.id in rules() else rule.id,
+            _message(rule),
+            rule.several,
+            rule.cause,
+            as_installed(rule.fix),
+            rule.source,
+            versions.get(rule.id, ""),
+            [anchor for of, code in sorted(rule.codes) if (anchor := _anchor(of, code)) in listed],
+            rule.example,
+            [pattern.source for pattern in rule.patterns],
         )
-        for entry in sorted(knowledge().entries, key=lambda entry: entry.id)
+        for rule in sorted(failure_rules().values(), key=lambda rule: rule.id)
     )
 
 
-def _message(entry: Entry) -> str:
-    text = DECORATION.sub(b"", entry.example.encode())
-    starts = [match.start() for pattern in entry.keys if (match := pattern.search(text))]
-    if not starts and entry.keys and not entry.codes:
+def _message(rule: FailureRule) -> str:
+    text = plain_text(rule.example.encode())
+    starts = [match.start() for pattern in rule.patterns if (match := pattern.search(text))]
+    if not starts and rule.patterns and not rule.codes:
         return ""
     line = text[text.rfind(b"\n", 0, min(starts, default=0)) + 1 :].partition(b"\n")[0]
     return key(line.decode("utf-8", "replace"))
@@ -81,11 +81,11 @@ def _message(entry: Entry) -> str:
 
 @cache
 def numbers() -> tuple[Number, ...]:
-    known = knowledge()
+    known = table()
     named: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for entry in known.entries:
-        for number in entry.codes:
-            named[number].append(entry.id)
+    for rule in failure_rules().values():
+        for number in rule.codes:
+            named[number].append(rule.id)
     rows = list[tuple[str, str, int, str]]()
     for code, name in sorted(known.codes.items()):
         component = next((of for of, (low, high) in known.ranges.items() if low <= code <= high), QNN)
@@ -119,8 +119,6 @@ def as_json() -> str:
         "failures": [asdict(failure) for failure in failures()],
         "numbers": [asdict(number) for number in numbers()],
         "rules": [{**asdict(rule), "fix": as_installed(rule.fix), "anchor": rule.id} for rule in all_rules()],
-        "layers": [{"name": layer.name, "collect": layer.collect} for layer in knowledge().layers],
-        "faults": [fault.name for fault in knowledge().faults],
-        "harmless": [{"pattern": row.pattern.source, "why": row.why} for row in knowledge().harmless],
+        "speakers": [{"name": speaker.name, "collect": speaker.collect} for speaker in table().speakers],
     }
     return json.dumps(document, indent=1) + "\n"

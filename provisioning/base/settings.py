@@ -80,11 +80,6 @@ def cache_folder() -> Path:
     return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME") / "qnn-ci"
 
 
-def derived_folder() -> Path:
-    """What is made of files of ours alone. It is no input of work, as those files are."""
-    return cache_folder() / "derived"
-
-
 def root_digest() -> str:
     """Two versions that are installed side by side have their own."""
     import hashlib

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from provisioning.base.diagnosis import nearest
+from provisioning.base.commands import session
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.text import plural
 from provisioning.build_id import version_in
@@ -93,19 +93,16 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
 
 
 def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
-    known = nearest(answer.detail)
-    fix = known.fix if known else ""
-    detail = f"{answer.detail}. {known}" if known else answer.detail
     if answer.step == "adaptor":
         return Problem(
             soc,
-            f"executorch in {answer.interpreter} has no working QNN adaptor: {detail}",
-            fix or "install executorch's wheel for Linux on x86-64, or build its QNN backend",
+            f"executorch in {answer.interpreter} has no working QNN adaptor: {answer.detail}",
+            "install executorch's wheel for Linux on x86-64, or build its QNN backend",
         )
     if answer.step == "build id":
         return Problem(
             soc,
-            f"the compiler cannot load libQnnHtp.so of {sdk}: {detail}",
+            f"the compiler cannot load libQnnHtp.so of {sdk}: {answer.detail}",
             "restore the SDK's libraries: python -m provisioning store repair; what else it lacks:"
             " nox -s validate -- --rule needed-resolved",
         )
@@ -121,4 +118,5 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
             f" QNN said: {answer.detail.partition('; ')[0]}",
         )
     code = f" with {answer.code}" if answer.code is not None else ""
-    return Problem(soc, f"creating an HTP device failed{code}: {detail}", fix)
+    fix = session("diagnose", str(answer.code)) if answer.code is not None else ""
+    return Problem(soc, f"creating an HTP device failed{code}: {answer.detail}", fix)

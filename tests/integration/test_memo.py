@@ -20,7 +20,6 @@ from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
 from ci.engine.remote import ENTRIES
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Worker, WorkerDied
-from provisioning.base.settings import derived_folder
 from tests.support.watched_work import Place, later, start
 
 NATIVE = """
@@ -53,11 +52,6 @@ def place(tmp_path: Path, worker: Worker) -> Iterator[Place]:
 def repoint(link: Path, target: str) -> None:
     link.unlink()
     link.symlink_to(target)
-
-
-def remove_derived() -> None:
-    for file in derived_folder().glob("test-*.json"):
-        file.unlink()
 
 
 def upgrade(packages: Path) -> None:
@@ -268,14 +262,6 @@ NO_INPUTS: dict[str, tuple[dict[str, str], Callable[[Place], object]]] = {
             " return [point.name for point in metadata.entry_points(group='net')]",
         },
         lambda place: place.write("report.json", ""),
-    ),
-    "what is made of the toolkit's own files": (
-        {
-            "net.py": "from provisioning.base.kept import kept\nfrom pathlib import Path\n"
-            "def work(): return kept('test', [Path('HERE/table')], lambda: 1)",
-            "table": "",
-        },
-        lambda place: remove_derived(),
     ),
 }
 

@@ -10,9 +10,10 @@ import pytest
 
 from ci.device import run_bundle, session
 from ci.device.transport import Adb, CommandResult, TimedOut
+from ci.diagnose.explain import read
+from ci.diagnose.tables import failure_rules
 from ci.engine.supervision import death, with_causes
 from ci.report.html import html
-from provisioning.base import diagnosis
 from provisioning.base.errors import UpstreamError, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.workflow_commands import github_annotations
@@ -134,9 +135,9 @@ def test_a_bundle_for_another_chip_is_refused_before_it_is_sent(
 
 def test_device_stage_page_and_annotations_give_the_answers_of_diagnose(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
-    examples = {entry.id: entry.example for entry in diagnosis.knowledge().entries}
+    examples = {name: rule.example for name, rule in failure_rules().items()}
     log.write_text(f"{examples['stub-mismatch']}\n{examples['disk-full']}\n", encoding="utf-8")
-    answers = diagnosis.read(log.read_text(encoding="utf-8")).diagnosis("run.log").explanations
+    answers = read(log.read_text(encoding="utf-8")).explanations
     assert [answer.id for answer in answers] == ["stub-mismatch"]
 
     run = StageRun("run_device", "wheels", "aarch64-android", "qnn-ci run_device")

@@ -15,6 +15,7 @@ from provisioning.base.settings import ROOT
 from tests.support.sources import nodes, parsed, statements, walked, with_any
 
 FLOORS = (
+    {"diagnose"},
     {"artifacts"},
     {"engine"},
     {"pipeline"},

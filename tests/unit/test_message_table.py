@@ -10,7 +10,15 @@ import pytest
 
 from ci.dev.message_changes import markdown
 from ci.inspect import diagnose
-from ci.inspect.message_table import PrintedMessage, compared, of_store, printers, table, told
+from ci.inspect.messages import (
+    PrintedMessage,
+    compared,
+    messages_of,
+    of_store,
+    printer_of,
+    printers,
+    told,
+)
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
@@ -63,11 +71,17 @@ def test_a_message_is_found_with_library_version_and_meaning(store: Path) -> Non
         of_store_alone(store, ["nobody says this"])
 
 
+def test_a_line_of_a_log_is_traced_to_the_library_that_prints_it(store: Path) -> None:
+    row = printer_of(store, ["nothing", "[ERROR] Failed to load node 7 of 12"])
+    assert row and (row.library, row.version) == ("libQnnHtp.so", "QNN 2.47.0.260601")
+    assert printer_of(store, ["nobody says this"]) is None
+
+
 def test_the_table_of_a_build_is_made_once_and_that_of_another_build_anew(store: Path) -> None:
-    before = {printer.version: table(printer, store) for printer in printers(store, store)}
+    before = {printer.version: messages_of(printer, store) for printer in printers(store, store)}
     for library in (store / "trees").rglob("*.so"):
         library.write_bytes(b"\x7fELF\0Failed to do something else\0")
-    assert {printer.version: table(printer, store) for printer in printers(store, store)} == before
+    assert {printer.version: messages_of(printer, store) for printer in printers(store, store)} == before
     tree(store, "2.51.0.260929", b"\x7fELF\0Failed to do something else\0")
     assert len(of_store_alone(store, ["something else"])) == 1
 
@@ -99,7 +113,7 @@ def test_the_command_prints_words_for_people_and_rows_for_programs(
 
 
 def test_what_a_newer_build_changes_is_counted_and_no_message_of_it_is_on_the_page(store: Path) -> None:
-    old, new = (table(printer, store) for printer in printers(store, store) if printer.name == "QNN")
+    old, new = (messages_of(printer, store) for printer in printers(store, store) if printer.name == "QNN")
     found = compared(new, old)
     assert (len(found["gained"]), len(found["lost"]), found["rules"]) == (1, 1, ["stub-mismatch"])
     text = markdown("2.47.0", "2.49.40", found)

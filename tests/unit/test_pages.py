@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
+from ci.diagnose.tables import failure_rules
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import toml
 from provisioning.base.command_line import main
-from provisioning.base.diagnosis import knowledge
 from provisioning.base.settings import ROOT
 from tests.integration.test_pages import HELD as HELD_BY_INTEGRATION
 from tests.support.onnx_models import conv_model, write
@@ -33,7 +33,7 @@ def test_a_page_shows_what_is_printed(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(conv_model(), tmp_path / "net.onnx")
-    log = knowledge().entry("datatypes-mismatch").example
+    log = failure_rules()["datatypes-mismatch"].example
     (tmp_path / "build.log").write_text(log, encoding="utf-8")
     package, verbs = ("provisioning", PROVISIONING) if example.words[0] in PROVISIONING else ("ci", VERBS)
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.builds.loadable import FIXES
+from ci.diagnose.tables import failure_rules
 from ci.engine.workers.child import UNFORESEEN
 from ci.lanes.executorch import judge
 from ci.lanes.onnx.worker import KINDS
@@ -17,7 +18,6 @@ from ci.pipeline.baseline import COSTS
 from ci.pipeline.costs import cost_rule
 from provisioning.base import toml
 from provisioning.base.command_line import main
-from provisioning.base.diagnosis import knowledge
 from provisioning.base.rules import OTHERS, TABLE, explained, rules
 from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.rules import ANY, printed_rules
@@ -84,7 +84,7 @@ def _tables() -> list[Path]:
         ("lowering-timeout", "--timeout"),
         ("qnn-version", "--profile"),
         ("parity-missing-in-buck", "add it to FILE"),
-        ("stub-mismatch", knowledge().entry("stub-mismatch").fix),
+        ("stub-mismatch", failure_rules()["stub-mismatch"].fix),
     ],
 )
 def test_diagnose_says_what_to_do_about_a_rule(

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ci.dev.bench.frame import Aim, Benchmark, Contender
-from provisioning.base.diagnosis import knowledge
+from ci.diagnose.tables import failure_rules
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT
 
@@ -71,14 +71,14 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
             Contender(GREP, lambda into: subprocess.run(words, stdout=subprocess.DEVNULL, check=False)),
         ),
         aims=AIMS,
-        facts={"bytes": size, "entries": len(knowledge().entries)},
+        facts={"bytes": size, "rules": len(failure_rules())},
     )
 
 
 def _log(size: int, share: float) -> str:
     chosen = random.Random(size)  # noqa: S311 -- repeatable on purpose
     lines, length = list[str](), 0
-    examples = [entry.example for entry in knowledge().entries]
+    examples = [rule.example for rule in failure_rules().values()]
     while length < size:
         if chosen.random() < share:
             line = chosen.choice(examples)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.diagnosis import causes
+from ci.diagnose.explain import causes
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import (
     DEFAULT_PROFILE,

@@ -9,6 +9,7 @@ from typing import Any
 
 from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR, OF_INTEGERS
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
+from ci.diagnose.explain import nearest
 from ci.engine.work import Failure, Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import LOG
@@ -17,7 +18,6 @@ from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import taken_at
 from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
-from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.fixes import fix_for
@@ -54,8 +54,8 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
         text = log.read_text(encoding="utf-8", errors="replace")
         if errors := NATIVE_ERROR.findall(text):
             message = f"{message.rstrip('.')}: {errors[0].strip()}"
-        if known := explain(text):
-            message, fix = f"{message.rstrip('.')}. {known[0]}", known[0].fix
+        if known := nearest(text):
+            message, fix = f"{message.rstrip('.')}. {known}", known.fix
     if DIES_OF in message:
         message, fix = _with_what_is_known(program, message, fix)
     return message, fix

@@ -21,7 +21,7 @@ INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "ou
 
 
 def start() -> Answer:
-    for name in ("numpy", "ci.pipeline.slices", "provisioning.base.diagnosis"):
+    for name in ("numpy", "ci.pipeline.slices", "ci.diagnose.explain"):
         importlib.import_module(name)
     return measured
 
@@ -81,16 +81,16 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _message(code: int, log: Path) -> str:
-    from provisioning.base.diagnosis import explain
+    from ci.diagnose.explain import nearest
 
     text = tail(log, TAIL)
     # The runner indents the runtime's own message, which says why, below its error.
     errors = re.findall(LINE_OF_ERROR + r"(?:\n {4}.*)?", text, re.MULTILINE | re.IGNORECASE)
-    known = explain(text)
+    known = nearest(text)
     return (
         f"the runner {how_it_ended(code)}"
         + (": " + ": ".join(map(str.strip, errors[-1].splitlines())) if errors else "")
-        + (f". {known[0]}" if known else "")
+        + (f". {known}" if known else "")
     )
 
 

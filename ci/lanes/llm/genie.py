@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ci.diagnose.explain import nearest
 from ci.engine.trouble import how_it_ended
 from ci.lanes.llm.architecture import Architecture, read_object
 from ci.lanes.llm.arrays import Array
-from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
 from provisioning.manifest import Soc
@@ -362,9 +362,9 @@ def _generated(reply: Mapping[str, Any], most: int) -> GeneratedText:
 
 def refusal(output: str, how: str) -> CheckFailed:
     """Genie's message."""
-    known = explain(f"{output}\nGenie {how}")
+    known = nearest(f"{output}\nGenie {how}")
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("{")]
     words = f": {lines[-1][:300]}" if lines else ""
     if known:
-        return CheckFailed(f"Genie {how}{words}. {known[0].cause}", fix=known[0].fix, output=output)
+        return CheckFailed(f"Genie {how}{words}. {known.cause}", fix=known.fix, output=output)
     return CheckFailed(f"Genie {how}{words}", fix="--debug shows all that it printed", output=output)

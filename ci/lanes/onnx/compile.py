@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ci.diagnose.explain import nearest
 from ci.engine.closed import closed
 from ci.engine.inputs import Roots, Touched, python_name, search_key
 from ci.engine.installed import require_packages
@@ -35,7 +36,6 @@ from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
-from provisioning.base.diagnosis import explain
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
 
@@ -269,8 +269,8 @@ def explained_end(gone: WorkerDied, log: Path) -> Failure:
     message = gone.sentence(log)
     fix = "give it longer with --timeout" if gone.kind == "timeout" else ""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    if known := explain(text):
-        message, fix = f"{message}. {known[0]}", fix or known[0].fix
+    if known := nearest(text):
+        message, fix = f"{message}. {known}", fix or known.fix
     return Failure(gone.kind, message, fix or session("diagnose", log), log)
 
 

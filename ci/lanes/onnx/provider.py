@@ -21,6 +21,7 @@ import onnxruntime_qnn
 
 from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
 from ci.artifacts.estimate import QnnEstimate, read_estimate
+from ci.diagnose.explain import read
 from ci.engine.workers.child import doing, quiet, size_of, text_since, threads
 from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import make_plain, opset_of, simplify_gathers
@@ -31,7 +32,6 @@ from ci.pipeline.precision import Precision
 from ci.pipeline.profile import RUNS
 from ci.pipeline.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
 from provisioning.base.commands import session as command
-from provisioning.base.diagnosis import codes_in
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
 
@@ -445,7 +445,7 @@ def _reason(text: str, of_qnn: Refusal | None) -> str:
 
 def _explained(message: str, *refused: Refusal) -> str:
     """The command that explains the codes; empty if none is known."""
-    codes = dict.fromkeys(str(code.code) for code in [*codes_in(message), *(row.code for row in refused)])
+    codes = dict.fromkeys(str(code.code) for code in [*read(message).codes, *(row.code for row in refused)])
     return f"{command('diagnose', *codes)} explains the code" + "s" * (len(codes) > 1) if codes else ""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ci.artifacts.compiler_log import DIES_OF
+from ci.diagnose.explain import Explanation, nearest
 from ci.engine.trouble import MACHINE
 from ci.engine.workers.parent import tail
 from ci.lanes.upstream.adapters import GOOD, ORDER
@@ -29,7 +30,6 @@ from ci.pipeline.losses import MOST_DB
 from ci.pipeline.quarantine import Quarantine, excused, flaky, holds, misused, steady
 from ci.pipeline.reason import words_of
 from provisioning.base.commands import session
-from provisioning.base.diagnosis import Explanation, nearest
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC

@@ -17,8 +17,8 @@ from executorch.backends.qualcomm.partition import qnn_partitioner
 from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 
 from ci.artifacts.compiler_log import NATIVE_ERROR, OF_INTEGERS, REFUSES
+from ci.diagnose.explain import with_names_of_data_types
 from ci.pipeline.models.model_lines import source_of
-from provisioning.base.diagnosis import with_names_of_data_types
 
 DELEGATE = "executorch_call_delegate"
 

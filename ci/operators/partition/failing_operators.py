@@ -21,6 +21,7 @@ from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
 from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
+from ci.diagnose.explain import with_names_of_data_types
 from ci.engine.workers.child import new_text, size_of, text_since
 from ci.operators.partition.decisions import (
     PASS_THROUGH,
@@ -32,7 +33,6 @@ from ci.operators.partition.decisions import (
 )
 from ci.operators.partition.parts import Partition, smallest_failing
 from ci.pipeline.models.model_lines import fix_inside, is_inside, source_of
-from provisioning.base.diagnosis import with_names_of_data_types
 from provisioning.fixes import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")

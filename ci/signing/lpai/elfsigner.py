@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ci.diagnose.explain import nearest
 from ci.signing.lpai.libraries import ElfsignerTable
 from provisioning.base.commands import captured, quoted
-from provisioning.base.diagnosis import nearest
 from provisioning.base.errors import (
     CheckFailed,
     EnvironmentLacking,

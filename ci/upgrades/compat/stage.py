@@ -12,12 +12,12 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ci.diagnose.explain import causes
 from ci.engine.workers.parent import tail
 from ci.upgrades import releases
 from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.commands import logged
-from provisioning.base.diagnosis import causes
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UnknownName
 from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Outcome, Report, Severity

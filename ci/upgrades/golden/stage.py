@@ -17,11 +17,11 @@ from packaging.version import Version
 from pydantic import Field
 
 from ci.artifacts.compiled_onnx import read_model
+from ci.diagnose.explain import nearest
 from ci.pipeline.accuracy import Pair, Unusable, compare
 from ci.upgrades.compare.stage import chosen, environment_of
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import logged
-from provisioning.base.diagnosis import nearest
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text, with_table

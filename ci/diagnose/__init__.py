@@ -1,0 +1,1 @@
+"""Failures explained from logs and numbers."""

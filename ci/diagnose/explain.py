@@ -1,0 +1,225 @@
+"""What is known of a log or a number: the earliest cause, who speaks, and what to collect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from io import BytesIO
+
+from ci.diagnose.log_text import LogText, Readable, of_log
+from ci.diagnose.tables import (
+    Code,
+    FailureRule,
+    LogPattern,
+    Rank,
+    TextMatch,
+    code_named,
+    failure_rules,
+    table,
+)
+
+DATA_TYPES = LogPattern(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?", blanks=False)
+CODE_NAME = LogPattern(r"\b(QNN_[A-Z]+(?:_[A-Z]+)*_ERROR_[A-Z_]+)\b")
+COLLECT = "the command, its whole output with the verbose option, and the versions of the programs in it"
+LONGEST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`line` counts from 1; it is 0 for a code, which comes without text. `decided` is whether what was found
+    allows for one cause alone."""
+
+    id: str
+    cause: str
+    fix: str
+    source: str
+    line: int
+    text: str
+    decided: bool
+
+    def __str__(self) -> str:
+        return f"{self.cause} ({self.id}: {self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    subject: str
+    explanations: tuple[Explanation, ...] = ()
+    """Of a log the one that is nearest to the cause."""
+    codes: tuple[Code, ...] = ()
+    data_types: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    """What was measured of the operators in it, where they lose accuracy."""
+    told_by: str = ""
+    """The program that speaks of trouble; empty if none is known, or there is no trouble."""
+    collect: str = ""
+    """What to collect next."""
+    trouble: tuple[str, ...] = ()
+    """The first lines that tell of trouble."""
+    lines: int = 0
+    harmless: int = 0
+    """How many lines look like trouble and are none."""
+    later: tuple[Explanation, ...] = ()
+    """What else was found in the log: most often caused by the first, so that its fix would mislead."""
+
+    @property
+    def explained(self) -> bool:
+        """Whether nothing is left to find out; so is a log without trouble."""
+        if self.explanations or self.operators:
+            return True
+        return any(code.name and not code.general for code in self.codes) or bool(
+            self.lines and not self.trouble
+        )
+
+
+def diagnosed(log: Readable, subject: str) -> Diagnosis:
+    """What is known of a log. One without a line of trouble is healthy, whatever rules match."""
+    text = of_log(log)
+    if not text.trouble:
+        return Diagnosis(subject, lines=text.lines, harmless=text.harmless)
+    first, *later = _explanations(text) or [None]
+    heard = next((row for row in table().speakers if row.pattern.search(text.told)), None)
+    if first and (
+        nearer := next((row for row in table().speakers if row.pattern.search(first.text.encode())), None)
+    ):
+        heard = nearer
+    return Diagnosis(
+        subject,
+        (first,) if first else (),
+        tuple(dict.fromkeys(code for _, code in _codes(text))),
+        tuple(_data_types(text)),
+        told_by=heard.name if heard else "",
+        collect=heard.collect if heard else COLLECT,
+        trouble=tuple(_abbreviated(line) for line in text.told.splitlines()[:3]),
+        lines=text.lines,
+        harmless=text.harmless,
+        later=tuple(shown for shown in later if shown),
+    )
+
+
+def _explanations(text: LogText) -> list[Explanation | None]:
+    texts = [text, *filter(None, [text.without_sources()])]
+    found = dict[str, tuple[int, FailureRule, bytes]]()
+    for rule in failure_rules().values():
+        for other in texts:
+            start = _first(rule, other)
+            if start is not None and all(pattern.search(other.text) for pattern in rule.also):
+                place = (other.line(start), rule, text.text and other.line_at(start))
+                found[rule.id] = min(place, found.get(rule.id, place), key=lambda row: row[0])
+    for line, code in _codes(text):
+        for rule in failure_rules().values():
+            if rule.rank in (Rank.meaning, Rank.form) and code.number in rule.codes and rule.id not in found:
+                found[rule.id] = (line[0], rule, line[1])
+    shown = [row for row in found.values() if found.keys().isdisjoint(row[1].unless)]
+    shown.sort(key=lambda row: (row[1].rank, row[0], not row[1].decided))
+    # Of a form or an ending only the first is told, and only where nothing else is.
+    ends = [row for row in shown if row[1].rank >= Rank.end]
+    return [
+        _explanation(rule, line, words)
+        for line, rule, words in [row for row in shown if row not in ends] or ends[:1]
+    ]
+
+
+def _first(rule: FailureRule, log: LogText) -> int | None:
+    """Where the first match begins that counts."""
+    best: int | None = None
+    against = rule.unless_line
+    for pattern in rule.patterns:
+        for match in pattern.finditer(log.text):
+            start = match.start()
+            if best is not None and start >= best:
+                break
+            if against is None or not against.search(log.line_at(start)):
+                best = start
+                break
+    return best
+
+
+def _explanation(rule: FailureRule, line: int = 0, text: bytes = b"") -> Explanation:
+    words = _abbreviated(text)
+    return Explanation(rule.id, rule.cause, rule.fix, rule.source, line, words, rule.decided)
+
+
+def _abbreviated(line: bytes) -> str:
+    text = line.decode("utf-8", "replace").strip()
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _codes(log: LogText) -> list[tuple[tuple[int, bytes], Code]]:
+    """The numbers of programs, with their lines. One that two of them could have given is the first's that
+    knows it."""
+    given = dict[int, Code]()
+    for row in table().numbers:
+        for match in row.pattern.finditer(log.text):
+            for start, number in _numbers_in(match):
+                if (code := row.code(number)).name:
+                    given.setdefault(start, code)
+    named = {name: number for number, name in table().codes.items()}
+    for match in CODE_NAME.finditer(log.text):
+        name = log.text[match.start() : match.end()].decode("ascii")
+        if name in named:
+            given[match.start()] = code_named(named[name])
+    return [((log.line(start), log.line_at(start)), given[start]) for start in sorted(given)]
+
+
+def _numbers_in(match: TextMatch) -> Iterator[tuple[int, int]]:
+    """Where each number begins, and it."""
+    for group, digits in enumerate(match.groups(), 1):
+        if digits:
+            yield match.start(group), int(digits, 16 if b"x" in digits.lower() else 10)
+
+
+def _data_types(log: LogText) -> list[str]:
+    numbers = (number for match in DATA_TYPES.finditer(log.text) for _, number in _numbers_in(match))
+    known = table().data_types
+    return [f"{number:#x}: {known[number]}" for number in dict.fromkeys(numbers) if number in known]
+
+
+def read(text: str | bytes, subject: str = "") -> Diagnosis:
+    """Everything known about a text."""
+    return diagnosed(BytesIO(text.encode("utf-8", "replace") if isinstance(text, str) else text), subject)
+
+
+def nearest(text: str) -> Explanation | None:
+    """The failure that a log shows first, if any is known."""
+    return next(iter(read(text).explanations), None)
+
+
+def causes(text: str) -> str:
+    """The first known failure in a log and its fix, as further lines of a message; empty if there is none."""
+    return f"\n  {shown}\n  fix: {shown.fix}" if (shown := nearest(text)) else ""
+
+
+def of_number(number: int) -> Diagnosis:
+    """What one number means to each program that has it, and the failures it is known from: first what it
+    says by itself."""
+    code = code_named(number)
+    others = (row.code(number) for row in table().numbers if row.names or row.offset)
+    known = [code for code in dict.fromkeys([code, *others]) if code.name] or [code]
+    rules = [rule for rule in failure_rules().values() if any(code.number in rule.codes for code in known)]
+    rules.sort(key=lambda rule: rule.rank is not Rank.meaning)
+    subject = str(known[0]) if len(known) == 1 else f"{number} ({number:#x})"
+    shown = tuple(_explanation(rule) for rule in rules)
+    return Diagnosis(subject, shown, tuple(replace(code, general=False) for code in known))
+
+
+def of_failure(name: str) -> Explanation | None:
+    """A known failure by the id of its rule."""
+    rule = failure_rules().get(name)
+    return _explanation(rule) if rule else None
+
+
+def data_type_name(number: int) -> str:
+    """QNN's own name of a tensor's data type, or the number in hexadecimal if it is not in the table."""
+    return table().data_types.get(number, f"{number:#x}")
+
+
+def with_names_of_data_types(text: str) -> str:
+    """The same text; numbers that stand for data types are replaced by their names."""
+    data, parts, end = text.encode("utf-8", "replace"), list[bytes](), 0
+    for match in DATA_TYPES.finditer(data):
+        for group, digits in enumerate(match.groups(), 1):
+            if digits:
+                parts += [data[end : match.start(group)], data_type_name(int(digits, 16)).encode()]
+                end = match.start(group) + len(digits)
+    return b"".join([*parts, data[end:]]).decode("utf-8")
