@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+from provisioning import overlay
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.build_id import version_in
@@ -204,7 +207,17 @@ def python_packages(context: Context) -> Iterator[Problem]:
         if version is None:
             yield Problem(name, f"is not installed, profile {context.profile.name} pins {pinned}")
         elif version.partition("+")[0] != pinned:
-            yield Problem(name, f"is {version} in this Python, profile {context.profile.name} pins {pinned}")
+            pin = f"profile {context.profile.name} pins {pinned}"
+            if name == "executorch" and (tree := _source_of_executorch(context)):
+                yield Problem(name, f"is {version}, built from {tree}; {pin}", severity=Severity.NOTE)
+            else:
+                yield Problem(name, f"is {version} in this Python, {pin}")
+
+
+def _source_of_executorch(context: Context) -> Path | None:
+    """The user's tree, where stages take executorch from what build_x86 made of it."""
+    first = context.variables.get("PYTHONPATH", "").partition(os.pathsep)[0]
+    return overlay.tree_of(Path(first)) if first else None
 
 
 def _compared(name: str, version: str, wanted: Requirement) -> Iterator[Problem]:

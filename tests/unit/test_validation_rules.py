@@ -14,6 +14,7 @@ from provisioning.base.findings import Severity
 from provisioning.components import ndk_name
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
+from provisioning.overlay import describe
 from provisioning.store.tree_plan import definition_of
 from provisioning.validation import Result, State, catalogue, check
 from provisioning.validation.context import ComponentTree, Context, SkelSignature
@@ -263,7 +264,18 @@ WARNINGS: list[tuple[str, str, Arrange]] = [
     ("qnn-compat", BUILD, machine(packages={"executorch": "1.4.0"})),
     ("compiler-answers", "", answered(Answer("probe", detail="FileNotFoundError: 'flatc'"))),
 ]
+
+
+def built_from_source(base: Path) -> Context:
+    """Stages take executorch from the overlay of another release's tree."""
+    (base / "overlay").mkdir()
+    describe(base / "overlay", base / "tree")
+    own = machine(packages={**PACKAGES, "executorch": "1.5.0+cff6f4d"})(base)
+    return replace(own, variables={**own.variables, "PYTHONPATH": f"{base}/overlay:/another"})
+
+
 NOTES: list[tuple[str, str, Arrange]] = [
+    ("python-packages", "executorch", built_from_source),
     ("cmake-version", "cmake", changed(host=with_tool("cmake", "3.31.2"))),
     ("host-os", "host", machine(distribution="gentoo 2")),
     ("hexagon-arch", "libX.so", dsp("libX.so", Library(machine=HEXAGON, flags=0x68))),
