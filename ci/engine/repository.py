@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
 def repository_of(suite: Path) -> Path:
     """The nearest folder around the suite with a `.git`, or the suite's own."""
     folder = suite.absolute().parent
-    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), folder)
+    # Each command of git writes to its folder. `access` asks for no times, so that these are no input of the work.
+    return next(
+        (parent for parent in (folder, *folder.parents) if os.access(parent / ".git", os.F_OK)), folder
+    )
