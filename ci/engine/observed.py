@@ -114,17 +114,21 @@ class Observation:
                 reasons.append(f"{path} changed while it was read")
                 return
             yield "file", name(path), today.content(path, digest) + today.target(path)
+
+        def is_around(path: str) -> bool:
+            """Roots and the work's own files are found through it wherever they are."""
+            return self._is_around(path) or any(folder.startswith(f"{path}/") for folder in own)
+
         for path, state in touched.looked.items():
-            # Roots and the work's own files are found through it wherever they are.
-            through = self._is_around(path) or any(folder.startswith(f"{path}/") for folder in own)
-            through = through and state == "directory" and not today.target(path)
+            through = is_around(path) and state == "directory" and not today.target(path)
             if not (is_own(path) or through or path in touched.opened):
                 # Code that resolves a link opens the target by its own name.
                 target = "" if state.startswith("absent") else today.target(path)
                 yield "entry", name(path), state + target
         searched = {*touched.searched}
         for path, state in touched.details.items():
-            if is_own(path) or path in searched or self._is_around(path) or self._is_fixed(path):
+            # The times of what is around the work's own folders change with each work.
+            if is_own(path) or path in searched or is_around(path) or self._is_fixed(path):
                 continue
             if not path.endswith(MODULES):
                 yield "details", name(path), state

@@ -9,7 +9,6 @@ from pathlib import Path
 def repository_of(suite: Path) -> Path:
     """The nearest folder around the suite with a `.git`, or the suite's own."""
     folder = suite.absolute().parent
-    # Each command of git writes to its folder. `access` asks for no times, so that these are no input of the work.
-    return next(
-        (parent for parent in (folder, *folder.parents) if os.access(parent / ".git", os.F_OK)), folder
-    )
+    around = (folder, *folder.parents)
+    # Each command of git writes to its folder: `access` asks for no times, which would be inputs of the work.
+    return next((parent for parent in around if os.access(parent / ".git", os.F_OK)), folder)
