@@ -21,7 +21,7 @@ from provisioning.base.command_line import Parser, add_timeout
 from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import Selection
+from provisioning.base.settings import Selection, user_path
 
 EXAMPLES = """\
   python -m ci dump calls model.onnx --soc SM8750 -o calls/
@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if form == "program":
         if args.scheme:
             raise UsageError("--scheme is of a model, and a context is compiled", fix="leave it out")
-        return _program(Path(args.model), args.output, selection_of(args), args.timeout)
+        context = user_path(args.model, "CONTEXT.bin", str(Parser.user_folder()))
+        return _program(context, args.output, selection_of(args), args.timeout)
     model = plain_model_of(args)
     with _dumped(form, model, output) as folder:
         written = _calls(folder) if form == "calls" else _graph(folder, model.typed)

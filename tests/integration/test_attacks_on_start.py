@@ -81,7 +81,7 @@ ROWS: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "a folder of the search path that is made": (
         "import importlib.util\n return importlib.util.find_spec('y') is None",
-        lambda folder: shutil.copytree(folder / "modules", folder / "none"),
+        lambda folder: str(shutil.copytree(folder / "modules", folder / "none")),
     ),
 }  # fmt: skip
 

@@ -156,10 +156,6 @@ class Worker:
                 start_new_session=True,
             )
         os.close(send)
-        if setup.forks:
-            with contextlib.suppress(ProcessLookupError):
-                for number, soft, hard in limits():
-                    resource.prlimit(self._process.pid, number, (soft, hard))
         self._receive = receive
         self.seen, self.written = Touched(), []
         self._pending = b""
@@ -168,6 +164,11 @@ class Worker:
         self._send(hidden)
         try:
             self.touched = self._reply(setup.start_seconds).get("touched", {})
+            if setup.forks:
+                # Only now: at the end of exec the kernel sets the stack's limit back to what it was before.
+                with contextlib.suppress(ProcessLookupError):
+                    for number, soft, hard in limits():
+                        resource.prlimit(self._process.pid, number, (soft, hard))
         except WorkerDied as gone:
             text = tail(log, 2000).strip()
             if trouble := of_text(text):
