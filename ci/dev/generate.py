@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from provisioning.base.errors import CheckFailed, UnknownName
 from provisioning.base.files import replace_text
-from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.settings import ROOT
 
 EXAMPLES = """\
   nox -s generate
@@ -102,16 +102,7 @@ PAGES = {
 }
 """Pages, and the function `module:name` that returns the text."""
 
-PARTS = dict.fromkeys(
-    (
-        f"manifests/upstream/operators/{path.name}"
-        for path in (MANIFESTS / "upstream" / "operators").glob("table*.json")
-    ),
-    "ci.lanes.upstream.operators_page:table_json",
-)
-"""Parts of the operator table, and the function that returns a part's text by the name of its file."""
-
-GENERATED = sorted([*(f"manifests/schema/{name}.json" for name in SCHEMAS), REPORT, *PAGES, *PARTS])
+GENERATED = sorted([*(f"manifests/schema/{name}.json" for name in SCHEMAS), REPORT, *PAGES])
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -151,8 +142,6 @@ def stale(names: list[str] | None = None, root: Path = ROOT) -> dict[str, str]:
 def text_of(name: str) -> str:
     if name in PAGES:
         return str(_named(PAGES[name])())
-    if name in PARTS:
-        return str(_named(PARTS[name])(Path(name).name))
     if name == REPORT:
         return _schema(_report(), "What a stage writes to reports/<stage>.json", mode="serialization")
     model, title = SCHEMAS[Path(name).stem]

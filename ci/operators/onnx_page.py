@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 
 from ci.operators.onnx_tests import SUITE, NodeTests, node_tests
-from ci.operators.table import DRAWS, EXACT, MEANINGS, Cell, OnnxOperators, Result
+from ci.operators.table import (
+    DRAWS,
+    EXACT,
+    FAILING,
+    MEANINGS,
+    NOT_COMPILED,
+    WORST_FIRST,
+    Case,
+    Cell,
+    Inexact,
+    failure_of,
+    in_db,
+    place_of,
+)
 from ci.pipeline.accuracy import against_nearest, computed_otherwise
 from ci.pipeline.baseline import Recorded, load_baseline
-from ci.pipeline.precision import ONNX_PRECISIONS, OnnxPrecision
+from ci.pipeline.precision import ONNX_PRECISIONS
 from ci.pipeline.slices import LEAST_DB
+from provisioning.base.commands import session
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 
 HEAD = """\
 ## Operators of ONNX, through ONNX Runtime
@@ -19,10 +35,9 @@ HEAD = """\
 The operators of ONNX's opset {opset}, compiled by ONNX Runtime's QNN provider for {chips} alone. Each is
 one case: a node test of the package onnx ([which one][tests]). Other ranges and shapes are not tried, as they
 are above. Axes, shapes and weights are constants of the model. It runs with {draws} draws: the test's own
-data, and others between its smallest and largest value. The figure is the median of their signal-to-noise
-ratios, and in parentheses the least and the greatest, against the quantized model on the CPU; in fp16 against
-the float model. It is compiled once, and other scales can give another figure: a Softmax at 16a8w gives 56 to
-79 dB. LOST stands where quantizing
+data, and others between its smallest and largest value. The figure is the least of their signal-to-noise
+ratios, against the quantized model on the CPU; in fp16 against the float model. It is compiled once, and
+other scales can give another figure: a Softmax at 16a8w gives 56 to 79 dB. LOST stands where quantizing
 itself leaves less than {least:g} dB: HTP computes what the quantized model says, which is not what the float
 model says. Integers and booleans are equal, `exact`, or WRONG.
 
@@ -30,7 +45,7 @@ Here an operator that only passes values on, such as MaxPool, is quantized altho
 model it is quantized if what makes its input is. Some of them HTP runs in fp16 all the same, such as Flatten
 and Reshape: their figure is how far fp16 is from the quantized model.
 
-[tests]: ../manifests/upstream/operators/onnx_tests.json
+[tests]: ../manifests/onnx_tests.json
 
 ```console
 $ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml -k Softmax/
@@ -39,75 +54,92 @@ $ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml --accept   # the
 """
 
 
-def committed(profile: str) -> OnnxOperators:
+@dataclass(frozen=True, slots=True)
+class OnnxOperators:
+    """Operators of ONNX's opset, by ONNX's names, compiled by ONNX Runtime."""
+
+    opset: int = 0
+    measured: Mapping[str, str] = field(default_factory=dict)
+    """What each chip was measured with."""
+    cells: Mapping[str, Mapping[str, Mapping[str, Cell]]] = field(default_factory=dict)
+    """By operator, chip and precision."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Operators that are not measured, each with the reason."""
+
+
+@cache
+def shipped() -> OnnxOperators:
     """What the committed baseline gives."""
-    return onnx_of(load_baseline(SUITE, profile, "onnx").programs, node_tests())
+    return onnx_of(load_baseline(SUITE, DEFAULT_PROFILE, "onnx").programs, node_tests())
 
 
 def onnx_of(programs: Mapping[str, Recorded], chosen: NodeTests) -> OnnxOperators:
     """Programs whose case is no operator are left to the suite."""
-    cells: dict[str, dict[str, dict[OnnxPrecision, Cell]]] = defaultdict(lambda: defaultdict(dict))
+    cells: dict[str, dict[str, dict[str, Cell]]] = defaultdict(lambda: defaultdict(dict))
     measured: dict[str, str] = {}
     for program, recorded in programs.items():
         operator, run, soc = program.split("/")
         for precision in ONNX_PRECISIONS:
             if operator in chosen.operators and precision == run:
                 cells[operator][soc][precision] = cell_of(recorded)
-                measured[soc] = measured_with(recorded.build_id)
-    return OnnxOperators.model_validate(
-        {"opset": chosen.opset, "measured": measured, "cells": cells, "left_out": chosen.left_out}
-    )
+                measured[soc] = f"onnxruntime-qnn, QNN {recorded.build_id}"
+    return OnnxOperators(chosen.opset, measured, cells, chosen.left_out)
 
 
-def measured_with(build_id: str) -> str:
-    """By QNN's build, which each release of the provider has its own of."""
-    return f"onnxruntime-qnn, QNN {build_id}"
+OTHER_DRAWS = "other draws"
+"""The form of those that gave another word."""
 
 
 def cell_of(recorded: Recorded) -> Cell:
     """What most draws gave; of results that are as frequent, the worst."""
-    draws = recorded.draws or (recorded.accuracy,)
-    counts = Counter(_result(recorded, figures) for figures in draws)
-    result = max(counts, key=lambda name: (counts[name], [*MEANINGS].index(name)))
-    alike = [figures for figures in draws if _result(recorded, figures) == result]
-    against = [figure for figures in draws if (figure := _against_nearest(figures)) is not None]
-    to_float = [figures["sqnr_db"] for figures in alike if "sqnr_db" in figures]
+    draws = [_case(recorded, figures) for figures in recorded.draws or (recorded.accuracy,)]
+    counts = Counter(case.result for case in draws)
+    result = max(counts, key=lambda name: (counts[name], -WORST_FIRST.index(name)))
+    figures = [case.db for case in draws if case.result == result and case.db is not None]
+    others = [case for case in draws if case.result != result]
+    worst = min(others, key=lambda case: WORST_FIRST.index(case.result), default=None)
     return Cell(
-        result=result,
-        sqnr_db=_median(against),
-        range_db=(_shown(min(against)), _shown(max(against))) if recorded.draws and against else None,
-        float_db=_median(to_float) if result == "lost" else None,
-        draws=counts if len(counts) > 1 else {},
-        equal_to_float=recorded.accuracy.get("agreement", 1.0) if result != "wrong" else 1.0,
-        cpu=recorded.refused,
+        result, min(figures, default=None), cases=len(draws), others={OTHER_DRAWS: worst} if worst else {}
     )
 
 
-def _result(recorded: Recorded, figures: Mapping[str, float]) -> Result:
-    """Of a draw with these figures."""
+def _case(recorded: Recorded, figures: Mapping[str, float]) -> Case:
+    """A draw with these figures. Integers are equal, or there is no figure."""
     if recorded.failed:
-        return recorded.failed
-    if recorded.refused:
-        return "part" if recorded.taken else "cpu"
-    if computed_otherwise(figures):
-        return "wrong"
-    if against_nearest(figures) and figures.get("sqnr_db", LEAST_DB) < LEAST_DB:
-        return "lost"
-    return "float" if recorded.in_float else "whole"
-
-
-def _against_nearest(figures: Mapping[str, float]) -> float | None:
-    """Integers are equal, or there is no figure."""
+        return Case(recorded.failed)
     prefix = against_nearest(figures)
-    return figures.get(f"{prefix}sqnr_db", EXACT if figures.get(f"{prefix}agreement") == 1 else None)
+    figure = figures.get(f"{prefix}sqnr_db", EXACT if figures.get(f"{prefix}agreement") == 1 else None)
+    shown = None if figure is None else round(min(figure, EXACT), 1)
+    if recorded.refused:
+        return Case("part" if recorded.taken else "cpu", shown)
+    if computed_otherwise(figures):
+        return Case("wrong", shown)
+    to_float = figures.get("sqnr_db", LEAST_DB)
+    if prefix and (to_float < LEAST_DB or figures.get("agreement", 1.0) < 1):
+        return Case("lost", round(to_float, 1) if "sqnr_db" in figures else None)
+    return Case("float" if recorded.in_float else "whole", shown)
 
 
-def _median(figures: Sequence[float]) -> float | None:
-    return _shown(statistics.median(figures)) if figures else None
-
-
-def _shown(figure: float) -> float:
-    return round(min(figure, EXACT), 1)
+def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
+    """Those of these operators of ONNX that fail in ONNX Runtime, with the precision to use instead."""
+    few = "" if soc == DEFAULT_SOC else f"{soc} was not measured"
+    place = place_of(DEFAULT_SOC, shipped().measured.get(DEFAULT_SOC, ""), few)
+    for name in sorted(set(operators)):
+        cells = shipped().cells.get(name, {}).get(DEFAULT_SOC, {})
+        cell = cells.get(precision)
+        if cell is None or cell.result not in FAILING:
+            continue
+        compiles = cell.result not in NOT_COMPILED
+        figure = in_db(cell.db).strip() or "no figure"
+        verb = f"is wrong ({figure})" if compiles else failure_of(cell)
+        if cell.result == "lost":
+            verb = f"is far from float ({figure}) once it is quantized, as seen"
+        order = ("16a8w", "8a8w", "fp16") if precision == "fp16" else ("8a8w", "16a8w", "fp16")
+        better = next((name for name in order if name in cells and cells[name].good), "")
+        instead = f": keep it at {better}" if better else ""
+        message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
+        words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
+        yield Inexact(name, message, session("test_onnx", *words), compiles)
 
 
 def markdown(onnx: OnnxOperators) -> Iterator[str]:

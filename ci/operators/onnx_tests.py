@@ -15,7 +15,7 @@ from provisioning.base.documents import Model, parse
 from provisioning.base.settings import MANIFESTS
 
 SUITE = MANIFESTS / "suites" / "onnx_operators.toml"
-CHOSEN = MANIFESTS / "upstream" / "operators" / "onnx_tests.json"
+CHOSEN = MANIFESTS / "onnx_tests.json"
 
 
 class Chosen(Model):
@@ -31,7 +31,7 @@ class Chosen(Model):
 
 
 class NodeTests(Model):
-    """manifests/upstream/operators/onnx_tests.json, written by `nox -s onnx -- operators`."""
+    """manifests/onnx_tests.json, written by `nox -s onnx -- operators`."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     onnx: str

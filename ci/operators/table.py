@@ -1,13 +1,13 @@
 """The operator table: how each operator works on HTP in each scheme, as measured on the emulator.
 
-`nox -s test_upstream -- operators values chains rework-op --accept` writes it; docs/operators.md shows it.
+`nox -s test_upstream -- operators values chains --accept` writes it; docs/operators.md shows it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,15 +16,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StringConstraints
 
 from ci.operators.names import key_of, names_of
-from ci.pipeline.precision import MeasuredScheme, OnnxPrecision
 from ci.pipeline.slices import LEAST_DB
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 
-TABLE = MANIFESTS / "upstream" / "operators" / "table.json"
-"""What ExecuTorch's files have, and ONNX's operators; table-CHIP.json beside it has the cells of a chip."""
+TABLE = MANIFESTS / "upstream" / "operators.json"
 
 PLAIN = "plain"
 """Our own case of usual values and shape."""
@@ -34,7 +32,7 @@ Result = Literal["crash", "dies", "wrong", "lost", "bad_test", "no_kernel", "cpu
 FAILING = ("lost", "wrong", "dies", "crash")
 NOT_COMPILED = ("dies", "crash")
 
-MEANINGS: Mapping[str, tuple[str, str]] = {
+MEANINGS: Mapping[Result, tuple[str, str]] = {
     "whole": ("whole", "all of it is one delegate on HTP"),
     "float": ("float", "on HTP, but not quantized: it runs in fp16 there"),
     "part": ("part", "some operators stay on the CPU"),
@@ -47,7 +45,7 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
     "lost": (
         "LOST",
         f"HTP computes what the quantized model says, and that is itself below {LEAST_DB:g} dB of the float "
-        "model: the first figure is HTP against the quantized model, the second the quantized one to float",
+        "model, which its figure is compared with",
     ),
     "wrong": (
         "WRONG",
@@ -57,8 +55,9 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
     "dies": ("DIES", "it is taken, and quantizing, lowering or running it fails"),
     "crash": ("CRASHES", "the process that lowers or runs it ends by a signal"),
 }
-"""The word and the meaning of a result."""
+"""The word and the meaning of a result, from the best."""
 
+WORST_FIRST: tuple[Result, ...] = tuple(reversed([*MEANINGS]))
 
 DRAWS = 5
 """How many inputs a plain case, one in a chain and one of ONNX run with, and are calibrated with."""
@@ -67,298 +66,170 @@ PROGRAMS = 3
 """How many programs a plain case has where scales make the difference."""
 
 IN_CHAIN = "in a chain"
-"""What the name of such a case begins with."""
+"""The form between two layers; `in a chain, scalar` is another way to write the operator there."""
+
+ALONE = "alone"
+"""The form without a chain, where the chain decides."""
+
+SAME_WITHOUT_WEIGHTS: Mapping[str, str] = {
+    "16a4w": "16a8w",
+    "16a4w_block": "16a8w",
+    "16a16w": "16a8w",
+    "8a4w": "8a8w",
+}
+"""Schemes that differ from another one in the weights alone: what has none is tried in the other one."""
 
 
-class CaseResult(Model):
-    """What one of our own cases gave, with one draw of inputs or with several."""
+class Case(NamedTuple):
+    """What one form of an operator gave, in the worst of its draws."""
 
     result: Result
-    sqnr_db: float | None = None
-    """The median of the draws, compared with the quantized model on the CPU."""
-    range_db: tuple[float, float] | None = None
-    """The least and the greatest of the draws, if there are several."""
-    float_db: float | None = None
-    """If LOST: the median of the quantized model on the CPU against the float model."""
-    draws: Mapping[Result, int] = Field(default_factory=dict)
-    """How many draws gave each result, if not all gave the same."""
+    db: float | None = None
+    """Its SQNR against the quantized model on the CPU; if LOST, that one's against the float model."""
 
     def __str__(self) -> str:
-        """`WRONG -6 dB`, `LOST exact, 14 dB to float`, `DIES`, or `whole 58 dB (4 to 60), 1 of 5 draws
-        WRONG`."""
-        figures = _figures(self.result, self.sqnr_db, self.float_db, self.range_db)
-        return ", ".join([MEANINGS[self.result][0] + figures, *self.other_draws])
+        """`WRONG -6 dB`, or `DIES`."""
+        return f"{MEANINGS[self.result][0]}{self.figure}"
 
     @property
-    def figures(self) -> str:
-        return _figures(self.result, self.sqnr_db, self.float_db)
-
-    @property
-    def other_draws(self) -> list[str]:
-        """`1 of 5 draws WRONG`."""
-        every = sum(self.draws.values())
-        counts = Counter[str](self.draws)
-        return [
-            f"{counts[name]} of {every} draws {word}"
-            for name, (word, _) in MEANINGS.items()
-            if name in counts and name != self.result
-        ]
+    def figure(self) -> str:
+        """With a space before it."""
+        return in_db(self.db) + (" to float" if self.result == "lost" and self.db is not None else "")
 
 
-class ChainResult(CaseResult):
-    """What an operator gave between two layers with weights, in the form that models have."""
-
-    forms: Mapping[str, CaseResult] = Field(default_factory=dict)
-    """Other forms that gave another result, by name in manifests/upstream/values.toml."""
-
-    def __str__(self) -> str:
-        """`whole 58 dB (55 to 60), 1 of 5 draws WRONG, scalar CPU`."""
-        forms = [f"{name.replace('_', ' ')} {case}" for name, case in self.forms.items()]
-        return ", ".join([super().__str__(), *forms])
-
-    @property
-    def results(self) -> set[Result]:
-        return {self.result, *self.draws, *(case.result for case in self.forms.values())}
-
-
-class Cell(CaseResult):
+class Cell(NamedTuple):
     """One operator in one scheme on one chip.
 
-    Its result is that of most of ExecuTorch's tests and of our plain case; of results that are as frequent,
-    the worst. What is not whole on HTP alone, and does not fail, has the result of the chain. Its figures
-    are those of the draws of what decides, the plain case or the chain."""
+    Its word is that of most of ExecuTorch's tests and of our plain case; of words that are as frequent, the
+    worst. What is not whole on HTP alone, and does not fail, has the word of the chain."""
 
-    alone: Result | None = None
-    """What the operator gave alone, if the chain decides."""
-    chain: ChainResult | None = None
-    of_chain: bool = False
-    """Whether the chain decides, and the figures are its."""
-    deciding: tuple[int, int] | None = None
-    """How many of those have that result, and how many there are, if not all have it."""
-    one_draw: bool = False
-    """No case with that result has several draws: the figures are the least of all of them, if there are
-    any. `float_db` is also that of Qualcomm's newer tests, which compare with the float model alone: it has
-    in it what quantizing itself loses."""
-    least_db: float | None = None
-    """The least of all cases with that result, if the draws are well above it; if LOST, of the quantized
-    model against the float model."""
-    worst: str = ""
-    """The case with the least figure: its inputs, or ExecuTorch's test. Empty if all are exact, or no case is
-    well below the draws."""
-    equal_to_float: float = 1.0
-    """Of ONNX's operators: the share of integers that are those of the float model."""
+    result: Result
+    db: float | None = None
+    """The least figure of all draws that gave this word."""
+    form: str = ""
+    """The form that has this figure: inputs, a shape, or a test of ExecuTorch's; empty: the plain case."""
+    cases: int = 1
+    """How many programs were tried."""
+    others: Mapping[str, Case] = {}
+    """The forms whose worst draw gave another word. `alone`: what it gave without a chain, which decides."""
     loses_db: float | None = None
     """How much farther HTP is from the float model than the quantized model on the CPU is, at most; None
     below LOSES_DB."""
-    in_float: tuple[str, ...] = ()
-    """Operators that run in fp16 beside quantized ones."""
-    tried_in: MeasuredScheme | None = None
-    """The scheme in which ranges and shapes were tried: it differs in the weights alone, and the operator has
-    none."""
-    models: Annotated[int, Field(ge=1)] = 1
-    """How many cases were tried."""
-    cpu: tuple[str, ...] = ()
-    """The operators that stayed on the CPU."""
-    others: Mapping[str, Result] = Field(default_factory=dict)
-    """Cases with another result: tests of ExecuTorch's suite, and our own plain one."""
-    elsewhere: Mapping[str, Result] = Field(default_factory=dict)
-    """Ranges and shapes of manifests/upstream/values.toml that run elsewhere than the result says."""
-    bad: Mapping[str, CaseResult] = Field(default_factory=dict)
-    """Ranges and shapes of manifests/upstream/values.toml that are wrong, die or crash."""
-    default: Result | None = None
-    """On another chip than SM8650: what the same cases give there, where it is another result."""
-    newer: tuple[str, ...] = ()
-    """The tests of the suite rework-op that were measured, where `operators` and `values` measure nothing."""
 
     def __str__(self) -> str:
-        """`whole 58 dB (57 to 60)`, `whole 43 dB¹ (1 DIES)`, `part 38 dB: unsqueeze_copy`, or
-        `whole 72 dB (71 to 73); 51 dB: small [-0.01, 0.01]`."""
-        figure = _figures(self.result, self.sqnr_db, self.float_db, self.range_db) + self.mark
-        figure = "" if self.of_chain else ", ".join([figure, *self.other_draws])
-        if self.result in FAILING and self.deciding:
-            figure += " in {} of {}".format(*self.deciding)
-        if self.equal_to_float < 1:
-            figure += f", {self.equal_to_float:.0%} equal to float"
-        if self.loses_db is not None:
-            figure += f", loses{in_db(self.loses_db)}"
-        if self.in_float:
-            figure += f", {', '.join(self.in_float)} in fp16"
-        names = ", ".join(name.removeprefix("aten::") for name in self.cpu)
-        beside = f": {names}" if names and self.result in ("part", "cpu", "no_kernel") else ""
-        if self.alone:
-            figure = f", alone {MEANINGS[self.alone][0]}"
-        counts = Counter[str](self.others.values())
-        words = [f"{counts[name]} {word}" for name, (word, _) in MEANINGS.items() if name in counts]
-        others = f" ({', '.join(words)})" if words else ""
-        text = f"{MEANINGS[self.result][0]}{figure}{others}{beside}{self._worse}"
-        return f"{text}; chain {self.chain}" if self.chain else text
-
-    @property
-    def _worse(self) -> str:
-        """The worst with other inputs: `; WRONG -6 dB: across [0.5, 2.5]`, `; 51 dB: small [-0.01, 0.01]`."""
-        inexact = [
-            (case.result != "wrong", figure if figure is not None else -EXACT, f"{case}: {name}")
-            for name, case in self.bad.items()
-            if case.result in ("wrong", "lost") and not name.startswith(IN_CHAIN)
-            for figure in [case.sqnr_db if case.float_db is None else case.float_db]
+        """`whole 51 dB: small [-0.01, 0.01]; WRONG -6 dB: across [0.5, 2.5]`."""
+        figure = Case(self.result, self.db).figure
+        form = f": {self.form}" if self.form and figure else ""
+        loses = "" if self.loses_db is None else f", loses{in_db(self.loses_db)}"
+        failing = [
+            (WORST_FIRST.index(case.result), name)
+            for name, case in self.others.items()
+            if case.result in FAILING and not name.startswith(f"{IN_CHAIN},")
         ]
-        if inexact and self.result not in FAILING:
-            return f"; {min(inexact)[2]}"
-        to_float = " to float" if self.result == "lost" else ""
-        return "" if self.least_db is None else f";{in_db(self.least_db)}{to_float}: {self.worst}"
+        worst = min(failing, default=None)
+        other = f"; {self.others[worst[1]]}: {worst[1]}" if worst and self.result not in FAILING else ""
+        return f"{MEANINGS[self.result][0]}{figure}{form}{loses}{other}"
 
-    @property
-    def mark(self) -> str:
-        """After a figure of one draw."""
-        return ONE_DRAW if self.one_draw else ""
+    def of_form(self, form: str) -> Result:
+        """What the cell says of a form."""
+        if form.startswith(IN_CHAIN):
+            usual = self.others.get(IN_CHAIN, Case(self.result))
+        else:
+            usual = self.others.get(ALONE, Case(self.result))
+        return self.others.get(form, usual).result
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """Each result that one of its cases gave, from the best to the worst."""
-        bad = {case.result for case in self.bad.values()}
-        every = {self.result, *self.draws, *self.others.values(), *self.elsewhere.values(), *bad}
-        every |= self.chain.results if self.chain else set()
+        """Each word that one of its forms gave, from the best to the worst."""
+        every = {self.result, *(case.result for case in self.others.values())}
         return tuple(result for result in MEANINGS if result in every)
 
     @property
     def good(self) -> bool:
-        """Whole on HTP and as exact as the quantized model on the CPU, in all cases."""
+        """Whole on HTP and as exact as the quantized model on the CPU, in all forms."""
         return (
             self.result == "whole"
-            and {*FAILING, "bad_test"}.isdisjoint(self.results)
-            and (self.float_db is None or self.float_db >= LEAST_DB)
-            and self.equal_to_float == 1
+            and set(FAILING).isdisjoint(self.results)
+            and IN_CHAIN not in self.others
             and self.loses_db is None
-            and (self.chain is None or self.chain.result == "whole")
         )
+
+    @property
+    def newer(self) -> list[str]:
+        """The tests of the suite rework-op that it was measured with, if no other suite measures it."""
+        return sorted({name for name in (self.form, *self.others) if name.startswith("test_")})
 
 
 EXACT = 200.0
 """The SQNR in dB of outputs that are equal."""
 
 LOSES_DB = 20.0
-"""HTP loses accuracy if it is so much farther from the float model than the quantized model on the CPU is."""
-
-DIFFERS = "†"
-"""Marks what is not as ExecuTorch's files say."""
-
-ONE_DRAW = "¹"
-"""Marks a figure of one draw of inputs."""
+"""HTP loses accuracy if it is so much farther from the float model than the quantized model on the CPU."""
 
 Chip = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2,3}\d{4}[A-Z]{0,2}$")]
 ONLY: dict[str, Any] = {"additionalProperties": False}
 """For JSON Schema: no other keys than those of the pattern."""
-Row = Mapping[MeasuredScheme, Cell]
-Rows = Annotated[Mapping[Chip, Row], Field(json_schema_extra=ONLY)]
-OnnxRows = Annotated[Mapping[Chip, Mapping[OnnxPrecision, Cell]], Field(json_schema_extra=ONLY)]
-
-
-class OnnxOperators(Model):
-    """Operators of ONNX's opset, by ONNX's names, compiled by ONNX Runtime."""
-
-    opset: int = 0
-    measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)] = {}
-    """What each chip was measured with."""
-    cells: Mapping[str, OnnxRows] = {}
-    """By operator, chip and precision."""
-    left_out: Mapping[str, str] = {}
-    """Operators that are not measured, each with the reason."""
+Rows = Annotated[Mapping[Chip, Mapping[str, Cell]], Field(json_schema_extra=ONLY)]
+"""By chip and scheme."""
 
 
 class OperatorTable(Model):
-    """A table, or a part of one."""
-
-    schema_: Annotated[Literal[1], Field(alias="schema")]
-    measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)]
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    measured: Annotated[Mapping[Chip, str], Field(json_schema_extra=ONLY)] = {}
     """What each chip was measured with."""
-    upstream: Mapping[str, tuple[Literal["lowers", "quantizes"], ...]]
-    """What ExecuTorch's files have for an operator: a builder, a rule of the quantizer."""
-    cells: Mapping[str, Rows]
-    """By operator, chip and scheme."""
-    onnx: OnnxOperators = OnnxOperators()
-
-    def files(self, operator: str) -> tuple[str, ...]:
-        """`lowers`, `quantizes`: of the operator, and of the names that it has after it is exported."""
-        words = {word for name in names_of(operator) for word in self.upstream.get(name, ())}
-        return tuple(sorted(words))
-
-    def contradiction(self, operator: str, scheme: str, cell: Cell) -> str:
-        """How the measurement differs from what ExecuTorch's files say; empty if it does not."""
-        files = self.files(operator)
-        if cell.result == "bad_test":
-            return ""
-        if scheme == "fp16":
-            return "has a builder, and is not whole" if "lowers" in files and cell.result != "whole" else ""
-        if "quantizes" in files and cell.result != "whole":
-            return "has a rule of the quantizer, and is not whole"
-        if files == ("lowers",) and cell.result == "whole":
-            return "has no rule of the quantizer, and runs quantized"
-        return ""
-
-    def marked(self, operator: str, scheme: str, cell: Cell) -> str:
-        """The cell in words, with DIFFERS where ExecuTorch's files say something else."""
-        return f"{cell} {DIFFERS}" if self.contradiction(operator, scheme, cell) else str(cell)
-
-    def as_files(self, path: Path) -> dict[Path, str]:
-        """In parts, as `read` joins them: a chip's cells stand in a file of its own."""
-        files = {path: self.model_copy(update={"measured": {}, "cells": {}})}
-        for soc, measured in self.measured.items():
-            cells = {operator: {soc: chips[soc]} for operator, chips in self.cells.items() if soc in chips}
-            files[_of_chip(path, soc)] = OperatorTable.model_validate(
-                {"schema": self.schema_, "measured": {soc: measured}, "upstream": {}, "cells": cells}
-            )
-        return {file: part.as_json() for file, part in files.items()}
+    cells: Mapping[str, Rows] = {}
 
     def as_json(self) -> str:
-        whole = self.model_dump(mode="json", by_alias=True, exclude={"cells", "onnx"})
-        brief = self.model_dump(mode="json", exclude_defaults=True)
-        fields = [*_fields(whole, 1), _lines("cells", brief["cells"], 1)]
-        if onnx := brief.get("onnx"):
-            rows = _lines("cells", onnx.pop("cells", {}), 2)
-            fields.append(' "onnx": {\n' + ",\n".join([*_fields(onnx, 2), rows]) + "\n }")
-        return "{\n" + ",\n".join(fields) + "\n}\n"
+        """A line for each operator and chip."""
+        rows = ",\n".join(
+            f"{json.dumps(name)}: {{\n" + ",\n".join(_line(*row) for row in sorted(chips.items())) + "}"
+            for name, chips in sorted(self.cells.items())
+        )
+        head = f'"schema": 1,\n"measured": {json.dumps(dict(sorted(self.measured.items())))}'
+        return f'{{{head},\n"cells": {{\n{rows}}}}}\n'
+
+    def updated(self, new: OperatorTable) -> tuple[OperatorTable, int]:
+        """With the cells of another table, and how many are left as they were: they had more cases."""
+        cells = {name: {chip: dict(row) for chip, row in chips.items()} for name, chips in self.cells.items()}
+        measured, fewer = dict(self.measured), 0
+        for name, chips in new.cells.items():
+            for chip, row in chips.items():
+                old = cells.setdefault(name, {}).setdefault(chip, {})
+                better = {
+                    scheme: cell
+                    for scheme, cell in row.items()
+                    if scheme not in old or old[scheme].cases <= cell.cases
+                }
+                fewer += len(row) - len(better)
+                old.update(better)
+        for chip, versions in new.measured.items():
+            of_chip = [(name, scheme) for name, chips in cells.items() for scheme in chips.get(chip, {})]
+            whole = all(scheme in new.cells.get(name, {}).get(chip, {}) for name, scheme in of_chip)
+            before = () if whole and not fewer else measured.get(chip, "").split("; ")
+            measured[chip] = "; ".join(filter(None, dict.fromkeys([versions, *before])))
+        return OperatorTable(measured=measured, cells=cells), fewer
 
 
-def _fields(values: Mapping[str, object], indent: int) -> Iterator[str]:
-    for key, value in values.items():
-        yield f"{' ' * indent}{json.dumps(key)}: {json.dumps(value, sort_keys=True)}"
+def _line(chip: str, row: Mapping[str, Cell]) -> str:
+    cells = {scheme: _brief(cell) for scheme, cell in row.items()}
+    return f" {json.dumps(chip)}: {json.dumps(cells, separators=(',', ':'))}"
 
 
-def _lines(key: str, values: Mapping[str, object], indent: int) -> str:
-    """A line for each value, sorted."""
-    margin = " " * indent
-    rows = [f"{margin}{json.dumps(name)}:{_compact(value)}" for name, value in sorted(values.items())]
-    return f"{margin}{json.dumps(key)}: {{\n" + ",\n".join(rows) + f"\n{margin}}}"
-
-
-def _compact(value: object) -> str:
-    """The file has thousands of cells."""
-    return json.dumps(value, separators=(",", ":"))
-
-
-def files_of(path: Path = TABLE) -> list[Path]:
-    """A table's own file, and those of its chips beside it."""
-    return [path, *sorted(path.parent.glob(_of_chip(path, "*").name))]
-
-
-def _of_chip(path: Path, soc: str) -> Path:
-    return path.with_name(f"{path.stem}-{soc}{path.suffix}")
+def _brief(values: tuple[Any, ...]) -> list[Any]:
+    """Without what is as by default at the end."""
+    defaults = list(getattr(values, "_field_defaults", {}).values())
+    row = [
+        {name: _brief(case) for name, case in value.items()} if isinstance(value, dict) else value
+        for value in values
+    ]
+    while len(row) > 1 and row[-1] == defaults[len(row) - 2]:
+        row.pop()
+    return row
 
 
 def read(path: Path = TABLE) -> OperatorTable:
-    """With the parts that stand beside it."""
-    table, *parts = (_read(file) for file in files_of(path))
-    measured, cells = dict(table.measured), {name: dict(chips) for name, chips in table.cells.items()}
-    for part in parts:
-        measured.update(part.measured)
-        for operator, chips in part.cells.items():
-            cells.setdefault(operator, {}).update(chips)
-    return table.model_copy(update={"measured": measured, "cells": dict(sorted(cells.items()))})
-
-
-def _read(path: Path) -> OperatorTable:
     if not path.is_file():
-        return OperatorTable.model_validate({"schema": 1, "measured": {}, "upstream": {}, "cells": {}})
+        return OperatorTable()
     try:
         return OperatorTable.model_validate_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -367,7 +238,7 @@ def _read(path: Path) -> OperatorTable:
             "cells",
             expected="a table of operators",
             found=str(error).splitlines()[0],
-            fix="nox -s generate writes it again",
+            fix=session("test_upstream", "operators", "values", "chains", "--accept"),
         ) from error
 
 
@@ -400,30 +271,10 @@ class RowNames:
 def row_names() -> RowNames:
     """Of the committed table, whose cells take several times as long to read."""
     try:
-        cells = (json.loads(file.read_text(encoding="utf-8"))["cells"] for file in files_of())
-        return RowNames(dict.fromkeys(name for names in cells for name in names))
+        return RowNames(json.loads(TABLE.read_text(encoding="utf-8"))["cells"])
     except (OSError, ValueError, TypeError, KeyError):
         # What is wrong with it is said there.
         return RowNames(shipped().cells)
-
-
-def _figures(
-    result: Result,
-    sqnr_db: float | None,
-    float_db: float | None,
-    range_db: tuple[float, float] | None = None,
-) -> str:
-    """Each with what it is compared with; said where nothing could be compared."""
-    to_float = "" if float_db is None else f",{in_db(float_db)} to float"
-    return in_db(sqnr_db) + in_range(range_db) + to_float or (", no figure" if result == "wrong" else "")
-
-
-def in_range(range_db: tuple[float, float] | None) -> str:
-    """` (71 to 73)`, with a space before it; empty if all are alike."""
-    least, most = range_db or (EXACT, EXACT)
-    if least >= EXACT or round(least) == round(most):
-        return ""
-    return f" ({round(least)} to {in_db(most).strip().removesuffix(' dB')})"
 
 
 def in_db(figure: float | None) -> str:
@@ -458,24 +309,15 @@ def _row(operator: str) -> tuple[str, Rows]:
     return name, shipped().cells[name] if name else {}
 
 
-def by_name(row: Row) -> Mapping[str, Cell]:
-    """For schemes that may not be among the measured ones."""
-    return dict[str, Cell](row.items())
-
-
 def _cell(chips: Rows, soc: str, scheme: str) -> Cell | None:
-    return by_name(chips.get(soc, {})).get(scheme)
+    return chips.get(soc, {}).get(scheme)
 
 
 def taken_at(operator: str, scheme: str, soc: str, refused: Collection[str] = ()) -> str:
     """The precision at which a chip takes an operator whole that it refuses at this one, and at none of
     `refused`; empty if none is known."""
     name, chips = _row(operator)
-    good = [
-        other
-        for other in _better(scheme)
-        if other not in refused and (cell := _cell(chips, soc, other)) and cell.good
-    ]
+    good = [other for other in _better(scheme) if other not in refused and _is_good(chips, {soc}, other)]
     return f"--precision {good[0]}, at which {soc} takes {name} whole; or another chip" if good else ""
 
 
@@ -519,90 +361,61 @@ def inexact(
             place, cell, few = soc, own, ""
             if own is None or (set(FAILING).isdisjoint(own.results) and _says_more(usual, own)):
                 few = f"{soc} was not measured" if own is None else f"{soc} was measured with fewer cases"
-                place, cell = DEFAULT_SOC, _without_plain(usual) if own else usual
-            words = cell and _where(cell, results, ranks.get(operator, ()))
+                place, cell = DEFAULT_SOC, usual
+            words = cell and _where(cell, results, ranks.get(operator, ()), with_plain=not own or cell is own)
             if cell is None or not words:
                 continue
             better = next((name for name in _better(scheme) if _is_good(chips, {soc, place}, name)), "")
             instead = f": keep it at {better}" if better else ""
-            measured_on = _place(place, shipped().measured, few)
-            message = f"{name} at {scheme} {verb or f'{_failure(cell)} for'} {measured_on} {words}{instead}"
-            compiles = results != NOT_COMPILED
-            yield Inexact(operator, message, _command(name, scheme, soc, cell, results), compiles)
-
-
-def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SOC) -> Iterator[Inexact]:
-    """Those of these operators of ONNX that fail in ONNX Runtime, with the precision to use instead."""
-    few = "" if soc == DEFAULT_SOC else f"{soc} was not measured"
-    place = _place(DEFAULT_SOC, shipped().onnx.measured, few)
-    for name in sorted(set(operators)):
-        cells = dict[str, Cell](shipped().onnx.cells.get(name, {}).get(DEFAULT_SOC, {}).items())
-        cell = cells.get(precision)
-        if cell is None or cell.result not in FAILING:
-            continue
-        compiles = cell.result not in NOT_COMPILED
-        verb = f"is wrong ({in_db(cell.sqnr_db).strip() or 'no figure'})" if compiles else _failure(cell)
-        if cell.result == "lost":
-            verb = f"is {in_db(cell.float_db).strip()} from float once it is quantized, as seen"
-        order = ("16a8w", "8a8w", "fp16") if precision == "fp16" else ("8a8w", "16a8w", "fp16")
-        better = next((name for name in order if name in cells and cells[name].good), "")
-        instead = f": keep it at {better}" if better else ""
-        message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
-        words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
-        yield Inexact(name, message, session("test_onnx", *words), compiles)
+            measured_on = place_of(place, shipped().measured.get(place, ""), few)
+            message = f"{name} at {scheme} {verb or f'{failure_of(cell)} for'} {measured_on} {words}{instead}"
+            command = _command(name, scheme, soc, cell, results)
+            yield Inexact(operator, message, command, results != NOT_COMPILED)
 
 
 BUILD = re.compile(r"\bQNN v?\d+\.\d+\.\d+")
 
 
-def _place(soc: str, versions: Mapping[str, str], few: str) -> str:
+def place_of(soc: str, versions: str, few: str) -> str:
     """`SM8650 (QNN v2.49.40; SM8750 was not measured)`: your own QNN may be another one. Of several builds
     none is named."""
-    builds = set(BUILD.findall(versions.get(soc, "")))
+    builds = set(BUILD.findall(versions))
     notes = [*(builds if len(builds) == 1 else ()), *([few] if few else ())]
     return f"{soc} ({'; '.join(notes)})" if notes else soc
 
 
 def _says_more(usual: Cell | None, own: Cell) -> bool:
     """Not where most cases fail on SM8650 and this chip is better."""
-    return usual is not None and usual.models > own.models and usual.result not in FAILING
+    return usual is not None and usual.cases > own.cases and usual.result not in FAILING
 
 
-def _without_plain(cell: Cell | None) -> Cell | None:
-    bad = (
-        {} if cell is None else {name: case for name, case in cell.bad.items() if not name.startswith(PLAIN)}
-    )
-    return cell and cell.model_copy(update={"bad": bad})
-
-
-IN_ALL = "in all its usual cases"
-
-
-def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = ()) -> str:
+def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = (), *, with_plain: bool) -> str:
     """The inputs and tests that gave one of these results; empty if none did."""
-    cases = [
-        f"{case}{f' ({figure})' if (figure := found.figures.strip(', ')) else ''}"
-        for case, found in sorted(cell.bad.items())
-        if found.result in results and not _is_of_another_model(case, ranks)
+    alike = {name: case for name, case in sorted(cell.others.items()) if case.result in results}
+    inputs = [
+        f"{name}{f' ({figure})' if (figure := case.figure.strip()) else ''}"
+        for name, case in alike.items()
+        if _is_input(name, ranks) and (with_plain or not name.startswith(PLAIN))
     ]
-    tests = sorted(name for name, other in cell.others.items() if other in results and name != PLAIN)
-    parts = [f"with inputs {', '.join(cases)}"] if cases else []
+    tests = [name for name in alike if " " not in name]
+    parts = [f"with inputs {', '.join(inputs)}"] if inputs else []
     if cell.result in results:
-        parts.append("in {} of its {} usual cases".format(*cell.deciding) if cell.deciding else IN_ALL)
+        figure = Case(cell.result, cell.db).figure.strip()
+        parts.append(f"in its usual cases{f' ({figure})' if figure else ''}")
     elif tests and "lost" not in results:
         # What quantizing loses in a test comes of the test's values: of a model its own figures tell.
         parts.append(f"in ExecuTorch's tests {', '.join(tests)}")
     return " and ".join(parts)
 
 
-def _is_of_another_model(case: str, ranks: Collection[int]) -> bool:
-    """A shape of a rank that the model has not, or a form of the operator that it need not have."""
-    kind, _, sizes = case.partition(" ")
+def _is_input(form: str, ranks: Collection[int] = ()) -> bool:
+    """Not a test, a shape of a rank that the model has not, nor a form that the operator need not have."""
+    kind, _, sizes = form.partition(" ")
     of_another_rank = bool(ranks) and kind == "shape" and sizes.count("x") + 1 not in ranks
-    return of_another_rank or case.startswith(f"{IN_CHAIN}, ")
+    return bool(sizes) and not of_another_rank and not form.startswith(f"{IN_CHAIN}, ")
 
 
-def _failure(cell: Cell) -> str:
+def failure_of(cell: Cell) -> str:
     words = {"dies": "does not compile", "crash": "crashes"}
     return " or ".join(words[result] for result in NOT_COMPILED if result in cell.results)
 
@@ -626,13 +439,14 @@ def _command(name: str, scheme: str, soc: str, cell: Cell, results: tuple[str, .
     if cell.newer:
         expression = " or ".join(f"{test}[" for test in cell.newer)
         return session("test_upstream", "rework-op", "-k", expression, *chip)
-    own = [
-        inputs
-        for inputs, case in cell.bad.items()
-        if case.result in results and not _is_of_another_model(inputs, ())
-    ]
-    suite, expression = ("values", f"*-{name}-*") if own else ("operators", f"test_{name}.")
-    if own and all(inputs.startswith(IN_CHAIN) for inputs in own):
-        suite = "chains"
-    flow = scheme if suite == "chains" or not own else cell.tried_in or scheme
-    return session("test_upstream", suite, "--flow", flow, "-k", expression, *chip)
+    own = [form for form, case in cell.others.items() if case.result in results and _is_input(form)]
+    if not own:
+        return session("test_upstream", "operators", "--flow", scheme, "-k", f"test_{name}.", *chip)
+    suite = "chains" if all(form.startswith(IN_CHAIN) for form in own) else "values"
+    return session("test_upstream", suite, *flows_of(scheme, suite), "-k", f"*-{name}-*", *chip)
+
+
+def flows_of(scheme: str, suite: str) -> list[str]:
+    """Ranges and shapes of what has no weights are tried in another scheme alone."""
+    same = SAME_WITHOUT_WEIGHTS.get(scheme) if suite == "values" else None
+    return ["--flow", scheme, *(["--flow", same] if same else [])]

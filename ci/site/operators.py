@@ -8,11 +8,11 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ci.operators.html import MARKS, shown_cell
 from ci.operators.names import key_of
-from ci.operators.table import FAILING, MEANINGS, Cell, OperatorTable, in_db, in_range
+from ci.operators.onnx_page import shipped as shipped_onnx
+from ci.operators.table import FAILING, IN_CHAIN, MEANINGS, Cell, OperatorTable, flows_of, in_db
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.commands import as_installed, session
 from provisioning.base.settings import DEFAULT_SOC
@@ -20,7 +20,6 @@ from provisioning.fixes import load_fixes
 from provisioning.known_faults import Fault, load_faults
 from provisioning.manifest import load_socs
 
-Scheme = TypeVar("Scheme", bound=str)
 Cells = Mapping[str, Mapping[str, Mapping[str, Cell]]]
 """By operator, chip and scheme."""
 
@@ -61,8 +60,8 @@ class MeasuredLane:
         return self.cells[operator].get(chip, {}).get(scheme)
 
     def differs(self, operator: str, scheme: str) -> bool:
-        """Whether the same cases give another result on another chip."""
-        return any(row[scheme].default for row in self.cells[operator].values() if scheme in row)
+        """Whether it has another word on another chip."""
+        return len({row[scheme].result for row in self.cells[operator].values() if scheme in row}) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,26 +128,17 @@ class OperatorPage:
     """Its name and page in the other lane."""
     grid: Sequence[GridRow]
     parts: Sequence[SchemePart]
-    files: Sequence[str]
     faults: Sequence[Fault]
     suggestions: Sequence[str]
     good: str
     """The schemes at which all is well on the lane's first chip."""
 
 
-def plain(cells: Mapping[str, Mapping[str, Mapping[Scheme, Cell]]]) -> Cells:
-    """For schemes of either lane."""
-    return {
-        name: {chip: dict[str, Cell](row.items()) for chip, row in chips.items()}
-        for name, chips in cells.items()
-    }
-
-
 def lanes(table: OperatorTable) -> tuple[MeasuredLane, MeasuredLane]:
-    aten, onnx = plain(table.cells), plain(table.onnx.cells)
+    onnx = shipped_onnx()
     return (
-        MeasuredLane("ExecuTorch", "", MEASURED_SCHEMES, table.measured, aten),
-        MeasuredLane("ONNX Runtime", "onnx/", ONNX_PRECISIONS, table.onnx.measured, onnx),
+        MeasuredLane("ExecuTorch", "", MEASURED_SCHEMES, table.measured, table.cells),
+        MeasuredLane("ONNX Runtime", "onnx/", ONNX_PRECISIONS, onnx.measured, onnx.cells),
     )
 
 
@@ -162,23 +152,22 @@ def views(table: OperatorTable) -> Iterator[View]:
         for chip in lane.chips:
             page = f"operators/{lane.folder}on-{chip}.html"
             word = "on" if chip == lane.chips[0] else ""
-            yield _view(chip, word, page, table, lane, [(chip, scheme) for scheme in lane.schemes])
+            yield _view(chip, word, page, lane, [(chip, scheme) for scheme in lane.schemes])
         for scheme in lane.schemes if len(lane.chips) > 1 else ():
             page = f"operators/{lane.folder}at-{scheme}.html"
             word = "at" if scheme == lane.schemes[0] else ""
-            yield _view(scheme, word, page, table, lane, [(chip, scheme) for chip in lane.chips])
+            yield _view(scheme, word, page, lane, [(chip, scheme) for chip in lane.chips])
 
 
 def _view(
     place: str,
     first: str,
     page: str,
-    table: OperatorTable,
     lane: MeasuredLane,
     columns: Sequence[tuple[str, str]],
 ) -> View:
     one_chip = len({chip for chip, _ in columns}) == 1
-    rows = [_row(table, lane, name, columns, name, lane.page(name)) for name in lane.cells]
+    rows = [_row(lane, name, columns, name, lane.page(name)) for name in lane.cells]
     return View(
         lane.name,
         place,
@@ -191,7 +180,6 @@ def _view(
 
 
 def _row(
-    table: OperatorTable,
     lane: MeasuredLane,
     operator: str,
     columns: Sequence[tuple[str, str]],
@@ -199,40 +187,33 @@ def _row(
     href: str,
 ) -> GridRow:
     one_chip = len({chip for chip, _ in columns}) == 1
-    seen = [
-        _seen(table, lane, operator, chip, scheme, scheme if one_chip else chip) for chip, scheme in columns
-    ]
+    seen = [_seen(lane, operator, chip, scheme, scheme if one_chip else chip) for chip, scheme in columns]
     return GridRow(title, href, seen, any(lane.differs(operator, scheme) for _, scheme in columns))
 
 
-def _seen(
-    table: OperatorTable, lane: MeasuredLane, operator: str, chip: str, scheme: str, column: str
-) -> GridCell | None:
+def _seen(lane: MeasuredLane, operator: str, chip: str, scheme: str, column: str) -> GridCell | None:
     cell = lane.cell(operator, chip, scheme)
     if cell is None:
         return None
-    text = table.marked(operator, scheme, cell) if not lane.folder else str(cell)
-    shown = shown_cell(cell, text)
-    more = [spread.strip(" ()")] if (spread := in_range(cell.range_db)) else []
-    more += [f"least{in_db(cell.least_db)}"] if cell.least_db is not None else []
-    more += [f"loses{in_db(cell.loses_db)}"] if cell.loses_db is not None else []
+    shown = shown_cell(cell)
+    more = [f"loses{in_db(cell.loses_db)}"] if cell.loses_db is not None else []
     more += [
         f"some {MEANINGS[result][0]}"
         for result in cell.results
         if result in FAILING and result != cell.result
     ]
-    if cell.chain and cell.chain.result != cell.result:
-        more.append(f"chain {MEANINGS[cell.chain.result][0]}")
+    if chain := cell.others.get(IN_CHAIN):
+        more.append(f"chain {MEANINGS[chain.result][0]}")
     where = f"{operator} at {scheme} on {chip}: "
     return GridCell(
         column,
         f"{lane.page(operator)}#{scheme}",
         shown.colour,
         MEANINGS[cell.result][0],
-        in_db(cell.sqnr_db).strip() + (cell.mark if cell.sqnr_db is not None else ""),
+        in_db(cell.db).strip(),
         more,
         shown.results,
-        "\n".join([where + text, *shown.notes]),
+        "\n".join([where + shown.text, *shown.notes]),
         lane.differs(operator, scheme),
     )
 
@@ -243,15 +224,13 @@ def pages(table: OperatorTable) -> Iterator[OperatorPage]:
         keys = {key_of(name).lower(): name for name in other.cells}
         for name in lane.cells:
             also = keys.get(key_of(name).lower(), "")
-            yield _page(table, lane, name, {f"{also} through {other.name}": other.page(also)} if also else {})
+            yield _page(lane, name, {f"{also} through {other.name}": other.page(also)} if also else {})
 
 
-def _page(table: OperatorTable, lane: MeasuredLane, name: str, also: Mapping[str, str]) -> OperatorPage:
+def _page(lane: MeasuredLane, name: str, also: Mapping[str, str]) -> OperatorPage:
     schemes = [scheme for scheme in lane.schemes if any(scheme in row for row in lane.cells[name].values())]
     grid = [
-        _row(
-            table, lane, name, [(chip, scheme) for chip in lane.chips], scheme, f"{lane.page(name)}#{scheme}"
-        )
+        _row(lane, name, [(chip, scheme) for chip in lane.chips], scheme, f"{lane.page(name)}#{scheme}")
         for scheme in schemes
     ]
     good = [scheme for scheme in schemes if (cell := lane.cell(name, lane.chips[0], scheme)) and cell.good]
@@ -261,11 +240,7 @@ def _page(table: OperatorTable, lane: MeasuredLane, name: str, also: Mapping[str
         lane,
         also,
         grid,
-        [
-            SchemePart(scheme, _chips(table, lane, name, scheme), proof(lane, name, scheme))
-            for scheme in schemes
-        ],
-        () if lane.folder else table.files(name),
+        [SchemePart(scheme, _chips(lane, name, scheme), proof(lane, name, scheme)) for scheme in schemes],
         faults_of(name),
         [
             f"{NEEDED[fix.where]}: {fix.words}"
@@ -276,14 +251,13 @@ def _page(table: OperatorTable, lane: MeasuredLane, name: str, also: Mapping[str
     )
 
 
-def _chips(table: OperatorTable, lane: MeasuredLane, name: str, scheme: str) -> list[Chips]:
+def _chips(lane: MeasuredLane, name: str, scheme: str) -> list[Chips]:
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = defaultdict(list)
     for chip in lane.chips:
         if cell := lane.cell(name, chip, scheme):
-            text = table.marked(name, scheme, cell) if not lane.folder else str(cell)
-            shown = shown_cell(cell, text)
-            tried = f"{cell.models} cases tried" if cell.models > 1 else "one case tried"
-            alike[text, shown.colour, (tried, *shown.notes)].append(chip)
+            shown = shown_cell(cell)
+            tried = f"{cell.cases} programs tried" if cell.cases > 1 else "one program tried"
+            alike[shown.text, shown.colour, (tried, *shown.notes)].append(chip)
     return [Chips(chips, text, tone, notes) for (text, tone, notes), chips in alike.items()]
 
 
@@ -296,10 +270,10 @@ def proof(lane: MeasuredLane, name: str, scheme: str) -> list[str]:
     if newer := sorted({test for cell in cells for test in cell.newer}):
         expression = " or ".join(f"{test}[" for test in newer)
         return [as_installed(session("test_upstream", "rework-op", "-k", expression))]
-    own = ("operators", "values", "-k", f"test_{name}. or *-{name}-*", "--flow", scheme)
-    ranges = [("values", "-k", f"*-{name}-*", "--flow", cell.tried_in) for cell in cells if cell.tried_in]
-    chain = [("chains", "-k", f"*-{name}-*", "--flow", scheme)] if any(cell.chain for cell in cells) else []
-    ways = dict.fromkeys([own, *ranges, *chain])
+    ways = (
+        ("operators", "values", "-k", f"test_{name}. or *-{name}-*", *flows_of(scheme, "values")),
+        ("chains", "-k", f"*-{name}-*", "--flow", scheme),
+    )
     return [as_installed(session("test_upstream", *words)) for words in ways]
 
 
@@ -326,21 +300,11 @@ def rows(table: OperatorTable) -> list[dict[str, object]]:
             "chip": chip,
             "scheme": scheme,
             "result": cell.result,
-            "sqnr_db": cell.sqnr_db,
-            "least_of_draws_db": cell.range_db[0] if cell.range_db else None,
-            "greatest_of_draws_db": cell.range_db[1] if cell.range_db else None,
-            "one_draw": cell.one_draw,
-            "draws": ", ".join(cell.other_draws),
-            "float_db": cell.float_db,
+            "least_db": cell.db,
+            "form": cell.form,
             "loses_db": cell.loses_db,
-            "cases": cell.models,
-            "deciding": "{} of {}".format(*cell.deciding) if cell.deciding else "",
-            "least_db": cell.least_db,
-            "worst": cell.worst,
-            "alone": cell.alone or "",
-            "chain": str(cell.chain or ""),
-            "on_cpu": " ".join(cell.cpu),
-            "in_fp16": " ".join(cell.in_float),
+            "cases": cell.cases,
+            "others": "; ".join(f"{form}: {case}" for form, case in cell.others.items()),
             "text": str(cell),
             "page": f"{lane.page(name)}#{scheme}",
         }

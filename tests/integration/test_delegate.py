@@ -8,15 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from ci.lanes.upstream.ledger import load_ledger, load_record
+from ci.lanes.upstream.ledger import RecordedTest, load_ledger, load_record
 from ci.lanes.upstream.value_cases import cases, chains
 from ci.operators.names import key_of, names_of
-from ci.operators.table import read
+from ci.operators.table import DRAWS, read
 from provisioning.base.findings import Report, Severity
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
@@ -57,6 +57,11 @@ def delegate(base: Path, *flags: str, **variables: str) -> tuple[int, Report]:
     done = typed("test_delegate", *flags, "--reports", base / "reports", env=environment() | variables)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, Report.read(base / "reports" / "test_delegate.json")
+
+
+def recorded(base: Path, suite: str) -> Mapping[str, RecordedTest]:
+    """What a run measured of a suite."""
+    return load_record(suite, "wheels", "", base / f"reports/operators/{suite}-SM8650.json").tests
 
 
 @pytest.mark.whole
@@ -105,22 +110,25 @@ def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> N
         done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
         report = Report.read(tmp_path / "reports" / "test_upstream.json")
         assert (done.returncode, report.metrics["passed"], report.metrics["cached"]) == (0, 1, cached)
-    cell = read(tmp_path / "reports/operators/table.json").cells["abs"]["SM8650"]["8a8w"]
-    # The committed table has more of them with every part of the suite that was measured.
-    assert cell.result == "whole" and cell.models >= 3 and (cell.sqnr_db or 0) > 40
+    (measured,) = recorded(tmp_path, "operators").values()
+    assert {part.result for part in measured.parts} == {"whole"} and len(measured.parts) >= 3
+    assert all((part.sqnr_db or 0) > 40 for part in measured.parts)
 
 
 def test_an_operator_on_the_cpu_alone_is_whole_in_a_chain_with_a_figure_of_each_draw(tmp_path: Path) -> None:
     words = ["chains", "-k", "*-clone-chain] or *-erf-chain]", "--flow", "8a8w", "--no-cache"]
     done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
     assert done.returncode == 0, done.stderr
-    cells = read(tmp_path / "reports/operators/table.json").cells
-    clone, erf = (cells[name]["SM8650"]["8a8w"] for name in ("clone", "erf"))
-    assert (clone.result, clone.alone) == ("whole", "cpu") and clone.chain and clone.chain.range_db
-    least, greatest = clone.chain.range_db
-    assert 30 < least < (clone.chain.sqnr_db or 0) < greatest
+    clone, erf = (
+        recorded(tmp_path, "chains")[f"test_chains[qnn_8a8w-{name}-chain]"].parts[0]
+        for name in ("clone", "erf")
+    )
+    figures = [draw.sqnr_db or 0 for draw in clone.draws]
+    assert clone.result == "whole" and len(figures) == DRAWS and 30 < min(figures) < max(figures)
     # HTP has no erf, and takes the layers around it.
-    assert (erf.result, erf.cpu) == ("cpu", ("aten::erf",)) and erf.chain and erf.chain.result == "cpu"
+    assert (erf.result, erf.cpu) == ("cpu", ("aten::erf",))
+    # The table says the same, or it would be an error.
+    assert read(tmp_path / "reports/operators.json").cells["erf"]["SM8650"]["8a8w"].result == "cpu"
 
 
 def test_every_operator_that_the_partitioner_names_has_a_row_and_a_chain() -> None:
@@ -144,7 +152,9 @@ def test_an_operator_is_compared_with_the_float_model_and_with_the_quantized_one
     words = ["values", "-k", "*-softmax-plain* or *-logsigmoid-plain*", "--flow", "16a8w", "--no-cache"]
     done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
     assert done.returncode == 0, done.stderr
-    cells = read(tmp_path / "reports/operators/table.json").cells
-    softmax, logsigmoid = (cells[name]["SM8650"]["16a8w"] for name in ("softmax", "logsigmoid"))
-    assert softmax.result == "whole" and (softmax.loses_db or 0) > 40
-    assert logsigmoid.result == "float" and logsigmoid.loses_db is None
+    tests = recorded(tmp_path, "values")
+    softmax, logsigmoid = (
+        tests[f"test_values[qnn_16a8w-{name}-plain]"].parts[0] for name in ("softmax", "logsigmoid")
+    )
+    assert softmax.result == "whole" and (softmax.quantized_db or 0) - (softmax.float_db or 0) > 40
+    assert logsigmoid.result == "float"

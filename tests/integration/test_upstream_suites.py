@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from ci.engine import trouble
+from ci.lanes.upstream import choice, operators_page, stage
 from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream import operator_cells, stage
 from ci.lanes.upstream.ledger import load_ledger, load_record
 from ci.operators.table import read
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Suite
 
-TABLE, PAGE = "manifests/table.json", "manifests/operators.md"
+TABLE, PAGE = "manifests/operators.json", "manifests/operators.md"
 
 TESTS = """\
 import os, signal, time
@@ -67,8 +67,6 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     suite = Suite(tmp_path).activated(monkeypatch)
     suite.write(suite.tests / "test_passes.py", TESTS + PASSES)
     suite.write(suite.tests / "test_conv_bn_qat.py", TESTS + TRAINING)
-    for module in (operator_cells, stage):
-        monkeypatch.setattr(module, "OPERATORS", ("passes", "qat"))
     return suite
 
 
@@ -90,20 +88,32 @@ def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(s
     assert (code, suite.executed) == (0, set())
 
 
-def test_the_table_of_a_run_has_all_its_suites(suite: Suite) -> None:
+def tabled(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if both suites measured operators."""
+    for module in (choice, stage, operators_page):
+        monkeypatch.setattr(module, "TABLED", ("passes", "qat"))
+
+
+def test_the_table_of_a_run_has_all_its_suites(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    tabled(suite, monkeypatch)
     code, report = both(suite, "-k", "relu or conv1d")
     assert code == 0
-    (table,) = (artifact.path for artifact in report.artifacts if artifact.path.endswith("table.json"))
-    assert measured(Path(table)) == {"relu", "conv1d"}
+    (table,) = (artifact.path for artifact in report.artifacts if artifact.path.endswith("operators.json"))
+    assert {"relu", "conv1d"} <= measured(Path(table))
     assert not (suite.root / TABLE).exists() and not load_record("passes", "wheels", "SM8650").tests
 
 
 @pytest.mark.whole
-def test_an_accepted_table_has_what_all_suites_recorded(suite: Suite) -> None:
+def test_an_accepted_table_has_what_all_suites_recorded(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tabled(suite, monkeypatch)
     both(suite, "-k", "relu or conv1d", "--accept")
     assert measured(suite.root / TABLE) == {"relu", "conv1d"}
     page = (suite.root / PAGE).read_text(encoding="utf-8")
     assert "| relu |" in page and "| conv1d |" in page
+    # No ledger and no record beside it.
+    assert not load_record("passes", "wheels", "SM8650").tests
 
 
 def test_a_shard_is_not_accepted(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:

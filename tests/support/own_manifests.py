@@ -45,10 +45,12 @@ def own_manifests(folder: Path) -> Iterator[Path]:
 
 def own_ledgers(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """What is expected of ExecuTorch's tests, and the table that is made of it: none yet."""
-    from ci.lanes.upstream import ledger, operators_page
+    from ci.lanes.upstream import ledger, operators_page, table_judge
+    from ci.operators.table import OperatorTable
 
     patch.setattr(ledger, "DIRECTORY", folder)
-    patch.setattr(operators_page, "TABLE", folder / "table.json")
+    patch.setattr(operators_page, "TABLE", folder / "operators.json")
+    patch.setattr(table_judge, "shipped", OperatorTable)
     patch.setattr(operators_page, "PAGE", folder / "operators.md")
 
 

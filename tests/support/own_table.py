@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ci.operators import table
+from ci.operators import onnx_page, table
+from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import OperatorTable, RowNames
 
 
@@ -19,9 +20,10 @@ def own_table(
     onnx: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
     """The versions by chip, the rows of ExecuTorch's operators by name, and those of ONNX's."""
-    document = {"schema": 1, "measured": measured or {}, "upstream": {}, "cells": cells or {}}
-    own = OperatorTable.model_validate({**document, "onnx": {"cells": onnx or {}}}, strict=False)
+    own = OperatorTable.model_validate({"measured": measured or {}, "cells": cells or {}}, strict=False)
+    rows = OperatorTable.model_validate({"cells": onnx or {}}, strict=False).cells
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "shipped", lambda: own)
         patch.setattr(table, "row_names", lambda: RowNames(own.cells))
+        patch.setattr(onnx_page, "shipped", lambda: OnnxOperators(cells=rows))
         yield

@@ -159,6 +159,11 @@ FILES = {
     "executorch/backends/qualcomm/tests/utils.py": SHARED,
     "torch/__init__.py": "def manual_seed(seed): ...\ndef set_num_threads(count): ...\n",
     "torch/_dynamo.py": "def reset(): ...\n",
+    # Other releases than the pinned ones, whose exports the worker makes quicker.
+    **{
+        f"{name}-0.dist-info/METADATA": f"Name: {name}\nVersion: 0\n"
+        for name in ("torch", "torchao", "executorch")
+    },
 }
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,12 +16,11 @@ from ci.engine.work import Result
 from ci.lanes.upstream.adapters import AgainstFloat, part, part_of
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord, load_record
-from ci.lanes.upstream.operator_cells import table_of
 from ci.lanes.upstream.process import RunTest
 from ci.lanes.upstream.process import verdict_of as verdict_of_result
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import verdict_of
-from ci.operators.table import EXACT, Cell, by_name
+from ci.operators.table import EXACT
 from ci.pipeline.steps import Ask
 from provisioning.base.stage_run import StageRun
 
@@ -229,174 +225,6 @@ def test_records_of_parts_of_a_suite_add_up() -> None:
     assert both.with_verdicts([crashed], "z").tests["a"] == RecordedTest(2, 5, (RecordedPart("crash"),), "z")
 
 
-def test_one_case_that_dies_is_named_and_does_not_decide_for_the_others() -> None:
-    tests = {
-        f"test_conv1d.test_conv1d_{word}[qnn_8a8w]": RecordedTest(1, 1, parts)
-        for word, parts in {
-            "basic": (RecordedPart("whole", 43), RecordedPart("whole", 50)),
-            "padding_modes": (RecordedPart("whole", 30), RecordedPart("wrong", -3), RecordedPart("dies")),
-            "stride": (RecordedPart("whole", 41),),
-        }.items()
-    } | {"test_values[qnn_8a8w-conv1d-plain]": RecordedTest(1, 1, (RecordedPart("whole", 44),))}
-    cell = table_of({"operators": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["conv1d"]["SM8650"]["8a8w"]
-    assert (cell.result, cell.sqnr_db, cell.models, cell.others) == (
-        "whole",
-        30,
-        7,
-        {"padding_modes": "dies"},
-    )
-    large = {
-        f"test_values[qnn_8a8w-conv1d-{word}]": RecordedTest(1, 1, (RecordedPart("wrong", figure),))
-        for word, figure in (("large", 45), ("small", 4))
-    }
-    table = table_of({"operators": {"SM8650": SuiteRecord("x", tests | large)}}, {})
-    assert [case.sqnr_db for case in table.cells["conv1d"]["SM8650"]["8a8w"].bad.values()] == [4]
-    even = {name: row for name, row in tests.items() if "values" not in name and "basic" not in name}
-    even["test_conv1d.test_conv1d_other[qnn_8a8w]"] = RecordedTest(1, 1, (RecordedPart("dies"),))
-    table = table_of({"operators": {"SM8650": SuiteRecord("x", even)}}, {})
-    assert table.cells["conv1d"]["SM8650"]["8a8w"].result == "dies"
-
-
-def values(operator: str, parts: dict[str, RecordedPart]) -> dict[str, RecordedTest]:
-    """What our own cases gave, by scheme and case: `16a8w-plain`."""
-    return {
-        f"test_values[qnn_{scheme}-{operator}-{case}]": RecordedTest(1, 1, (outcome,))
-        for (scheme, case), outcome in ((name.split("-", 1), outcome) for name, outcome in parts.items())
-    }
-
-
-def test_ranges_count_for_a_scheme_that_differs_in_the_weights_alone_if_there_are_none() -> None:
-    tests = values(
-        "log",
-        {
-            "16a8w-plain": RecordedPart("whole", 70),
-            "16a8w-small": RecordedPart("wrong", -6),
-            "16a4w-plain": RecordedPart("whole", 70),
-            "16a16w-plain": RecordedPart("whole", 61),
-            "8a8w-small": RecordedPart("wrong", 3),
-            "8a4w-plain": RecordedPart("whole", 50),
-            # Nothing ran that could be the same.
-            "16a4w_block-plain": RecordedPart("dies"),
-        },
-    )
-    row = by_name(table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["log"]["SM8650"])
-    small = "small [0.0001, 0.01]"
-    assert {scheme: [*cell.bad] for scheme, cell in row.items()} == {
-        "16a8w": [small],
-        "16a4w": [small],
-        # The plain case gives something else, or was not tried.
-        "16a16w": [],
-        "8a8w": [small],
-        "8a4w": [],
-        "16a4w_block": ["plain [0.01, 1.0]"],
-    }
-    failing = values(
-        "log",
-        {
-            "16a8w-plain": RecordedPart("dies"),
-            "16a8w-small": RecordedPart("whole", 40),
-            "16a4w-plain": RecordedPart("dies"),
-        },
-    )
-    assert (
-        table_of({"values": {"SM8650": SuiteRecord("x", failing)}}, {}).cells["log"]["SM8650"]["16a4w"].models
-        == 1
-    )
-    assert row["16a4w"].tried_in == "16a8w" and row["16a4w"].models == 2
-
-
-def test_a_cell_says_how_much_htp_loses_and_what_is_not_quantized() -> None:
-    tests = values(
-        "softmax",
-        {
-            "16a8w-plain": RecordedPart(
-                "whole", 52, float_db=52, quantized_db=98, in_float=("aten.mul.Tensor",)
-            ),
-            "8a8w-plain": RecordedPart("whole", 43, float_db=45, quantized_db=49.6, in_float=()),
-            # Exact but for the last bit of a float.
-            "16a16w-plain": RecordedPart("whole", 136, float_db=136, quantized_db=200, in_float=()),
-            # Nothing of it is quantized: fp16 loses that much.
-            "8a4w-plain": RecordedPart(
-                "float", 67, float_db=67, quantized_db=200, in_float=("aten.exp.default",)
-            ),
-        },
-    )
-    row = by_name(table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["softmax"]["SM8650"])
-    assert [str(row[scheme]) for scheme in ("16a8w", "8a8w", "16a16w", "8a4w")] == [
-        "whole 52 dB¹, loses 46 dB, mul.Tensor in fp16",
-        "whole 43 dB¹",
-        "whole 136 dB¹",
-        "float 67 dB¹",
-    ]
-    assert row["8a8w"].good and not row["16a8w"].good
-
-
-RECORDED = {
-    # Rows of manifests/upstream, as they stand there.
-    "test_values[qnn_16a8w-index_copy-7]": ["whole", 142.9, [3.1, 3.1]],
-    "test_values[qnn_16a8w-index_copy-1x2x3x7x5]": ["part", 62.8, "aten::index_put", [97.3, 62.8]],
-    "test_values[qnn_16a8w-index_copy-plain]": ["whole", 100.4, [18.9, 18.9]],
-    "test_adaptive_maxpool3d.test_adaptive_maxpool3d_batch_sizes[qnn_16a4w]": ["whole", 107.5, [None, None]],
-    "test_stack.test_stack_different_shapes[qnn_16a8w]": ["wrong", 15.7, [200.0, 16.4]],
-    "test_conv2d.test_conv2d_basic[qnn_8a8w]": ["whole", 42.0],
-}
-"""By test: the result of its part, HTP against the quantized model in dB, both of them against float."""
-
-
-def recorded_cells() -> dict[tuple[str, str], Cell]:
-    rows: dict[str, list[object]] = {f"{test} parts": [part] for test, part in RECORDED.items()}
-    rows |= {f"{test} cost": [1, 1] for test in RECORDED}
-    (path := Path(tempfile.mkdtemp()) / "record.json").write_text(json.dumps({"schema": 3, "accepted": rows}))
-    cells = table_of({"values": {"SM8650": load_record("values", "wheels", "SM8650", path)}}, {}).cells
-    return {(name, scheme): cell for name, chips in cells.items() for scheme, cell in chips["SM8650"].items()}
-
-
-def test_noise_that_the_quantized_model_has_itself_is_lost_and_no_green_cell() -> None:
-    cell = recorded_cells()["index_copy", "16a8w"]
-    assert (str(cell), cell.good) == ("LOST 100 dB, 3 dB to float¹", False)
-    assert cell.worst == "shape 7"
-    # Its other cases have a figure of their own.
-    assert cell.elsewhere == {"shape 1x2x3x7x5": "part"}
-    assert {name: str(case) for name, case in cell.bad.items()} == {
-        "plain [-1.0, 1.0]": "LOST 100 dB, 19 dB to float",
-        "shape 7": "LOST 143 dB, 3 dB to float",
-    }
-
-
-def test_another_shape_than_the_float_models_is_wrong_and_has_no_figure() -> None:
-    cell = recorded_cells()["adaptive_maxpool3d", "16a4w"]
-    assert (str(cell), cell.good) == ("WRONG, no figure", False)
-
-
-def test_htp_that_differs_from_the_quantized_model_is_wrong_whatever_the_float_model_says() -> None:
-    assert str(recorded_cells()["stack", "16a8w"]) == "WRONG 16 dB¹"
-    assert str(recorded_cells()["conv2d", "8a8w"]) == "whole 42 dB¹"
-
-
-def test_a_bad_result_of_some_of_the_cases_says_of_how_many() -> None:
-    wrong, whole = RecordedPart("wrong", -6), RecordedPart("whole", 70)
-    tests = {
-        "test_log.test_log_dtype[qnn_16a8w]": RecordedTest(1, 1, (wrong, wrong, whole)),
-        **values("log", {"16a8w-plain": whole}),
-    }
-    cell = table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["log"]["SM8650"]["16a8w"]
-    assert str(cell) == "WRONG -6 dB¹ in 2 of 4 (2 whole)"
-
-
-def chained(operator: str, parts: dict[str, RecordedPart]) -> dict[str, RecordedTest]:
-    """What our own cases gave alone at 16a8w (`plain`), and in a chain (`chain`, `chain-FORM`)."""
-    suites = {name: "chains" if name.startswith("chain") else "values" for name in parts}
-    return {
-        f"test_{suites[name]}[qnn_16a8w-{operator}-{name}]": RecordedTest(1, 1, (tested,))
-        for name, tested in parts.items()
-    }
-
-
-def cell_of(operator: str, **parts: RecordedPart) -> Cell:
-    tests = chained(operator, {name.replace("__", "-"): tested for name, tested in parts.items()})
-    return table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells[operator]["SM8650"]["16a8w"]
-
-
 def drawn(*figures: float, to_float: float = 60.0, cpu: tuple[str, ...] = ()) -> RecordedPart:
     """A case with a figure of each draw."""
     draws = tuple(Draw(figure, to_float, to_float) for figure in figures)
@@ -405,141 +233,6 @@ def drawn(*figures: float, to_float: float = 60.0, cpu: tuple[str, ...] = ()) ->
     return RecordedPart(
         result, middle, cpu, in_float=(), float_db=to_float, quantized_db=to_float, draws=draws
     )
-
-
-ON_CPU = RecordedPart("cpu", None, ("aten::native_layer_norm",))
-
-
-def test_a_cell_is_cpu_only_if_it_stays_there_in_the_chain() -> None:
-    whole = drawn(80, 81, 82, 83, 84)
-    cell = cell_of("clone", plain=RecordedPart("cpu"), chain=whole)
-    assert (cell.result, cell.good) == ("whole", True)
-    assert str(cell) == "whole, alone CPU; chain whole 82 dB (80 to 84)"
-    stays = cell_of(
-        "erf", plain=RecordedPart("cpu", None, ("aten::erf",)), chain=replace(ON_CPU, cpu=("aten::erf",))
-    )
-    assert (stays.result, str(stays)) == ("cpu", "CPU: erf; chain CPU")
-    # It is no better than what became of it.
-    dies = cell_of("layer_norm", plain=ON_CPU, chain=RecordedPart("dies"))
-    assert (dies.result, str(dies)) == ("dies", "DIES, alone CPU; chain DIES")
-
-
-def test_a_chain_whose_layers_do_not_compile_says_nothing_of_an_operator() -> None:
-    tests = {
-        **chained("clone", {"plain": RecordedPart("cpu"), "chain": RecordedPart("dies")}),
-        **chained("erf", {"plain": RecordedPart("cpu", None, ("aten::erf",)), "chain": RecordedPart("dies")}),
-        # It is tried in the chain alone.
-        **chained("rand", {"chain": RecordedPart("dies")}),
-    }
-    cells = table_of({"values": {"SM8350": SuiteRecord("x", tests)}}, {}).cells
-    assert [str(cells[name]["SM8350"]["16a8w"]) for name in ("clone", "erf")] == ["CPU", "CPU: erf"]
-    assert "rand" not in cells
-
-
-def test_what_a_form_changes_is_named() -> None:
-    cell = cell_of("layer_norm", plain=ON_CPU, chain=drawn(101, 101, 101), chain__without_weight=ON_CPU)
-    assert str(cell) == "whole, alone CPU; chain whole 101 dB, without weight CPU"
-    assert "cpu" in cell.results
-    # A form that is wrong is found by what reads cells.
-    worse = cell_of(
-        "add", plain=RecordedPart("whole", 90), chain=drawn(90, 91, 92), chain__scalar=drawn(3, 4, 5)
-    )
-    assert str(worse) == "whole 90 dB¹; chain whole 91 dB (90 to 92), scalar WRONG 4 dB (3 to 5)"
-    assert {inputs: str(case) for inputs, case in worse.bad.items()} == {
-        "in a chain, scalar": "WRONG 4 dB (3 to 5)"
-    }
-    assert not worse.good
-
-
-def test_a_word_that_changes_with_the_draw_is_said() -> None:
-    changes, same = drawn(70, 4, 68, 66, 71), drawn(70, 69, 68, 66, 71)
-    cells = {
-        "whole 69 dB (66 to 71); chain whole 68 dB (4 to 71), 1 of 5 draws WRONG": (same, changes),
-        "whole 68 dB (4 to 71), 1 of 5 draws WRONG; chain whole 69 dB (66 to 71)": (changes, same),
-    }
-    for text, (plain, chain) in cells.items():
-        cell = cell_of("log", plain=plain, chain=chain)
-        assert str(cell) == text
-        assert "wrong" in cell.results and not cell.good
-    lost = cell_of("log", plain=drawn(70, 70, 70), chain=drawn(70, 71, 72, to_float=8))
-    assert str(lost) == "whole 70 dB; chain LOST 71 dB (70 to 72), 8 dB to float"
-
-
-def test_a_draw_that_its_test_refuses_makes_a_case_wrong_and_the_others_are_counted() -> None:
-    """Whole numbers have to be equal, however small their difference is."""
-    draws = (*(Draw(EXACT, EXACT, EXACT),) * 4, Draw(31.0, 31.0, EXACT, refused=True))
-    part = RecordedPart("wrong", EXACT, in_float=(), float_db=EXACT, quantized_db=EXACT, draws=draws)
-    cell = cell_of("argmax", plain=part)
-    assert str(cell) == "WRONG exact (31 to exact), 4 of 5 draws whole"
-
-
-def test_a_cell_has_the_draws_of_all_programs_of_its_plain_case() -> None:
-    """Before V73, at 16 bits, one linear layer is exact to 55 dB and another to 86 dB."""
-
-    def cell(*programs: RecordedPart) -> str:
-        tests = {"test_values[qnn_16a8w-linear32-plain]": RecordedTest(1, 1, programs)}
-        table = table_of({"values": {"SM8350": SuiteRecord("x", tests)}}, {})
-        return str(table.cells["linear32"]["SM8350"]["16a8w"])
-
-    assert cell(drawn(85, 86, 87), drawn(61, 62, 63), drawn(55, 56, 57)) == "whole 62 dB (55 to 87)"
-    # By draws most are whole, though most programs are not.
-    most = (drawn(3, 4, 5, 60, 61), drawn(3, 4, 5, 60, 61), drawn(62, 62, 62, 62, 62))
-    assert cell(*most) == "whole 60 dB (3 to 62), 6 of 15 draws WRONG"
-    assert (
-        cell(drawn(61, 62, 63), RecordedPart("bad_test"), RecordedPart("bad_test"))
-        == "whole 62 dB (61 to 63)"
-    )
-    wrong = drawn(3, 4, 5)
-    assert cell(drawn(85, 86, 87), wrong, drawn(61, 62, 63)).startswith("whole 62 dB (3 to 87)")
-    assert cell(drawn(85, 86, 87), RecordedPart("dies"), drawn(61, 62, 63)) == "DIES"
-
-
-def test_the_figures_of_a_cell_are_the_median_and_the_range_of_its_plain_case() -> None:
-    plain = drawn(73, 71, 72, 72.4, 71.6)
-    assert str(cell_of("exp", plain=plain)) == "whole 72 dB (71 to 73)"
-    # What is about as good with other inputs is not named, and what is worse is.
-    assert str(cell_of("exp", plain=plain, large=RecordedPart("whole", 70.2))) == "whole 72 dB (71 to 73)"
-    cell = cell_of("exp", plain=plain, large=RecordedPart("whole", 70.2), small=RecordedPart("whole", 51))
-    assert str(cell) == "whole 72 dB (71 to 73); 51 dB: small [-0.01, 0.01]"
-    assert (cell.sqnr_db, cell.range_db, cell.least_db, cell.one_draw) == (72, (71, 73), 51, False)
-    # Inputs for which it is wrong or lost are named before those for which it is less exact.
-    log = {"plain": plain, "small": RecordedPart("whole", 51), "across": RecordedPart("wrong", -6)}
-    assert str(cell_of("log", **log)) == "whole 72 dB (71 to 73); WRONG -6 dB: across [0.5, 2.5]"
-    # Above what 16 bits can hold nothing is worse.
-    exact = drawn(*[EXACT] * 5)
-    assert str(cell_of("exp", plain=exact, small=RecordedPart("whole", 120))) == "whole exact"
-    lost = cell_of("exp", plain=drawn(70, 71, 72, to_float=9), small=drawn(65, 65, 65, to_float=3))
-    assert str(lost) == "LOST 71 dB (70 to 72), 9 dB to float; 3 dB to float: small [-0.01, 0.01]"
-
-
-def test_where_the_chain_decides_a_cell_has_its_figures_once() -> None:
-    part = replace(drawn(50, 51, 52, cpu=("aten::exp",)), in_float=("aten.log.default",))
-    cell = cell_of("mish", plain=replace(part, sqnr_db=70), chain=part)
-    assert str(cell) == "part, log in fp16: exp; chain part 51 dB (50 to 52)"
-    assert (cell.sqnr_db, cell.range_db, cell.of_chain) == (51, (50, 52), True)
-
-
-def test_a_figure_of_one_draw_is_marked_and_is_the_least_of_all_cases() -> None:
-    once = cell_of("exp", plain=RecordedPart("whole", 72), small=RecordedPart("whole", 51))
-    assert (str(once), once.worst) == ("whole 51 dB¹", "small [-0.01, 0.01]")
-    # The draws are of a case that gives something else than most others do.
-    wrong, whole = RecordedPart("wrong", -6), drawn(70, 71, 72)
-    tests = {
-        "test_exp.test_exp_dtype[qnn_16a8w]": RecordedTest(1, 1, (wrong, wrong)),
-        **values("exp", {"16a8w-plain": whole}),
-    }
-    cell = table_of({"values": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["exp"]["SM8650"]["16a8w"]
-    assert str(cell) == "WRONG -6 dB¹ in 2 of 3 (1 whole)"
-
-
-@pytest.mark.parametrize(
-    ("scheme", "result"), [("8a8w", "lost"), ("16a4w_block", "whole"), ("16a16w", "lost")]
-)
-def test_what_the_layers_of_a_chain_lose_is_not_lost_by_the_operator(scheme: str, result: str) -> None:
-    part = drawn(70, 71, 72, to_float=8)
-    tests = {f"test_chains[qnn_{scheme}-relu6-chain]": RecordedTest(1, 1, (part,))}
-    cells = table_of({"chains": {"SM8650": SuiteRecord("x", tests)}}, {}).cells["relu6"]["SM8650"]
-    assert [cell.result for cell in cells.values()] == [result]
 
 
 def test_a_record_keeps_what_each_draw_gave(tmp_path: Path) -> None:
@@ -553,14 +246,3 @@ def test_a_record_keeps_what_each_draw_gave(tmp_path: Path) -> None:
         path.write_text(record.as_json())
         (kept,) = load_record("chains", "wheels", "SM8650", path).tests["a"].parts
         assert (kept, kept.draws) == (part_of_a_test, part_of_a_test.draws)
-
-
-def test_what_upstream_skips_hides_no_measurement() -> None:
-    skipped = {
-        f"test_abs.test_{word}[qnn]": RecordedTest(1, 1, (RecordedPart(word),))
-        for word in ("not_run", "bad_test")
-    }
-    measured = {"test_abs.test_abs_shapes[qnn]": RecordedTest(1, 1, (RecordedPart("whole", 71.6),))}
-    for tests, result in ((skipped, "bad_test"), (skipped | measured, "whole")):
-        table = table_of({"operators": {"SM8650": SuiteRecord("x", tests)}}, {})
-        assert table.cells["abs"]["SM8650"]["fp16"].result == result

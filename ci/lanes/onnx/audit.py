@@ -13,7 +13,7 @@ from ci.lanes.onnx.orders import precision_of, search_path
 from ci.lanes.onnx.profile import measured
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
-from ci.operators.table import inexact_onnx
+from ci.operators.onnx_page import inexact_onnx
 from ci.pipeline.options import OneModel
 from ci.pipeline.steps import require_done
 from provisioning.base.errors import CheckFailed

@@ -13,7 +13,7 @@ from ci.lanes.onnx.orders import logs_folder, say, step
 from ci.lanes.onnx.stage import OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import prepared, program_of, warn_of
-from ci.operators.table import inexact_onnx
+from ci.operators.onnx_page import inexact_onnx
 from ci.pipeline.divergence import LEAST_DB, known_fault
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.value_cases import SAME_WITHOUT_WEIGHTS
 from ci.lanes.upstream.verdict import Draw
-from ci.operators.table import EXACT, PLAIN
+from ci.operators.table import EXACT, PLAIN, SAME_WITHOUT_WEIGHTS
 from ci.pipeline.accuracy import Pair, Unusable, least_sqnr_db
 from ci.pipeline.slices import LEAST_DB
 from provisioning.base.units import EXACT_DB

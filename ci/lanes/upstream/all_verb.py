@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from ci.lanes.upstream.flags import add_tests, options_of
 
 EXAMPLES = """\
   python -m ci test_upstream --sample
   python -m ci test_upstream operators --flow 8a8w -k conv2d
-  python -m ci test_upstream operators --sample 1/4 --accept
+  python -m ci test_upstream operators values chains --accept
+  python -m ci test_upstream --records nightly/
   python -m ci test_upstream passes qat --soc SM8750
   python -m ci test_upstream --list
 """
@@ -32,6 +34,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="flows",
         help="of the operators, this scheme alone",
     )
+    parser.add_argument(
+        "--records",
+        type=Path,
+        metavar="FOLDER",
+        help="make the operator table again from what runs measured, as a nightly's artifacts; runs nothing",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,5 +50,10 @@ def run(args: argparse.Namespace) -> int:
     for name in args.suites:
         if name not in SUITES:
             raise UnknownName(f"{name} is no suite", name, SUITES)
+    if args.records:
+        from ci.lanes.upstream.operators_page import accept_table
+
+        accept_table(args.records)
+        return 0
     suites = [SUITES[name] for name in dict.fromkeys(args.suites or SUITES)]
     return run_suites(suites, options_of(args), os.environ)

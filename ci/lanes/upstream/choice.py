@@ -19,8 +19,10 @@ from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import NOT_RUN, Ledger, RecordedTest, load_ledger, load_record
+from ci.lanes.upstream.operator_cells import TABLED
 from ci.lanes.upstream.process import UpstreamPlan, Workers
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
+from ci.lanes.upstream.table_judge import TableJudge
 from ci.pipeline.expression import matcher
 from ci.pipeline.options import Choice
 from provisioning.base.commands import quoted, session
@@ -112,7 +114,9 @@ def make_plan(
         suite=suite,
         machinery=machinery(qnn_environment, environment, runner),
         workers=Workers(setup, to_list_alone=to_list_alone),
-        judge=Judge(load_ledger(suite.name, selection.profile), selection.soc, logs, record),
+        judge=(TableJudge if suite.name in TABLED else Judge)(
+            load_ledger(suite.name, selection.profile), selection.soc, logs, record
+        ),
         costs={**usual.tests, **record.tests},
         slots=slots,
     )

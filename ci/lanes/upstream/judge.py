@@ -56,11 +56,19 @@ class Judge:
     logs: Path
     record: SuiteRecord = field(default_factory=SuiteRecord)
 
+    @property
+    def compared(self) -> bool:
+        return bool(self.record.tests)
+
+    def unrecorded(self, tests: Collection[str]) -> int:
+        """How many have nothing that they could be compared with."""
+        return len(set(tests) - self.record.tests.keys())
+
     def expected(self, test: str) -> str:
         return self.ledger.outcome(test, self.soc)
 
     def is_surprise(self, verdict: UpstreamVerdict) -> bool:
-        if verdict.outcome == "passed" and self.quarantine(verdict.test):
+        if self.by_chance(verdict):
             return False
         return verdict.outcome != self.expected(verdict.test) or any(
             worse for _, worse in self.changes(verdict)
@@ -85,6 +93,10 @@ class Judge:
         """What was recorded of a test, to compare with; nothing of one that ends by chance."""
         recorded = self.record.tests.get(verdict.test, UNKNOWN)
         return UNKNOWN if self.quarantine(verdict.test) else recorded
+
+    def by_chance(self, verdict: UpstreamVerdict) -> bool:
+        """Whether it is a pass in quarantine, which does not replace a failure that was recorded."""
+        return verdict.outcome == "passed" and self.quarantine(verdict.test) is not None
 
     def quarantine(self, test: str) -> Quarantine | None:
         """That of its entry, while it holds."""

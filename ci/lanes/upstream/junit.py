@@ -29,8 +29,9 @@ def junit_text(verdicts: Iterable[UpstreamVerdict], judge: Judge, suite: str, mo
             failure.text = "\n".join(f"{where} {error}".strip() for where, error in verdict.problems)
             log = tail(judge.logs / f"{verdict.test}.log", LOG_CHARACTERS)
             ElementTree.SubElement(case, "system-out").text = log
-        elif entry:
-            ElementTree.SubElement(case, "skipped", message=f"{entry.outcome}: {entry.cause}")
+        elif entry or verdict.outcome != "passed":
+            why = f"{entry.outcome}: {entry.cause}" if entry else f"{verdict.outcome}: {verdict.reason}"
+            ElementTree.SubElement(case, "skipped", message=why)
         if verdict.cached:
             properties = ElementTree.SubElement(case, "properties")
             ElementTree.SubElement(properties, "property", name="cached", value="true")

@@ -12,8 +12,7 @@ from ci.lanes.upstream.choice import memo_of, prepare
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.junit import junit_text
-from ci.lanes.upstream.ledger import locked
-from ci.lanes.upstream.operator_cells import OPERATORS
+from ci.lanes.upstream.operator_cells import TABLED
 from ci.lanes.upstream.operators_page import accept_table, write_table
 from ci.lanes.upstream.process import RunTest, UpstreamPlan, verdict_of
 from ci.lanes.upstream.suite import UpstreamSuite
@@ -137,7 +136,7 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
             f"{place} has it, and executorch {version} has no such test",
             judge.command(stage, "--sample", "--accept"),
         )
-    if judge.record.tests and (unrecorded := len(verdicts.keys() - judge.record.tests.keys())):
+    if judge.compared and (unrecorded := judge.unrecorded(verdicts)):
         stage.add(
             f"{rules_of(stage)}-no-record",
             Severity.NOTE,
@@ -182,20 +181,19 @@ def _write_tables(
     accept: bool,
 ) -> None:
     """Once, after all suites: the table has what each of them gave."""
-    tabled = [(judge, verdicts.values()) for judge, verdicts in done if judge.ledger.suite in OPERATORS]
+    tabled = [(judge, verdicts.values()) for judge, verdicts in done if judge.ledger.suite in TABLED]
     if not tabled:
         return
+    paths = write_table(tabled, plans[0].machinery.measured_with())
+    stage.artifacts += [Artifact.of("table", path) for path in paths]
     if accept:
-        with locked():
-            accept_table()
-    measured = plans[0].machinery.measured_with()
-    stage.artifacts += [Artifact.of("table", path) for path in write_table(tabled, measured)]
+        accept_table(paths[0].parent)
 
 
 def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
     """The verdicts, cached or new."""
     # What a suite without tests has lost stays recorded.
-    _announce(plan, has_record=(bool(plan.tests) and options.accept) or bool(plan.judge.record.tests))
+    _announce(plan, has_record=(bool(plan.tests) and options.accept) or plan.judge.compared)
     step, environ = RunTest(plan, options.resume, options.fail_fast), plan.machinery.environment
     # A cached verdict does not say whether the next one is the same.
     memos = {held: memo_of(plan, reuse=options.work.cache and not held) for held in (False, True)}

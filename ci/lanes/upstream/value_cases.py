@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ci.operators.table import IN_CHAIN
-from ci.pipeline.precision import MeasuredScheme
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 
@@ -20,15 +19,6 @@ VALUES = MANIFESTS / "upstream" / "values.toml"
 Range = Annotated[tuple[float, ...], Field(min_length=2, max_length=3)]
 Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 Shapes = Annotated[tuple[Shape, ...], Field(min_length=1)]
-
-
-SAME_WITHOUT_WEIGHTS: Mapping[str, MeasuredScheme] = {
-    "16a4w": "16a8w",
-    "16a4w_block": "16a8w",
-    "16a16w": "16a8w",
-    "8a4w": "8a8w",
-}
-"""Schemes that differ from another one in the weights alone: what has none is tried in the other one."""
 
 
 class TestedOperator(Model):
