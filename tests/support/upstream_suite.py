@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.support.miniature_executorch import make_sdk
 from tests.support.own_manifests import own_ledgers
 
 TESTS = """\
-import ctypes, os, random, signal, subprocess, sys, tempfile, unittest, urllib.request
+import ctypes, os, random, signal, subprocess, sys, tempfile, time, unittest, urllib.request
 from pathlib import Path
 
 import torchvision
@@ -40,8 +41,8 @@ class Values(list):
 
 class TestOps(TestQNN):
     def setUp(self):
-        with open(os.environ["QNN_SDK_ROOT"] + "/../ran", "a") as ran:
-            ran.write(self._testMethodName + "\\n")
+        ran = f"{os.environ['QNN_SDK_ROOT']}/../ran/{time.time_ns()}-{self._testMethodName}"
+        open(ran, "w").close()
 
     def test_abs(self):
         self.assertEqual(Path(tempfile.gettempdir()), Path.cwd())
@@ -218,7 +219,8 @@ class Suite:
 
     def run(self, *flags: str, stage: str = "test_delegate") -> tuple[int, Report]:
         """The exit code and the report; `self.executed` has what ran."""
-        self.ran.write_text("", encoding="utf-8")
+        shutil.rmtree(self.ran, ignore_errors=True)
+        self.ran.mkdir()
         code = self.command(*flags, stage=stage)
         return code, Report.read(self.root / "reports" / f"{stage}.json")
 
@@ -227,7 +229,8 @@ class Suite:
         return main("python -m ci", "", {stage: VERBS[stage]}, [stage, *flags, *folders, "--jobs", "1"])
 
     def executed_so_far(self) -> str:
-        return self.ran.read_text(encoding="utf-8") if self.ran.exists() else ""
+        names = sorted(path.name for path in self.ran.iterdir()) if self.ran.is_dir() else []
+        return "".join(f"{name.partition('-')[2]}\n" for name in names)
 
     @property
     def executed(self) -> set[str]:
