@@ -143,7 +143,7 @@ class Code:
         return (self.component if self.general else QNN, self.code)
 
     def __str__(self) -> str:
-        number = f"{self.code:#x}" if self.code > 0xFFFF else f"{self.code} ({self.code:#x})"
+        number = f"{self.code:#x}" if self.code >= 1 << 31 else f"{self.code} ({self.code:#x})"
         return f"{number}: {self.name or 'not in the table'} [{self.component or 'no known component'}]"
 
 

@@ -81,6 +81,12 @@ def test_a_failure_behind_a_healthy_log_is_found(name: str) -> None:
         "java.lang.IllegalStateException: closed",
         "Segmentation fault (core dumped)",
         "the process ended with exit code 3",
+        "Illegal instruction",
+        "terminate called after throwing an instance of 'std::out_of_range'",
+        "Non-zero status code returned while running Cast node",
+        "Makefile:2: *** The build is gone. Stop.",
+        "ld: main.o: file truncated",
+        "The C compiler is not able to compile a simple test program.",
     ],
 )
 def test_trouble_that_no_rule_knows_is_not_called_healthy(line: str, tmp_path: Path) -> None:
