@@ -421,7 +421,7 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
     assert sorted(test for i in (1, 2, 3) for test in listed("--shard", f"{i}/3")) == every
     assert listed("--sample") == ["TestOps.test_abs", "TestOps.test_skips"]
     assert listed("--sample", "-k", "skips") == ["TestOps.test_skips"]
-    assert not suite.ran.exists()
+    assert not suite.executed_so_far()
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
 )
 def test_usage_errors_run_nothing(suite: Suite, flags: tuple[str, ...]) -> None:
     assert suite.command(*flags) == 2
-    assert not suite.ran.exists()
+    assert not suite.executed_so_far()
 
 
 def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(suite: Suite) -> None:

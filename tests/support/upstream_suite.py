@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -181,6 +180,8 @@ class Suite:
         self.runner = root / "dist" / "bin" / "qnn_executor_runner"
         self.logs = root / "reports" / "delegate"
         self.ran = root / "ran"
+        """A file for each test that ran. Work that appends to one file is not cached."""
+        self.ran.mkdir(parents=True)
         self.write(root / "read", "1")
         for name, text in FILES.items():
             self.write(self.package / name, text)
@@ -219,8 +220,7 @@ class Suite:
 
     def run(self, *flags: str, stage: str = "test_delegate") -> tuple[int, Report]:
         """The exit code and the report; `self.executed` has what ran."""
-        shutil.rmtree(self.ran, ignore_errors=True)
-        self.ran.mkdir()
+        self.forget_executed()
         code = self.command(*flags, stage=stage)
         return code, Report.read(self.root / "reports" / f"{stage}.json")
 
@@ -228,8 +228,12 @@ class Suite:
         folders = ["--store", str(self.root / "store"), "--reports", str(self.root / "reports")]
         return main("python -m ci", "", {stage: VERBS[stage]}, [stage, *flags, *folders, "--jobs", "1"])
 
+    def forget_executed(self) -> None:
+        for path in self.ran.iterdir():
+            path.unlink()
+
     def executed_so_far(self) -> str:
-        names = sorted(path.name for path in self.ran.iterdir()) if self.ran.is_dir() else []
+        names = sorted(path.name for path in self.ran.iterdir())
         return "".join(f"{name.partition('-')[2]}\n" for name in names)
 
     @property
