@@ -491,7 +491,7 @@ class Supervisor:
         if self._is_temporary(path) or _ignored(path):
             return True
         while len(path) > 1:
-            if self.seen.before.get(path) == "absent" and os.path.lexists(path):
+            if self.seen.before.get(path, self._replaced.get(path)) == "absent" and os.path.lexists(path):
                 return True
             path = path.rpartition("/")[0]
         return False

@@ -115,12 +115,14 @@ def quantized(
         metadata = [(prop.key, prop.value) for prop in bare.metadata_props]
         # qnn_preprocess_model ends with a TypeError for a model that has any.
         del bare.metadata_props[:]
-        changed = qnn_preprocess_model(bare, str(prepared))
-        source = prepared if changed else model
-        plain = onnx.load(str(source))
+        if not qnn_preprocess_model(bare, str(prepared)):
+            # The quantizer writes beside the model, and the user's folder may be read-only.
+            data = {"save_as_external_data": True, "location": f"{PREPROCESSED}.data"}
+            onnx.save(bare, str(prepared), **data)
+        plain = onnx.load(str(prepared))
         types, excluded = overrides_of(Graph(plain), nodes) if nodes else ({}, [])
         config = get_qnn_qdq_config(
-            str(source),
+            str(prepared),
             Samples(),
             init_overrides={tensor: [{"quant_type": QuantType[kind]}] for tensor, kind in types.items()},
             nodes_to_exclude=excluded or None,
@@ -136,7 +138,7 @@ def quantized(
             config.extra_options["UseQDQContribOps"] = True
         # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
         written = into / f"{name}.onnx"
-        quantize(str(source), str(written), config)
+        quantize(str(prepared), str(written), config)
         if metadata:
             product = onnx.load(str(written), load_external_data=False)
             own = {prop.key: prop.value for prop in product.metadata_props}
