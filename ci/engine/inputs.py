@@ -32,6 +32,9 @@ FORMAT = 4
 INSTALLED = "installed"
 """The part of a key that has all of this interpreter's distributions, so that their files are no inputs."""
 
+NO_USER_CODE = "no code of the user's"
+"""The part of a key that says that the work runs none: our own code asks for a path's time to no effect."""
+
 EDITABLE = re.compile(r"/(?:site|dist)-packages/(?:[^/]+\.pth|__editable__[^/]+)$")
 """Files that hold the absolute paths of editable projects."""
 
@@ -48,6 +51,7 @@ SYSTEM = (
     "/lib32/",
     "/lib64/",
     "/libx32/",
+    "/var/lib/",
     "/bin/",
     "/sbin/",
     "/system/",

@@ -6,13 +6,14 @@ import json
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ci.engine.digests import Digests
 from ci.engine.distributions import site_folders, swept
 from ci.engine.inputs import (
     INSTALLED,
+    NO_USER_CODE,
     SHARED,
     SYSTEM,
     CurrentState,
@@ -67,6 +68,8 @@ class Observation:
     ) -> Observed:
         """`own` are folders that the work writes to."""
         below = (*(f"{folder}/" for folder in own), *(self._installed if INSTALLED in key else ()))
+        if NO_USER_CODE in key:
+            touched = replace(touched, details={})
         reasons = list(touched.unseen)
         inputs = {*self._inputs(touched, reasons, below), *_libraries(self._roots, touched)}
         reasons += [

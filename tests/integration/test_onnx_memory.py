@@ -41,7 +41,7 @@ thresholds = { sqnr_db = 20 }
 options = { htp_performance_mode = "burst" }
 
 [case.file]
-model = "nets/net.onnx"
+model = "graphs/net.onnx"
 samples = "samples"
 [[case.file.run]]
 lane = "onnx"
@@ -103,12 +103,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (repository / ".git").mkdir(parents=True)
     (repository / "src/blocks").mkdir(parents=True)
     (models / "samples").mkdir(parents=True)
-    (models / "nets/data").mkdir(parents=True)
+    (models / "graphs/data").mkdir(parents=True)
     (models / "onnx.toml").write_text(SUITE)
     (models / "nets.py").write_text(NETS)
     (repository / "src/blocks/__init__.py").write_text(BLOCKS)
     generator = np.random.default_rng(0)
-    with_external_data(models / "nets/net.onnx", "data/weights.bin")
+    with_external_data(models / "graphs/net.onnx", "data/weights.bin")
     for number in range(4):
         sample = generator.standard_normal((1, 3, 8, 8)).astype(np.float32)
         np.save(models / f"samples/{number}.npy", sample)
@@ -156,7 +156,7 @@ def another_chip(repository: Path) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "a package on PYTHONPATH": (changed("src/blocks/__init__.py"), {"factory"}),
-    "its external data": (changed("models/nets/data/weights.bin"), {"file"}),
+    "its external data": (changed("models/graphs/data/weights.bin"), {"file"}),
     "a calibration sample": (changed("models/samples/3.npy"), {"file"}),
     "one more calibration sample": (another_sample, {"file"}),
     "the chip": (another_chip, {"factory", "file"}),
@@ -192,6 +192,9 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     bytecode = shutil.ignore_patterns("__pycache__")
     for folder in ("ci", "provisioning", "manifests"):
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=bytecode)
+    # Modules that are beside them count by their names.
+    for name in ("noxfile.py", "qnn_ci", "tests"):
+        (copy / name).symlink_to(ROOT / name)
     monkeypatch.setattr("ci.engine.inputs.ROOT", copy)
     return copy
 

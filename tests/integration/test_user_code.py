@@ -23,7 +23,7 @@ def lacking():
     return open("absent.txt").read()
 
 def make():
-    assert not sys.stdin.read() and not subprocess.run(["cat"], capture_output=True, timeout=10).stdout
+    assert not sys.stdin.read() and not subprocess.run(["/bin/cat"], capture_output=True, timeout=10).stdout
     assert os.environ["TZ"] == "UTC" and "QNN_CI_WORKER_THREADS" not in os.environ
     token = os.environ.get("HUB_TOKEN", "")
     torch.manual_seed(0)
@@ -97,10 +97,10 @@ def test_relative_paths_begin_in_the_suite_and_what_is_not_declared_is_not_seen(
     # Beside the command that repeats it, which names the suite.
     suite = str(user.clone / "suite.toml")
     assert str(user.clone) in finding.fix.replace(suite, "") and not asked(first)
-    # Another clone shares what is cached, as does another home, another time zone, and what is not declared,
+    # Another clone shares what is cached, as does another time zone, and what is not declared,
     # which is said.
     again = shutil.copytree(user.clone.parent, tmp_path / "again")
-    here = {"HOME": str(tmp_path), "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    here = {"TZ": "Asia/Tokyo", "LC_ALL": "C"}
     other = user.runs(*GOOD, folder=again / "models", **here, OMP_NUM_THREADS="3", HUB_TOKEN="hunter2")
     assert other.cached() == {"net"}
     assert [fix.partition(" at ")[0] for fix in asked(other)] == [

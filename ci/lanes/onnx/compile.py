@@ -13,7 +13,7 @@ from typing import Any
 
 from ci.diagnose.explain import nearest
 from ci.engine.closed import closed
-from ci.engine.inputs import Roots, Touched, python_name, search_key
+from ci.engine.inputs import NO_USER_CODE, Roots, Touched, python_name, search_key
 from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
@@ -113,6 +113,7 @@ def key(program: OnnxProgram, roots: Roots, environ: Mapping[str, str]) -> dict[
         **search_key(roots, environ),
         "files of options": named,
         "working folder": roots.name(str(program.working_folder)),
+        **({NO_USER_CODE: True} if program.case.is_data else {}),
     }
 
 

@@ -142,6 +142,11 @@ class OnnxCase(AnyCase):
     an error."""
     runs: tuple[OnnxRun, ...] = Field(min_length=1, alias="run")
 
+    @property
+    def is_data(self) -> bool:
+        """Whether no code of the user's is run for it."""
+        return bool(self.model) and ":" not in self.samples and self.metric is None
+
     @model_validator(mode="after")
     def _is_one_model(self) -> OnnxCase:
         if bool(self.factory) == bool(self.model):
