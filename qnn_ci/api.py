@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 COMMAND = Path(__file__).with_name("command.py")
 EXPORTED = "exported"
 """The folder, in that of a program, of what this process exports."""
+KEPT_SECONDS = 7 * 24 * 3600
 
 
 class Failed(Exception):
@@ -200,7 +202,8 @@ class _Request:
         with _alone("model", self._model), _alone("output", os.fsencode(self.folder.absolute())):
             for path, content in self.files.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+                if not path.is_file() or path.read_bytes() != content:
+                    path.write_bytes(content)
             done = subprocess.run(
                 command,
                 env=self.variables,
@@ -248,8 +251,11 @@ def _request(
         else:
             if python:
                 raise TypeError("this Python exports a module: python= is for file.py:function")
+            content = _exported(model, inputs)
+            if output is None:
+                place = _kept_folder(content)
             named = str(place / f"{type(model).__name__.lower()}.pt2")
-            request.files[Path(named)] = _exported(model, inputs)
+            request.files[Path(named)] = content
         request.words.append(named)
         if python:
             request.words += ["--python", os.fspath(python)]
@@ -266,6 +272,21 @@ def _request(
         yield request
     if output is None:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _kept_folder(model: bytes) -> Path:
+    """The folder of a module's .pt2, the same each time: what is cached holds for the folder that it was made
+    in. Those that nobody used for a week are removed."""
+    top = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qnn-ci" / EXPORTED
+    folder = top / hashlib.sha256(model).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    for old in top.iterdir():
+        # Another process may remove it at this moment.
+        with suppress(FileNotFoundError):
+            if old.stat().st_mtime < time.time() - KEPT_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)
+    return folder
 
 
 def _exported(model: Any, inputs: Any) -> bytes:
