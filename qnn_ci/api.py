@@ -26,7 +26,7 @@ from typing import Any
 COMMAND = Path(__file__).with_name("command.py")
 EXPORTED = "exported"
 """The folder, in that of a program, of what this process exports."""
-KEPT_SECONDS = 7 * 24 * 3600
+UNUSED_SECONDS = 7 * 24 * 3600
 
 
 class Failed(Exception):
@@ -185,6 +185,8 @@ class _Request:
     words: list[str] = field(default_factory=list)
     files: dict[Path, bytes] = field(default_factory=dict)
     """The model and the samples of this process, which the command reads."""
+    keeps_files: bool = True
+    """Whether they stay."""
 
     @property
     def _model(self) -> bytes:
@@ -204,15 +206,19 @@ class _Request:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not path.is_file() or path.read_bytes() != content:
                     path.write_bytes(content)
-            done = subprocess.run(
-                command,
-                env=self.variables,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            try:
+                done = subprocess.run(
+                    command,
+                    env=self.variables,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    check=False,
+                )
+            finally:
+                for path in () if self.keeps_files else self.files:
+                    path.unlink(missing_ok=True)
         sys.stderr.write(done.stderr + done.stdout)
         if not file.is_file():
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -253,7 +259,7 @@ def _request(
                 raise TypeError("this Python exports a module: python= is for file.py:function")
             content = _exported(model, inputs)
             if output is None:
-                place = _kept_folder(content)
+                place, request.keeps_files = _folder_of(content), False
             named = str(place / f"{type(model).__name__.lower()}.pt2")
             request.files[Path(named)] = content
         request.words.append(named)
@@ -274,9 +280,9 @@ def _request(
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _kept_folder(model: bytes) -> Path:
-    """The folder of a module's .pt2, the same each time: what is cached holds for the folder that it was made
-    in. Those that nobody used for a week are removed."""
+def _folder_of(model: bytes) -> Path:
+    """A folder for a module's .pt2, the same each time: what is cached holds for the folder that it was made
+    in. It is empty when nothing runs, and is removed a week after its last use."""
     top = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qnn-ci" / EXPORTED
     folder = top / hashlib.sha256(model).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -284,7 +290,7 @@ def _kept_folder(model: bytes) -> Path:
     for old in top.iterdir():
         # Another process may remove it at this moment.
         with suppress(FileNotFoundError):
-            if old.stat().st_mtime < time.time() - KEPT_SECONDS:
+            if old.stat().st_mtime < time.time() - UNUSED_SECONDS:
                 shutil.rmtree(old, ignore_errors=True)
     return folder
 
