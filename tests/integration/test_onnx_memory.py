@@ -79,6 +79,10 @@ class Block(torch.nn.Module):
 """
 
 
+PATH = "/usr/bin:/bin"
+"""Without a folder of our clone, which is another one in some of these tests."""
+
+
 def stage(repository: Path, store: Path) -> tuple[int, str]:
     flags = {
         "--suite": repository / "models/onnx.toml",
@@ -87,7 +91,8 @@ def stage(repository: Path, store: Path) -> tuple[int, str]:
         "--jobs": 1,
     }
     words = [str(word) for pair in flags.items() for word in pair]
-    ended = typed("test_onnx", *words, env={**os.environ, "PYTHONPATH": str(repository / "src")})
+    environ = {**os.environ, "PYTHONPATH": str(repository / "src"), "PATH": PATH}
+    ended = typed("test_onnx", *words, env=environ)
     return ended.returncode, ended.stderr
 
 
@@ -123,6 +128,7 @@ def clone(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     copy = tmp_path / "clone"
     shutil.copytree(original, copy, symlinks=True)
     monkeypatch.setenv("PYTHONPATH", str(copy / "src"))
+    monkeypatch.setenv("PATH", PATH)
     return copy
 
 

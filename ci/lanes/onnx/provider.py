@@ -115,14 +115,18 @@ def quantized(
         metadata = [(prop.key, prop.value) for prop in bare.metadata_props]
         # qnn_preprocess_model ends with a TypeError for a model that has any.
         del bare.metadata_props[:]
-        if not qnn_preprocess_model(bare, str(prepared)):
-            # The quantizer writes beside the model, and the user's folder may be read-only.
-            data = {"save_as_external_data": True, "location": f"{PREPROCESSED}.data"}
-            onnx.save(bare, str(prepared), **data)
-        plain = onnx.load(str(prepared))
+        small = bare.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF
+        changed = qnn_preprocess_model(bare, str(prepared))
+        if not changed and small:
+            # The quantizer writes beside the model, and the user's folder may be read-only. The model is
+            # loaded again, since the call above may leave it without its data.
+            onnx.save(onnx.load(str(model)), str(prepared))
+            changed = True
+        source = prepared if changed else model
+        plain = onnx.load(str(source))
         types, excluded = overrides_of(Graph(plain), nodes) if nodes else ({}, [])
         config = get_qnn_qdq_config(
-            str(prepared),
+            str(source),
             Samples(),
             init_overrides={tensor: [{"quant_type": QuantType[kind]}] for tensor, kind in types.items()},
             nodes_to_exclude=excluded or None,
@@ -138,7 +142,7 @@ def quantized(
             config.extra_options["UseQDQContribOps"] = True
         # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
         written = into / f"{name}.onnx"
-        quantize(str(prepared), str(written), config)
+        quantize(str(source), str(written), config)
         if metadata:
             product = onnx.load(str(written), load_external_data=False)
             own = {prop.key: prop.value for prop in product.metadata_props}
