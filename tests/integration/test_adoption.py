@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from ci.engine.inputs import key_of
-from ci.github import plan
 from provisioning.base.settings import ROOT
 from tests.support.cache_machines import OURS, pems
 from tests.support.examples import example
 from tests.support.repositories import IDENTITY, repository
 from tests.support.scripts import locked_environment
 from tests.support.wheels import SRC_PROJECT
-from tests.support.workflows.run import Finished, run_workflow
+from tests.support.workflows.machine import machine
+from tests.support.workflows.run import ANNOTATION, JobResult, failures, results, run_gate
 
 pytestmark = pytest.mark.heavy
 
@@ -58,16 +58,14 @@ KEYS = """\
       QNN_CI_SIGNING_KEY: ${{ secrets.QNN_CI_SIGNING_KEY }}
 """
 SUMS, HALVES = "src/mynet/sums.py", "src/mynet/halves.py"
-ATTEST = ("qnn / statement", "qnn / attest")
 
 
 def adopter(folder: Path, more: str = "") -> Path:
-    """A repository with a src/ layout, packages of its own, two small models, the README's workflow and the
-    one that attests. `more` goes to the end of both."""
+    """A repository with a src/ layout, packages of its own, two small models and the README's workflow, with
+    `more` at its end."""
     suite = 'schema = 2\nproject = ".."\n' + "".join(CASE.format(name=name) for name in ("sums", "halves"))
     files = {
         ".github/workflows/qnn.yml": example(ROOT / "README.md", "name: QNN\n") + more,
-        ".github/workflows/attested.yml": example(ROOT / "docs" / "github.md", "name: QNN, att") + more,
         "ci/models.toml": suite,
         "pyproject.toml": SRC_PROJECT,
         "requirements.txt": "einops==0.8.1\n",
@@ -103,68 +101,21 @@ def stand_ins(tmp_path: Path, *stages: str) -> dict[str, str]:
 
 def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_request(tmp_path: Path) -> None:
     env = stand_ins(tmp_path, "passes-one", "fails-one")
-    done = run_workflow(
-        tmp_path / "run", "qnn", adopter(tmp_path / "models", "      comment: true\n"), env=env
-    )
-    assert done.results() == {
-        "qnn / plan": "success",
-        "qnn / programs": "failure",
-        "qnn / remember": "skipped",
-        "qnn / changes": "success",
-        "qnn / verdict": "failure",
-    }, done.failures()
-    assert "uploaded 1 files as qnn-ci-comment" in done.log("qnn / changes")
-    programs = done.jobs["qnn / programs"]
-    log = done.log(programs.name)
+    models = adopter(tmp_path / "models", "      comment: true\n")
+    with machine(tmp_path / "run", models, env=env) as github:
+        jobs = run_gate(github)
+    assert results(jobs) == {
+        "plan": "success",
+        "programs": "failure",
+        "changes": "success",
+        "verdict": "failure",
+    }, failures(jobs)
+    assert "uploaded 1 files as qnn-ci-comment" in jobs["changes"].log
+    log = jobs["programs"].log
     assert "the gate of SM8650,SM8750: --target x86_64-linux --suite ../source/ci/models.toml" in log
-    (error,) = [annotation for annotation in programs.annotations if annotation.startswith("error: ")]
+    (error,) = [line for line in ANNOTATION.findall(log) if line.startswith("::error")]
     assert "fails-one" in error and "subject" in error
     assert re.search(r"files as reports-wheels-models-\w{8}-programs", log)
-
-
-EVIL = """\
-  evil:
-    runs-on: ubuntu-24.04
-    permissions: {}
-    steps:
-      - run: mkdir r; sed s/abab/f0f0/g {report} > r/test_emulator.json
-      - uses: actions/upload-artifact@b7c566a772e6b6bfb58ed0dc250532a479d7789f # v6.0.0
-        with: {name: {name}, path: r/}
-"""
-"""A job of a commit's own, which uploads a report that says it is the gate's."""
-
-
-@pytest.mark.whole
-def test_no_report_is_signed_but_those_of_the_gates_own_jobs(tmp_path: Path) -> None:
-    env = stand_ins(tmp_path, "test_emulator")
-    (tmp_path / "honest").mkdir()
-    subprocess.run(
-        [sys.executable, "-m", "tests.support.gate_stage", "test_emulator", "--reports", tmp_path / "honest"],
-        cwd=ROOT,
-        check=True,
-    )
-    inputs = {"QNN_CI_SUITE": "ci/models.toml", "QNN_CI_SOC": "SM8650,SM8750", "QNN_CI_PROFILE": "wheels"}
-    inputs |= {"QNN_CI_OCCASION": "gate", "QNN_CI_EXECUTORCH": "false", "QNN_CI_KEEP_PROGRAMS": "true"}
-    name = plan.artifact_name("reports", plan.call_name(inputs))
-    evil = EVIL.replace("{report}", str(tmp_path / "honest/test_emulator.json")).replace(
-        "{name}", f"{name}-evil"
-    )
-    done = run_workflow(
-        tmp_path / "run", "attested", adopter(tmp_path / "models", evil), event="push", env=env
-    )
-    jobs = (
-        "qnn / gate / plan",
-        "qnn / gate / programs",
-        "qnn / gate / remember",
-        "qnn / gate / verdict",
-        *ATTEST,
-    )
-    results = dict.fromkeys((*jobs, "evil"), "success") | {"qnn / gate / changes": "skipped"}
-    assert done.results() == results, done.failures()
-    statement, sign = map(done.log, ATTEST)
-    assert f"{'ab' * 32}  net/8a8w/SM8650.pte" in statement and "would attest net/8a8w/SM8650" in sign
-    assert f"left out: {name}-evil/test_emulator.json is not of this call of the gate" in statement
-    assert "f0f0" not in statement + sign
 
 
 @dataclass
@@ -175,20 +126,19 @@ class GitHub:
     root: Path
     count: int = 0
 
-    def run(self, workflow: str, event: str) -> Finished:
+    def run(self, event: str) -> dict[str, JobResult]:
         public, secret = pems(OURS)
         self.count += 1
-        return run_workflow(
+        with machine(
             self.folder / str(self.count),
-            workflow,
             self.root,
             event=event,
             cache=self.folder / "cache",
             variables={"QNN_CI_PUBLIC_KEYS": public},
-            secrets={"QNN_CI_SIGNING_KEY": secret},
             # Without a cache of this machine's, as on a runner of GitHub's.
             env={"UV_CACHE_DIR": None},
-        )
+        ) as github:
+            return run_gate(github, secrets={"QNN_CI_SIGNING_KEY": secret})
 
     def commit(self, file: str, true: str, other: str) -> None:
         path = self.root / file
@@ -247,35 +197,24 @@ def test_the_readmes_ten_lines_gate_another_repositorys_models_and_no_forged_cac
     more = "      requirements: requirements.txt\n" + KEYS
     github = GitHub(tmp_path, adopter(tmp_path / "models", more))
     # A push to main fills the cache.
-    green = github.run("attested", "push")
-    jobs = (*(f"qnn / gate / {name}" for name in ("plan", "programs", "remember", "verdict")), *ATTEST)
-    expected = dict.fromkeys(jobs, "success") | {"qnn / gate / changes": "skipped"}
-    assert green.results() == expected, green.failures()
-    log = green.log("qnn / gate / programs")
+    green = github.run("push")
+    expected = dict.fromkeys(("plan", "programs", "remember", "verdict"), "success")
+    assert results(green) == expected, failures(green)
+    log = green["programs"].log
     assert "test_lowering: pass" in log and "test_emulator: pass" in log
     assert "sums/fp16/SM8650" in log and "sums/fp16/SM8750" in log and "SM8550" not in log
-    assert re.search(r"signed \d+ files", green.log("qnn / gate / remember"))
-    statement, attest = map(green.log, ATTEST)
-    assert "would attest sums/fp16/SM8650.pte" in attest
-    assert re.search(r"[0-9a-f]{64}  sums/fp16/SM8750\.pte", statement)
-    summary = green.jobs["qnn / gate / plan"].summary
-    assert "| lint | left out&#58; it is about the toolkit, and not named in stages |" in summary
+    assert re.search(r"signed \d+ files", green["remember"].log)
+    assert "| lint | left out&#58; it is about the toolkit, and not named in stages |" in green["plan"].log
 
     # A pull request changes one of the models, which leaves the NPU by that.
     github.commit(SUMS, "x + x", "torch.erf(x)")
-    red = github.run("qnn", "pull_request")
-    results = {
-        "qnn / plan": "success",
-        "qnn / programs": "failure",
-        "qnn / remember": "skipped",
-        "qnn / changes": "skipped",
-        "qnn / verdict": "failure",
-    }
-    assert red.results() == results, red.failures()
-    errors = [line for line in red.jobs["qnn / programs"].annotations if "lowering-cpu-operator" in line]
+    red = github.run("pull_request")
+    refused = {"plan": "success", "programs": "failure", "verdict": "failure"}
+    assert results(red) == refused, failures(red)
+    log = red["programs"].log
+    errors = [line for line in ANNOTATION.findall(log) if "lowering-cpu-operator" in line]
     assert errors and all("sums/" in line for line in errors)
     # The model that did not change is taken from the cache.
-    log = red.log("qnn / programs")
     assert re.search(r": 2 cached \(2 from GitHub's cache of \w+\), 2 to do", log)
     assert f"2 because {SUMS} changed" in log and "are refused" not in log
 
@@ -285,12 +224,11 @@ def test_the_readmes_ten_lines_gate_another_repositorys_models_and_no_forged_cac
     github.change("memo", forge_figures)
     github.change("store", forge_a_library)
     github.change("wheels", forge_a_wheel)
-    forged = github.run("qnn", "pull_request")
-    assert forged.results() == results, forged.failures()
-    programs = forged.jobs["qnn / programs"]
-    errors = [annotation for annotation in programs.annotations if "emulator-accuracy" in annotation]
+    forged = github.run("pull_request")
+    assert results(forged) == refused, failures(forged)
+    log = forged["programs"].log
+    errors = [line for line in ANNOTATION.findall(log) if "emulator-accuracy" in line]
     assert errors and not any("999" in error for error in errors)
-    log = forged.log(programs.name)
     assert "runs on the emulator: 0 cached, 4 to do" in log and "no signature by one of public-keys" in log
     assert "Hash mismatch for `executorch==" in log and "are refused" in log
-    assert any("libQnnHtp.so" in line and line.startswith("warning: ") for line in programs.annotations)
+    assert any("libQnnHtp.so" in line for line in ANNOTATION.findall(log))

@@ -11,7 +11,8 @@ from ci.dev import miniature_tree
 from tests.support.examples import filled
 from tests.support.miniature_executorch import make_sdk, make_tree
 from tests.support.repositories import IDENTITY, repository
-from tests.support.workflows.run import run_workflow
+from tests.support.workflows.machine import machine
+from tests.support.workflows.run import ANNOTATION, failures, results, run_gate
 
 WORKFLOW = """\
 name: QNN
@@ -32,7 +33,6 @@ def workflow(stages: str, profile: str) -> dict[str, str]:
     return {".github/workflows/qnn.yml": filled(WORKFLOW.format(stages=stages, profile=profile))}
 
 
-PASSED = ("plan", "verdict")
 BESIDE = {
     "backends/transforms/BUCK": "decompose_sdpa",
     "runtime/backend/BUCK": "interface",
@@ -50,13 +50,14 @@ def test_its_buck_and_cmake_files_are_compared(tmp_path: Path, forgotten: bool) 
     assert '"backends/lpai/*.cpp",' in files[targets]
     if forgotten:
         files[targets] = files[targets].replace('"backends/lpai/*.cpp",', "")
-    done = run_workflow(tmp_path / "run", "qnn", repository(tmp_path / "my-executorch", files))
-    expected = {f"qnn / {name}": "success" for name in (*PASSED, "buck-parity")}
-    expected |= dict.fromkeys(("qnn / remember", "qnn / changes"), "skipped")
+    with machine(tmp_path / "run", repository(tmp_path / "my-executorch", files)) as github:
+        jobs = run_gate(github)
+    names = ("plan", "buck-parity", "verdict")
+    expected = dict.fromkeys(names, "success")
     if forgotten:
-        expected |= dict.fromkeys(("qnn / buck-parity", "qnn / verdict"), "failure")
-        assert any("lpai" in annotation for annotation in done.jobs["qnn / buck-parity"].annotations)
-    assert done.results() == expected, done.failures()
+        expected |= dict.fromkeys(names[1:], "failure")
+        assert any("lpai" in line for line in ANNOTATION.findall(jobs["buck-parity"].log))
+    assert results(jobs) == expected, failures(jobs)
 
 
 @pytest.mark.whole
@@ -68,7 +69,7 @@ def test_its_tree_is_built_with_the_sdk_of_the_job(tmp_path: Path) -> None:
         (root / name).write_text(text, encoding="utf-8")
     for command in (["add", "-A"], [*IDENTITY, "commit", "-qm", "Gate"]):
         subprocess.run(["git", *command], cwd=root, check=True)
-    done = run_workflow(tmp_path / "run", "qnn", root, env={"QNN_SDK_ROOT": str(sdk)})
-    expected = {f"qnn / {name}": "success" for name in (*PASSED, "build-linux-arm64")}
-    expected |= dict.fromkeys(("qnn / remember", "qnn / changes"), "skipped")
-    assert done.results() == expected, done.failures()
+    with machine(tmp_path / "run", root, env={"QNN_SDK_ROOT": str(sdk)}) as github:
+        jobs = run_gate(github)
+    names = ("plan", "build-linux-arm64", "verdict")
+    assert results(jobs) == dict.fromkeys(names, "success"), failures(jobs)

@@ -22,17 +22,16 @@ from provisioning.base.settings import ROOT
 from qnn_ci.command import VERBS
 from tests.support.examples import example as filled_example
 from tests.support.typed import parsed
-from tests.support.workflows.expression import Scope, Value, condition
+from tests.support.workflows.expression import Scope, Value, condition, status_functions
 from tests.support.workflows.files import (
     Action,
     Step,
     Workflow,
     allowed_in,
-    check_permissions,
+    exceeded,
     read_action,
     read_workflow,
 )
-from tests.support.workflows.job import status_functions
 
 GITHUB = ROOT / ".github"
 FILES = sorted([*GITHUB.glob("workflows/*.yml"), *GITHUB.glob("actions/*/action.yml")])
@@ -293,7 +292,7 @@ def test_a_called_workflow_may_do_no_more_than_its_caller() -> None:
         for job in workflow.jobs.values():
             if job.uses:
                 called = workflows()[job.uses.rpartition("/")[2]]
-                check_permissions(f"{name}: {job.id}", allowed_in(workflow, job), called)
+                assert exceeded(allowed_in(workflow, job), called) == [], f"{name}: {job.id}"
 
 
 def jobs_of(name: str, row: CiJob, occasion: str) -> list[dict[str, Any]]:
@@ -356,7 +355,7 @@ def test_a_cache_is_saved_from_the_default_branch_only(
             "wheels": {"outputs": {"new": str(saved).lower()}},  # of a step that runs only if it is saved
         },
     }
-    scope = Scope(contexts, status_functions(succeeded=True, failed=False))
+    scope = Scope(contexts, status_functions(failed=False))
     for step in saving:
         assert condition(step.condition, scope) is saved
 
@@ -447,7 +446,7 @@ def test_the_example_that_attests_grants_what_it_needs_for_the_default_branch_al
     document = yaml.safe_load(example)
     assert document[True] == {"push": {"branches": ["main"]}}  # YAML 1.1 takes `on` for this
     (job,) = document["jobs"].values()
-    check_permissions("the example", job["permissions"], workflows()["attest.yml"])
+    assert exceeded(job["permissions"], workflows()["attest.yml"]) == []
     needed = {scope for job in workflows()["attest.yml"].jobs.values() for scope in job.permissions or {}}
     assert set(job["permissions"]) == needed
 

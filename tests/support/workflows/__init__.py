@@ -1,5 +1,4 @@
-"""GitHub's runner in miniature: it runs our workflows here, for the tests that hold them.
+"""GitHub's runner in miniature: it runs our workflows here, for the tests of what another repository gets.
 
-It knows what our workflows use. What it does not know (a key, a function, an action, an input) is an error
-and never silently ignored: extend it when a workflow needs more.
+How the files are written is held by actionlint, their schemas and zizmor.
 """

@@ -1,8 +1,4 @@
-"""GitHub's expression language, as far as our workflows use it: translated to Python's, evaluated strictly.
-
-GitHub turns an unknown context, output or input into an empty string. In a workflow it is a typing mistake:
-here it is an error.
-"""
+"""GitHub's expression language, as far as our workflows use it, translated to Python's."""
 
 from __future__ import annotations
 
@@ -15,8 +11,6 @@ from typing import Any, TypeAlias
 Value: TypeAlias = "bool | int | float | str | Sequence[Value] | Mapping[str, Value] | None"
 Function: TypeAlias = Callable[..., Value]
 
-STATUS_FUNCTIONS = frozenset({"success", "always", "failure", "cancelled"})
-
 _TOKEN = re.compile(
     r"(?P<string>'(?:[^']|'')*')|(?P<number>\d+(?:\.\d+)?)|(?P<call>\w+)(?=\()"
     r"|(?P<path>[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*)*)|(?P<sign>&&|\|\||==|!=|[!(),])|(?P<space>\s+)"
@@ -26,10 +20,6 @@ _LITERALS: dict[str, Value] = {"true": True, "false": False, "null": None}
 _EMBEDDED = re.compile(r"\$\{\{((?:[^'}]|'(?:[^']|'')*'|\}(?!\}))*)\}\}")
 
 
-class Unknown(Exception):
-    """What GitHub would refuse or take for empty, or what this runner does not know."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What an expression can name where it stands."""
@@ -37,14 +27,6 @@ class Scope:
     contexts: Mapping[str, Value]
     functions: Mapping[str, Function] = field(default_factory=dict)
     """Those that depend on the place, such as `success`."""
-
-
-class Known(dict[str, Value]):
-    """A context with a fixed set of names: looking up another name is an error."""
-
-    def __init__(self, name: str, values: Mapping[str, Value]) -> None:
-        super().__init__(values)
-        self.name = name
 
 
 @dataclass(eq=False)
@@ -64,9 +46,7 @@ class _Operand:
         right: Any = other.value if isinstance(other, _Operand) else other
         if isinstance(left, str) and isinstance(right, str):
             return _Operand(left.lower() == right.lower())
-        if isinstance(left, (Mapping, list)) and isinstance(right, (Mapping, list)):
-            return _Operand(left is right)
-        return _Operand(number(left) == number(right))
+        return _Operand(_number(left) == _number(right))
 
     def __ne__(self, other: object) -> Any:
         return ~(self == other)
@@ -74,47 +54,30 @@ class _Operand:
 
 def evaluate(text: str, scope: Scope) -> Value:
     """The value of an expression between `${{` and `}}`."""
-    parts, end = [], 0
+    parts = []
     for token in _TOKEN.finditer(text):
-        if token.start() != end:
-            break
-        end, kind, word = token.end(), token.lastgroup, token[0]
+        kind, word = token.lastgroup, token[0]
         if kind == "sign":
             parts.append(_SIGNS.get(word, word))
         elif kind != "space":
             literal = word[1:-1].replace("''", "'") if kind == "string" else word
             parts.append(f" {kind}({literal!r}) ")
-    if end != len(text):
-        raise Unknown(f"the expression {text.strip()!r} cannot be read from {text[end:]!r} on")
     functions = {**FUNCTIONS, **scope.functions}
-
-    def call(name: str) -> Callable[..., _Operand]:
-        if name not in functions:
-            raise Unknown(f"the function {name}() is not known here: expected one of {', '.join(functions)}")
-        return lambda *values: _Operand(functions[name](*(value.value for value in values)))
-
-    def path(name: str) -> _Operand:
-        return _Operand(_LITERALS[name] if name in _LITERALS else _named(name, scope))
-
-    names = {"string": _Operand, "number": lambda word: _Operand(float(word)), "call": call, "path": path}
-    try:
-        found = eval("".join(parts).strip(), {"__builtins__": {}}, names)
-    except SyntaxError as error:
-        raise Unknown(f"the expression {text.strip()!r} cannot be read") from error
+    names = {
+        "string": _Operand,
+        "number": lambda word: _Operand(float(word)),
+        "call": lambda name: lambda *values: _Operand(functions[name](*(value.value for value in values))),
+        "path": lambda name: _Operand(_LITERALS[name] if name in _LITERALS else _named(name, scope.contexts)),
+    }
+    found = eval("".join(parts).strip(), {"__builtins__": {}}, names)
     return found.value  # type: ignore[no-any-return]
 
 
-def _named(path: str, scope: Scope) -> Value:
-    value: Value = Known("the contexts", scope.contexts)
+def _named(path: str, contexts: Mapping[str, Value]) -> Value:
+    value: Value = contexts
     for name in path.split("."):
-        within, value = value, None
-        for key, member in within.items() if isinstance(within, Mapping) else ():
-            if key.lower() == name.lower():
-                value = member
-                break
-        else:
-            if isinstance(within, Known):
-                raise Unknown(f"{within.name}.{name}: expected one of {', '.join(sorted(within)) or 'none'}")
+        members = value.items() if isinstance(value, Mapping) else ()
+        value = next((member for key, member in members if key.lower() == name.lower()), None)
     return value
 
 
@@ -129,14 +92,24 @@ def expand(value: Any, scope: Scope) -> Any:
     return _EMBEDDED.sub(lambda match: as_text(evaluate(match[1], scope)), value)
 
 
+def texts(values: Mapping[str, object], scope: Scope) -> dict[str, str]:
+    return {name: as_text(expand(value, scope)) for name, value in values.items()}
+
+
 def condition(text: str, scope: Scope) -> bool:
     """An `if`: with or without `${{ }}`; `success()` is implied unless a status function is called."""
     whole = _EMBEDDED.fullmatch(text.strip())
     inner = (whole[1] if whole else text.strip()) or "true"
     called = {match["call"] for match in _TOKEN.finditer(inner)}
-    if not called & STATUS_FUNCTIONS and not scope.functions["success"]():
+    if not called & scope.functions.keys() and not scope.functions["success"]():
         return False
     return bool(_Operand(evaluate(inner, scope)))
+
+
+def status_functions(*, failed: bool) -> dict[str, Function]:
+    """Nobody cancels a run here."""
+    known = {"always": True, "cancelled": False, "success": not failed, "failure": failed}
+    return {name: lambda value=value: value for name, value in known.items()}
 
 
 def as_text(value: Value) -> str:
@@ -145,14 +118,10 @@ def as_text(value: Value) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    return "Object" if isinstance(value, Mapping) else "Array"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def number(value: Value) -> float:
+def _number(value: Value) -> float:
     try:
         return float(value or 0)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -162,5 +131,6 @@ def number(value: Value) -> float:
 FUNCTIONS: dict[str, Function] = {
     "format": lambda template, *values: as_text(template).format(*map(as_text, values)),
     "fromJSON": lambda text: json.loads(as_text(text)),
+    "startsWith": lambda text, start: as_text(text).lower().startswith(as_text(start).lower()),
     "toJSON": lambda value: json.dumps(value, indent=2),
 }

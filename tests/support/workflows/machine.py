@@ -1,26 +1,31 @@
-"""What the jobs of one run share: repositories, event, caches, artifacts, a fresh environment."""
+"""What the jobs of one run share: repositories, event, caches, a fresh environment."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
+import shutil
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
+from provisioning.base.settings import ROOT
+from tests.support.repositories import IDENTITY
+from tests.support.workflows.api import listing
 from tests.support.workflows.expression import Value
-from tests.support.workflows.files import Workflow
-
-Result: TypeAlias = Literal["success", "failure", "skipped", "left out"]
 
 OWNER = "somebody"
 TOOLKIT = f"{OWNER}/qnn-ci"
 BRANCH = "main"
 MAIN = f"refs/heads/{BRANCH}"
-NO_COMMIT = "0" * 40
-"""What GitHub sends as the base of a push of which nothing was there before."""
+RUNS = itertools.count(1)
+
+
+class StepFailed(Exception):
+    """What a step fails of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,78 +37,80 @@ class Repository:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    name: str
-    ref: str
-    payload: Mapping[str, Value]
-
-
-@dataclass(slots=True)
-class StepResult:
-    title: str
-    outcome: Result = "skipped"
-    conclusion: Result = "skipped"
-    outputs: Mapping[str, Value] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class JobResult:
-    """One job, or one row of its matrix."""
-
-    name: str
-    result: Result
-    steps: list[StepResult] = field(default_factory=list)
-    annotations: list[str] = field(default_factory=list)
-    summary: str = ""
-    log: Path | None = None
-    failure: str = ""
-    """The first step that failed, and its error."""
-    outputs: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
-    scratch: Path
-    """For jobs and artifacts; removed at the end."""
-    logs: Path
+    folder: Path
     cache: Path
-    repository: Repository
-    """The one that the event happened in."""
-    toolkit: Repository
-    """What stands in for the published one."""
-    event: Event
-    env: Mapping[str, str]
-    """The environment of a fresh runner."""
+    repositories: Mapping[str, Repository]
+    event: Mapping[str, Value]
+    github: Mapping[str, str]
     variables: Mapping[str, str]
-    """The variables of the repository, `vars` in a workflow."""
-    api: str
-    """The address of what stands in for GitHub's API."""
-    rows: tuple[str, ...]
-    """Of a matrix only the jobs of these names run; empty for all."""
-    lines: list[str] = field(default_factory=list)
-    """What would be seen outside the run: attestations and pull requests."""
-    run_id: int = field(default_factory=itertools.count(1).__next__)
+    env: Mapping[str, str]
+    """Of a fresh runner."""
 
     @property
-    def artifacts(self) -> Path:
-        return self.scratch / "artifacts"
+    def own(self) -> Repository:
+        """The repository that the event happened in."""
+        return self.repositories[self.github["repository"]]
 
-    def named(self, name: str) -> Repository | None:
-        return {self.toolkit.name: self.toolkit, self.repository.name: self.repository}.get(name)
+    def place_of(self, job: str) -> Path:
+        return self.folder / "jobs" / re.sub(r"[^\w.-]", "_", job)
 
     def used(self, uses: str, by: Repository) -> tuple[Repository, str] | None:
         """The repository of `OWNER/NAME/PATH@REF` or `$/PATH`, and the path; None if it is not here."""
         if uses.startswith("$/"):
             return by, uses[2:]
-        owner, _, rest = uses.partition("@")[0].partition("/")
-        name, _, path = rest.partition("/")
-        repository = self.named(f"{owner}/{name}")
-        return (repository, path) if repository and path else None
+        owner, name, path = (*uses.partition("@")[0].split("/", 2), "")[:3]
+        repository = self.repositories.get(f"{owner}/{name}")
+        return (repository, path) if repository else None
+
+
+@contextmanager
+def machine(
+    folder: Path,
+    root: Path,
+    *,
+    event: str = "pull_request",
+    env: Mapping[str, str | None] | None = None,
+    variables: Mapping[str, str] | None = None,
+    toolkit: Path = ROOT,
+    cache: Path | None = None,
+) -> Iterator[Machine]:
+    """What runs workflows of the repository at `root`, as GitHub does after this event.
+
+    `env` is set in every job (None: not set). Those with the same `cache` share GitHub's cache. They see the
+    working tree of the repository: changes that are not committed, but no new files.
+    """
+    ours = snapshot(root, folder / "repository", f"{OWNER}/{root.name}")
+    theirs = snapshot(toolkit, folder / "toolkit", TOOLKIT)
+    environ = {**fresh_environment(os.environ, ROOT / ".nox"), **(env or {})}
+    payload: dict[str, Value] = {"repository": {"default_branch": BRANCH}}
+    if event == "pull_request":
+        payload["pull_request"] = {"number": 1, "base": {"ref": BRANCH}}
+    caches = cache or folder / "cache"
+    with listing(caches) as api:
+        github = {
+            "actor": OWNER,
+            "api_url": api,
+            "event_name": event,
+            "ref": "refs/pull/1/merge" if event == "pull_request" else MAIN,
+            "ref_name": "1/merge" if event == "pull_request" else BRANCH,
+            "ref_type": "branch",
+            "repository": ours.name,
+            "run_attempt": "1",
+            "run_id": str(next(RUNS)),
+            "server_url": "https://github.com",
+            "sha": ours.sha,
+            "workflow": "qnn",
+        }
+        fresh = {name: value for name, value in environ.items() if value is not None}
+        repositories = {TOOLKIT: theirs, ours.name: ours}
+        yield Machine(folder, caches, repositories, payload, github, variables or {}, fresh)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def git(folder: Path, *arguments: str, changes: bytes | None = None) -> str:
     """What git printed; `changes` is its input."""
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments]
+    command = ["git", *IDENTITY, *arguments]
     done = subprocess.run(command, cwd=folder, input=changes, capture_output=True, check=False)
     if done.returncode:
         raise OSError(f"git {' '.join(arguments)} in {folder}: {done.stderr.decode()}")
@@ -120,46 +127,9 @@ def snapshot(root: Path, into: Path, name: str) -> Repository:
     return Repository(name, into, git(into, "rev-parse", "HEAD").strip())
 
 
-def make_event(workflow: Workflow, name: str, repository: Repository, ref: str, base: str) -> Event:
-    """The event as GitHub sends it, with the fields that our workflows read."""
-    if name not in workflow.events:
-        raise LookupError(f"{workflow.path} does not run on {name}: expected {', '.join(workflow.events)}")
-    payload: dict[str, Value] = {"repository": {"default_branch": BRANCH}}
-    if name == "pull_request":
-        payload["pull_request"] = {"number": 1, "base": {"ref": BRANCH, "sha": base}}
-        return Event(name, "refs/pull/1/merge", payload)
-    if name == "push":
-        payload |= {"before": base, "after": repository.sha, "ref": ref}
-        return Event(name, ref, payload)
-    return Event(name, MAIN, payload)
-
-
-def github_context(machine: Machine, workflow: Workflow) -> dict[str, Value]:
-    event = machine.event
-    return {
-        "actor": OWNER,
-        "api_url": machine.api,
-        "event": event.payload,
-        "event_name": event.name,
-        "ref": event.ref,
-        "ref_name": event.ref.split("/", 2)[2],
-        "ref_type": "tag" if event.ref.startswith("refs/tags/") else "branch",
-        "repository": machine.repository.name,
-        "run_attempt": "1",
-        "run_id": str(machine.run_id),
-        "server_url": "https://github.com",
-        "sha": machine.repository.sha,
-        "token": "",
-        "workflow": workflow.name,
-    }
-
-
 def fresh_environment(environ: Mapping[str, str], hidden: Path) -> dict[str, str]:
-    """The environment of a hosted runner.
-
-    Of the user's variables only those for indexes, proxies, container engines and their caches are kept.
-    Programs under `hidden` are not on PATH.
-    """
+    """Of the user's variables those for indexes, proxies, container engines and their caches. Programs under
+    `hidden` are not on PATH."""
     kept = ("PIP_", "UV_", "SSL_", "LC_", "REQUESTS_", "DOCKER_")
     named = ("HOME", "LANG", "USER", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "QNN_CI_MIRROR")
     env = {

@@ -1,252 +1,235 @@
-"""Run a workflow of a repository, its jobs in the order and by the rules of GitHub.
+"""Run a job of a workflow: its steps in order, in a workspace of its own.
 
-Every job has a fresh workspace, a home for caches and a temporary folder. A run sees the working tree of the
-repository: changes that are not committed, but no new files.
+What a run of all jobs is (their order, their matrix, which are left out) is GitHub's part: a test hands each
+job what it needs of the earlier ones.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import json
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from provisioning.base.settings import ROOT
-from tests.support.workflows import expression
-from tests.support.workflows.api import listing
-from tests.support.workflows.expression import Known, Unknown, Value, as_text, expand
-from tests.support.workflows.files import (
-    Job,
-    Workflow,
-    complete_inputs,
-    read_workflow,
+from tests.support.workflows.commands import FILES, pairs
+from tests.support.workflows.expression import (
+    Scope,
+    Value,
+    as_text,
+    condition,
+    expand,
+    status_functions,
+    texts,
 )
-from tests.support.workflows.job import JobRun, status_functions
-from tests.support.workflows.machine import (
-    MAIN,
-    NO_COMMIT,
-    OWNER,
-    TOOLKIT,
-    JobResult,
-    Machine,
-    Repository,
-    Result,
-    fresh_environment,
-    git,
-    github_context,
-    make_event,
-    snapshot,
-)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run that is over: what its jobs did, and what would be seen outside it."""
-
-    every_job: Sequence[JobResult]
-    """Also those that were left out, in the files' order."""
-    lines: Sequence[str]
-
-    @property
-    def jobs(self) -> dict[str, JobResult]:
-        """Those that ran, or were to."""
-        return {job.name: job for job in self.every_job if job.result != "left out"}
-
-    def results(self) -> dict[str, str]:
-        return {name: job.result for name, job in self.jobs.items()}
-
-    def log(self, job: str) -> str:
-        log = self.jobs[job].log
-        assert log is not None, f"{job} did not run"
-        return log.read_text(encoding="utf-8")
-
-    def failures(self) -> str:
-        """Of each job that failed the error and the end of its log, to be shown where an assertion fails."""
-        failed = [job for job in self.every_job if job.failure]
-        ends = (f"━━ {job.name}: {job.failure}\n" + self.log(job.name)[-4000:] for job in failed)
-        return "\n".join(ends)
-
-
-def run_workflow(
-    scratch: Path,
-    name: str,
-    root: Path = ROOT,
-    *,
-    event: str = "pull_request",
-    ref: str = MAIN,
-    everything_changed: bool = False,
-    rows: Sequence[str] = (),
-    env: Mapping[str, str | None] | None = None,
-    variables: Mapping[str, str] | None = None,
-    secrets: Mapping[str, str] | None = None,
-    toolkit: Path = ROOT,
-    cache: Path | None = None,
-) -> Finished:
-    """Run `.github/workflows/NAME.yml` of the repository at `root`, as GitHub does after this event.
-
-    The change that is gated is the last commit. `env` is set in every job (None: not set); of a matrix only
-    the jobs called `rows` run. `secrets` are the repository's and its environments'. Runs with the same
-    `cache` share GitHub's cache. In `scratch` only logs remain.
-    """
-    work, stack = scratch / "run", contextlib.ExitStack()
-    try:
-        own = root.resolve() == toolkit.resolve()
-        ours = snapshot(root, work / "repository", TOOLKIT if own else f"{OWNER}/{root.name}")
-        theirs = ours if own else snapshot(toolkit, work / "toolkit", TOOLKIT)
-        workflow = read_workflow(ours.root, f".github/workflows/{name}.yml")
-        before = git(ours.root, "rev-list", "--first-parent", "--max-count=1", "--skip=1", "HEAD").strip()
-        base = NO_COMMIT if everything_changed or not before else before
-        caches = cache or work / "cache"
-        environ = {**fresh_environment(os.environ, ROOT / ".nox"), **(env or {})}
-        api = stack.enter_context(listing(caches))
-        machine = Machine(
-            scratch=work,
-            logs=scratch / "logs",
-            cache=caches,
-            api=api,
-            repository=ours,
-            toolkit=theirs,
-            event=make_event(workflow, event, ours, ref, base),
-            env={name: value for name, value in environ.items() if value is not None},
-            variables=variables or {},
-            rows=tuple(rows),
-        )
-        machine.logs.mkdir(parents=True)
-        # As on GitHub, inputs of `workflow_call` exist and are empty after another event.
-        inputs = dict.fromkeys(workflow.call.inputs, "")
-        results = _Run(machine, workflow, workflow, ours, inputs, secrets or {}).run()
-        return Finished(results, machine.lines)
-    finally:
-        stack.close()
-        shutil.rmtree(work, ignore_errors=True)
-
-
-Ended = tuple[list[JobResult], Result, Mapping[str, str]]
-"""Of a job of the file: the jobs that it stands for, their result together, and its outputs."""
+from tests.support.workflows.files import Input, Step, read_action, read_workflow
+from tests.support.workflows.machine import Machine, Repository, StepFailed
+from tests.support.workflows.stand_ins import STAND_INS
 
 
 @dataclass(slots=True)
-class _Run:
-    """The run of one file: of the workflow that the event started, or of one that a job of it calls."""
+class JobResult:
+    result: Literal["success", "failure"] = "success"
+    log: str = ""
+    """What was printed, with the summary of each step."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
-    machine: Machine
-    workflow: Workflow
-    caller: Workflow
-    """The workflow that the event started. In called workflows too, contexts name this one."""
-    repository: Repository
+
+@dataclass(slots=True)
+class _Steps:
+    """A job, or a composite action that it uses: what its steps share."""
+
     inputs: Mapping[str, Value]
-    secrets: Mapping[str, Value]
-    """A called workflow has those that its caller names, and no other."""
-    prefix: str = ""
-    ended: dict[str, Ended] = field(default_factory=dict)
+    env: dict[str, str]
+    """Variables of the steps that use the action. They override the job's."""
+    repository: Repository
+    """The repository that `$/` means here."""
+    action: str = ""
+    """The composite action's folder."""
+    done: dict[str, Value] = field(default_factory=dict)
+    failure: str = ""
+    """The first step that failed, and its error."""
 
-    def run(self) -> list[JobResult]:
-        """The results of all jobs, in the file's order."""
-        waiting = dict(self.workflow.jobs)
-        while waiting:
-            ready = [job for job in waiting.values() if all(need in self.ended for need in job.needs)]
-            if not ready:
-                raise Unknown(f"{self.workflow.path}: a job needs one that is not there")
-            for job in ready:
-                self.ended[job.id] = self._together(
-                    job.id, [row() for row in self._rows(waiting.pop(job.id))]
-                )
-        return [result for name in self.workflow.jobs for result in self.ended[name][0]]
 
-    def result(self) -> Result:
-        return combined(result for _, result, _ in self.ended.values())
+def defaults(declared: Mapping[str, Input]) -> dict[str, Value]:
+    return {name: row.default or ("" if row.type == "string" else False) for name, row in declared.items()}
 
-    def outputs(self) -> dict[str, str]:
-        """What the workflow's caller is given."""
-        jobs: dict[str, Value] = {
-            name: {"outputs": Known(f"outputs of {name}", outputs)}
-            for name, (_, _, outputs) in self.ended.items()
+
+class JobRun:
+    """`needs` has the results of the jobs that it needs, `matrix` its row."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        repository: Repository,
+        path: str,
+        job: str,
+        inputs: Mapping[str, Value] | None = None,
+        needs: Mapping[str, JobResult] | None = None,
+        matrix: Mapping[str, Value] | None = None,
+        secrets: Mapping[str, Value] | None = None,
+    ) -> None:
+        self.machine, self.repository = machine, repository
+        self.workflow = read_workflow(repository.root, path)
+        self.job = self.workflow.jobs[job]
+        self.inputs = {**defaults(self.workflow.call.inputs), **(inputs or {})}
+        self.contexts: dict[str, Value] = {
+            "vars": machine.variables,
+            "secrets": secrets or {},
+            "matrix": matrix or {},
+            "needs": {
+                name: {"result": row.result, "outputs": row.outputs} for name, row in (needs or {}).items()
+            },
         }
-        scope = expression.Scope({**self._contexts(), "jobs": Known("jobs", jobs)})
-        return {name: as_text(expand(row.value, scope)) for name, row in self.workflow.call.outputs.items()}
+        self.lines: list[str] = []
+        home = machine.place_of(f"{job}-{(matrix or {}).get('name', '')}")
+        self.workspace, self.temp, self.caches = home / "workspace", home / "temp", home / "cache"
+        self.paths: list[str] = []
+        self.env: dict[str, str] = {}
+        """Variables of the workflow and the job, and those that steps set for later steps."""
+        self.count = 0
 
-    def _together(self, name: str, rows: Sequence[Ended]) -> Ended:
-        outputs = dict.fromkeys(self._declared(self.workflow.jobs[name]), "")
-        for _, _, written in rows:
-            # Of two rows that set one output, the later one's counts; one that sets none overwrites nothing.
-            outputs.update({name: value for name, value in written.items() if value})
-        results = [result for results, _, _ in rows for result in results]
-        return results, combined(result for _, result, _ in rows), outputs
+    def run(self) -> JobResult:
+        for folder in (self.workspace, self.temp, self.caches):
+            folder.mkdir(parents=True)
+        (self.temp / "event.json").write_text(json.dumps(self.machine.event), encoding="utf-8")
+        steps = _Steps(self.inputs, {}, self.repository)
+        for level in (self.workflow.env, self.job.env):
+            self.env |= texts(level, self._scope(steps))
+        for step in self.job.steps:
+            self._step(step, steps)
+        outputs = texts(self.job.outputs, self._scope(steps))
+        return JobResult("failure" if steps.failure else "success", "\n".join(self.lines), outputs)
 
-    def _declared(self, job: Job) -> Iterable[str]:
-        """The names of a job's outputs, also if it did not run."""
-        location = self.machine.used(job.uses, self.repository) if job.uses else None
-        return read_workflow(location[0].root, location[1]).call.outputs if location else job.outputs
+    def _step(self, step: Step, steps: _Steps) -> None:
+        inner = replace(steps, env=steps.env | texts(step.env, self._scope(steps)))
+        outputs: dict[str, str] = {}
+        if condition(step.condition, self._scope(inner)):
+            self.lines.append(f"━━ {step.title}")
+            try:
+                outputs |= self._run(step, inner) if step.run else self._use(step, inner)
+            except StepFailed as error:
+                self.lines.append(str(error))
+                steps.failure = steps.failure or f"{step.title}: {error}"
+        if step.id:
+            steps.done[step.id] = {"outputs": outputs}
 
-    def _contexts(self) -> dict[str, Value]:
-        return {
-            "github": Known("github", github_context(self.machine, self.caller)),
-            "inputs": Known("inputs", self.inputs),
-            "vars": self.machine.variables,
-            "secrets": self.secrets,
-        }
+    def _run(self, step: Step, steps: _Steps) -> Mapping[str, str]:
+        self.count += 1
+        folder = self.temp / f"step-{self.count}"
+        folder.mkdir()
+        script, printed = folder / "script.sh", folder / "output"
+        script.write_text(as_text(expand(step.run, self._scope(steps))) + "\n", encoding="utf-8")
+        files = {name: folder / name for name in FILES}
+        for file in files.values():
+            file.touch()
+        # In a file, as what it leaves running would hold a pipe.
+        with printed.open("wb") as stream:
+            code = subprocess.run(
+                ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)],
+                cwd=self.workspace,
+                env=self._environ(steps) | {name: str(file) for name, file in files.items()},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                timeout=3600,
+                check=False,
+            ).returncode
+        shown = (printed, files["GITHUB_STEP_SUMMARY"])
+        self.lines += [f"$ {step.run}", *(file.read_text(errors="replace") for file in shown)]
+        self.env |= pairs(files["GITHUB_ENV"])
+        self.paths[:0] = reversed(files["GITHUB_PATH"].read_text(encoding="utf-8").splitlines())
+        if code:
+            raise StepFailed(f"ended with exit code {code}")
+        return pairs(files["GITHUB_OUTPUT"])
 
-    def _rows(self, job: Job) -> Iterator[Callable[[], Ended]]:
-        """What to run for a job: one thing, or each row of its matrix."""
-        needs: dict[str, Value] = {
-            need: {"result": self.ended[need][1], "outputs": Known(f"outputs of {need}", self.ended[need][2])}
-            for need in job.needs
-        }
-        contexts = {**self._contexts(), "needs": Known("needs", needs)}
-        before = [self.ended[name][1] for name in self._ancestors(job)]
-        succeeded = all(result == "success" for result in before)
-        status = status_functions(succeeded=succeeded, failed="failure" in before)
-        if not expression.condition(job.condition, expression.Scope(contexts, status)):
-            yield self._not_run(self.prefix + job.id, "skipped")
-            return
-        rows: Sequence[Mapping[str, Value]] = [{}]
-        if job.strategy:
-            rows = expand(job.strategy.matrix["include"], expression.Scope(contexts))
-            if not rows:
-                raise Unknown(f"{self.workflow.path}: jobs.{job.id}: the matrix is empty")
-        for row in rows:
-            inner: dict[str, Value] = {**contexts, "matrix": Known("matrix", row)}
-            name = as_text(expand(job.name or job.id, expression.Scope(inner)))
-            if job.strategy and self.machine.rows and name not in self.machine.rows:
-                yield self._not_run(self.prefix + name, "left out")
-            else:
-                yield functools.partial(self._run_row, job, inner, self.prefix + name)
-
-    def _ancestors(self, job: Job) -> set[str]:
-        return set(job.needs).union(*(self._ancestors(self.workflow.jobs[need]) for need in job.needs))
-
-    def _not_run(self, name: str, result: Result) -> Callable[[], Ended]:
-        return lambda: ([JobResult(name, result)], result, {})
-
-    def _run_row(self, job: Job, contexts: Mapping[str, Value], name: str) -> Ended:
-        if job.uses:
-            return self._call(job, contexts, name)
-        result = JobRun(self.machine, self.workflow, self.repository, job, contexts, name).run()
-        return [result], result.result, result.outputs
-
-    def _call(self, job: Job, contexts: Mapping[str, Value], name: str) -> Ended:
-        """Run a job that is another workflow."""
-        location = self.machine.used(job.uses, self.repository)
+    def _use(self, step: Step, steps: _Steps) -> Mapping[str, str]:
+        passed = texts(step.inputs, self._scope(steps))
+        location = self.machine.used(step.uses, steps.repository)
         if location is None:
-            raise Unknown(f"{job.uses}: expected a workflow of {self.repository.name} or {TOOLKIT}")
-        called = read_workflow(location[0].root, location[1])
-        if "workflow_call" not in called.events:
-            raise Unknown(f"{called.path} cannot be called")
-        where = f"{self.workflow.path}: jobs.{job.id}"
-        passed = expand(job.inputs, expression.Scope(contexts))
-        inputs = complete_inputs(where, called.call.inputs, passed, typed=True)
-        secrets = expand(job.secrets, expression.Scope(contexts))
-        if unknown := set(secrets) - set(called.call.secrets):
-            raise Unknown(f"{where}: secrets: {called.path} declares no {', '.join(sorted(unknown))}")
-        inner = _Run(self.machine, called, self.caller, location[0], inputs, secrets, f"{name} / ")
-        return inner.run(), inner.result(), inner.outputs()
+            return STAND_INS[step.uses.partition("@")[0]](passed, self)
+        repository, path = location
+        action = read_action(repository.root, path)
+        inputs = {**defaults(action.inputs), **passed}
+        inner = _Steps(inputs, steps.env, repository, str(repository.root / path))
+        for entry in action.steps:
+            self._step(entry, inner)
+        if inner.failure:
+            raise StepFailed(f"a step of {step.uses} failed: {inner.failure}")
+        return texts({name: row.value for name, row in action.outputs.items()}, self._scope(inner))
+
+    def _scope(self, steps: _Steps) -> Scope:
+        """What an expression of a step can name."""
+        github: dict[str, Value] = {**self.machine.github, "event": self.machine.event}
+        contexts: dict[str, Value] = {
+            **self.contexts,
+            "github": {**github, "workspace": str(self.workspace)},
+            "inputs": steps.inputs,
+            "env": {**self.env, **steps.env},
+            "steps": steps.done,
+            # Of the workflow file that defines the job; in a called workflow it is not the caller's.
+            "job": {"workflow_repository": self.repository.name, "workflow_sha": self.repository.sha},
+        }
+        return Scope(contexts, status_functions(failed=bool(steps.failure)))
+
+    def _environ(self, steps: _Steps) -> dict[str, str]:
+        variables = {f"GITHUB_{name.upper()}": value for name, value in self.machine.github.items()}
+        variables |= {
+            "GITHUB_WORKSPACE": str(self.workspace),
+            "GITHUB_EVENT_PATH": str(self.temp / "event.json"),
+            "RUNNER_TEMP": str(self.temp),
+            "GITHUB_ACTION_PATH": steps.action,
+            "XDG_CACHE_HOME": str(self.caches),
+            "CI": "true",
+            "GITHUB_ACTIONS": "true",
+            "PATH": os.pathsep.join([*self.paths, self.machine.env["PATH"]]),
+        }
+        return {**self.machine.env, **self.env, **steps.env, **variables}
 
 
-def combined(results: Iterable[Result]) -> Result:
-    """The result of several jobs together."""
-    distinct = set(results)
-    order: tuple[Result, ...] = ("failure", "success", "skipped", "left out")
-    return next(result for result in order if result in distinct)
+def run_steps(machine: Machine, path: str = ".github/workflows/app.yml") -> JobResult:
+    """The only job of a workflow of the repository that the event happened in."""
+    repository = machine.own
+    (job,) = read_workflow(repository.root, path).jobs
+    return JobRun(machine, repository, path, job).run()
+
+
+def run_gate(
+    machine: Machine, path: str = ".github/workflows/qnn.yml", secrets: Mapping[str, Value] | None = None
+) -> dict[str, JobResult]:
+    """The gate as a workflow calls it, its jobs by their names."""
+    caller = read_workflow(machine.own.root, path).jobs["qnn"]
+    called = machine.used(caller.uses, machine.own)
+    assert called is not None, caller.uses
+    inputs = expand(caller.inputs, Scope({"vars": machine.variables}))
+
+    def run(job: str, needs: Mapping[str, JobResult], row: Mapping[str, Value] | None = None) -> JobResult:
+        return JobRun(machine, *called, job, inputs, needs, row, secrets).run()
+
+    plan = run("plan", {})
+    rows = json.loads(plan.outputs["jobs"])
+    stages = {row["name"]: run("stage", {"plan": plan}, row) for row in rows}
+    good = all(stage.result == "success" for stage in stages.values())
+    needs = {"plan": plan, "stage": JobResult("success" if good else "failure")}
+    others = ["verdict"]
+    if plan.outputs["remembers"] == "true":
+        others.insert(0, "remember")
+    if inputs.get("comment") and machine.github["event_name"] == "pull_request":
+        others.insert(0, "changes")
+    return {"plan": plan, **stages, **{name: run(name, needs) for name in others}}
+
+
+def results(jobs: Mapping[str, JobResult]) -> dict[str, str]:
+    return {name: job.result for name, job in jobs.items()}
+
+
+def failures(jobs: Mapping[str, JobResult]) -> str:
+    """The end of the log of each job that failed, to be shown where an assertion fails."""
+    failed = (f"━━ {name}\n{job.log[-4000:]}" for name, job in jobs.items() if job.result == "failure")
+    return "\n".join(failed)
+
+
+ANNOTATION = re.compile(r"^::(?:error|warning) .*$", re.MULTILINE)
+"""What GitHub shows beside the files of a change."""

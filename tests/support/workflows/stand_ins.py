@@ -1,0 +1,119 @@
+"""Stand-ins for others' actions, which do the same to files of this machine."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import quote, unquote
+
+from tests.support.workflows.machine import MAIN, StepFailed, git
+
+if TYPE_CHECKING:
+    from tests.support.workflows.run import JobRun
+
+Inputs: TypeAlias = Mapping[str, str]
+Outputs: TypeAlias = Mapping[str, str]
+
+
+def checkout(inputs: Inputs, job: JobRun) -> Outputs:
+    repository = job.machine.repositories[inputs.get("repository") or job.machine.github["repository"]]
+    assert inputs.get("ref", "") in ("", repository.sha)
+    target = job.workspace / inputs.get("path", "")
+    depth = inputs.get("fetch-depth", "1")
+    shallow = [] if depth == "0" else ["--depth", depth]
+    git(job.temp, "clone", "--quiet", *shallow, "--no-tags", repository.root.as_uri(), str(target))
+    git(target, "checkout", "--quiet", "--detach", repository.sha)
+    git(target, "remote", "remove", "origin")
+    return {}
+
+
+def setup_python(inputs: Inputs, job: JobRun) -> Outputs:
+    """This machine's Python, whatever the version asked for; jobs run one after the other."""
+    home = job.machine.folder / "python"
+    if not home.is_dir():
+        command = [sys.executable, "-m", "virtualenv", "--quiet", "--symlink-app-data", str(home)]
+        subprocess.run(command, check=True)
+    job.paths.insert(0, str(home / "bin"))
+    return {}
+
+
+def cache_restore(inputs: Inputs, job: JobRun) -> Outputs:
+    key = inputs["key"]
+    for ref in (job.machine.github["ref"], MAIN):
+        newest_first = sorted(_caches(job, ref, inputs["path"]).glob("*"), key=os.path.getmtime, reverse=True)
+        files = {unquote(file.name): file for file in newest_first}
+        prefixes = (key, *inputs.get("restore-keys", "").split())
+        fitting = [name for prefix in prefixes for name in files if name.startswith(prefix)]
+        if found := key if key in files else next(iter(fitting), None):
+            target = job.workspace / inputs["path"]
+            target.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["tar", "-xpf", files[found]], cwd=target, check=True)
+            job.lines.append(f"restored the cache {found}")
+            return {"cache-hit": "true" if found == key else "false", "cache-matched-key": found}
+    return {"cache-hit": "", "cache-matched-key": ""}
+
+
+def cache_save(inputs: Inputs, job: JobRun) -> Outputs:
+    key, folder = inputs["key"], job.workspace / inputs["path"]
+    file = _caches(job, job.machine.github["ref"], inputs["path"]) / quote(key, safe="")
+    if not file.exists() and folder.is_dir():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["tar", "-cf", file, "."], cwd=folder, check=True)
+        job.lines.append(f"saved the cache {key}")
+    return {}
+
+
+def _caches(job: JobRun, ref: str, path: str) -> Path:
+    """Where a ref's caches of a path are. Other jobs have other folders here, but not on GitHub."""
+    known = str(job.workspace / path).replace(str(job.workspace), "w").replace(str(job.temp), "t")
+    return job.machine.cache / quote(ref, safe="") / hashlib.sha256(known.encode()).hexdigest()
+
+
+def upload_artifact(inputs: Inputs, job: JobRun) -> Outputs:
+    """The files of each path, by their names below it; hidden ones are left out."""
+    target, count = job.machine.folder / "artifacts" / inputs["name"], 0
+    for pattern in inputs["path"].split():
+        for name in glob.glob(str(job.workspace / pattern)):  # noqa: PTH207  (may be absolute)
+            path = Path(name)
+            for file in [path] if path.is_file() else path.rglob("*"):
+                inside = file.relative_to(path.parent if path.is_file() else path)
+                if file.is_file() and not any(part.startswith(".") for part in inside.parts):
+                    (target / inside).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, target / inside)  # without its mode, as on GitHub
+                    count += 1
+    if not count and inputs.get("if-no-files-found") == "error":
+        raise StepFailed(f"no files match {inputs['path']}")
+    job.lines.append(f"uploaded {count} files as {inputs['name']}")
+    return {}
+
+
+def download_artifact(inputs: Inputs, job: JobRun) -> Outputs:
+    pattern = inputs.get("pattern", "*")
+    found = [
+        artifact
+        for artifact in (job.machine.folder / "artifacts").glob("*")
+        if fnmatchcase(artifact.name, pattern)
+    ]
+    into = job.workspace / inputs["path"]
+    for artifact in found:
+        # One alone comes without a folder of its name.
+        shutil.copytree(artifact, into if len(found) == 1 else into / artifact.name, dirs_exist_ok=True)
+    return {}
+
+
+STAND_INS: Mapping[str, Callable[[Inputs, JobRun], Outputs]] = {
+    "actions/checkout": checkout,
+    "actions/setup-python": setup_python,
+    "actions/cache/restore": cache_restore,
+    "actions/cache/save": cache_save,
+    "actions/upload-artifact": upload_artifact,
+    "actions/download-artifact": download_artifact,
+}
