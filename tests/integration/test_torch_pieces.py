@@ -45,7 +45,7 @@ from tests.unit.test_llm import program as llm_program
 __all__ = ["answers"]
 
 # Torch takes seconds to import, which unit tests do without.
-pytestmark = [pytest.mark.heavy, pytest.mark.bare]
+pytestmark = pytest.mark.heavy
 
 
 class Branches(nn.Module):  # type: ignore[misc]

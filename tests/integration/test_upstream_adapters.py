@@ -32,7 +32,7 @@ from ci.operators.table import DRAWS, EXACT
 from ci.pipeline.models.shipped.operators import Chained, alone
 
 # Torch takes seconds to import, which unit tests do without.
-pytestmark = [pytest.mark.heavy, pytest.mark.bare]
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture

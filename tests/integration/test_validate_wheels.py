@@ -24,7 +24,6 @@ from tests.support.rule_fixes import link_or_copy
 from tests.support.sdk import provisioned_sdk
 from tests.support.typed import typed
 
-pytestmark = pytest.mark.bare
 PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 
 
