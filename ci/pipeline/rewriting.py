@@ -243,3 +243,64 @@ def merged(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[
     return [math.prod(shape[axis] for axis in group) for group in by_begin], [
         by_begin.index(group) for group in groups
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """What becomes of an operand of an einsum before it is multiplied, in this order."""
+
+    summed: list[int]
+    """Dimensions."""
+    order: list[int]
+    sizes: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """An einsum of two operands as a product of matrices."""
+
+    parts: tuple[Factor, Factor]
+    matrix: list[int]
+    """The sizes of the product, then those of all its dimensions, and their order in the result."""
+    sizes: list[int]
+    order: list[int]
+
+
+def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> Product | None:
+    """None where a letter is twice in one word, or has two sizes."""
+    operands, arrow, result = equation.replace(" ", "").partition("->")
+    words = operands.split(",")
+    if len(words) != len(shapes) or "." in equation or [*map(len, words)] != [*map(len, shapes)]:
+        return None
+    if not arrow:
+        result = "".join(sorted(letter for letter in {*operands} - {","} if operands.count(letter) == 1))
+    size = {
+        letter: number
+        for both in zip(words, shapes, strict=True)
+        for letter, number in zip(*both, strict=True)
+    }
+    same = all(
+        [size[letter] for letter in word] == [*shape] for word, shape in zip(words, shapes, strict=True)
+    )
+    if not same or any(len({*word}) != len(word) for word in (*words, result)):
+        return None
+    both = [letter for letter in words[0] if letter in words[1]]
+    batch, common = ([letter for letter in both if (letter in result) is kept] for kept in (True, False))
+    alone = [[letter for letter in word if letter not in both and letter in result] for word in words]
+
+    def sizes(*parts: Sequence[str]) -> list[int]:
+        return [*map(size.__getitem__, batch), *(math.prod(map(size.__getitem__, part)) for part in parts)]
+
+    def factor(word: str, *parts: Sequence[str]) -> Factor:
+        left = [letter for letter in word if letter in both or letter in result]
+        summed = [axis for axis, letter in enumerate(word) if letter not in left]
+        order = [left.index(letter) for letter in (*batch, *parts[0], *parts[1])]
+        return Factor(summed, order, sizes(*parts))
+
+    every = [*batch, *alone[0], *alone[1]]
+    return Product(
+        (factor(words[0], alone[0], common), factor(words[1], common, alone[1])),
+        sizes(*alone),
+        [size[letter] for letter in every],
+        [every.index(letter) for letter in result],
+    )

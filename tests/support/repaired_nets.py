@@ -136,7 +136,14 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
         lambda: _of(2, 3, 7)(lambda x: torch.max(x, -1)[0]),
         lambda: _of(2, 3, 7)(lambda x: torch.min(x, 1, keepdim=True)[0]),
     ],
-    "matmul-for-einsum": [lambda: _of(3, 7)(lambda x: torch.einsum("ij,kj->ik", x, x * 2 + 1))],
+    "matmul-for-einsum": [
+        lambda: _of(3, 7)(lambda x: torch.einsum("ij,kj->ik", x, x * 2 + 1)),
+        lambda: _of(3, 7)(lambda x: torch.einsum("ij,kl->ki", x, x * 2 + 1)),
+        lambda: _of(2, 3, 7)(lambda x: torch.einsum("bij, bkj -> bki", x, x * 2 + 1)),
+        lambda: _of(2, 3, 5, 7)(
+            lambda x: torch.einsum("bihd,bjhd", x, x.transpose(1, 3).reshape(2, 3, 5, 7))
+        ),
+    ],
     "where-for-assignment": [lambda: _of(*ROW)(_assigned)],
     "mask-as-constant": [
         lambda: _of(1, 2, 5, 4)(

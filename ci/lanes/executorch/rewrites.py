@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ci.lanes.executorch.rewriting import Exported, NodeMatch
-from ci.pipeline.rewriting import HTP_DIMENSIONS, merged
+from ci.pipeline.rewriting import HTP_DIMENSIONS, Product, merged, product_of
 
 aten: Any = torch.ops.aten
 Find = Callable[[Exported], Iterator[NodeMatch]]
@@ -89,12 +89,12 @@ def _reads(node: Node) -> set[Any]:
     aten.max_pool2d.default,
     when=lambda _, node: len(node.args) < 3 or not node.args[2],
 )
-def _(x: Tensor, kernel: Any, stride: Any = (), *rest: Any) -> Any:
+def stride_written(x: Tensor, kernel: Any, stride: Any = (), *rest: Any) -> Any:
     return aten.max_pool2d.default(x, kernel, kernel, *rest)
 
 
 @search("gelu-for-erf")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def gelu_for_erf(model: Exported) -> Iterator[NodeMatch]:
     for erf in model.all_of(aten.erf.default):
         scaled = erf.args[0]
         if not isinstance(scaled, Node) or scaled.target not in (aten.div.Tensor, aten.mul.Tensor):
@@ -131,7 +131,7 @@ def _is_positive(_: Exported, node: Node) -> bool:
 
 
 @one("cumprod-as-sum", aten.cumprod.default, when=_is_positive, low=1e-6)
-def _(x: Tensor, dim: int) -> Tensor:
+def cumprod_as_sum(x: Tensor, dim: int) -> Tensor:
     return torch.exp(torch.cumsum(torch.log(x), dim))
 
 
@@ -153,7 +153,7 @@ def _has_equal_bags(model: Exported, node: Node) -> bool:
     aten.embedding_bag.padding_idx,
     when=_has_equal_bags,
 )
-def _(
+def embedding_and_sum(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -184,7 +184,7 @@ def _scale_and_shift(w: Any, b: Any, mean: Tensor, var: Tensor, eps: float) -> t
 
 
 @one("norm-as-scale-and-shift", aten.batch_norm.default, when=_stands_alone)
-def _(
+def norm_as_scale_and_shift(
     x: Tensor, w: Any, b: Any, mean: Tensor, var: Tensor, training: bool, momentum: float, eps: float, *_: Any
 ) -> Tensor:
     scale, shift = _constants(_scale_and_shift(w, b, mean, var, eps), x)
@@ -197,7 +197,7 @@ def _constants(values: Sequence[Tensor], x: Tensor) -> list[Tensor]:
 
 
 @search("norm-folded")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def norm_folded(model: Exported) -> Iterator[NodeMatch]:
     """QNN takes a larger epsilon for a smaller one."""
     for node in model.all_of(aten.batch_norm.default):
         conv = node.args[0]
@@ -228,7 +228,7 @@ def _node(value: Any) -> Node:
 
 
 @search("bias-for-each-call")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def bias_for_each_call(model: Exported) -> Iterator[NodeMatch]:
     seen = set[Any]()
     for node in model.all_of(aten.linear.default, *CONVOLUTIONS):
         bias = node.args[2] if len(node.args) > 2 else None
@@ -260,7 +260,7 @@ def _to_no_multiple(model: Exported, node: Node) -> bool:
 
 
 @search("nearest-by-index")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def nearest_by_index(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(*NEAREST):
         if _to_no_multiple(model, node):
             places = _places(model, node)
@@ -293,7 +293,7 @@ def _pools_by_four(model: Exported, node: Node) -> bool:
 
 
 @one("pool-by-two-twice", aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, when=_pools_by_four)
-def _(x: Tensor, *_: Any) -> Tensor:
+def pool_by_two_twice(x: Tensor, *_: Any) -> Tensor:
     return functional.avg_pool2d(functional.avg_pool2d(x, 2, 2), 2, 2)
 
 
@@ -305,7 +305,7 @@ AVERAGES: dict[Any, tuple[int, Callable[..., Tensor]]] = {
 
 
 @search("pool-as-convolution")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def pool_as_convolution(model: Exported) -> Iterator[NodeMatch]:
     """Of windows that reach over the edge. Those that move by one are right."""
     for node in model.all_of(*AVERAGES):
         given, rest = _shape(model, node.args[0]), [*node.args[2:]]
@@ -361,7 +361,7 @@ def _averaged(
         )
     ),
 )
-def _(x: Tensor, sizes: Sequence[int]) -> Any:
+def pool_with_kernel(x: Tensor, sizes: Sequence[int]) -> Any:
     kernel = [old // new for old, new in zip(x.shape[-3:], sizes, strict=True)]
     return functional.max_pool3d(x, kernel, kernel), None
 
@@ -371,7 +371,7 @@ def _(x: Tensor, sizes: Sequence[int]) -> Any:
     aten.prelu.default,
     when=lambda model, node: model.value(node.args[1]).numel() > 1 and _maker(node) not in CONVOLUTIONS,
 )
-def _(x: Tensor, weight: Tensor) -> Tensor:
+def prelu_by_relus(x: Tensor, weight: Tensor) -> Tensor:
     (by_channel,) = _constants([weight], x)
     return torch.relu(x) - by_channel * torch.relu(-x)
 
@@ -384,7 +384,7 @@ def _pads_two_ends(_: Exported, node: Node) -> bool:
 
 
 @one("pad-by-dimension", aten.pad.default, aten.constant_pad_nd.default, when=_pads_two_ends)
-def _(x: Tensor, pads: Sequence[int], *rest: Any, **more: Any) -> Tensor:
+def pad_by_dimension(x: Tensor, pads: Sequence[int], *rest: Any, **more: Any) -> Tensor:
     for place in range(0, len(pads), 2):
         if pads[place] or pads[place + 1]:
             x = aten.pad.default(x, [0] * place + [*pads[place : place + 2]], *rest, **more)
@@ -397,7 +397,7 @@ def _repeats_its_border(_: Exported, node: Node) -> bool:
 
 
 @one("pad-by-slices", aten.pad.default, when=_repeats_its_border)
-def _(x: Tensor, pads: Sequence[int], mode: str, *_: Any) -> Tensor:
+def pad_by_slices(x: Tensor, pads: Sequence[int], mode: str, *_: Any) -> Tensor:
     for place in range(0, len(pads), 2):
         # A negative dimension of a slice ends the builder.
         axis, (before, after) = x.dim() - 1 - place // 2, pads[place : place + 2]
@@ -416,7 +416,7 @@ def _(x: Tensor, pads: Sequence[int], mode: str, *_: Any) -> Tensor:
     aten.roll.default,
     when=lambda _, node: any(dim < 0 for dim in _sizes(node.args[2:3])),
 )
-def _(x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:
+def roll_by_positive_dimensions(x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:
     return torch.roll(x, tuple(shifts), tuple(dim % x.dim() for dim in dims))
 
 
@@ -429,12 +429,12 @@ def _sizes(arguments: Sequence[Any]) -> Sequence[int]:
     aten.narrow.default,
     when=lambda _, node: int(str(node.args[1])) < 0,
 )
-def _(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+def slice_by_positive_dimension(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return torch.narrow(x, dim % x.dim(), start, length)
 
 
 @one("root-of-variance", aten.std.default, aten.std.dim, aten.std.correction)
-def _(x: Tensor, *rest: Any, **more: Any) -> Tensor:
+def root_of_variance(x: Tensor, *rest: Any, **more: Any) -> Tensor:
     return torch.sqrt(torch.var(x, *rest, **more))
 
 
@@ -443,14 +443,14 @@ def _(x: Tensor, *rest: Any, **more: Any) -> Tensor:
     aten.adaptive_avg_pool1d.default,
     when=lambda model, node: _shape(model, node.args[0])[-1] % _shape(model, node)[-1] == 0,
 )
-def _(x: Tensor, sizes: Sequence[int]) -> Tensor:
+def pool_as_mean(x: Tensor, sizes: Sequence[int]) -> Tensor:
     if sizes[0] == 1:
         return x.mean(-1, keepdim=True)
     return x.reshape(*x.shape[:-1], sizes[0], -1).mean(-1)
 
 
 @one("root-of-squares", aten.hypot.default)
-def _(x: Tensor, y: Tensor) -> Tensor:
+def root_of_squares(x: Tensor, y: Tensor) -> Tensor:
     return torch.sqrt(x * x + y * y)
 
 
@@ -461,7 +461,7 @@ def _(x: Tensor, y: Tensor) -> Tensor:
     aten.conv_transpose3d.input,
     when=lambda _, node: len(node.args) > 6 and int(str(node.args[6])) > 1,
 )
-def _(
+def transposed_convolution_by_group(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -507,7 +507,7 @@ def _(
         and _maker(node) is not aten.trunc.default
     ),
 )
-def _(x: Tensor, kind: torch.dtype, *_: Any) -> Tensor:
+def truncated_before_cast(x: Tensor, kind: torch.dtype, *_: Any) -> Tensor:
     return torch.trunc(x).to(kind)
 
 
@@ -520,7 +520,7 @@ def _(x: Tensor, kind: torch.dtype, *_: Any) -> Tensor:
         and any(user.target is aten.linear.default for user in node.users)
     ),
 )
-def _(x: Tensor, *_: Any) -> Tensor:
+def where_for_cast(x: Tensor, *_: Any) -> Tensor:
     return torch.where(x, 1.0, 0.0)
 
 
@@ -529,22 +529,22 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 @one("softplus-by-absolute", aten.softplus.default, when=lambda _, node: len(node.args) == 1)
-def _(x: Tensor) -> Tensor:
+def softplus_by_absolute(x: Tensor) -> Tensor:
     return _softplus(x)
 
 
 @one("softplus-by-absolute", aten.mish.default)
-def _(x: Tensor) -> Tensor:
+def mish_by_absolute(x: Tensor) -> Tensor:
     return x * torch.tanh(_softplus(x))
 
 
 @one("exp-of-clamped", aten.exp.default, when=lambda _, node: _maker(node) is not aten.clamp.default)
-def _(x: Tensor) -> Tensor:
+def exp_of_clamped(x: Tensor) -> Tensor:
     return torch.exp(x.clamp(min=-80))
 
 
 @one("group-norm-for-instance-norm", aten.instance_norm.default)
-def _(
+def group_norm_for_instance_norm(
     x: Tensor, w: Any, b: Any, mean: Any, var: Any, of_input: bool, momentum: float, eps: float, *_: Any
 ) -> Tensor:
     if of_input:
@@ -558,22 +558,22 @@ def _is_along_another(model: Exported, node: Node) -> bool:
 
 
 @one("softmax-along-the-last", aten.softmax.int, aten._softmax.default, when=_is_along_another)
-def _(x: Tensor, dim: int, *_: Any) -> Tensor:
+def softmax_along_the_last(x: Tensor, dim: int, *_: Any) -> Tensor:
     return torch.softmax(x.transpose(dim, -1), -1).transpose(dim, -1)
 
 
 @one("cumsum-along-the-last", aten.cumsum.default, when=_is_along_another)
-def _(x: Tensor, dim: int, **more: Any) -> Tensor:
+def cumsum_along_the_last(x: Tensor, dim: int, **more: Any) -> Tensor:
     return torch.cumsum(x.transpose(dim, -1), -1, **more).transpose(dim, -1)
 
 
 @one("bias-added-alone", aten.linear.default, when=lambda _, node: len(node.args) > 2 and bool(node.args[2]))
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def bias_added_alone(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return functional.linear(x, weight) + bias
 
 
 @one("ceil-by-floor", aten.ceil.default)
-def _(x: Tensor) -> Tensor:
+def ceil_by_floor(x: Tensor) -> Tensor:
     return -torch.floor(-x)
 
 
@@ -582,12 +582,12 @@ def _(x: Tensor) -> Tensor:
     aten.floor_divide.default,
     when=lambda model, node: model.value(node).is_floating_point(),
 )
-def _(x: Tensor, y: Any) -> Tensor:
+def floor_of_quotient(x: Tensor, y: Any) -> Tensor:
     return torch.floor(x / y)
 
 
 @one("small-values-apart", aten.softmax.int, when=lambda model, node: _largest(model, node.args[0]) < SMALL)
-def _(x: Tensor, dim: int, *_: Any) -> Tensor:
+def small_softmax_apart(x: Tensor, dim: int, *_: Any) -> Tensor:
     return torch.softmax(x + 1, dim)
 
 
@@ -596,17 +596,17 @@ def _(x: Tensor, dim: int, *_: Any) -> Tensor:
     aten.elu.default,
     when=lambda model, node: node.args[1:] in ((), (1.0,)) and _largest(model, node.args[0]) < SMALL,
 )
-def _(x: Tensor, *_: Any) -> Tensor:
+def small_elu_apart(x: Tensor, *_: Any) -> Tensor:
     return torch.relu(x) + torch.exp(x.clamp(max=0)) - 1
 
 
 @one("power-as-exp", aten.pow.Scalar, when=lambda _, node: float(str(node.args[0])) > 0)
-def _(base: float, x: Tensor) -> Tensor:
+def power_as_exp(base: float, x: Tensor) -> Tensor:
     return torch.exp(x * math.log(base))
 
 
 @one("scatter-of-a-tensor", aten.scatter.value)
-def _(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+def scatter_of_a_tensor(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     return torch.scatter(x, dim, index, torch.full(index.shape, value, dtype=x.dtype))
 
 
@@ -619,7 +619,7 @@ def _(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
         and (len(node.args[1].users) > 1 or node.args[0] is node.args[1])
     ),
 )
-def _(x: Tensor, y: Tensor) -> Tensor:
+def second_input_alone(x: Tensor, y: Tensor) -> Tensor:
     return torch.matmul(x, y * 1.0)
 
 
@@ -633,7 +633,7 @@ def _is_depthwise(model: Exported, node: Node) -> bool:
 
 
 @one("depthwise-as-product", aten.conv2d.default, when=_is_depthwise)
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+def depthwise_as_product(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     product = x * weight.detach().clone().reshape(-1, 1, 1)
     return product if bias is None else product + bias.detach().clone().reshape(-1, 1, 1)
 
@@ -644,23 +644,36 @@ def _is_of_two(model: Exported, node: Node) -> bool:
 
 
 @one("amax-for-max", aten.max.dim, when=_is_of_two)
-def _(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+def amax_for_max(x: Tensor, dim: int, keepdim: bool = False) -> Any:
     return torch.amax(x, dim, keepdim), None
 
 
 @one("amax-for-max", aten.min.dim, when=_is_of_two)
-def _(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+def amin_for_min(x: Tensor, dim: int, keepdim: bool = False) -> Any:
     return torch.amin(x, dim, keepdim), None
 
 
-@one(
-    "matmul-for-einsum",
-    aten.einsum.default,
-    when=lambda _, node: str(node.args[0]).replace(" ", "") == "ij,kj->ik",
-)
-def _(_equation: str, operands: Sequence[Tensor], *_: Any) -> Tensor:
-    x, y = operands
-    return torch.matmul(x, y.transpose(0, 1))
+@search("matmul-for-einsum")
+def matmul_for_einsum(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(aten.einsum.default):
+        operands: Any = node.args[1]
+        if len(operands) == 2:
+            product = product_of(str(node.args[0]), [_shape(model, operand) for operand in operands])
+            yield from [model.call(node, _product(product))] if product else []
+
+
+def _product(product: Product) -> Callable[..., Tensor]:
+    def write(_equation: str, operands: Sequence[Tensor], *_: Any) -> Tensor:
+        parts = []
+        for x, part in zip(operands, product.parts, strict=True):
+            whole = x.sum(part.summed) if part.summed else x
+            turned = whole if part.order == sorted(part.order) else whole.permute(part.order)
+            parts.append(turned if part.sizes == [*turned.shape] else turned.reshape(part.sizes))
+        result = torch.matmul(*parts)
+        result = result if product.sizes == [*result.shape] else result.reshape(product.sizes)
+        return result if product.order == sorted(product.order) else result.permute(product.order)
+
+    return write
 
 
 def _is_by_condition(model: Exported, node: Node) -> bool:
@@ -673,7 +686,7 @@ def _is_by_condition(model: Exported, node: Node) -> bool:
 
 
 @one("where-for-assignment", aten.index_put.default, aten.index_put_.default, when=_is_by_condition)
-def _(x: Tensor, indices: Sequence[Tensor], value: Tensor, *_: Any) -> Tensor:
+def where_for_assignment(x: Tensor, indices: Sequence[Tensor], value: Tensor, *_: Any) -> Tensor:
     return torch.where(indices[0], value, x)
 
 
@@ -682,7 +695,7 @@ def _is_causal(_: Exported, node: Node) -> bool:
 
 
 @one("mask-as-constant", aten.scaled_dot_product_attention.default, when=_is_causal)
-def _(
+def mask_as_constant(
     q: Tensor, k: Tensor, v: Tensor, *_: Any, scale: Any = None, enable_gqa: bool = False, **_more: Any
 ) -> Tensor:
     mask = torch.full((q.shape[-2], k.shape[-2]), MASKED).triu(1)
@@ -693,7 +706,7 @@ def _(
 
 
 @search("constants-folded")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def constants_folded(model: Exported) -> Iterator[NodeMatch]:
     """What no input changes, where something reads it that an input changes."""
     for node in list(model.module.graph.nodes):
         if node.op != "call_function" or not isinstance(model.value(node), Tensor) or model.varies(node):
@@ -706,7 +719,7 @@ def _(model: Exported) -> Iterator[NodeMatch]:
 
 
 @search("recurrent-cell-by-cell")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def recurrent_cell_by_cell(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(aten.lstm.input, aten.gru.input):
         state: Any = node.args[1]
         first = state if isinstance(state, list | tuple) else [state]
@@ -784,7 +797,7 @@ COPIES = (aten.contiguous.default, aten.clone.default)
 
 
 @search("fewer-dimensions")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def fewer_dimensions(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(*RESHAPES):
         permuted = node.args[0]
         while isinstance(permuted, Node) and permuted.target in COPIES:
@@ -810,14 +823,14 @@ IMAGE = 4
 
 
 @search("activation-of-fewer-dimensions")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def activation_of_fewer_dimensions(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(aten.elu.default, aten.hardswish.default, aten.log_sigmoid.default):
         if len(_shape(model, node)) > MOST_OF_ACTIVATIONS:
             yield model.call(node, _on_rows(node.target))
 
 
 @search("activation-of-fewer-dimensions")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def norm_of_fewer_dimensions(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(aten.rms_norm.default):
         sizes: Any = node.args[1]
         if len(_shape(model, node)) > MOST_OF_ACTIVATIONS and len(sizes) == 1:
@@ -833,7 +846,7 @@ def _on_rows(target: Any) -> Callable[..., Tensor]:
     aten.group_norm.default,
     when=lambda model, node: len(_shape(model, node)) > MOST_OF_ACTIVATIONS,
 )
-def _(x: Tensor, *rest: Any) -> Tensor:
+def group_norm_of_fewer_dimensions(x: Tensor, *rest: Any) -> Tensor:
     result: Tensor = aten.group_norm.default(x.flatten(2, -2), *rest)
     return result.reshape(x.shape)
 
@@ -843,14 +856,14 @@ def _(x: Tensor, *rest: Any) -> Tensor:
     aten.group_norm.default,
     when=lambda model, node: len(_shape(model, node)) < IMAGE,
 )
-def _(x: Tensor, *rest: Any) -> Tensor:
+def group_norm_of_images(x: Tensor, *rest: Any) -> Tensor:
     place = (..., *[None] * (IMAGE - x.dim()))
     result: Tensor = aten.group_norm.default(x[place], *rest)
     return result.reshape(x.shape)
 
 
 @search("selects-for-unbind")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def selects_for_unbind(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(aten.unbind.int):
         dim = int(str(node.args[1])) if len(node.args) > 1 else 0
         several = _shape(model, node.args[0])[1:2] not in ((), (1,))
@@ -871,7 +884,7 @@ MOVES = (
 
 
 @search("indices-as-int32")
-def _(model: Exported) -> Iterator[NodeMatch]:
+def indices_as_int32(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(*MOVES):
         part = node.args[0]
         if not isinstance(part, Node) or part.target is not getitem:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +12,7 @@ import onnx
 from ci.lanes.onnx.graph import opset_of
 from ci.lanes.onnx.rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of
 from ci.pipeline.models.arrays import Array
-from ci.pipeline.rewriting import HTP_DIMENSIONS, merged
+from ci.pipeline.rewriting import HTP_DIMENSIONS, Product, merged, product_of
 
 Find = Callable[[Rewriting], Iterator[OnnxMatch]]
 
@@ -41,7 +39,7 @@ def _of_one(operator: str, *inputs: str, domain: str = "") -> Callable[[Writer],
 
 
 @search("division-by-root")
-def _(model: Rewriting) -> Iterator[OnnxMatch]:
+def division_by_root(model: Rewriting) -> Iterator[OnnxMatch]:
     for node in model.all_of("Mul"):
         for place, name in enumerate(node.input):
             maker = model.maker(name)
@@ -53,7 +51,7 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
 
 
 @search("norm-as-scale-and-shift")
-def _(model: Rewriting) -> Iterator[OnnxMatch]:
+def norm_as_scale_and_shift(model: Rewriting) -> Iterator[OnnxMatch]:
     """Also behind a convolution: no quantizer folds it there."""
     for node in model.all_of("BatchNormalization"):
         values = [model.constant(name) for name in node.input[1:]]
@@ -98,7 +96,7 @@ def _normed(x: str, factor: Array, offset: Array) -> Callable[[Writer], list[str
 
 
 @search("gelu-for-erf")
-def _(model: Rewriting) -> Iterator[OnnxMatch]:
+def gelu_for_erf(model: Rewriting) -> Iterator[OnnxMatch]:
     for erf in model.all_of("Erf"):
         scaled = model.maker(erf.input[0])
         x = next((name for name in scaled.input if model.constant(name) is None), "") if scaled else ""
@@ -144,7 +142,7 @@ def _only_of(model: Rewriting, node: onnx.NodeProto, operand: str) -> bool:
 
 
 @search("attention-in-parts")
-def _(model: Rewriting) -> Iterator[OnnxMatch]:
+def attention_in_parts(model: Rewriting) -> Iterator[OnnxMatch]:
     """Of four dimensions, without a cache and with a key head for each head of the queries."""
     for node in model.all_of("Attention"):
         attributes = attributes_of(node)
@@ -177,7 +175,7 @@ def _attended(
 
 
 @search("depthwise-as-product")
-def _(model: Rewriting) -> Iterator[OnnxMatch]:
+def depthwise_as_product(model: Rewriting) -> Iterator[OnnxMatch]:
     for node in model.all_of("Conv"):
         attributes, weight = attributes_of(node), model.constant(node.input[1])
         if weight is None or weight.ndim != 4 or weight.shape[1:] != (1, 1, 1):
@@ -199,7 +197,7 @@ def _(model: Rewriting) -> Iterator[OnnxMatch]:
 
 
 @search("fewer-dimensions")
-def _(model: Rewriting) -> Iterator[OnnxMatch]:
+def fewer_dimensions(model: Rewriting) -> Iterator[OnnxMatch]:
     for node in model.all_of("Reshape"):
         permuted = model.maker(node.input[0])
         first = model.maker(permuted.input[0]) if permuted is not None else None
@@ -223,7 +221,7 @@ def _permuted(
 
 
 @search("recurrent-cell-by-cell")
-def _(model: Rewriting) -> Iterator[OnnxMatch]:
+def recurrent_cell_by_cell(model: Rewriting) -> Iterator[OnnxMatch]:
     for node in model.all_of("GRU", "LSTM"):
         attributes = attributes_of(node)
         names = [*node.input, *[""] * 8][:8]
@@ -303,54 +301,34 @@ def _recurrent(
 
 
 @search("matmul-for-einsum")
-def _(model: Rewriting) -> Iterator[OnnxMatch]:
-    """Of two operands, each of whose letters is read or summed over in both, and has one size. The provider
-    takes few forms."""
+def matmul_for_einsum(model: Rewriting) -> Iterator[OnnxMatch]:
+    """The provider takes few forms of it."""
     for node in model.all_of("Einsum"):
-        equation = attributes_of(node)["equation"].decode().replace(" ", "")
-        operands, arrow, result = equation.partition("->")
-        letters = operands.split(",")
         shapes = [model.shape(name) for name in node.input]
-        if not arrow or len(letters) != 2 or not re.fullmatch(r"[a-zA-Z,>-]+", equation):
-            continue
-        alone = set(letters[0]) ^ set(letters[1])
-        once = all(len(set(word)) == len(word) for word in (*letters, result))
-        pairs = (zip(*both, strict=False) for both in zip(letters, shapes, strict=True))
-        sizes = {*itertools.chain.from_iterable(pairs)}
-        known = [*map(len, letters)] == [*map(len, shapes)]
-        if once and known and alone <= set(result) and len(sizes) == len({*operands} - {","}):
+        equation = attributes_of(node)["equation"].decode()
+        if len(shapes) == 2 and all(shapes) and (product := product_of(equation, shapes)):
             read = tuple(name for name in dict.fromkeys(node.input) if model.constant(name) is None)
-            yield OnnxMatch(node, read, _product(node, letters, result, shapes))
+            yield OnnxMatch(node, read, _product(node, shapes, product))
 
 
 def _product(
-    node: onnx.NodeProto, letters: Sequence[str], result: str, shapes: Sequence[Sequence[int]]
+    node: onnx.NodeProto, shapes: Sequence[Sequence[int]], product: Product
 ) -> Callable[[Writer], list[str]]:
-    left, right = letters
-    size = dict(zip(left + right, [*shapes[0], *shapes[1]], strict=True))
-    both = [letter for letter in left if letter in right]
-    batch, summed = ([letter for letter in both if (letter in result) is kept] for kept in (True, False))
-    rows, columns = ([letter for letter in word if letter not in both] for word in letters)
-
     def write(put: Writer) -> list[str]:
-        def turned(x: str, word: Sequence[str], order: Sequence[str]) -> str:
-            perm = [word.index(letter) for letter in order]
-            return x if perm == sorted(perm) else put("Transpose", x, perm=perm)
+        def turned(x: str, order: Sequence[int]) -> str:
+            return x if order == sorted(order) else put("Transpose", x, perm=order)
 
-        def shaped(x: str, parts: Sequence[Sequence[str]]) -> str:
-            """A dimension for each letter of the batch, and one for each part."""
-            sizes = [size[letter] for letter in batch]
-            sizes += [int(np.prod([size[letter] for letter in part])) for part in parts]
-            single = all(len(part) == 1 for part in parts)
-            return x if single else put("Reshape", x, put.constant(sizes, np.int64))
+        def shaped(x: str, before: Sequence[int], sizes: Sequence[int]) -> str:
+            return x if [*before] == [*sizes] else put("Reshape", x, put.constant(sizes, np.int64))
 
-        first = turned(node.input[0], left, [*batch, *rows, *summed])
-        second = turned(node.input[1], right, [*batch, *summed, *columns])
-        product = put("MatMul", shaped(first, (rows, summed)), shaped(second, (summed, columns)))
-        order = [*batch, *rows, *columns]
-        if len(rows) != 1 or len(columns) != 1:
-            product = put("Reshape", product, put.constant([size[letter] for letter in order], np.int64))
-        return [turned(product, order, result)]
+        parts = []
+        for x, shape, part in zip(node.input, shapes, product.parts, strict=True):
+            axes = put.constant(part.summed, np.int64) if part.summed else ""
+            whole = put("ReduceSum", x, axes, keepdims=0) if axes else x
+            left = [size for axis, size in enumerate(shape) if axis not in part.summed]
+            parts.append(shaped(turned(whole, part.order), [left[axis] for axis in part.order], part.sizes))
+        result = shaped(put("MatMul", *parts), product.matrix, product.sizes)
+        return [turned(result, product.order)]
 
     return write
 
@@ -451,7 +429,7 @@ DEFINITIONS: dict[str, Callable[[Defined], str]] = {
 
 
 @search("refused-by-definition")
-def _(model: Rewriting) -> Iterator[OnnxMatch]:
+def refused_by_definition(model: Rewriting) -> Iterator[OnnxMatch]:
     opset = opset_of(model.model)
     for node in model.all_of(*DEFINITIONS):
         x, *rest = node.input
