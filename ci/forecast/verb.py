@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     from ci.pipeline.forecast import of_language_model
-    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.one_model import of_lane
     from ci.pipeline.phones import load_forecasts
 
     table = load_forecasts()
@@ -117,7 +117,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     model = one_model_of(args)
     speaks = any((Parser.user_folder() / model.typed / name).is_file() for name in OF_LANGUAGE_MODELS)
-    forecasted = of_language_model(model.typed) if speaks else lane_model(model).forecasted(args.measured)
+    forecasted = (
+        of_language_model(model.typed)
+        if speaks
+        else of_lane(model, "forecast").forecasted(model, args.measured)
+    )
     shown = [forecast for forecast in forecasted.forecasts if forecast.phone in phones]
     answer.add(model=model.typed, forecasts=[row.as_dict() for row in shown])
     answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
@@ -130,10 +134,10 @@ def run(args: argparse.Namespace) -> int:
 
 def simulate(model: OneModel, phones: Mapping[str, str]) -> None:
     """Print what QNN's simulator says of these phones, by their chips."""
-    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.one_model import of_lane
     from ci.pipeline.simulated import CAVEAT, in_words
 
-    found = lane_model(model).simulated_on(sorted({*phones.values()}))
+    found = of_lane(model, "forecast").simulated_on(model, sorted({*phones.values()}))
     answer.add(simulated={phone: round(found[soc].us / 1000, 5) for phone, soc in phones.items()})
     for phone, soc in phones.items():
         print(f"{phone}  {in_words(found[soc])}")

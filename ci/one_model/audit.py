@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
 from ci.pipeline.compile_flags import add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_work
+from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import count
 
@@ -17,6 +20,15 @@ EXAMPLES = """\
   qnn-ci audit net.py:make --precision 16a8w --fix out/
   qnn-ci audit model.onnx --calibrate samples/ --measure --json audit.json
 """
+
+
+class Audits(Protocol):
+    """What is asked of a lane."""
+
+    def audited(self, model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
+        """A row of facts for each precision, or for the usual ones; with `run`, also what the emulator
+        measures."""
+        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.one_model.repair import only_one, repaired
     from ci.pipeline.audit_table import as_text, fails
     from ci.pipeline.model_report import DIES, ModelReport, reported
-    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.one_model import of_lane
     from ci.pipeline.rewriting import RewriteChoice
 
     model = one_model_of(args)
@@ -54,8 +66,10 @@ def run(args: argparse.Namespace) -> int:
     if args.fix:
         return repaired(replace(model, precision=only_one(precisions)), args.fix, RewriteChoice())
 
+    lane: Audits = of_lane(model, "audit")
+
     def work(report: ModelReport) -> int:
-        rows = lane_model(model).audited(precisions, run=args.measure)
+        rows = lane.audited(model, precisions, run=args.measure)
         answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
         print("\n".join(as_text(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import Any, Protocol
 
 from ci.pipeline.compile_flags import (
     PRECISION_HELP,
@@ -20,6 +21,7 @@ from ci.pipeline.compile_flags import (
 )
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.options import Choice, OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable
 
@@ -28,6 +30,16 @@ EXAMPLES = """\
   qnn-ci divergence model.onnx --precision 16a8w --calibrate samples/
   qnn-ci divergence --suite models.toml -k net/16a8w/SM8650
 """
+
+
+class Diverges(Protocol):
+    """What is asked of a lane."""
+
+    def searched(
+        self, model: OneModel, choice: Choice, least: float | None, kept: tuple[str, ...]
+    ) -> tuple[str, dict[str, Any]]:
+        """The program's name, and what the search gave; nodes that are `kept` are on the CPU."""
+        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +62,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.divergence import as_text, fix_of
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import lane_model
-    from ci.pipeline.options import Compiling
+    from ci.pipeline.one_model import lane_model, of_lane
     from provisioning.base.findings import Finding, Severity
 
     model = model_or_suite_of(args)
     require_one_chip(model.selection)
     choice, least = choice_of(args), args.least
-    taken = lane_model(model, Compiling(keep_on_cpu=tuple(args.keep_on_cpu)))
+    lane: Diverges = of_lane(model, "divergence")
+    taken = lane_model(model)
 
     def command(verb: str, *more: str, precision: str | None = None) -> str:
         other = replace(model, precision=precision, precision_file=None) if precision else model
@@ -65,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         return named.command(verb, model.selection.soc, *more) if model.typed else ""
 
     def work(report: ModelReport) -> int:
-        name, result = taken.searched(choice, least)
+        name, result = lane.searched(model, choice, least, tuple(args.keep_on_cpu))
         fix = fix_of(result, command, model.precision)
         answer.add(program=name, **result)
         lines = list(as_text(result))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ci.pipeline.compile_flags import (
     add_model,
@@ -14,7 +16,11 @@ from ci.pipeline.compile_flags import (
 )
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.options import Choice, OneModel
 from provisioning.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from ci.pipeline.one_model import Product
 
 EXAMPLES = """\
   qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
@@ -23,6 +29,16 @@ EXAMPLES = """\
   qnn-ci quantize net.py:model --precision 8a8w --where
   qnn-ci quantize --suite models.toml -k net/8a8w/SM8650 --where
 """
+
+
+class Quantizes(Protocol):
+    """What is asked of a lane."""
+
+    def quantized(self, taken: Any) -> Sequence[Product]: ...
+
+    def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
+        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,18 +58,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.losses import as_text
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import lane_model, quantize_model
+    from ci.pipeline.one_model import lane_model, of_lane, quantize_model
     from ci.pipeline.options import Compiling
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):
         raise UsageError(f"to which precision is {model.typed} quantized?", fix="--precision 8a8w")
+    lane: Quantizes = of_lane(model, "quantize")
     if args.where:
         require_one_chip(model.selection)
         choice = choice_of(args)
 
         def losses(_: ModelReport) -> int:
-            print("\n".join(as_text(*lane_model(model).losses(choice))))
+            print("\n".join(as_text(*lane.losses(model, choice))))
             return 0
 
         return reported("quantize", model, ["--where", *choice.words, *model.named], losses)
@@ -62,4 +79,6 @@ def run(args: argparse.Namespace) -> int:
             "a MODEL and -o are needed", fix="quantize MODEL --precision 8a8w -o out/, or --where"
         )
     taken = lane_model(model, Compiling(args.output))
-    return reported("quantize", model, model.named, lambda report: quantize_model(taken, report))
+    return reported(
+        "quantize", model, model.named, lambda report: quantize_model(taken, lane.quantized, report)
+    )

@@ -6,6 +6,7 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ci.pipeline.compile_flags import (
     PRECISION_HELP,
@@ -17,8 +18,12 @@ from ci.pipeline.compile_flags import (
 )
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.options import Choice, OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import count
+
+if TYPE_CHECKING:
+    from ci.pipeline.reduction import Reduction
 
 EXAMPLES = """\
   qnn-ci reduce net.py:make --when wrong --precision 16a8w -o reduced/
@@ -27,6 +32,14 @@ EXAMPLES = """\
   qnn-ci reduce --suite models.toml -k net/16a8w/SM8650 --when wrong -o reduced/
   qnn-ci reduce --lane onnx -k llama_decode/u16u8/SM8650 --when wrong -o reduced/
 """
+
+
+class Reduces(Protocol):
+    """What is asked of a lane."""
+
+    def reduction(self, model: OneModel, choice: Choice, place: Path, *, estimated: bool) -> Reduction[Any]:
+        """What tries pieces, in this folder; `estimated`: with what they will take."""
+        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.one_model import of_lane
     from ci.pipeline.reduce import Condition
     from ci.pipeline.reduction import place_in, reduced, written
     from provisioning.base.command_line import Parser
@@ -76,9 +89,11 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
+    lane: Reduces = of_lane(model, "reduce")
+
     def work(report: ModelReport) -> int:
         with place_in(output, [model.typed, *about]) as place:
-            search = lane_model(model).reduction(choice, place, estimated=condition.figure == "ms")
+            search = lane.reduction(model, choice, place, estimated=condition.figure == "ms")
             found = reduced(search, condition, seconds, say)
             lines = found.in_words(condition)
             files, verdict = written(search, condition, found, output, name, model.typed or search.name)

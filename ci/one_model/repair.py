@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.pipeline.compile_flags import (
-    CHECKPOINT,
     PRECISION_HELP,
     add_lane,
     add_model,
@@ -75,11 +74,13 @@ def run(args: argparse.Namespace) -> int:
 def _repaired_suites(model: OneModel, choice: Choice, asked: RewriteChoice, *, accepts: bool) -> int:
     from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import lane_model
-    from ci.pipeline.repair import repair_suites
+    from ci.pipeline.one_model import of_lane
+    from ci.pipeline.repair import Rewrites, repair_suites
+
+    lane: Rewrites = of_lane(model, "repair")
 
     def work(report: ModelReport) -> int:
-        return repair_suites(lane_model(model).of_suites(choice), asked, report, accepts=accepts)
+        return repair_suites(lane.of_suites(model, choice), lane, asked, report, accepts=accepts)
 
     with shared_fork_servers(os.environ):
         return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
@@ -88,15 +89,14 @@ def _repaired_suites(model: OneModel, choice: Choice, asked: RewriteChoice, *, a
 def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
     from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.model_report import reported
-    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.one_model import lane_model, of_lane
     from ci.pipeline.options import Compiling
-    from ci.pipeline.repair import repair_model
+    from ci.pipeline.repair import Rewrites, repair_model
 
+    lane: Rewrites = of_lane(model, "repair")
     taken = lane_model(model, Compiling(output))
-    if model.lane == CHECKPOINT:
-        raise taken.not_taken(model)
     with shared_fork_servers(os.environ):
-        return reported("repair", model, model.named, lambda report: repair_model(taken, asked, report))
+        return reported("repair", model, model.named, lambda report: repair_model(taken, lane, asked, report))
 
 
 def only_one(precisions: Sequence[str]) -> str | None:

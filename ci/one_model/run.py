@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ci.pipeline.compile_flags import LANES, add_option, lane_of, program_to_run
 from ci.pipeline.options import OneModel
@@ -18,6 +18,7 @@ from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.pipeline.models.arrays import Sample
+    from ci.pipeline.ran import Ran
     from provisioning.base.findings import Metric
 
 EXAMPLES = """\
@@ -25,6 +26,14 @@ EXAMPLES = """\
   qnn-ci run out/net_ctx.onnx --input x=x.npy --repeat 20 --compare net.onnx
   qnn-ci run context.bin --input x.npy --compare outputs
 """
+
+
+class RunsPrograms(Protocol):
+    """What is asked of a lane."""
+
+    def ran(self, model: OneModel, files: Sequence[str], repeat: int) -> Ran:
+        """What a compiled program gives for these inputs."""
+        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +69,7 @@ class OtherProgram:
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.one_model import of_lane
     from ci.pipeline.ran import as_text, compared, write
 
     model, output, inputs, repeat = program_to_run(args, args.model), args.output, args.input, args.repeat
@@ -71,8 +80,10 @@ def run(args: argparse.Namespace) -> int:
         here = LANES[lane].environment == LANES[model.lane].environment
         other = OtherProgram(args.compare, None if folder else program_to_run(args, args.compare), here)
 
+    running: RunsPrograms = of_lane(model, "running")
+
     def work(report: ModelReport) -> int:
-        ran = lane_model(model).ran(inputs, repeat)
+        ran = running.ran(model, inputs, repeat)
         if output:
             write(ran, output, model.typed)
             report.wrote(sorted(output.glob("*.npy")))
@@ -95,7 +106,7 @@ def _outputs(other: OtherProgram, inputs: Sample) -> Sample:
     """Those of the other program for the same inputs; one of another lane runs in that lane's environment."""
     import numpy
 
-    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.one_model import of_lane
     from ci.pipeline.ran import outputs_in
 
     if other.model is None:
@@ -109,7 +120,8 @@ def _outputs(other: OtherProgram, inputs: Sample) -> Sample:
             numpy.save(path, array)
             files.append(str(path) if len(inputs) == 1 else f"{name}={path}")
         if other.here:
-            return lane_model(other.model).ran(files, 1).outputs
+            lane: RunsPrograms = of_lane(other.model, "running")
+            return lane.ran(other.model, files, 1).outputs
         folder = Path(scratch, "outputs")
         _run_elsewhere(other.model, [*(f"--input={file}" for file in files), "-o", str(folder)])
         return outputs_in(folder)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of, require_one_chip
 from ci.pipeline.flags import add_work
 from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.options import OneModel
 from provisioning.base import answer
+
+if TYPE_CHECKING:
+    from ci.pipeline.profile import ProgramProfile
+    from ci.pipeline.simulated import SimulatedProfile
 
 EXAMPLES = """\
   qnn-ci timing net.py:make --precision 8a8w --soc SM8650
@@ -19,6 +26,20 @@ EXAMPLES = """\
   qnn-ci timing out/net.pte --input x.npy
   qnn-ci timing out/model_ctx.onnx --input x.npy --source model.onnx
 """
+
+
+class Times(Protocol):
+    """What is asked of a lane."""
+
+    def profiled(
+        self, model: OneModel, files: Sequence[str], source: Path | None, /
+    ) -> tuple[dict[str, str], ProgramProfile]:
+        """What was profiled, and its figures. `source` is what a compiled .onnx was compiled from."""
+        ...
+
+    def simulated_profile(self, model: OneModel) -> SimulatedProfile:
+        """What each operator takes of the chip by QNN's own simulator."""
+        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.artifacts.simulation import timeline
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.one_model import of_lane
     from ci.pipeline.profile import as_text, document, read_document
     from ci.pipeline.simulated import as_text as simulated_as_text
     from ci.pipeline.simulated import read_simulated
@@ -72,12 +93,14 @@ def run(args: argparse.Namespace) -> int:
     earlier = read_document(args.against) if args.against else None
     simulated_before = read_simulated(args.against) if args.against and args.simulate else None
 
+    lane: Times = of_lane(model, "timing")
+
     def work(report: ModelReport) -> int:
-        about, measured = lane_model(model).profiled(args.input, args.source)
+        about, measured = lane.profiled(model, args.input, args.source)
         if not measured.costs and not measured.cpu:
             raise CheckFailed(f"{model.typed}: nothing of it was profiled", fix="it holds no operator")
         body = document(measured, {"model": model.typed, **about})
-        simulated = lane_model(model).simulated() if args.simulate else None
+        simulated = lane.simulated_profile(model) if args.simulate else None
         if simulated:
             body["simulated"] = simulated.as_dict()
         if simulated and args.timeline:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ci.pipeline.compile_flags import add_lane, add_model, add_option, model_or_suite_of, require_one_chip
 from ci.pipeline.flags import add_accept, add_choice, add_work, choice_of
@@ -24,7 +24,8 @@ from provisioning.base.errors import UsageError
 if TYPE_CHECKING:
     from ci.pipeline.model_report import ModelReport
     from ci.pipeline.one_model import LaneModel
-    from ci.pipeline.tuning import Goal
+    from ci.pipeline.repair import Rewrites
+    from ci.pipeline.tuning import Goal, Tuned
     from provisioning.base.accepted import Values
 
 EXAMPLES = """\
@@ -46,6 +47,18 @@ BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 class Floor:
     value: float
     decibels: bool
+
+
+class Tunes(Protocol):
+    """What is asked of a lane."""
+
+    def tuned(self, model: OneModel, precisions: tuple[str, str], goal: Goal, given: Any = None) -> Tuned:
+        """Which operators need the second precision; `given` is a suite's program in place of MODEL."""
+        ...
+
+    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
+        """The content of a precision file for a script that quantizes by itself."""
+        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -175,14 +188,15 @@ def _tuned(
 ) -> int:
     from ci.engine.output import keep_origins, require_own, writing_into
     from ci.engine.workers.forked import shared_fork_servers
-    from ci.pipeline.one_model import ELSEWHERE, lane_model
+    from ci.pipeline.one_model import ELSEWHERE, lane_model, of_lane
     from ci.pipeline.precision_file import SUFFIX, written
     from ci.pipeline.tuning import as_text, document, settings_of
     from provisioning.base.disk import disk_errors
 
+    lane: Tunes = of_lane(model, "tune")
     taken = lane_model(model)
     with shared_fork_servers(os.environ):
-        tuned = taken.tuned(precisions, goal)
+        tuned = lane.tuned(model, precisions, goal)
     frontier = {"model": model.typed, **document(tuned)}
     report.more["frontiers"] = frontier
     answer.add(**frontier)
@@ -198,7 +212,7 @@ def _tuned(
     precision, nodes = settings_of(tuned.units, tuned.chosen.units, *tuned.names)
     texts = {
         SUFFIX: written(taken.lane.suites.lane, precision, nodes, comment),
-        ".precision.py": taken.in_python(precision, nodes, comment),
+        ".precision.py": lane.in_python(precision, nodes, comment),
     }
     with disk_errors(ELSEWHERE), writing_into(folder, model.selection.store) as (scratch, publish):
         require_own([folder / f"{stem}{end}" for end in texts], model.typed)
@@ -225,14 +239,25 @@ def _tuned_suites(
     accepts: bool,
 ) -> int:
     from ci.engine.workers.forked import shared_fork_servers
-    from ci.pipeline.one_model import lane_model
+    from ci.pipeline.one_model import of_lane
 
+    repairs: Rewrites = of_lane(model, "repair")
     with shared_fork_servers(os.environ):
-        return tune_suites(lane_model(model).of_suites(choice), precisions, goal, report, accepts=accepts)
+        return tune_suites(
+            repairs.of_suites(model, choice),
+            repairs,
+            of_lane(model, "tune"),
+            precisions,
+            goal,
+            report,
+            accepts=accepts,
+        )
 
 
 def tune_suites(
     every: Sequence[LaneModel[Any, Any]],
+    repairs: Rewrites,
+    lane: Tunes,
     precisions: tuple[str, str],
     goal: Goal,
     report: ModelReport,
@@ -252,8 +277,8 @@ def tune_suites(
     for taken in every:
         program = taken.given
         assert program is not None
-        repair = repair_of(taken, RewriteChoice())
-        tuned = repair.model.tuned(precisions, goal)
+        repair = repair_of(taken, repairs, RewriteChoice())
+        tuned = lane.tuned(repair.model.model, precisions, goal, repair.model.given)
         print("\n".join((taken.name, *as_text(tuned), *filter(None, [tuned.wrong]))))
         if tuned.wrong:
             code = 1

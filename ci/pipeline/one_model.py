@@ -3,36 +3,29 @@ made of it."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ci.artifacts.simulation import Simulation
 from ci.engine.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.compile_flags import CHECKPOINT, LANES
-from ci.pipeline.forecast import Forecasted
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import Lane, Mine, Results, mine_of, update
 from ci.pipeline.model_report import ModelReport, reported
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
 from ci.pipeline.precision import written_name
-from ci.pipeline.profile import ProgramProfile
-from ci.pipeline.ran import Ran, require_program
-from ci.pipeline.reduction import Reduction
-from ci.pipeline.rewriting import RewriteChoice, Rewritten
-from ci.pipeline.simulated import SimulatedProfile
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
-from ci.pipeline.tuning import Goal, Tuned
+from ci.pipeline.trial import Outcome
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import session
@@ -48,6 +41,9 @@ P = TypeVar("P", bound=AnyProgram[Any, Any])
 L = TypeVar("L", bound=AnyPlan[Any])
 
 
+NOT_TRIED = Outcome()
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """What is written of a program, and what is said of it."""
@@ -56,14 +52,14 @@ class Product:
     """By their names in the output: where each lies, or its text."""
     words: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    wrong: Sequence[Finding] = ()
-    """What makes the command end with exit code 1. The files are written all the same."""
+    outcome: Outcome = NOT_TRIED
+    """Its `wrong` makes the command end with exit code 1. The files are written all the same."""
     findings: Sequence[Finding] = ()
     """What an answer says of it (--json)."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What an answer has beside its record."""
-    cells: Mapping[str, str] = field(default_factory=dict)
-    """By column: what a table of several precisions says of it."""
+    chips: str = ""
+    """For a table of several precisions; without them it has no row there."""
     stale: Sequence[Path] = ()
     """Of an earlier product: they go, unless they are written again."""
 
@@ -139,85 +135,29 @@ class LaneModel(ABC, Generic[P, L]):
         """What a run of a suite gets from the results. Raises the error of what no suite may have."""
         return {}
 
-    def quantized(self) -> Sequence[Product]:
-        raise self.not_taken(self.model)
-
-    def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
-        """What quantizing the whole model loses, in words, and what each operator adds to it, the worst
-        first."""
-        raise self.not_taken(self.model)
-
-    def of_suites(self, choice: Choice) -> Sequence[LaneModel[P, L]]:
-        """Each program that is chosen, with its precision."""
-        raise self.not_taken(self.model)
-
-    def rewritten(self, asked: RewriteChoice) -> Rewritten:
-        """The model with the rewrites that answer known faults, each proved on the CPU."""
-        raise self.not_taken(self.model)
-
-    def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
-        """A row of facts for each precision, or for the usual ones; with `run`, also what the emulator
-        measures."""
-        raise self.not_taken(self.model)
-
-    def profiled(self, inputs: Sequence[str], source: Path | None) -> tuple[dict[str, str], ProgramProfile]:
-        """What was profiled, and its figures. `source` is what a compiled .onnx was compiled from."""
-        raise self.not_taken(self.model)
-
-    def simulated(self) -> SimulatedProfile:
-        """What each operator takes of the chip by QNN's own simulator."""
-        raise self.not_simulated(self.model)
-
-    def simulated_on(self, chips: Sequence[str]) -> Mapping[str, Simulation]:
-        """The same of several chips, without the names of operators."""
-        raise self.not_simulated(self.model)
-
-    def forecasted(self, measured: str | None) -> Forecasted:
-        """What phones will take for it; `measured` is what one of them took."""
-        raise self.not_taken(self.model)
-
-    def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
-        """What a compiled program gives for these inputs."""
-        require_program(Parser.user_folder() / self.model.typed, self.model.typed)
-        raise self.not_taken(self.model)
-
-    def reduction(self, choice: Choice, place: Path, *, estimated: bool) -> Reduction[Any]:
-        """What `reduce` tries pieces of, in this folder; `estimated`: with what they will take."""
-        raise self.not_taken(self.model)
-
-    def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
-        """The program's name, and what the search for its operator that differs gave."""
-        raise self.not_taken(self.model)
-
-    def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
-        """Which operators need the second precision, so that the goal is met."""
-        raise self.not_taken(self.model)
-
-    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
-        """The content of a precision file for a script that quantizes by itself."""
-        raise self.not_taken(self.model)
-
-    @staticmethod
-    def not_simulated(model: OneModel) -> UsageError:
-        return UsageError(
-            f"--simulate: {model.typed}: only PyTorch and ONNX models are simulated",
-            fix="name a .pt2, file.py:function or an .onnx",
-        )
-
-    @staticmethod
-    def not_taken(model: OneModel) -> UsageError:
-        """For commands that a lane has not."""
-        return UsageError(
-            f"{model.typed}: this command takes PyTorch and ONNX models",
-            fix="name a .pt2, file.py:function or an .onnx; compile takes this one",
-        )
-
 
 def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, Any]:  # noqa: B008
     """The model in its lane."""
     module, _, name = LANES[model.lane].place.partition(":")
     taken: type[LaneModel[Any, Any]] = getattr(importlib.import_module(module), name)
     return taken.of(model, how)
+
+
+def of_lane(model: OneModel, verb: str) -> Any:
+    """The module of the model's lane that does this verb for one model: what is asked of it, the verb's own
+    module says. Refuses a lane that has none."""
+    name = f"{LANES[model.lane].place.partition(':')[0].rpartition('.')[0]}.{verb}"
+    if importlib.util.find_spec(name) is None:
+        raise not_taken(model)
+    return importlib.import_module(name)
+
+
+def not_taken(model: OneModel) -> UsageError:
+    """For what a lane does not offer."""
+    return UsageError(
+        f"{model.typed}: this command takes PyTorch and ONNX models",
+        fix="name a .pt2, file.py:function or an .onnx; compile takes this one",
+    )
 
 
 def _say_without_android(selection: Selection, said: set[str] | None) -> None:
@@ -310,28 +250,31 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
     return code
 
 
-def cells_of(soc: str, figures: Mapping[str, float], on_cpu: int, files: Iterable[Path]) -> dict[str, str]:
-    """What all lanes say in a table of several precisions."""
-    return {
-        "chip": soc,
+def cells_of(outcome: Outcome) -> dict[str, str]:
+    """By column, what a table of several programs says of one."""
+    figures = outcome.figures
+    cells = {
         "against float": in_words(figures) or "not run",
         "against the quantized model": in_words(figures, "reference_") or "-",
-        "on the CPU": str(on_cpu),
-        "bytes": f"{sum(file.stat().st_size for file in files):,}",
+        "on the CPU": str(len(outcome.on_cpu)),
     }
+    titles = {"size": "bytes", "ddr": "bytes of DDR"}
+    return cells | {titles[name]: f"{figures[name]:,.0f}" for name in titles if name in figures}
 
 
-def quantize_model(taken: LaneModel[P, L], report: ModelReport) -> int:
+def quantize_model(
+    taken: LaneModel[P, L], quantized: Callable[[LaneModel[P, L]], Sequence[Product]], report: ModelReport
+) -> int:
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        products = _exported(taken, new, publish, report).quantized()
+        products = quantized(_exported(taken, new, publish, report))
         _write(products, output, new, publish, taken.model.typed, report, set())
     return _shown(products, report)
 
 
 def _shown(products: Sequence[Product], report: ModelReport) -> int:
     """The exit code, after what is wrong."""
-    wrong = [finding for product in products for finding in product.wrong]
+    wrong = [finding for product in products for finding in product.outcome.wrong]
     answer.add_findings(wrong)
     for finding in wrong:
         error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
@@ -369,7 +312,8 @@ def _write(
     report.wrote(path for path in written if path.suffix != ".json")
     for product in products:
         report.warn(product.warnings)
-        report.cells += [product.cells] if product.cells else []
+        if product.chips:
+            report.cells.append({"chip": product.chips, **cells_of(product.outcome)})
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
         new = [warning for warning in product.warnings if warning not in said]

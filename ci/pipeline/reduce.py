@@ -1,26 +1,24 @@
 """The search for the smallest program that still shows a fault.
 
-First the graph is bisected, and single operators are left out (Zeller's delta debugging over its operators in
-their order); then sizes are cut, and values are replaced by some that one line of Python can say. A piece of
-a model gets what it needs from outside as inputs, with the values that the whole model has there. So each
-set of operators is a program, and none is refused but by what compiles it."""
+First operators are left out, many at once; then sizes are cut, and values are replaced by some that one line
+of Python can say. A piece of a model gets what it needs from outside as inputs, with the values that the
+whole model has there. So each set of operators is a program, and none is refused but by what compiles it."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 
 from ci.pipeline.slices import LEAST_DB
+from ci.pipeline.trial import Outcome, smallest
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.text import plural
-from provisioning.base.units import in_decibels
 
 BOUND = re.compile(r"(ddr|size|ms) *> *([0-9]+(?:\.[0-9]+)?) *([kMG]?B)?")
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-ERROR_WORDS = re.compile(r"\b\w+(?:Error|Exception)\b|\bSIG[A-Z]+\b|\b0x[0-9a-f]+\b|\b[Ee]rror \d+")
 REPEATS = 1
 """How often the first and the last program are done again, and nothing taken from the cache."""
 
@@ -42,30 +40,6 @@ class Subgraph:
         return replace(
             self, values=tuple(sorted({**dict(self.values), **dict.fromkeys(tensors, form)}.items()))
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a program."""
-
-    error: str = ""
-    """Why there is none, or why it does not run; what it says of its outputs is in `figures`."""
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """Of its outputs against the quantized model, or float: `sqnr_db` and `agreement`; and `ddr`, `size` and
-    `ms`."""
-    on_cpu: tuple[str, ...] = ()
-    """Operators."""
-
-    def in_words(self, figure: str = "") -> str:
-        """With the figure that a bound is for."""
-        parts = [self.error.partition("\n")[0][:300]] if self.error else []
-        if (sqnr := self.figures.get("sqnr_db")) is not None:
-            parts += [f"{in_decibels(sqnr)} SQNR"]
-        if (share := self.figures.get("agreement", 1.0)) < 1:
-            parts += [f"{100 * share:.4g} % of integers equal"]
-        parts += [f"on the CPU: {', '.join(sorted({*self.on_cpu}))}"] if self.on_cpu else []
-        parts += [f"{figure} {self.figures[figure]:,.6g}"] if figure in self.figures else []
-        return "; ".join(parts) or "it runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +71,10 @@ class Condition:
         if bound := self.bound:
             return outcome.figures.get(bound[0], 0.0) > bound[1]
         if self.text == "dies":
-            return bool(outcome.error) and same_error(outcome.error, whole.error)
+            return bool(outcome.error) and outcome.same_kind_as(whole)
         if self.text == "cpu":
             return bool({*outcome.on_cpu} & {*whole.on_cpu})
-        figures = outcome.figures
-        return figures.get("sqnr_db", self.least_db) < self.least_db or figures.get("agreement", 1.0) < 1.0
-
-
-def same_error(one: str, other: str) -> bool:
-    """By the words that name an error, and without names of nodes, numbers and places; by the first words of
-    errors that have none."""
-    words = [set(ERROR_WORDS.findall(text)) for text in (one, other)]
-    if words[0] or words[1]:
-        return words[0] == words[1]
-    plain = [re.sub(r"\W*\S*[\d_/.]\S*", "", text)[:60] for text in (one, other)]
-    return plain[0] == plain[1]
+        return outcome.near("sqnr_db", self.least_db) < self.least_db or outcome.near("agreement", 1.0) < 1.0
 
 
 Oracle = Callable[[Sequence[Subgraph]], Sequence[bool]]
@@ -145,24 +108,15 @@ class PieceSearch:
 
     def fewest_operators(self, piece: Subgraph) -> Subgraph:
         """No operator of it can be left out alone."""
-        parts = 2
-        while (count := len(piece.operators)) > 1:
-            names = piece.operators
-            cuts = [count * number // parts for number in range(parts + 1)]
-            chunks = [names[low:high] for low, high in pairwise(cuts)]
-            others = [tuple(name for name in names if name not in chunk) for chunk in chunks]
-            # Of two parts, each is what the other leaves.
-            candidates = chunks if parts == 2 else [*(chunks if parts < count else ()), *others]
-            found = self.first(replace(piece, operators=names) for names in candidates)
-            if found:
-                parts = 2 if len(found.operators) <= count // 2 else max(parts - 1, 2)
-                piece = found
-                self.say(f"{plural(len(piece.operators), 'operator')} of {count} still show it")
-            elif parts < count and not self.late:
-                parts = min(2 * parts, count)
-            else:
-                break
-        return piece
+
+        def first(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...] | None:
+            found = self.first(replace(piece, operators=names) for names in parts)
+            return found.operators if found else None
+
+        def found(now: int, before: int) -> None:
+            self.say(f"{plural(now, 'operator')} of {before} still show it")
+
+        return replace(piece, operators=smallest(piece.operators, first, lambda: self.late, found))
 
     def simplest(
         self, piece: Subgraph, simpler: Callable[[Subgraph], Iterable[Subgraph]], what: str

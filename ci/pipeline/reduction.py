@@ -25,9 +25,10 @@ from ci.engine.workers.forked import shared_fork_servers
 from ci.engine.workers.parent import Refused, WorkerDied
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece, Pieces
-from ci.pipeline.reduce import REPEATS, Condition, Outcome, PieceSearch, Reduced, Subgraph
+from ci.pipeline.reduce import REPEATS, Condition, PieceSearch, Reduced, Subgraph
 from ci.pipeline.reproducer import Reproducer, issue_text, said
 from ci.pipeline.steps import Ask
+from ci.pipeline.trial import Outcome
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.mutex import mutex
@@ -50,7 +51,8 @@ def outcome_facts(
             raise
         # A result that says nothing of what it rests on would be taken for every other piece.
         ask.touched |= ask.worker.seen
-        return {"failed": refused.kind, "message": refused.message}
+        unusable = refused.details.get("unusable", "")
+        return {"failed": refused.kind, "message": refused.message, "unusable": unusable}
     except WorkerDied as gone:
         if not gone.is_own_crash or gone.trouble(ask.log):
             raise

@@ -3,120 +3,69 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ci.engine.output import keep_origins, require_own, writing_into
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.lane import mine_of
 from ci.pipeline.model_report import DIES, ModelReport
 from ci.pipeline.offers import words_of
-from ci.pipeline.one_model import ELSEWHERE, LaneModel
-from ci.pipeline.options import Compiling, OneModel
+from ci.pipeline.one_model import ELSEWHERE, LaneModel, cells_of
+from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.suite_file import accepted_path
+from ci.pipeline.trial import Outcome, smallest
 from provisioning.base import answer
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import as_installed, session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError
-from provisioning.base.findings import Finding, Metric
+from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned
 from provisioning.fixes import words_at
 
 FILES = (".py", ".pt2", ".onnx")
 """What a model is in; else it is named as a module."""
-WORSE_DB = 1.0
-"""A rewrite that loses more is not kept, nor one that gains no more, unless it saves something."""
-CHEAPER = 0.98
-"""A rewrite that gains no accuracy is kept if it leaves less than this share of the DDR traffic."""
-GAINS = {
-    **dict.fromkeys(("sqnr_db", "reference_sqnr_db", "slice_sqnr_db"), WORSE_DB),
-    **dict.fromkeys(("agreement", "choice_agreement"), 0.01),
-}
-"""The figures of which one is better by more than this where a rewrite is worth it."""
 LOSSY_DB = 30.0
 """Below it, weights get a scale for each channel where that helps."""
 BY_CHANNEL = "--per-channel"
 FLOOR = f"{LOSSY_DB:g}dB"
+Rules = tuple[tuple[str, ...], ...]
+"""Of rewrites, each by those that ask for it."""
 REPAIRED = "repaired"
 """In the name of the file of what was accepted of a suite's repairs."""
 
 
-@dataclass(frozen=True)
-class ModelResult:
-    """What the pipeline gives of a model."""
+class Rewrites(Protocol):
+    """What is asked of a lane."""
 
-    error: str = ""
-    """Why there is no program."""
-    fix: str = ""
-    cells: Mapping[str, str] = field(default_factory=dict)
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    on_cpu: int = 0
-    ddr: int | None = None
-    """Bytes that are read and written."""
-    wrong: Sequence[Finding] = ()
+    def rewritten(self, taken: Any, asked: RewriteChoice) -> Rewritten:
+        """The model with the rewrites that answer known faults, each proved on the CPU."""
+        ...
 
-    @property
-    def verdict(self) -> str:
-        if self.green:
-            return f"{plural(self.on_cpu, 'operator')} on the CPU" if self.on_cpu else "green"
-        return "dies" if self.error else "wrong"
-
-    @property
-    def says(self) -> str:
-        """Why it is not green."""
-        return self.error or "; ".join(finding.message for finding in self.wrong)
-
-    @property
-    def green(self) -> bool:
-        return not self.error and not self.wrong
-
-    @property
-    def sqnr_db(self) -> float:
-        """None of a program that does not compile."""
-        return float("-inf") if self.error else float(self.figures.get("sqnr_db", 0.0))
-
-    def worse_than(self, other: ModelResult) -> bool:
-        if self.green != other.green:
-            return other.green
-        return self.sqnr_db < other.sqnr_db - WORSE_DB and self.on_cpu >= other.on_cpu
-
-    def improves_on(self, other: ModelResult) -> bool:
-        """What dies of something else came farther."""
-        if self.error or other.error:
-            return bool(other.error) and self.error != other.error
-        if self.green != other.green or self.worse_than(other):
-            return self.green and not other.green
-        saves = None not in (self.ddr, other.ddr) and (self.ddr or 0) < CHEAPER * (other.ddr or 0)
-        mine, theirs, lost = self.figures, other.figures, float("-inf")
-        gains = (mine.get(name, lost) > theirs.get(name, lost) + by for name, by in GAINS.items())
-        return self.on_cpu < other.on_cpu or saves or any(gains)
+    def of_suites(self, model: OneModel, choice: Choice) -> Sequence[LaneModel[Any, Any]]:
+        """Each program that is chosen, with its precision."""
+        ...
 
 
-def measured(taken: LaneModel[Any, Any]) -> ModelResult:
+def measured(taken: LaneModel[Any, Any]) -> Outcome:
     """Compile, run and compare."""
     try:
         plan = taken.plan(taken.programs)
         (program,) = plan.programs
         results = taken.do(plan)
-        product = taken.product(plan, program, mine_of(program, results))
+        return taken.product(plan, program, mine_of(program, results)).outcome
     except ToolkitError as error:
         if error.exit_code != CheckFailed.exit_code:
             raise
-        return ModelResult(error.message.splitlines()[0], error.fix)
-    ddr = product.facts.get("ddr") or {}
-    cells = {name: cell for name, cell in product.cells.items() if name != "chip"}
-    total = ddr["read"] + ddr["written"] if ddr else None
-    if total is not None:
-        cells["bytes of DDR"] = f"{total:,}"
-    on_cpu = int(cells.get("on the CPU", "0"))
-    return ModelResult("", "", cells, product.facts["accuracy"], on_cpu, total, product.wrong)
+        return Outcome(error.message.splitlines()[0], error.fix)
 
 
 @dataclass(frozen=True)
@@ -124,20 +73,20 @@ class Repair:
     """What became of a model."""
 
     taken: LaneModel[Any, Any]
-    before: ModelResult
+    before: Outcome
     rewritten: Rewritten
-    after: ModelResult | None
+    after: Outcome | None
     """None: nothing was rewritten."""
     refused: Sequence[RewrittenPlace]
-    by_channel: ModelResult | None = None
+    by_channel: Outcome | None = None
     """With a scale for each channel of the weights, if that is better."""
 
     @property
-    def now(self) -> ModelResult:
+    def now(self) -> Outcome:
         return self.by_channel or self.after or self.before
 
     @property
-    def rows(self) -> dict[str, ModelResult]:
+    def rows(self) -> dict[str, Outcome]:
         rows = {"before": self.before, "after": self.after, BY_CHANNEL: self.by_channel}
         return {name: row for name, row in rows.items() if row}
 
@@ -154,23 +103,45 @@ class Repair:
         return taken.of(replace(taken.model, per_channel=True), taken.how) if self.by_channel else taken
 
 
-def repair_of(taken: LaneModel[Any, Any], asked: RewriteChoice) -> Repair:
-    """Rewrite, prove, compile and compare; what makes the model worse is left out."""
+def repair_of(taken: LaneModel[Any, Any], lane: Rewrites, asked: RewriteChoice) -> Repair:
+    """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
+    that were tried."""
     before = measured(taken)
-    rewritten = taken.rewritten(asked)
-    after = _measured_again(taken, rewritten)
+    rewritten = lane.rewritten(taken, asked)
+    every = tuple(dict.fromkeys(change.rules for change in rewritten.made))
+    known: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
+
+    def tried(chosen: Rules) -> Outcome:
+        if chosen not in known:
+            rules = tuple(rule for names in chosen for rule in names)
+            some = rewritten if chosen == every else lane.rewritten(taken, replace(asked, rules=rules))
+            again = of_rewritten(taken, some)
+            known[chosen] = some, measured(again) if again else before
+            sys.stderr.write(f"  with {', '.join(rules)}: {known[chosen][1].in_words()}\n")
+        return known[chosen][1]
+
+    kept: Rules = ()
+    best = before
+    if every and (together := tried(every)).improves_on(before):
+        kept, best = every, together
+    # Together they may do harm.
+    for rules in every if not kept else ():
+        if (result := tried((*kept, rules))).improves_on(best):
+            kept, best = (*kept, rules), result
+
+    def first(parts: Iterable[Rules]) -> Rules | None:
+        return next((part for part in parts if not best.improves_on(tried(part))), None)
+
+    kept = smallest(kept, first)
+    some, after = known[kept]
     refused = [change for change in rewritten.changes if change.refused]
-    if after and after.worse_than(before):
-        rewritten, after, more = _without_harm(taken, asked, rewritten, before)
-        refused += more
-    if after:
-        rewritten, after, more = _without_waste(taken, asked, rewritten, before, after)
-        refused += more
-    repair = Repair(taken, before, rewritten, after, refused)
+    words = f"on the emulator it gains nothing: {after.in_words()} without it"
+    refused += [replace(change, refused=words) for change in rewritten.made if change.rules not in kept]
+    repair = Repair(taken, before, some, after if kept else None, refused)
     return replace(repair, by_channel=_by_channel(repair))
 
 
-def _by_channel(repair: Repair) -> ModelResult | None:
+def _by_channel(repair: Repair) -> Outcome | None:
     """ExecuTorch's quantizer has a scale for each channel by itself."""
     taken, now = repair.taken, repair.now
     model = taken.model
@@ -178,17 +149,19 @@ def _by_channel(repair: Repair) -> ModelResult | None:
     if model.lane != ONNX or model.per_channel or not lossy or not _is_quantized(model.precision):
         return None
     of_channels = taken.of(replace(model, per_channel=True), taken.how)
-    result = _measured_again(of_channels, repair.rewritten) if repair.after else measured(of_channels)
-    return result if result and now.worse_than(result) else None
+    result = measured(of_rewritten(of_channels, repair.rewritten) or of_channels)
+    return result if now.worse_than(result) else None
 
 
 def _is_quantized(precision: str | None) -> bool:
     return precision is not None and precision_named(precision).quantized
 
 
-def repair_model(taken: LaneModel[Any, Any], asked: RewriteChoice, report: ModelReport) -> int:
+def repair_model(
+    taken: LaneModel[Any, Any], lane: Rewrites, asked: RewriteChoice, report: ModelReport
+) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
-    repair = repair_of(taken, asked)
+    repair = repair_of(taken, lane, asked)
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
     files = _write(repair, report) if after else []
@@ -216,13 +189,18 @@ def _report(repair: Repair, report: ModelReport) -> None:
 
 
 def repair_suites(
-    every: Sequence[LaneModel[Any, Any]], asked: RewriteChoice, report: ModelReport, *, accepts: bool
+    every: Sequence[LaneModel[Any, Any]],
+    lane: Rewrites,
+    asked: RewriteChoice,
+    report: ModelReport,
+    *,
+    accepts: bool,
 ) -> int:
     """Repair each program of suites, say in a table what it was and became, and keep that if it is accepted.
     Writes no model: the command for one does."""
     rows, code, repairs = [("program", "before", "repaired by", "after")], 0, dict[str, Values]()
     for taken in every:
-        repair = repair_of(taken, asked)
+        repair = repair_of(taken, lane, asked)
         _report(repair, report)
         code = code if repair.now.green else CheckFailed.exit_code
         words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
@@ -242,8 +220,8 @@ def replaced(accepted: Accepted, of_it: Mapping[str, Values]) -> Accepted:
     return accepted.only(lambda name: name not in of_it).updated(of_it)
 
 
-def _in_short(result: ModelResult) -> str:
-    ddr = f", {result.ddr:,} bytes of DDR" if result.ddr is not None else ""
+def _in_short(result: Outcome) -> str:
+    ddr = f", {result.figures['ddr']:,.0f} bytes of DDR" if "ddr" in result.figures else ""
     return result.verdict if result.error else f"{result.verdict}, {result.sqnr_db:.1f} dB{ddr}"
 
 
@@ -254,16 +232,11 @@ def as_accepted(repair: Repair) -> dict[str, Metric]:
         figures: dict[str, Metric] = {
             "verdict": result.verdict,
             "says": result.says or None,
-            "ddr": result.ddr,
+            "ddr": result.figures.get("ddr"),
         }
         figures |= {} if result.error else {"sqnr_db": round(result.sqnr_db, 1)}
         values |= {f"{when}.{name}": value for name, value in figures.items() if value is not None}
     return values
-
-
-def _measured_again(taken: LaneModel[Any, Any], rewritten: Rewritten) -> ModelResult | None:
-    again = of_rewritten(taken, rewritten)
-    return measured(again) if again else None
 
 
 def of_rewritten(taken: LaneModel[Any, Any], rewritten: Rewritten) -> LaneModel[Any, Any] | None:
@@ -273,59 +246,6 @@ def of_rewritten(taken: LaneModel[Any, Any], rewritten: Rewritten) -> LaneModel[
     samples = str(rewritten.samples) if rewritten.samples else taken.model.calibrate
     model = replace(taken.model, typed=str(rewritten.model), calibrate=samples, dimensions=(), python=None)
     return taken.of(model, Compiling())
-
-
-def _without_harm(
-    taken: LaneModel[Any, Any], asked: RewriteChoice, rewritten: Rewritten, before: ModelResult
-) -> tuple[Rewritten, ModelResult | None, list[RewrittenPlace]]:
-    """The rewrites that do no harm, each with those before it; and the others, refused by what the emulator
-    gave."""
-    kept: tuple[str, ...] = ()
-    together = Rewritten((), None)
-    after: ModelResult | None = None
-    refused: list[RewrittenPlace] = []
-    for rules in dict.fromkeys(change.rules for change in rewritten.made):
-        tried = taken.rewritten(replace(asked, rules=(*kept, *rules)))
-        result = _measured_again(taken, tried)
-        if result and not result.worse_than(before):
-            kept, together, after = (*kept, *rules), tried, result
-            continue
-        words = "it follows one that is refused"
-        if result:
-            figures = f"{result.sqnr_db:.1f} dB, and {before.sqnr_db:.1f} dB without it"
-            words = f"on the emulator: {result.error or figures}"
-        made = [change for change in rewritten.made if change.rules == rules]
-        refused += [replace(change, refused=words) for change in made]
-    return together, after, refused
-
-
-def _without_waste(
-    taken: LaneModel[Any, Any],
-    asked: RewriteChoice,
-    rewritten: Rewritten,
-    before: ModelResult,
-    after: ModelResult,
-) -> tuple[Rewritten, ModelResult | None, list[RewrittenPlace]]:
-    """The rewrites without which the model would be worse, or cost more; and the others, refused."""
-    kept = list(dict.fromkeys(change.rules for change in rewritten.made))
-    refused: list[RewrittenPlace] = []
-    now: ModelResult = after
-    for rules in reversed(kept[:]):
-        others = tuple(rule for other in kept if other != rules for rule in other)
-        fewer = taken.rewritten(replace(asked, rules=others)) if others else Rewritten((), None)
-        result = _measured_again(taken, fewer) or before
-        # Each of many may gain little.
-        if now.improves_on(result) or after.improves_on(result):
-            continue
-        words = f"on the emulator it gains nothing: {_gained(now)}, and {_gained(result)} without it"
-        refused += [replace(change, refused=words) for change in rewritten.made if change.rules == rules]
-        kept.remove(rules)
-        rewritten, now = fewer, result
-    return rewritten, now if rewritten.made else None, refused
-
-
-def _gained(result: ModelResult) -> str:
-    return "it dies" if result.error else f"{result.sqnr_db:.1f} dB"
 
 
 def _as_text(repair: Repair) -> Iterator[str]:
@@ -339,11 +259,10 @@ def _as_text(repair: Repair) -> Iterator[str]:
         yield "not rewritten:"
         for change in refused:
             yield f"  {change.place}: {change.rewrite}: {change.refused}"
-    titles = dict.fromkeys(title for row in rows.values() for title in row.cells)
-    table = [("", *rows)]
-    table += [(title, *(row.cells.get(title, "-") for row in rows.values())) for title in titles]
-    if titles:
-        yield from aligned(table)
+    cells = {name: cells_of(row) for name, row in rows.items() if not row.error}
+    if titles := dict.fromkeys(title for row in cells.values() for title in row):
+        table = [(title, *(cells.get(name, {}).get(title, "-") for name in rows)) for title in titles]
+        yield from aligned([("", *rows), *table])
     for name, row in rows.items():
         if row.error:
             yield f"{name}: gives no program: {row.error}"
@@ -411,5 +330,5 @@ def _next(repair: Repair, model: OneModel) -> None:
     answer.add(next=as_installed(command))
 
 
-def _answered(row: ModelResult) -> dict[str, Any]:
-    return {"error": row.error, "fix": row.fix, "accuracy": dict(row.figures), **row.cells}
+def _answered(row: Outcome) -> dict[str, Any]:
+    return {"error": row.error, "fix": row.fix, "accuracy": dict(row.figures), **cells_of(row)}

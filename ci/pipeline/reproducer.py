@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ci.pipeline.reduce import ERROR_WORDS, Condition, Outcome, Reduced
+from ci.pipeline.reduce import Condition, Reduced
+from ci.pipeline.trial import Death, Outcome
 from provisioning.base.errors import CheckFailed
 
 MOST_LINES = 40
@@ -82,10 +83,9 @@ def judged(condition: Condition, outcome: Outcome, refusal: str = "") -> tuple[s
     """The fact that its run prints, what a reproducer looks for in what that said, and its word for it."""
     ended = '"gone" if not done.returncode else "changed"'
     if condition.text == "dies":
-        pattern = "|".join(map(re.escape, dict.fromkeys(ERROR_WORDS.findall(outcome.error)))) or r"\w+Error"
         return (
             "",
-            f"re.findall({pattern!r}, said)[-1:] if done.returncode else []",
+            f"re.findall({Death.pattern(outcome.error)!r}, said)[-1:] if done.returncode else []",
             f'"still" if found else {ended}',
         )
     if condition.text == "cpu" and refusal:
@@ -102,7 +102,7 @@ def judged(condition: Condition, outcome: Outcome, refusal: str = "") -> tuple[s
     fact, side, least = ("SQNR", "<", f"{condition.least_db:g}")
     if bound:
         fact, side, least = bound[0].upper(), ">", f"{bound[1]:.0f}"
-    elif "sqnr_db" not in outcome.figures:
+    elif not {"sqnr_db", "reference_sqnr_db"} & outcome.figures.keys():
         fact, least = "EQUAL", "1"
     return (
         fact,

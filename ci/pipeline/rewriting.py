@@ -256,7 +256,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """An einsum of two operands as a product of matrices."""
 
     parts: tuple[Factor, Factor]
@@ -266,7 +266,7 @@ class Product:
     order: list[int]
 
 
-def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> Product | None:
+def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> MatrixProduct | None:
     """None where a letter is twice in one word, or has two sizes."""
     operands, arrow, result = equation.replace(" ", "").partition("->")
     words = operands.split(",")
@@ -298,7 +298,7 @@ def product_of(equation: str, shapes: Sequence[Sequence[int]]) -> Product | None
         return Factor(summed, order, sizes(*parts))
 
     every = [*batch, *alone[0], *alone[1]]
-    return Product(
+    return MatrixProduct(
         (factor(words[0], alone[0], common), factor(words[1], common, alone[1])),
         sizes(*alone),
         [size[letter] for letter in every],

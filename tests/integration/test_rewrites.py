@@ -14,8 +14,8 @@ import onnx
 import pytest
 import torch
 
-from ci.lanes.executorch import repair, rewrites
-from ci.lanes.onnx import repair as onnx_repair
+from ci.lanes.executorch import repaired_module, rewrites
+from ci.lanes.onnx import repaired_graph
 from ci.lanes.onnx import rewrites as onnx_rewrites
 from ci.lanes.onnx.rewriting import OnnxMatch, Rewriting, Writer
 from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, needs_of
@@ -54,7 +54,7 @@ def test_a_rewrite_is_proved_and_with_a_wrong_constant_or_axis_refused(name: str
     torch.manual_seed(0)
     model, sample = NETS[name][number]()
     with torch.no_grad():
-        repaired = repair.RepairedModule(model.eval(), [sample, sample])
+        repaired = repaired_module.RepairedModule(model.eval(), [sample, sample])
         matches = [match for find in rewrites.REWRITES[name] for match in find(repaired.model)]
         assert matches
         for match in matches:
@@ -81,7 +81,7 @@ def test_what_an_input_is_written_into_is_no_constant(
 
     sample = (torch.rand(1, 4),)
     with torch.no_grad():
-        model = repair.RepairedModule(Net(fills).eval(), [sample, sample]).model
+        model = repaired_module.RepairedModule(Net(fills).eval(), [sample, sample]).model
         found = list(rewrites.REWRITES["constants-folded"][0](model))
     assert not found
 
@@ -93,7 +93,7 @@ def test_a_pool_without_a_batch_is_passed_over() -> None:
 
     sample = (torch.randn(3, 9, 9),)
     with torch.no_grad():
-        model = repair.RepairedModule(Net(pools).eval(), [sample, sample]).model
+        model = repaired_module.RepairedModule(Net(pools).eval(), [sample, sample]).model
     assert not [match for find in rewrites.REWRITES["pool-as-convolution"] for match in find(model)]
 
 
@@ -112,7 +112,7 @@ def test_a_rewrite_of_an_onnx_is_proved_and_with_a_wrong_constant_or_axis_refuse
 ) -> None:
     model = model_of(name)
     sample = sample_of(model)
-    repaired = onnx_repair.RepairedOnnx(model, [sample, sample], tmp_path)
+    repaired = repaired_graph.RepairedOnnx(model, [sample, sample], tmp_path)
     repaired.apply([])
     matches = list(onnx_rewrites.REWRITES[name](repaired.model))
 
@@ -153,7 +153,7 @@ def test_what_reads_an_operator_of_another_domain_keeps_its_type(tmp_path: Path)
     model.graph.node.append(onnx.helper.make_node("MatMul", ["gelu", "square"], ["y"]))
     square = onnx.numpy_helper.from_array(2 * np.eye(6, dtype="f4"), "square")
     model.graph.initializer.append(square)
-    repaired = onnx_repair.RepairedOnnx(model, [sample_of(model)], tmp_path)
+    repaired = repaired_graph.RepairedOnnx(model, [sample_of(model)], tmp_path)
     repaired.apply([need("gelu-for-erf")])
     graph = repaired.model.model.graph
     assert [node.domain for node in graph.node if "gelu" in node.output] == ["com.microsoft"]
@@ -163,7 +163,7 @@ def test_what_reads_an_operator_of_another_domain_keeps_its_type(tmp_path: Path)
 def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> None:
     model = model_of(onnx_rewrites.FOLDED)
     sample = sample_of(model)
-    repaired = onnx_repair.RepairedOnnx(model, [sample], tmp_path)
+    repaired = repaired_graph.RepairedOnnx(model, [sample], tmp_path)
     repaired.apply([need(onnx_rewrites.FOLDED)])
     assert [change.refused for change in repaired.changes] == [""]
     assert [node.op_type for node in repaired.model.model.graph.node] == ["Relu", "Neg"]
@@ -172,7 +172,7 @@ def test_an_if_with_a_constant_condition_leaves_one_branch(tmp_path: Path) -> No
 def test_a_weight_that_is_computed_in_each_run_becomes_a_constant() -> None:
     with torch.no_grad():
         model, sample = weight_normed()
-        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired = repaired_module.RepairedModule(model, [sample, sample])
         repaired.apply([need(rewrites.WEIGHTS)])
     assert "remove_parametrizations" in repaired.changes[0].words and repaired.rewritten
     assert "weight_norm" not in repaired.model.module.code
@@ -184,7 +184,7 @@ def test_the_type_of_an_input_changes_only_where_that_is_allowed(interface: bool
     needs = needs_of("8a8w", "executorch", versions, RewriteChoice(("int32-input-quantized",), interface))
     with torch.no_grad():
         model, sample = counted()
-        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired = repaired_module.RepairedModule(model, [sample, sample])
         repaired.apply(needs)
         assert repaired.fed(sample)[0].dtype == kind and repaired.rewritten is interface
         assert repaired.exported().example_inputs[0][0].dtype == kind
@@ -197,11 +197,11 @@ def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.Monkey
             weight.mul_(1.01)
         return model
 
-    computed = repair.with_constant_weights
-    monkeypatch.setattr(repair, "with_constant_weights", larger)
+    computed = repaired_module.with_constant_weights
+    monkeypatch.setattr(repaired_module, "with_constant_weights", larger)
     with torch.no_grad():
         model, sample = weight_normed()
-        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired = repaired_module.RepairedModule(model, [sample, sample])
         repaired.apply([need(rewrites.WEIGHTS)])
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
@@ -215,7 +215,7 @@ def test_an_input_of_a_type_that_cannot_hold_its_values_is_refused(
     with torch.no_grad():
         model, _ = counted()
         sample = (torch.tensor([[3, 130, 250]], dtype=old),)
-        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired = repaired_module.RepairedModule(model, [sample, sample])
         repaired.apply([need(name)])
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
@@ -228,10 +228,10 @@ def test_a_model_that_is_folded_to_another_is_refused(
         next(node for node in folded.graph.node if node.op_type == "Neg").op_type = "Abs"
         return folded
 
-    optimized = onnx_repair.optimized
-    monkeypatch.setattr(onnx_repair, "optimized", other)
+    optimized = repaired_graph.optimized
+    monkeypatch.setattr(repaired_graph, "optimized", other)
     model = model_of(onnx_rewrites.FOLDED)
-    repaired = onnx_repair.RepairedOnnx(model, [sample_of(model)], tmp_path)
+    repaired = repaired_graph.RepairedOnnx(model, [sample_of(model)], tmp_path)
     repaired.apply([need(onnx_rewrites.FOLDED)])
     assert repaired.changes and all(change.refused for change in repaired.changes)
 
@@ -244,7 +244,7 @@ def test_a_build_without_the_fault_needs_no_rewrite_and_is_told_so() -> None:
     assert not needs_of("fp16", "executorch", {"executorch": "1.5.1", "qnn": "2.49.40"}, asked)
     with torch.no_grad():
         model, sample = NETS["bias-for-each-call"][0]()
-        repaired = repair.RepairedModule(model, [sample, sample])
+        repaired = repaired_module.RepairedModule(model, [sample, sample])
         repaired.apply([replace(need("bias-for-each-call"), withheld="not needed")])
     assert not repaired.rewritten and [change.refused for change in repaired.changes] == ["not needed"]
 

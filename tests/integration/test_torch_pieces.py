@@ -33,10 +33,11 @@ from ci.lanes.llm.verdicts import READER_NAMES
 from ci.lanes.onnx.reduce import TryOnnx
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.options import WorkOptions
-from ci.pipeline.reduce import Condition, Outcome, Subgraph
+from ci.pipeline.reduce import Condition, Subgraph
 from ci.pipeline.reproducer import MOST_LINES, SQNR
 from ci.pipeline.steps import Ask
 from ci.pipeline.suite import NO_SUITE
+from ci.pipeline.trial import Outcome
 from provisioning.known_faults import SCRIPTS
 from tests.unit.test_api import Words, answers
 from tests.unit.test_llm import GOOD, checkpoint, rules

@@ -10,22 +10,22 @@ from typing import Any
 
 from ci.pipeline.compile_flags import PYTORCH
 from ci.pipeline.one_model import Product
-from ci.pipeline.options import Compiling, OneModel, WorkOptions
-from ci.pipeline.repair import ModelResult
+from ci.pipeline.options import Choice, Compiling, OneModel, WorkOptions
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 
 HELPS, HARMS = RewrittenPlace("one", ("helps",), "", "node"), RewrittenPlace("other", ("harms",), "", "node")
 WRONG = (Finding("compile-accuracy", Severity.ERROR, "net", "too far", ""),)
-RED = ModelResult(figures={"sqnr_db": 2.0}, wrong=WRONG)
+RED = Outcome(figures={"sqnr_db": 2.0}, wrong=WRONG)
 
 
-def green(sqnr_db: float) -> ModelResult:
-    return ModelResult(figures={"sqnr_db": sqnr_db})
+def green(sqnr_db: float) -> Outcome:
+    return Outcome(figures={"sqnr_db": sqnr_db})
 
 
-Gives = Callable[[OneModel], ModelResult]
+Gives = Callable[[OneModel], Outcome]
 
 
 class Taken:
@@ -60,9 +60,12 @@ class Taken:
         result = self.gives(self.model)
         if result.error:
             raise CheckFailed(result.error, fix="")
-        return Product({}, [], facts={"accuracy": dict(result.figures)}, wrong=result.wrong)
+        return Product({}, [], outcome=result)
 
-    def rewritten(self, asked: RewriteChoice) -> Rewritten:
+    def of_suites(self, model: OneModel, choice: Choice) -> Any:
+        raise AssertionError
+
+    def rewritten(self, _taken: object, asked: RewriteChoice) -> Rewritten:
         made = [change for change in (HELPS, HARMS) if asked.rules is None or change.rules[0] in asked.rules]
         path = self.folder / f"{'-'.join(change.rules[0] for change in made)}.pt2"
         path.write_text("")

@@ -17,11 +17,11 @@ from ci.engine.inputs import Touched
 from ci.engine.output import SCRATCH, keep_origins, require_own, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Refused, WorkerDied, WorkerSpec
-from ci.lanes.onnx.one_model import OnnxModel
+from ci.lanes.onnx.repair import of_suites
 from ci.lanes.onnx.suite import programs_of
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.models.arrays import save
-from ci.pipeline.options import Choice, Compiling, OneModel, WorkOptions
+from ci.pipeline.options import Choice, OneModel, WorkOptions
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
@@ -323,7 +323,6 @@ def test_a_suites_model_is_calibrated_by_its_own_samples_alone(
         '[[case.net.run]]\nlane = "onnx"\nprecision = "8a8w"\nsocs = ["SM8650"]\n'
     )
     selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path / "store", tmp_path / "reports")
-    whole = OnnxModel(OneModel(selection, "", ONNX, WorkOptions()), Compiling())
-    (one,) = whole.of_suites(Choice(suites=(suite,)))
+    (one,) = of_suites(OneModel(selection, "", ONNX, WorkOptions()), Choice(suites=(suite,)))
     found = one.model.calibrate
     assert (found and Path(found).name) == expected and one.model.typed == str(tmp_path / "net.onnx")

@@ -21,9 +21,10 @@ from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece
 from ci.pipeline.models.simple_values import FORMS, simple, source_of
 from ci.pipeline.precision import precision_named
-from ci.pipeline.reduce import Condition, Outcome, PieceSearch, Reduced, Subgraph
+from ci.pipeline.reduce import Condition, PieceSearch, Reduced, Subgraph
 from ci.pipeline.reduction import Reduction, reduced
 from ci.pipeline.reproducer import MOST_LINES, Reproducer, said
+from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -275,6 +276,30 @@ def test_a_reproducer_of_many_operators_reads_the_model_beside_it(pieces: OnnxPi
     assert len(text.splitlines()) <= MOST_LINES and "long.onnx" in text
 
 
+COMPILE = "the compiler dies of aten.scatter_add.default at {}/net.py:{} `y.scatter_add(0, i, x)`"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (COMPILE.format("/home/me", 7), COMPILE.format("/tmp/repaired", 12), True),
+        (COMPILE.format("/home/me", 7), COMPILE.format("/home/me", 7).replace("scatter_add", "sort"), False),
+        ("IndexError: list index (a_1)", "IndexError: list index (b_2)", True),
+        ("compile: RuntimeError: no kernel for it", "run: RuntimeError: the file is not there", False),
+        ("the worker ended with SIGSEGV", "the worker ended with SIGABRT", False),
+        ("it dies", "", False),
+    ],
+)
+def test_two_deaths_are_alike_by_what_they_die_of_and_not_by_paths(one: str, other: str, alike: bool) -> None:
+    assert Outcome(error=one).same_kind_as(Outcome(error=other)) is alike
+
+
+@pytest.mark.parametrize(("rule", "wrong"), [("reference-not-finite", False), ("not-finite", True)])
+def test_where_the_model_itself_has_no_numbers_nothing_is_wrong(rule: str, wrong: bool) -> None:
+    outcome = Outcome.not_compared(rule, "no numbers", figures={"size": 1.0})
+    assert Condition.of("wrong").shown_by(outcome, outcome) is wrong
+
+
 @pytest.mark.parametrize(
     ("when", "run", "word"),
     [
@@ -284,6 +309,7 @@ def test_a_reproducer_of_many_operators_reads_the_model_beside_it(pieces: OnnxPi
         ("dies", ["raise IndexError('tuple index out of range')"], "still"),
         ("dies", ["pass"], "gone"),
         ("dies", ["raise KeyError('other')"], "changed"),
+        ("dies", ["raise RuntimeError('Cannot open QNN library libQnnHtp.so')"], "changed"),
         ("cpu", ["print('CPU', 'aten.erf.default')"], "still"),
         ("cpu", ["print('CPU', 'executorch_call_delegate')"], "gone"),
         ("ddr>1MB", ["print('read_total_bytes=2000000')"], "still"),

@@ -16,9 +16,9 @@ from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.model_report import ModelReport, reported
 from ci.pipeline.one_model import compile_model
 from ci.pipeline.options import OneModel
-from ci.pipeline.repair import ModelResult
 from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.suite_file import accepted_path
+from ci.pipeline.trial import Outcome
 from ci.site.repairs import lossy_of, rows_of, tuned_of
 from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
@@ -63,7 +63,7 @@ def test_samples_replace_those_of_an_earlier_repair_and_no_folder_of_the_users(t
         taken.samples.mkdir()
         (taken.samples / name).touch()
         report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
-        return repair.repair_model(taken, RewriteChoice(), report)
+        return repair.repair_model(taken, taken, RewriteChoice(), report)
 
     own.mkdir(parents=True)
     (own / "recorded.pt").touch()
@@ -86,7 +86,7 @@ TUNED = {**NOT_HELD, "chosen.groups": 3, "chosen.sqnr_db": 25.5}
 """What was accepted of a tuned model."""
 
 
-def alike(share: float) -> ModelResult:
+def alike(share: float) -> Outcome:
     return replace(RED, figures={"agreement": share})
 
 
@@ -97,9 +97,9 @@ def alike(share: float) -> ModelResult:
         (
             {
                 "net": RED,
-                "helps-harms": ModelResult("dies"),
+                "helps-harms": Outcome("dies"),
                 "helps": green(40),
-                "harms": ModelResult("dies"),
+                "harms": Outcome("dies"),
             },
             ["helps"],
             0,
@@ -111,12 +111,12 @@ def alike(share: float) -> ModelResult:
             ["helps"],
             0,
         ),
-        ({"net": ModelResult("dies"), "helps-harms": RED, "helps": RED, "harms": RED}, ["helps"], 1),
+        ({"net": Outcome("dies"), "helps-harms": RED, "helps": RED, "harms": RED}, ["helps"], 1),
         # Nothing is worse for it, and nothing better.
         ({"net": green(40), "helps-harms": green(40.2), "helps": green(40.2), "harms": green(40)}, [], 0),
         ({"net": green(20), "helps-harms": green(40), "helps": green(40), "harms": green(20)}, ["helps"], 0),
         (
-            {"net": ModelResult("one"), "helps-harms": ModelResult("other"), "helps": ModelResult("other")},
+            {"net": Outcome("one"), "helps-harms": Outcome("other"), "helps": Outcome("other")},
             ["helps"],
             1,
         ),
@@ -135,7 +135,7 @@ def alike(share: float) -> ModelResult:
     ],
 )
 def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_are_kept(
-    figures: dict[str, ModelResult],
+    figures: dict[str, Outcome],
     kept: list[str],
     code: int,
     tmp_path: Path,
@@ -143,7 +143,7 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
 ) -> None:
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
     taken: Any = Taken(tmp_path, gives=lambda model: figures[Path(model.typed).stem])
-    assert repair.repair_model(taken, RewriteChoice(), report) == code
+    assert repair.repair_model(taken, taken, RewriteChoice(), report) == code
     written = tmp_path / "out" / "net-repaired.txt"
     assert [rule for rule in ("helps", "harms") if written.is_file() and rule in written.read_text()] == kept
     refused = {"helps", "harms"}.difference(kept)
@@ -155,23 +155,23 @@ def test_a_rewrite_that_is_no_better_on_the_emulator_is_refused_and_the_others_a
     [
         (green(40), "compile -- {model} --soc SM8650 --precision 16a8w"),
         (RED, "tune -- {model} --soc SM8650 --precision 16a8w --precision fp16 --floor 30dB"),
-        (ModelResult("dies"), "audit -- {model} --soc SM8650 --precision 16a8w"),
+        (Outcome("dies"), "audit -- {model} --soc SM8650 --precision 16a8w"),
     ],
 )
 @pytest.mark.parametrize("made", [True, False])
 def test_the_next_command_is_for_what_is_still_red(
-    after: ModelResult,
+    after: Outcome,
     command: str,
     made: bool,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = after if not made else ModelResult("dies of something else")
+    before = after if not made else Outcome("dies of something else")
     taken: Any = Taken(tmp_path, gives=lambda model: before if model.typed == "net.py:make" else after)
     if not made:
-        taken.rewritten = lambda asked: Rewritten((), None)
+        taken.rewritten = lambda _taken, asked: Rewritten((), None)
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
-    repair.repair_model(taken, RewriteChoice(), report)
+    repair.repair_model(taken, taken, RewriteChoice(), report)
     model = tmp_path / "out" / "net-repaired.pt2" if made else "net.py:make"
     printed = f"next: nox -s {command.format(model=model)}"
     assert (printed in capsys.readouterr().out) is (made or after is RED)
@@ -187,16 +187,16 @@ def test_weights_get_a_scale_for_each_channel_where_an_onnx_loses_much_and_that_
     taken: Any = Taken(
         tmp_path, "net.onnx", ONNX, lambda model: green(by_channel if model.per_channel else whole)
     )
-    found = repair.repair_of(taken, RewriteChoice())
+    found = repair.repair_of(taken, taken, RewriteChoice())
     assert (found.now.sqnr_db == by_channel) is kept is bool(found.by_channel)
     assert (repair.BY_CHANNEL in found.rewrites) is kept
 
 
 def test_what_is_accepted_of_a_repair_is_what_the_page_shows(tmp_path: Path) -> None:
-    dies = ModelResult("the compiler dies")
+    dies = Outcome("the compiler dies")
     taken: Any = Taken(tmp_path)
     made = Rewritten([HELPS], None)
-    found = repair.Repair(taken, dies, made, ModelResult(figures={"sqnr_db": 40.04}, ddr=512), [])
+    found = repair.Repair(taken, dies, made, Outcome(figures={"sqnr_db": 40.04, "ddr": 512}), [])
     values = repair.as_accepted(found)
     (row,) = rows_of({"executorch/net/8a8w/SM8650": values})
     assert (row.before.verdict, row.before.says, row.before.sqnr_db) == ("dies", "the compiler dies", None)
@@ -257,11 +257,11 @@ def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_onc
     suite = tmp_path / "suite.toml"
 
     def program(name: str) -> Any:
-        def gives(model: OneModel) -> ModelResult:
+        def gives(model: OneModel) -> Outcome:
             if name.startswith("interrupted"):
                 raise KeyboardInterrupt
             rewritten = model.typed != name
-            return green(30) if rewritten and name.startswith("good") else ModelResult("dies")
+            return green(30) if rewritten and name.startswith("good") else Outcome("dies")
 
         taken = Taken(tmp_path, name, gives=gives)
         taken.given = SimpleNamespace(suite=suite)
@@ -270,12 +270,12 @@ def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_onc
     report = ModelReport("suite", StageRun.as_typed("repair", "wheels", "host"))
     asked = RewriteChoice()
     some = [program("good/8a8w/SM8650"), program("bad/8a8w/SM8650")]
-    assert repair.repair_suites(some[:1], asked, report, accepts=False) == 0
+    assert repair.repair_suites(some[:1], some[0], asked, report, accepts=False) == 0
     assert not load_accepted(accepted_path(suite, "repaired")).subjects
-    assert repair.repair_suites(some, asked, report, accepts=True) == 1
+    assert repair.repair_suites(some, some[0], asked, report, accepts=True) == 1
     with pytest.raises(KeyboardInterrupt):
         repair.repair_suites(
-            [program("good/fp16/SM8650"), program("interrupted")], asked, report, accepts=True
+            [program("good/fp16/SM8650"), program("interrupted")], some[0], asked, report, accepts=True
         )
     rows = rows_of(load_accepted(accepted_path(suite, "repaired")).subjects)
     assert {(row.model, row.precision, row.after.verdict) for row in rows} == {

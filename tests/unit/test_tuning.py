@@ -18,8 +18,8 @@ from ci.one_model.tune import TUNED, Floor, budget, goal_of, tune_suites
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.model_report import ModelReport
 from ci.pipeline.options import OneModel
-from ci.pipeline.repair import ModelResult
 from ci.pipeline.suite_file import accepted_path
+from ci.pipeline.trial import Outcome
 from ci.pipeline.tuning import (
     MOST_PROGRAMS,
     Goal,
@@ -319,10 +319,13 @@ def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
 def test_programs_of_a_suite_are_tuned_one_by_one_and_each_is_accepted_at_once(tmp_path: Path) -> None:
     suite, chip = tmp_path / "suite.toml", Chip(units())
 
+    answers: dict[str, Callable[[Goal], Tuned]] = {}
+    lane: Any = SimpleNamespace(tuned=lambda model, precisions, goal, given: answers[given.case_name](goal))
+
     def program(name: str, answer: Callable[[Goal], Tuned]) -> Any:
         taken: Any = Taken(tmp_path, name)
         taken.given = SimpleNamespace(suite=suite, case_name=name, soc="SM8650")
-        taken.tuned = lambda precisions, goal: answer(goal)
+        answers[name] = answer
         return taken
 
     def interrupted(goal: Goal) -> Tuned:
@@ -331,11 +334,13 @@ def test_programs_of_a_suite_are_tuned_one_by_one_and_each_is_accepted_at_once(t
     report, goal = ModelReport("suite", StageRun.as_typed("tune", "wheels", "host")), Goal({"sqnr_db": 30.0})
     holds = program("holds", lambda goal: tuned(chip, goal))
     misses = program("misses", lambda goal: tuned(Chip(units(), left=0.1), goal))
-    assert tune_suites([holds], NAMES, goal, report, accepts=False) == 0
+    assert tune_suites([holds], holds, lane, NAMES, goal, report, accepts=False) == 0
     assert not load_accepted(accepted_path(suite, TUNED)).subjects
-    assert tune_suites([misses], NAMES, goal, report, accepts=True) == 1
+    assert tune_suites([misses], misses, lane, NAMES, goal, report, accepts=True) == 1
     with pytest.raises(KeyboardInterrupt):
-        tune_suites([holds, program("interrupted", interrupted)], NAMES, goal, report, accepts=True)
+        tune_suites(
+            [holds, program("interrupted", interrupted)], holds, lane, NAMES, goal, report, accepts=True
+        )
     rows = {row.model: row for row in tuned_of(load_accepted(accepted_path(suite, TUNED)).subjects)}
     assert set(rows) == {"holds", "misses"} and rows["misses"].chosen is None
     row = rows["holds"]
@@ -347,21 +352,21 @@ def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> No
     """Without the rewrite that makes it worse, and with a scale for each channel where that is better."""
     tried: list[OneModel] = []
 
-    def gives(model: OneModel) -> ModelResult:
+    def gives(model: OneModel) -> Outcome:
         rewrites = Path(model.typed).stem
         return green(
             5 if "harms" in rewrites else 20 if model.per_channel else 10 + 2 * ("helps" in rewrites)
         )
 
     class Recorded(Taken):
-        def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
-            tried.append(self.model)
+        def tuned(self, model: OneModel, precisions: tuple[str, str], goal: Goal, given: Any) -> Tuned:
+            tried.append(model)
             return tuned(Chip(units()), goal)
 
     taken: Any = Recorded(tmp_path, "net.onnx", ONNX, gives)
     taken.given = SimpleNamespace(suite=tmp_path / "suite.toml", case_name="net", soc="SM8650")
     report = ModelReport("suite", StageRun.as_typed("tune", "wheels", "host"))
-    tune_suites([taken], NAMES, Goal({"sqnr_db": 30.0}), report, accepts=False)
+    tune_suites([taken], taken, taken, NAMES, Goal({"sqnr_db": 30.0}), report, accepts=False)
     (model,) = tried
     assert Path(model.typed).stem == "helps" and model.per_channel
 

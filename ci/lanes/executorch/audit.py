@@ -15,7 +15,7 @@ from ci.engine.runner import Runner, ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
-from ci.lanes.executorch.profile import measure
+from ci.lanes.executorch.timing import measure
 from ci.lanes.executorch.user_program import plan_of_model, program_of, pytorch_model, require_done
 from ci.operators.table import inexact, operators_in, taken_at
 from ci.pipeline.options import OneModel

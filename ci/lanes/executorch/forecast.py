@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ci.artifacts.simulation import Simulation
 from ci.engine.progress import Line, failed
 from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Result
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.judge import failure_in_words
 from ci.lanes.executorch.suite import ExecutorchProgram
+from ci.lanes.executorch.timing import simulations
 from ci.lanes.executorch.user_program import plan_of_model, program_of
 from ci.pipeline.forecast import Forecasted, by_measurement, forecast, load_fit, not_fitted
 from ci.pipeline.options import OneModel
@@ -81,6 +83,12 @@ def _together(facts: Mapping[str, Mapping[str, Any]], plan: ExecutorchPlan) -> d
         "operators": dict(operators),
         "cpu_seconds": sum(of_chip["cpu_seconds"] for of_chip in facts.values()),
     }
+
+
+def simulated_on(model: OneModel, chips: Sequence[str]) -> dict[str, Simulation]:
+    programs = {chip: program_of(model, chip) for chip in chips}
+    found = simulations(plan_of_model(model, "timing", [*programs.values()]))
+    return {chip: found[program.name] for chip, program in programs.items()}
 
 
 def forecasted(model: OneModel, measured: str | None) -> Forecasted:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.artifacts.simulation import Simulation
 from ci.engine.output import Publish, keep_origins, require_own
 from ci.engine.runner import ready_runner
 from ci.engine.work import Result
-from ci.lanes.executorch import PROGRAM, QUANTIZED, REWRITTEN, SAMPLES
+from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import RAN, Emulation, causes_of, findings_of, measure, ran
@@ -34,27 +32,18 @@ from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
     BEYOND_FIX,
     accuracy_of_one_model,
-    accuracy_of_quantized,
     differs_on_chip,
     nearly_constant,
 )
-from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.other_python import export_with
-from ci.pipeline.one_model import LaneModel, Product, cells_of
-from ci.pipeline.options import Choice
+from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.precision import scheme_named
-from ci.pipeline.profile import ProgramProfile
-from ci.pipeline.ran import Ran
-from ci.pipeline.reduction import Reduction
-from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of, needs_of
-from ci.pipeline.simulated import SimulatedProfile
-from ci.pipeline.tuning import Goal, Tuned
+from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.rendering.text import plural
-from provisioning.build_id import version_in
 from provisioning.fixes import fix_for
 
 
@@ -111,7 +100,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
     def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:
         compiled, run = mine[COMPILED], mine.get(RAN)
         assert compiled.folder is not None
-        path, facts, stem = compiled.folder / PROGRAM, compiled.facts, self._stem(program)
+        path, facts, stem = compiled.folder / PROGRAM, compiled.facts, self.stem(program)
         figures, costs = dict(run.facts["figures"]) if run else {}, costs_of(compiled)
         slices = list(run.facts["slices"]) if run else []
         record: dict[str, Any] = {
@@ -123,7 +112,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             "backend": program.backend,
             "scheme": program.run.precision,
             "stack": stack_of(plan.basis.build_id),
-            "inputs": _tensors(facts),
+            "inputs": tensors_of(facts),
             "delegates": facts["delegates"],
             "on_cpu": [
                 {name: row[name] for name in ("operator", "module", "source", "reason") if row.get(name)}
@@ -144,7 +133,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         divergence = self.command("divergence", program.soc, *flags)
         causes = causes_of(program, facts, slices, plan.basis.build_id)
         suspect = (nearly_constant(figures, slices), differs_on_chip(figures, divergence, causes.known))
-        warnings = [*_notes(facts), *filter(None, suspect)]
+        warnings = [*notes_of(facts), *filter(None, suspect)]
         wrong = accuracy_of_one_model(
             stem,
             figures,
@@ -152,20 +141,24 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             self.command("quantize", program.soc, "--where"),
             causes,
         )
-        cells = cells_of(program.soc, figures, len(facts["left"]), [path])
+        outcome = Outcome(
+            figures={**figures, "size": path.stat().st_size, "ddr": costs["ddr_read"] + costs["ddr_written"]},
+            on_cpu=tuple(row["operator"] for row in facts["left"]),
+            wrong=wrong,
+        )
         found = [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
         found = [*_left(stem, facts), *found]
         return Product(
-            _files(path, stem, record),
+            files_of(path, stem, record),
             words,
             warnings,
-            wrong,
+            outcome,
             findings=found,
             facts={"accuracy": figures, "ddr": facts["ddr"]},
-            cells=cells,
+            chips=program.soc,
         )
 
-    def _stem(self, program: ExecutorchProgram) -> str:
+    def stem(self, program: ExecutorchProgram) -> str:
         stem = program.case_name if self.given else pytorch_model(self.model).stem
         return f"{stem}-{program.soc}-{program.run.name}"
 
@@ -188,135 +181,6 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             "delegates": None if number == program.case.delegates else number,
             "cpu_budget": max(len(fact["left"]) for fact in facts) or None,
         }
-
-    def quantized(self) -> Sequence[Product]:
-        programs = self.programs
-        if not programs[0].run.quantizes:
-            raise UsageError(
-                f"{programs[0].run.precision} quantizes nothing", fix="--precision 8a8w, 16a8w, 16a4w …"
-            )
-        plan = plan_of_model(self.model, "quantize", programs, quantize_only=True)
-        results, products = compile_programs(plan), []
-        for program in plan.programs:
-            result = require_done(program, plan, results)
-            assert result.folder is not None
-            path, facts, stem = result.folder / QUANTIZED, result.facts, self._stem(program)
-            record = {
-                "schema": 1,
-                "model": program.case.factory,
-                "quantized": f"{stem}.pt2",
-                "sha256": hash_file(path),
-                "soc": program.soc,
-                "scheme": program.run.precision,
-                "stack": stack_of(),
-                "inputs": _tensors(facts),
-                "accuracy": facts["figures"],
-                "slices": facts["slices"],
-            }
-            figures, slices = facts["figures"], facts["slices"]
-            words = f"{program.soc} {program.run.name}: {in_words(figures)} against float, both in PyTorch"
-            warnings = [*_notes(facts), *filter(None, [nearly_constant(figures, facts["slices"])])]
-            where = self.command("quantize", program.soc, "--where")
-            wrong = accuracy_of_quantized(stem, figures, where, causes_of(program, facts, slices))
-            lines = [words, *(f"  {line}" for line in slices)]
-            products.append(Product(_files(path, stem, record), lines, warnings, wrong))
-        return products
-
-    def losses(self, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
-        from ci.lanes.executorch.divergence import chosen_program
-
-        model = self.model
-        program = (
-            self.program(model.selection.soc) if model.typed else chosen_program(choice, model.selection)
-        )
-        if not program.run.quantizes:
-            raise UsageError(f"{program.run.precision} quantizes nothing", fix="--precision 8a8w, 16a8w …")
-        plan = plan_of_model(model, "quantize", [program], quantize_only=True)
-        facts = require_done(program, plan, compile_programs(plan)).facts
-        return f"{program.name}: {in_words(facts['figures'])} against float, both in PyTorch", facts["losses"]
-
-    def of_suites(self, choice: Choice) -> Sequence[PytorchModel]:
-        from ci.lanes.executorch.divergence import on_htp
-
-        return [
-            replace(
-                self,
-                model=replace(
-                    self.model,
-                    precision=program.run.precision,
-                    selection=replace(self.model.selection, soc=program.soc, named_socs=(program.soc,)),
-                ),
-                given=program,
-            )
-            for program in on_htp(choice, self.model.selection)
-        ]
-
-    def rewritten(self, asked: RewriteChoice) -> Rewritten:
-        program = self.program(self.model.selection.soc)
-        plan = plan_of_model(self.model, "repair", [program])
-        versions = {
-            "executorch": importlib.metadata.version("executorch"),
-            "qnn": version_in(plan.basis.build_id),
-        }
-        needs = needs_of(program.run.precision, "executorch", versions, asked)
-        plan = replace(plan, needs=tuple(map(asdict, needs)))
-        result = require_done(program, plan, compile_programs(plan))
-        assert result.folder is not None
-        model = result.folder / REWRITTEN
-        written = (model, result.folder / SAMPLES) if model.is_file() else (None, None)
-        return Rewritten(changes_of(result.facts), *written)
-
-    def audited(self, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
-        from ci.lanes.executorch.audit import audited
-
-        return audited(self.model, precisions, run=run)
-
-    def profiled(self, inputs: Sequence[str], source: Path | None) -> tuple[dict[str, str], ProgramProfile]:
-        from ci.lanes.executorch.profile import profiled
-
-        return profiled(self.model, inputs)
-
-    def simulated(self) -> SimulatedProfile:
-        from ci.lanes.executorch.profile import simulated_profile
-
-        return simulated_profile(self.model)
-
-    def simulated_on(self, chips: Sequence[str]) -> Mapping[str, Simulation]:
-        from ci.lanes.executorch.profile import simulated_on
-
-        return simulated_on(self.model, chips)
-
-    def forecasted(self, measured: str | None) -> Forecasted:
-        from ci.lanes.executorch.forecast import forecasted
-
-        return forecasted(self.model, measured)
-
-    def ran(self, inputs: Sequence[str], repeat: int) -> Ran:
-        from ci.lanes.executorch.run import ran
-
-        return ran(self.model, inputs, repeat)
-
-    def reduction(self, choice: Choice, place: Path, *, estimated: bool) -> Reduction[Any]:
-        from ci.lanes.executorch.reduce import reduction
-
-        if estimated:
-            raise UsageError("only ONNX models have forecasts", fix="--when 'ddr>1MB', or name an .onnx")
-        return reduction(self.model, choice, place)
-
-    def searched(self, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
-        from ci.lanes.executorch.divergence import searched
-
-        return searched(self.model, choice, least, self.how.keep_on_cpu)
-
-    def tuned(self, precisions: tuple[str, str], goal: Goal) -> Tuned:
-        from ci.lanes.executorch.tune import tuned
-
-        return tuned(self.model, precisions, goal, self.given)
-
-    def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
-        from ci.lanes.executorch.tune import in_python
-
-        return in_python(precision, nodes, comment)
 
 
 def _require_compiled(
@@ -342,16 +206,16 @@ def _errors(findings: Iterator[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity is Severity.ERROR]
 
 
-def _files(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path | str]:
+def files_of(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path | str]:
     """The file of a result and its record."""
     return {f"{stem}{path.suffix}": path, f"{stem}.json": json.dumps(record, indent=2) + "\n"}
 
 
-def _tensors(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+def tensors_of(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name: input_[name] for name in ("dtype", "shape")} for input_ in facts["inputs"][0]]
 
 
-def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
+def notes_of(facts: Mapping[str, Any]) -> Iterator[str]:
     for _rule, message in facts.get("notes", ()):
         yield message
 

@@ -27,15 +27,15 @@ from ci.lanes.executorch.user_program import plan_of_model, program_of, stack_of
 from ci.pipeline.models.arrays import Sample, save_one
 from ci.pipeline.models.pieces import NotAPiece
 from ci.pipeline.options import Choice, OneModel
-from ci.pipeline.reduce import Condition, Outcome, Subgraph
+from ci.pipeline.reduce import Condition, Subgraph
 from ci.pipeline.reduction import Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.steps import Ask, run_step
 from ci.pipeline.suite import NO_SUITE
+from ci.pipeline.trial import Outcome
 from provisioning.base.commands import captured_module, without_result
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
-from provisioning.base.units import EXACT_DB
 
 MODEL, SAMPLES, BASE = "piece.pt2", "samples", "model.pt2"
 CHILD = "ci.lanes.executorch.export_for_reduce"
@@ -93,12 +93,8 @@ def outcome_of(lowered: Result, ran: Result | None) -> Outcome | None:
     if measured["rule"] in ("run", "missing"):
         return Outcome(error=f"run: {measured['message']}", figures=figures, on_cpu=on_cpu)
     if measured["rule"]:
-        # Outputs that cannot be compared.
-        return Outcome(figures={**figures, "sqnr_db": -EXACT_DB}, on_cpu=on_cpu)
-    for name in ("sqnr_db", "agreement"):
-        if name in measured["figures"]:
-            figures[name] = measured["figures"].get(f"reference_{name}", measured["figures"][name])
-    return Outcome(figures=figures, on_cpu=on_cpu)
+        return Outcome.not_compared(measured["rule"], measured["message"], figures=figures, on_cpu=on_cpu)
+    return Outcome(figures={**figures, **measured["figures"]}, on_cpu=on_cpu)
 
 
 class TorchReduction(Reduction[GraphModule]):
@@ -199,6 +195,8 @@ def exported_for(
     return module, torch.load(place / f"{SAMPLES}.pt", weights_only=True)
 
 
-def reduction(model: OneModel, choice: Choice, place: Path) -> TorchReduction:
+def reduction(model: OneModel, choice: Choice, place: Path, *, estimated: bool) -> TorchReduction:
+    if estimated:
+        raise UsageError("only ONNX models have forecasts", fix="--when 'ddr>1MB', or name an .onnx")
     program = program_of(model) if model.typed else chosen_program(choice, model.selection)
     return TorchReduction(model, program, place)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ci.lanes.executorch.rewriting import Exported, NodeMatch
-from ci.pipeline.rewriting import HTP_DIMENSIONS, Product, merged, product_of
+from ci.pipeline.rewriting import HTP_DIMENSIONS, MatrixProduct, merged, product_of
 
 aten: Any = torch.ops.aten
 Find = Callable[[Exported], Iterator[NodeMatch]]
@@ -662,7 +662,7 @@ def matmul_for_einsum(model: Exported) -> Iterator[NodeMatch]:
             yield from [model.call(node, _product(product))] if product else []
 
 
-def _product(product: Product) -> Callable[..., Tensor]:
+def _product(product: MatrixProduct) -> Callable[..., Tensor]:
     def write(_equation: str, operands: Sequence[Tensor], *_: Any) -> Tensor:
         parts = []
         for x, part in zip(operands, product.parts, strict=True):

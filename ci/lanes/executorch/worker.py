@@ -65,7 +65,7 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
 
         return searched(order, Path(order["scratch"]))
     if "needs" in order:
-        from ci.lanes.executorch.repair import rewritten
+        from ci.lanes.executorch.repaired_module import rewritten
 
         case, run, _, place = parse_request(order)
         return rewritten(case, run, place, Path(order["into"]), order["needs"])

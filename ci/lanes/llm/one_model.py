@@ -31,7 +31,7 @@ from ci.lanes.llm.work import (
     require_installed,
 )
 from ci.pipeline.lane import Mine, Results
-from ci.pipeline.one_model import LaneModel, Product
+from ci.pipeline.one_model import LaneModel, Product, not_taken
 from ci.pipeline.options import Compiling, OneModel
 from ci.pipeline.precision import written_name
 from ci.pipeline.steps import require_done, run_step
@@ -62,7 +62,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
     @classmethod
     def of(cls, model: OneModel, how: Compiling) -> Checkpoint:
         if how.language is None:
-            raise cls.not_taken(model)
+            raise not_taken(model)
         folder = Parser.user_folder() / model.typed
         shape, order = compile_order(model, how.language, folder)
         require_installed()

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lanes.onnx import commands
+    from ci.lanes.onnx import running
 
     if args.command == "operators":
         from ci.lanes.onnx.compile import require_installed
@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
         return run_operators(check=args.check)
     if args.command == "options":
-        return commands.list_options()
-    return commands.run_model(
-        commands.RunModel(
+        return running.list_options()
+    return running.run_model(
+        running.RunModel(
             args.model,
             args.input,
             args.soc,

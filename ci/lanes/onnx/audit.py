@@ -10,8 +10,8 @@ from typing import Any
 from ci.engine.work import Failure
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, GraphProblem, load_graph
 from ci.lanes.onnx.orders import precision_of, search_path
-from ci.lanes.onnx.profile import measured
 from ci.lanes.onnx.suite import OnnxProgram
+from ci.lanes.onnx.timing import measured
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.operators.onnx_page import inexact_onnx
 from ci.pipeline.options import OneModel

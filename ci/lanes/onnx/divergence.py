@@ -22,7 +22,9 @@ from ci.pipeline.steps import asking
 from provisioning.known_faults import faults_of
 
 
-def searched(model: OneModel, choice: Choice, least: float | None) -> tuple[str, dict[str, Any]]:
+def searched(
+    model: OneModel, choice: Choice, least: float | None, _kept: tuple[str, ...] = ()
+) -> tuple[str, dict[str, Any]]:
     """The program's name, and what the search gave."""
     program = chosen_program(model, choice)
     if model.typed and not model.calibrate:

@@ -35,19 +35,18 @@ from ci.pipeline.models.arrays import Sample, save_one
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.qnn_provider import installed_build
-from ci.pipeline.reduce import Condition, Outcome, Subgraph
+from ci.pipeline.reduce import Condition, Subgraph
 from ci.pipeline.reduction import Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.steps import Ask, asking, run_step
 from ci.pipeline.suite import NO_SUITE
+from ci.pipeline.trial import Outcome
 from provisioning.base.findings import Metric
-from provisioning.base.units import EXACT_DB
 from provisioning.manifest import soc_named
 
 MODEL, SAMPLES = "piece.onnx", "samples"
 OPERATOR = re.compile(r" \((\w+)\): ")
 """In the message on nodes that would run on the CPU."""
-UNUSABLE = "the outputs cannot be compared"
 OBSERVED = "observed"
 
 
@@ -101,17 +100,12 @@ def outcome_of(program: OnnxProgram, result: Result) -> Outcome | None:
     if "failed" in facts:
         if facts["failed"] == "cpu-node":
             return Outcome(on_cpu=tuple(OPERATOR.findall(message)))
-        if message.startswith(UNUSABLE):
-            return Outcome(figures={"sqnr_db": -EXACT_DB})
+        if rule := facts.get("unusable", ""):
+            return Outcome.not_compared(rule, message)
         return Outcome(error=f"{facts['failed']}: {message}")
     context = facts["beside"]
-    near, ddr = context["near"], context["ddr"] or {"read": 0, "written": 0}
-    figures = {
-        name: near.get(f"reference_{name}", near.get(name))
-        for name in ("sqnr_db", "agreement")
-        if name in near
-    }
-    figures |= {"ddr": ddr["read"] + ddr["written"], "size": context["bytes"]}
+    ddr = context["ddr"] or {"read": 0, "written": 0}
+    figures = {**context["near"], "ddr": ddr["read"] + ddr["written"], "size": context["bytes"]}
     times = [phone.ms for phone in forecast_of(program, facts).forecasts if phone.soc == program.soc]
     figures |= {"ms": times[0]} if times else {}
     return Outcome(figures=figures)

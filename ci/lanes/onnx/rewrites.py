@@ -12,7 +12,7 @@ import onnx
 from ci.lanes.onnx.graph import opset_of
 from ci.lanes.onnx.rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of
 from ci.pipeline.models.arrays import Array
-from ci.pipeline.rewriting import HTP_DIMENSIONS, Product, merged, product_of
+from ci.pipeline.rewriting import HTP_DIMENSIONS, MatrixProduct, merged, product_of
 
 Find = Callable[[Rewriting], Iterator[OnnxMatch]]
 
@@ -312,7 +312,7 @@ def matmul_for_einsum(model: Rewriting) -> Iterator[OnnxMatch]:
 
 
 def _product(
-    node: onnx.NodeProto, shapes: Sequence[Sequence[int]], product: Product
+    node: onnx.NodeProto, shapes: Sequence[Sequence[int]], product: MatrixProduct
 ) -> Callable[[Writer], list[str]]:
     def write(put: Writer) -> list[str]:
         def turned(x: str, order: Sequence[int]) -> str:

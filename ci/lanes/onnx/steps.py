@@ -343,7 +343,7 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
 def _repaired(model: Path, prepared: Path, into: Path, precision: str) -> Path:
     import onnx
 
-    from ci.lanes.onnx.repair import repair
+    from ci.lanes.onnx.repaired_graph import repair
 
     samples = [*saved(prepared / SAMPLES), *saved(prepared / CALIBRATION)]
     if not repair(onnx.load(str(model)), samples, into, precision, RewriteChoice()).rewritten:
@@ -617,7 +617,7 @@ def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
     """The float model with the rewrites that it needs."""
-    from ci.lanes.onnx.repair import rewritten
+    from ci.lanes.onnx.repaired_graph import rewritten
 
     asked = RewriteChoice(order["rules"] and tuple(order["rules"]), order["interface"])
     into, precision = Path(order["into"]), run_of(order).precision

@@ -92,7 +92,9 @@ class CompileTuned(CompileOne):
         return {**common, "metric": self.metric} if self.metric else common
 
 
-def tuned(model: OneModel, precisions: tuple[str, str], goal: Goal) -> Tuned:
+def tuned(
+    model: OneModel, precisions: tuple[str, str], goal: Goal, _given: OnnxProgram | None = None
+) -> Tuned:
     cheap, exact = (precision_named(name) for name in precisions)
     program = program_of(replace(model, precision=cheap.name))
     if not cheap.quantized:

@@ -65,6 +65,7 @@ KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.onnx import steps
+    from ci.pipeline.accuracy import Unusable
 
     if not isinstance(error, ToolkitError):
         text = " ".join(str(error).split())[:1000]
@@ -85,6 +86,7 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
         "message": error.message,
         "fix": error.fix,
         "problems": problems,
+        "unusable": error.__cause__.rule if isinstance(error.__cause__, Unusable) else "",
     }
 
 

@@ -18,7 +18,7 @@ from ci.engine.installed import ready_environment
 from ci.engine.runner import Runner, call_runner, ready_runner
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower, compile_programs
-from ci.lanes.executorch.run import inputs_of_program, write_raw
+from ci.lanes.executorch.running import inputs_of_program, write_raw
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done
 from ci.pipeline.options import OneModel
@@ -36,7 +36,9 @@ NATIVE_CALL = "native_call_"
 ADDED, THE_MODEL = "(added by the compiler)", "(the model itself)"
 
 
-def profiled(model: OneModel, files: Sequence[str]) -> tuple[dict[str, str], ProgramProfile]:
+def profiled(
+    model: OneModel, files: Sequence[str], _source: Path | None = None
+) -> tuple[dict[str, str], ProgramProfile]:
     """What was profiled, and its figures. `files` are inputs of a .pte."""
     path, selection, timeout = Parser.user_folder() / model.typed, model.selection, model.work.timeout
     wanted = None if path.suffix == ".pte" else program_of(model)
@@ -77,12 +79,6 @@ def simulations(plan: ExecutorchPlan) -> dict[str, Simulation]:
         assert folder is not None
         found[program.name] = read_simulation(folder / TRACE, folder / COSTS)
     return found
-
-
-def simulated_on(model: OneModel, chips: Sequence[str]) -> dict[str, Simulation]:
-    programs = {chip: program_of(model, chip) for chip in chips}
-    found = simulations(plan_of_model(model, "timing", [*programs.values()]))
-    return {chip: found[program.name] for chip, program in programs.items()}
 
 
 def simulated_profile(model: OneModel) -> SimulatedProfile:

@@ -1,0 +1,66 @@
+"""`quantize` of a PyTorch model: the quantized model as a .pt2, and where it loses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ci.lanes.executorch import QUANTIZED
+from ci.lanes.executorch.compile import compile_programs
+from ci.lanes.executorch.divergence import chosen_program
+from ci.lanes.executorch.emulate import causes_of
+from ci.lanes.executorch.one_model import PytorchModel, files_of, notes_of, tensors_of
+from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done, stack_of
+from ci.pipeline.accuracy import in_words
+from ci.pipeline.findings import accuracy_of_quantized, nearly_constant
+from ci.pipeline.one_model import Product
+from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.trial import Outcome
+from provisioning.base.errors import UsageError
+from provisioning.base.files import hash_file
+
+
+def quantized(taken: PytorchModel) -> Sequence[Product]:
+    programs = taken.programs
+    if not programs[0].run.quantizes:
+        raise UsageError(
+            f"{programs[0].run.precision} quantizes nothing", fix="--precision 8a8w, 16a8w, 16a4w …"
+        )
+    plan = plan_of_model(taken.model, "quantize", programs, quantize_only=True)
+    results, products = compile_programs(plan), []
+    for program in plan.programs:
+        result = require_done(program, plan, results)
+        assert result.folder is not None
+        path, facts, stem = result.folder / QUANTIZED, result.facts, taken.stem(program)
+        record = {
+            "schema": 1,
+            "model": program.case.factory,
+            "quantized": f"{stem}.pt2",
+            "sha256": hash_file(path),
+            "soc": program.soc,
+            "scheme": program.run.precision,
+            "stack": stack_of(),
+            "inputs": tensors_of(facts),
+            "accuracy": facts["figures"],
+            "slices": facts["slices"],
+        }
+        figures, slices = facts["figures"], facts["slices"]
+        words = f"{program.soc} {program.run.name}: {in_words(figures)} against float, both in PyTorch"
+        warnings = [*notes_of(facts), *filter(None, [nearly_constant(figures, slices)])]
+        where = taken.command("quantize", program.soc, "--where")
+        wrong = accuracy_of_quantized(stem, figures, where, causes_of(program, facts, slices))
+        lines = [words, *(f"  {line}" for line in slices)]
+        products.append(Product(files_of(path, stem, record), lines, warnings, Outcome(wrong=wrong)))
+    return products
+
+
+def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
+    program = (
+        program_of(model, model.selection.soc) if model.typed else chosen_program(choice, model.selection)
+    )
+    if not program.run.quantizes:
+        raise UsageError(f"{program.run.precision} quantizes nothing", fix="--precision 8a8w, 16a8w …")
+    plan = plan_of_model(model, "quantize", [program], quantize_only=True)
+    facts = require_done(program, plan, compile_programs(plan)).facts
+    return f"{program.name}: {in_words(facts['figures'])} against float, both in PyTorch", facts["losses"]

@@ -1,0 +1,141 @@
+"""A PyTorch model with every rewrite that it needs: exported, rewritten, proved on the CPU, and saved."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils import parametrize
+
+from ci.lanes.executorch import REWRITTEN, SAMPLES
+from ci.lanes.executorch.rewrites import INPUTS, REWRITES, WEIGHTS, retyped
+from ci.lanes.executorch.rewriting import Exported, NodeMatch, Tensors
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
+from ci.pipeline.models.arrays import Array
+from ci.pipeline.models.factory import (
+    CALIBRATION_SEED,
+    REMOVED_BY,
+    computed_weights,
+    is_quantized,
+    make,
+    run_copied,
+)
+from ci.pipeline.models.model_lines import source_of
+from ci.pipeline.models.samples import COMPARED, inputs_named
+from ci.pipeline.models.user_model import BadFactory
+from ci.pipeline.rewriting import Need, NotTheSame, RewrittenPlace, judged
+
+
+def rewritten(
+    case: ExecutorchCase,
+    run: ExecutorchRun,
+    search_path: Path,
+    into: Path,
+    needs: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Write the model with every rewrite that is needed, matches and is proved, and samples for it."""
+    loaded = make(
+        case.factory, case.arguments, search_path, inputs_named(case.samples, case.inputs, search_path)
+    )
+    if is_quantized(loaded.model):
+        raise BadFactory("the model is quantized already, and rewrites are of a float model")
+    seeds = [
+        *range(COMPARED),
+        *(CALIBRATION_SEED + index for index in range(run.calibration * run.quantizes)),
+    ]
+    samples = [loaded.sample(seed) for seed in seeds]
+    torch.set_grad_enabled(False)
+    repaired = RepairedModule(loaded.model, samples[:COMPARED])
+    repaired.apply([Need.read(need) for need in needs])
+    if repaired.rewritten:
+        (into / SAMPLES).mkdir(parents=True)
+        samples = [repaired.fed(sample) for sample in samples]
+        torch.export.save(repaired.exported(), into / REWRITTEN)
+        for number, sample in enumerate(samples):
+            torch.save(sample, into / SAMPLES / f"{number:04}.pt")
+    return {"changes": [asdict(change) for change in repaired.changes]}
+
+
+class RepairedModule:
+    """A model while it is rewritten, with what was changed and what was refused."""
+
+    def __init__(self, model: torch.nn.Module, samples: Sequence[Tensors]) -> None:
+        self.changes: list[RewrittenPlace] = []
+        self.samples, self.kinds = samples, [tensor.dtype for tensor in samples[0]]
+        self.weights = computed_weights(model.requires_grad_(False))
+        self.wanted = [_arrays(model, sample) for sample in samples]
+        self.model = Exported(with_constant_weights(model) if self.weights else model, samples)
+
+    @property
+    def rewritten(self) -> bool:
+        return any(not change.refused for change in self.changes)
+
+    def fed(self, sample: Tensors) -> Tensors:
+        """A sample of the original model, for this one."""
+        return tuple(tensor.to(kind) for tensor, kind in zip(sample, self.kinds, strict=True))
+
+    def exported(self) -> Any:
+        return torch.export.export(self.model.module, self.fed(self.samples[0]), strict=True)
+
+    def apply(self, needs: Sequence[Need]) -> None:
+        for need in needs:
+            if need.rewrite == WEIGHTS:
+                self.changes += [
+                    RewrittenPlace(need.rewrite, need.rules, call, name)
+                    for name, call in self.weights.items()
+                ]
+            elif need.rewrite in INPUTS:
+                self._retype(need)
+            else:
+                # The table has rewrites that are another lane's.
+                for find in REWRITES.get(need.rewrite, ()):
+                    self._rewrite(need, find)
+        if self.rewritten:
+            found = [_arrays(self.model.module, self.fed(sample)) for sample in self.samples]
+            self.changes = judged(self.changes, self.wanted, found)
+
+    def _rewrite(self, need: Need, find: Callable[[Exported], Iterator[NodeMatch]]) -> None:
+        matches = list(find(self.model))
+        for match in matches:
+            source, code = source_of(match.node)
+            change = RewrittenPlace(
+                need.rewrite, need.rules, need.words, match.node.name, source, code, need.withheld
+            )
+            try:
+                if not need.withheld:
+                    self.model.put(match, self.model.proved(match, need))
+            except NotTheSame as error:
+                change = replace(change, refused=str(error))
+            self.changes.append(change)
+        if matches:
+            self.model.settle()
+
+    def _retype(self, need: Need) -> None:
+        places = self.model.module.graph.find_nodes(op="placeholder")
+        for node in retyped(self.model, need.rewrite):
+            if not need.withheld:
+                self.kinds[places.index(node)] = INPUTS[need.rewrite][1]
+            place = f"input {node.name}"
+            self.changes.append(
+                RewrittenPlace(need.rewrite, need.rules, need.words, place, refused=need.withheld)
+            )
+
+
+def _arrays(model: Any, sample: Tensors) -> list[Array]:
+    return [tensor.numpy() for tensor in run_copied(model, sample)]
+
+
+def with_constant_weights(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose weights are those that it would compute."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        for weight in list(module.parametrizations) if parametrize.is_parametrized(module) else ():
+            parametrize.remove_parametrizations(module, weight)
+        for hook in list(module._forward_pre_hooks.values()):
+            if type(hook).__name__ in REMOVED_BY:
+                getattr(torch.nn.utils, REMOVED_BY[type(hook).__name__])(module)
+    return model.requires_grad_(False)

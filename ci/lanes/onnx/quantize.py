@@ -1,0 +1,72 @@
+"""`quantize` of an .onnx: the quantized model, and where it loses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.lanes.onnx.findings import causes_of
+from ci.lanes.onnx.one_model import OnnxModel
+from ci.lanes.onnx.user_program import (
+    LossesOfOne,
+    QuantizeOne,
+    constant_inputs,
+    of_samples,
+    plan_of_model,
+    program_of,
+)
+from ci.pipeline.accuracy import in_words
+from ci.pipeline.findings import accuracy_of_quantized, nearly_constant
+from ci.pipeline.one_model import Product
+from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.precision import precision_named
+from ci.pipeline.steps import require_done, run_step
+from ci.pipeline.trial import Outcome
+from provisioning.base.errors import UsageError
+from provisioning.base.files import hash_file
+
+
+def quantized(taken: OnnxModel) -> Sequence[Product]:
+    """One, as it is the same for all chips."""
+    program = program_of(taken.model)
+    kind = program.run.kind
+    if not precision_named(kind).quantized:
+        raise UsageError(f"{kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
+    stem = f"{Path(program.case.model).stem}-{program.run.name}"
+    step = QuantizeOne(plan_of_model(taken.model, program), stem=stem)
+    result = require_done(run_step(step, [program])[program.name])
+    assert result.folder is not None
+    facts, files = result.facts, sorted(result.folder.iterdir())
+    record = {
+        "schema": 1,
+        "model": Path(program.case.model).name,
+        "files": {path.name: hash_file(path) for path in files},
+        "precision": kind,
+        "stack": facts["packages"],
+        "inputs": facts["inputs"],
+        "accuracy": facts["near"],
+        "slices": facts["slices"],
+    }
+    words = f"{program.run.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
+    words += ", both by ONNX Runtime on the CPU"
+    written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
+    where = taken.command("quantize", program.soc, "--where")
+    wrong = accuracy_of_quantized(stem, facts["near"], where, causes_of(facts, kind))
+    constant = filter(None, [nearly_constant(facts["near"], facts["slices"])])
+    warnings = [*taken.drawn(program), *constant_inputs(facts), *constant]
+    return [
+        Product(written, [words, *(f"  {line}" for line in facts["slices"])], warnings, Outcome(wrong=wrong))
+    ]
+
+
+def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
+    program = program_of(model)
+    if not precision_named(program.run.kind).quantized:
+        raise UsageError(f"{program.run.kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
+    step = LossesOfOne(plan_of_model(model, program))
+    facts = require_done(run_step(step, [program])[program.name]).facts
+    words = f"{program.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
+    return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]

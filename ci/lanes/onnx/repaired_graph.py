@@ -1,0 +1,171 @@
+"""An ONNX model with every rewrite that it needs, each proved on the CPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.events import SourcePlace, places_of
+from ci.lanes.onnx.graph import (
+    REWRITTEN,
+    external_files,
+    fix_dimensions,
+    load_graph,
+    make_plain,
+    signature_of,
+)
+from ci.lanes.onnx.rewrites import FOLDED, REWRITES
+from ci.lanes.onnx.rewriting import Rewriting
+from ci.lanes.onnx.samples import calibration_samples
+from ci.lanes.onnx.suite import OnnxCase
+from ci.pipeline.models.arrays import Array, Sample
+from ci.pipeline.models.inputs import drawn
+from ci.pipeline.qnn_provider import installed_build
+from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, RewrittenPlace, judged, needs_of
+from provisioning.base.errors import CheckFailed
+from provisioning.build_id import version_in
+
+COMPARED = 2
+QUANTIZED = "QuantizeLinear"
+
+
+def rewritten(
+    case: OnnxCase, search_path: Path, into: Path, precision: str, asked: RewriteChoice
+) -> dict[str, Any]:
+    """Write the model with every rewrite that is needed, matches and is proved."""
+    path = search_path / case.model
+    external_files(load_graph(path), path.parent)
+    model = onnx.load(str(path))
+    if any(node.op_type == QUANTIZED for node in model.graph.node):
+        raise CheckFailed(
+            f"{path} is quantized already, and rewrites are of a float model", fix="name the float model"
+        )
+    if case.dimensions:
+        fix_dimensions(model, case.dimensions)
+    signature = signature_of(model)
+    samples = calibration_samples(case.samples, signature, search_path) if case.samples else []
+    repaired = repair(model, samples or [drawn(signature)], into, precision, asked)
+    return {"changes": [asdict(change) for change in repaired.changes]}
+
+
+def repair(
+    model: onnx.ModelProto, samples: Sequence[Sample], into: Path, precision: str, asked: RewriteChoice
+) -> RepairedOnnx:
+    """The model as REWRITTEN in the folder `into`, if anything of it was rewritten."""
+    repaired = RepairedOnnx(model, samples[:COMPARED], into)
+    versions = {
+        "qnn": version_in(installed_build()),
+        "onnxruntime-qnn": importlib.metadata.version("onnxruntime-qnn"),
+    }
+    repaired.apply(needs_of(precision, "onnx", versions, asked))
+    if repaired.rewritten:
+        onnx.save(repaired.model.model, str(into / REWRITTEN))
+    return repaired
+
+
+class RepairedOnnx:
+    """A model while it is rewritten, with what was changed and what was refused."""
+
+    def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> None:
+        self.changes: list[RewrittenPlace] = []
+        self.samples, self.into = samples, into
+        self.wanted, self.places = _computed(model, samples, into), places_of(model)
+        self.plain = onnx.ModelProto()
+        self.plain.CopyFrom(model)
+
+    @property
+    def rewritten(self) -> bool:
+        return any(not change.refused for change in self.changes)
+
+    def apply(self, needs: Sequence[Need]) -> None:
+        # Other rewrites look for constants, so they are folded first.
+        for need in needs:
+            if need.rewrite == FOLDED and not need.withheld:
+                self._fold(need)
+        make_plain(self.plain)
+        self.model = Rewriting(self.plain, self.samples, self.into)
+        for need in needs:
+            if need.rewrite in REWRITES:
+                self._rewrite(need)
+        if self.rewritten:
+            self.changes = judged(
+                self.changes, self.wanted, _computed(self.model.model, self.samples, self.into)
+            )
+
+    def _fold(self, need: Need) -> None:
+        """By ONNX Runtime itself: a condition that is constant leaves one branch."""
+        conditions = [node for node in self.plain.graph.node if node.op_type == "If"]
+        if not conditions:
+            return
+        folded = optimized(self.plain, self.into)
+        left = {name for node in folded.graph.node if node.op_type == "If" for name in node.output}
+        gone = [node for node in conditions if left.isdisjoint(node.output)]
+        if gone:
+            self.plain = folded
+        self.changes += [
+            RewrittenPlace(
+                need.rewrite, need.rules, need.words, node.name or node.output[0], *_line(self.places, node)
+            )
+            for node in gone
+        ]
+
+    def _rewrite(self, need: Need) -> None:
+        matches = list(REWRITES[need.rewrite](self.model))
+        values = self.model.values([name for match in matches for name in match.operands]) if matches else []
+        for match in matches:
+            node = match.node
+            place = node.name or node.output[0]
+            change = RewrittenPlace(
+                need.rewrite, need.rules, need.words, place, *_line(self.places, node), need.withheld
+            )
+            try:
+                if not need.withheld:
+                    self.model.put(match, self.model.proved(match, need, values))
+            except NotTheSame as error:
+                change = replace(change, refused=str(error))
+            self.changes.append(change)
+        if matches:
+            self.model.settle()
+
+
+def _line(places: Mapping[str, SourcePlace], node: onnx.NodeProto) -> tuple[str, str]:
+    place = places.get(node.name, SourcePlace())
+    return place.source, place.code
+
+
+def _computed(model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> list[list[Array]]:
+    """The outputs, in their order, for each sample."""
+    path, names = into / "whole.onnx", [value.name for value in model.graph.output]
+    try:
+        onnx.save(model, str(path))
+        return [[np.asarray(sample[name]) for name in names] for sample in provider.on_cpu(path, samples)]
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def optimized(model: onnx.ModelProto, into: Path) -> onnx.ModelProto:
+    """As ONNX Runtime folds its constants, with the operator sets that it uses."""
+    before, after = into / "before.onnx", into / "after.onnx"
+    try:
+        onnx.save(model, str(before))
+        options = ort.SessionOptions()
+        options.optimized_model_filepath = str(after)
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        ort.InferenceSession(str(before), options, providers=["CPUExecutionProvider"])
+        folded = onnx.load(str(after))
+    finally:
+        before.unlink(missing_ok=True)
+        after.unlink(missing_ok=True)
+    used = {node.domain for node in folded.graph.node}
+    imported = [opset for opset in folded.opset_import if opset.domain in used]
+    folded.ClearField("opset_import")
+    folded.opset_import.extend(imported)
+    return folded
