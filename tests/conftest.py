@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ci.engine.workers.forked import shared_fork_servers
-from tests.support import alone, engine, needs, order, small_disk, twice, whole
+from tests.support import engine, needs, shards, small_disk, whole
 from tests.support.sources import forget
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
@@ -50,30 +50,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     whole.add_flag(parser)
-    group = parser.getgroup("qnn-ci")
-    for module in (alone, order, twice):
-        module.add_flags(group)
-
-
-def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Those that start pytest for each file or more than once, instead of running tests themselves."""
-    chosen = [
-        run for flag, run in ((alone.FLAG, alone.run), (twice.FLAG, twice.run)) if config.getoption(flag)
-    ]
-    if len(chosen) > 1:
-        raise pytest.UsageError(f"expected {alone.FLAG} or {twice.FLAG}, found both")
-    if not chosen:
-        return None
-    # Nox ends what it has started with this signal.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return chosen[0](config)
-    except KeyboardInterrupt:
-        return int(pytest.ExitCode.INTERRUPTED)
-
-
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    return order.describe(config)
+    shards.add_flags(parser.getgroup("qnn-ci"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -104,13 +81,7 @@ def shared_by(test: Path) -> str:
     return next((name for name, lines in SHARED.items() if any(line in text for line in lines)), "")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    order.hand_over(node.config, node.workerinput)
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    order.take_over(config)
     # What is printed depends on the terminal's width, and xdist's workers have another than a single process.
     os.environ["COLUMNS"] = "120"
     # Processes that tests start hold their output back, as a user's do.
@@ -143,10 +114,9 @@ def pytest_collection_modifyitems(
     config.stash[LEFT_OUT] = Counter(reason for reasons in why.values() for reason in reasons)
     config.hook.pytest_deselected(items=[item for item in items if why[item]])
     items[:] = [item for item in items if not why[item]]
-    order.shuffle(config, items)
     # Then pytest puts together what shares a fixture's parameter, and leaves out what -m does not choose.
     result = yield
-    order.take_shard(config, items)
+    shards.take_shard(config, items)
     return result
 
 
@@ -172,9 +142,6 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    # With -q nothing stands at the head.
-    for line in order.describe(config):
-        terminalreporter.line(line)
     left_out: Counter[str] = config.stash.get(LEFT_OUT, Counter())
     if left_out:
         terminalreporter.section("checks that did not run")

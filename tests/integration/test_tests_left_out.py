@@ -39,3 +39,19 @@ def test_what_did_not_run_is_counted_in_a_line_a_kind(tmp_path: Path) -> None:
     assert "1 check of whole suites did not run: nox -s tests -- --whole -m whole" in lines
     assert not any("::test_" in line for line in lines)
     assert lines[-1].startswith("1 passed")
+
+
+def test_shards_have_every_test_once_and_whole_files(tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        (tmp_path / f"test_{name}.py").write_text("def test_a(): ...\ndef test_b(): ...\n")
+    words = ["-n0", "--co", "-q", "-c", "pyproject.toml", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+
+    def collected(*more: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", *words, *more, str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return sorted(line.split("/")[-1] for line in done.stdout.splitlines() if "::" in line)
+
+    shards = [collected("--shard", f"{i}/2") for i in (1, 2)]
+    files = [{test.partition("::")[0] for test in shard} for shard in shards]
+    assert not files[0] & files[1] and all(files)
+    assert sorted(shards[0] + shards[1]) == collected() != []
