@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ci.builds.programs import BuildTool
 from ci.diagnose.explain import causes
-from ci.engine.runner import Runner
+from ci.pipeline.runner import Runner
 from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_bytes

@@ -16,10 +16,9 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from ci.engine import signed
 from ci.engine.entries import RESTORED, prune
 from ci.engine.remote import keys_of
-from ci.github import wheels
+from ci.github import signed, wheels
 from ci.github.caches import NotBelieved, may_see_a_strangers, newest
 from ci.github.files import export, set_outputs
 from ci.github.place import run_of, saves, store_of

@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _program(context: Path, output: Path, selection: Selection, timeout: float) -> int:
     from ci.artifacts.program import ContextStrings, read
-    from ci.engine.output import keep_origins, require_own
     from ci.lanes.executorch.wrap_context import wrap
+    from ci.pipeline.output import keep_origins, require_own
 
     contents = read(context)
     if not isinstance(contents, ContextStrings):
@@ -162,7 +162,7 @@ def _graph(folder: Path, typed: str) -> Path:
 
 def _move(source: Path, target: Path, typed: str) -> None:
     """Put a model's finished file or folder in place in one step."""
-    from ci.engine.output import keep_origins, require_own
+    from ci.pipeline.output import keep_origins, require_own
 
     require_own([target], typed)
     try:

@@ -186,7 +186,6 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
 def _tuned(
     model: OneModel, precisions: tuple[str, str], goal: Goal, output: Path, report: ModelReport
 ) -> int:
-    from ci.engine.output import keep_origins, require_own, writing_into
     from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.one_model import ELSEWHERE, lane_model, of_lane
     from ci.pipeline.precision_file import SUFFIX, written

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ci.engine.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.compile_flags import CHECKPOINT, LANES
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import Lane, Mine, Results, mine_of, update
 from ci.pipeline.model_report import ModelReport, reported
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
+from ci.pipeline.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.pipeline.precision import written_name
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done

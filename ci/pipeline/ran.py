@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ci.engine.output import origin_of, require_own
 from ci.pipeline.accuracy import Pair, Unusable, compare, in_words, missed
+from ci.pipeline.output import origin_of, require_own
 from ci.pipeline.suite import Thresholds
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

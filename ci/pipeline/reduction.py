@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 
 from ci.engine.inputs import Touched
 from ci.engine.jobs import default_slots
-from ci.engine.output import keep_origins, require_own
 from ci.engine.work import empty_folder
 from ci.engine.workers.forked import shared_fork_servers
 from ci.engine.workers.parent import Refused, WorkerDied

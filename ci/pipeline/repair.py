@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ci.engine.output import keep_origins, require_own, writing_into
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.lane import mine_of
 from ci.pipeline.model_report import DIES, ModelReport

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine.runner import DIST
+from ci.pipeline.runner import DIST
 from ci.upgrades.compat import stage
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, Selection
 from provisioning.build_id import build_ids

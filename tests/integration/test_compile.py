@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from ci.__main__ import VERBS
-from ci.engine.output import writing_into
 from ci.lanes.executorch.suite import programs_of
 from ci.pipeline.models.factory import CALIBRATION_SEED, find, make
 from ci.pipeline.models.imports import search_first
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.models.samples import samples_of
 from ci.pipeline.models.user_model import BadFactory, user_model
+from ci.pipeline.output import writing_into
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.accepted import load_accepted
 from provisioning.base.command_line import Parser, main

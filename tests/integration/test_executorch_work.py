@@ -21,7 +21,6 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine import trouble
-from ci.engine.runner import Runner
 from ci.engine.work import Result
 from ci.lanes.executorch import compile as compiling
 from ci.lanes.executorch import emulate
@@ -30,6 +29,7 @@ from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.options import WorkOptions
+from ci.pipeline.runner import Runner
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Report

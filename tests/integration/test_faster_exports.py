@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from ci.engine.workers.faster_exports import INDUCTOR, SPEED_UPS, make_exports_faster
 from ci.lanes.executorch.worker import IMPORTED_LATE
+from ci.pipeline.models.faster_exports import INDUCTOR, SPEED_UPS, make_exports_faster
 
 X = torch.randn(2, 4)
 

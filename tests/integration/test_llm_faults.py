@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.engine.installed import ready_environment
 from ci.engine.work import Failure, Result
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.suite import SUITES, Limits, LlmProgram
 from ci.lanes.llm.verdicts import LIMITS, findings_of
 from ci.lanes.llm.work import environment, executorch_environment, setup_of
+from ci.pipeline.installed import ready_environment
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import ROOT, Selection, store_path

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ci.engine.runner import find_runner
+from ci.pipeline.runner import find_runner
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, environment, run
 from tests.support.runner import dist, runner_reports

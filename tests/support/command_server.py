@@ -33,7 +33,7 @@ LATER = (
     *("provisioning.store", "provisioning.validation.gather", "ci.engine.stage_output"),
     *("ci.pipeline.into_suite", "ci.pipeline.ran", "ci.pipeline.reduce", "ci.pipeline.audit_table"),
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.user_program"),
-    *("ci.engine.output", "ci.pipeline.models.other_python", "ci.report.html", "ci.github.release"),
+    *("ci.pipeline.output", "ci.pipeline.models.other_python", "ci.report.html", "ci.github.release"),
     *("provisioning.sources.directory", "provisioning.validation.compiler"),
     *("filelock", "jinja2", "platformdirs.unix", "rich.console", "rich.table", "tomlkit"),
 )

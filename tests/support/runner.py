@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ci.engine.runner import DIST
+from ci.pipeline.runner import DIST
 from provisioning.base.commands import ONE_TASK
 from provisioning.base.settings import ROOT
 from provisioning.dist import OURS

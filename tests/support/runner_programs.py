@@ -24,7 +24,7 @@ from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.passes import MemoryPlanningPass
 from torch.export import Dim, export
 
-from ci.engine.workers.faster_exports import make_exports_faster
+from ci.pipeline.models.faster_exports import make_exports_faster
 from provisioning.base.settings import DEFAULT_SOC
 
 

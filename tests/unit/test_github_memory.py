@@ -16,10 +16,9 @@ from urllib.parse import quote
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ci.engine import signed
 from ci.engine.inputs import key_of
 from ci.engine.memo import CachedResult, Miss
-from ci.github import memory, place, wheels
+from ci.github import memory, place, signed, wheels
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.secrets import PUBLIC_KEYS, SIGNING_KEY
 from tests.support.cache_machines import KEY, OURS, Machine, pems

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ci.engine.runner import Runner
+from ci.pipeline.runner import Runner
 from ci.upgrades.golden import executorch, stage
 from ci.upgrades.golden.stage import (
     SUMS,

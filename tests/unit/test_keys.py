@@ -15,7 +15,6 @@ import pytest
 
 from ci.engine.inputs import key_of, roots_of
 from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
-from ci.engine.runner import Runner
 from ci.engine.work import Result
 from ci.engine.workers.parent import Worker
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
@@ -32,6 +31,7 @@ from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.pipeline.models.own_packages import NO_PACKAGES
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.quarantine import Quarantine
+from ci.pipeline.runner import Runner
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Step, StepTask, tasks_of
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Input, TaskMetric, Thresholds

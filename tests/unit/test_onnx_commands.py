@@ -14,7 +14,6 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.engine.inputs import Touched
-from ci.engine.output import SCRATCH, keep_origins, require_own, writing_into
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Refused, WorkerDied, WorkerSpec
 from ci.lanes.onnx.repair import of_suites

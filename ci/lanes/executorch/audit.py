@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
-from ci.engine.runner import Runner, ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
@@ -19,6 +18,7 @@ from ci.lanes.executorch.timing import measure
 from ci.lanes.executorch.user_program import plan_of_model, program_of, pytorch_model, require_done
 from ci.operators.table import inexact, operators_in, taken_at
 from ci.pipeline.options import OneModel
+from ci.pipeline.runner import Runner, ready_runner
 from provisioning.base.errors import CheckFailed
 from provisioning.fixes import fix_for
 

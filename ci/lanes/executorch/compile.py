@@ -11,7 +11,6 @@ from typing import Any
 from ci.artifacts.compiler_log import DIES_OF
 from ci.artifacts.program import digest_without_time
 from ci.engine.inputs import Roots, python_name, search_key
-from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job, default_slots, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
@@ -21,6 +20,7 @@ from ci.engine.workers.child import MEMORY, THREADS, WARM
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.pipeline.accuracy import in_words
+from ci.pipeline.installed import host_libraries
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Ask, Step, run_step

@@ -15,7 +15,6 @@ from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower
 from torch import Tensor
 from torch.fx import Node
 
-from ci.engine.runner import Runner
 from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
 from ci.operators.partition.decisions import is_quantizer, module_of, traits_of
@@ -25,6 +24,7 @@ from ci.pipeline.divergence import Cuts
 from ci.pipeline.models.factory import copied, make, run_copied
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
+from ci.pipeline.runner import Runner
 
 
 def ending_at(module: Any, node: Node) -> Any:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.closed import closed
-from ci.engine.installed import ready_environment
-from ci.engine.runner import ready_runner
 from ci.engine.workers.parent import Refused
 from ci.lanes.executorch.compile import alone, key_context_of
 from ci.lanes.executorch.stage import Lowering
@@ -18,9 +16,11 @@ from ci.lanes.executorch.user_program import program_of
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import better_than, inexact
 from ci.pipeline.divergence import LEAST_DB, known_fault
+from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduction import only
+from ci.pipeline.runner import ready_runner
 from ci.pipeline.steps import asking
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
-from ci.engine.workers.faster_exports import make_exports_faster
 from ci.lanes.executorch.lower import calibration_of, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
 from ci.pipeline.models.factory import copied, make
+from ci.pipeline.models.faster_exports import make_exports_faster
 
 ONLINE = {"calls": False, "dlc": True}
 """The format of a graph that the device compiles: it is passed on as a DLC."""

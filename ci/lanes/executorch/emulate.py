@@ -13,7 +13,6 @@ from ci.engine.inputs import search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.runner import Runner, find_runner, ready_runner
 from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
@@ -42,6 +41,7 @@ from ci.pipeline.findings import (
 from ci.pipeline.lane import Mine, Results, agreed_of
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import StageOptions
+from ci.pipeline.runner import Runner, find_runner, ready_runner
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.output import Publish, keep_origins, require_own
-from ci.engine.runner import ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
@@ -38,7 +36,9 @@ from ci.pipeline.findings import (
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.one_model import LaneModel, Product
+from ci.pipeline.output import Publish, keep_origins, require_own
 from ci.pipeline.precision import scheme_named
+from ci.pipeline.runner import ready_runner
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file

@@ -15,7 +15,6 @@ from torch.fx import GraphModule
 
 from ci.engine.closed import closed
 from ci.engine.memo import Memo
-from ci.engine.runner import ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.divergence import chosen_program
@@ -30,6 +29,7 @@ from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduce import Condition, Subgraph
 from ci.pipeline.reduction import Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
+from ci.pipeline.runner import ready_runner
 from ci.pipeline.steps import Ask, run_step
 from ci.pipeline.suite import NO_SUITE
 from ci.pipeline.trial import Outcome

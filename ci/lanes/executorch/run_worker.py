@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ci.engine.runner import LINE_OF_ERROR, Runner
 from ci.engine.trouble import InTrouble, how_it_ended, of_ending
 from ci.engine.workers.child import Answer, blame, doing, places_of, serve, threads
 from ci.engine.workers.parent import tail
+from ci.pipeline.runner import LINE_OF_ERROR, Runner
 
 TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"

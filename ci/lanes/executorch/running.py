@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ci.artifacts.program import CompiledProgram, ContextStrings, Method, TensorInfo, read
 from ci.engine.closed import closed
-from ci.engine.installed import ready_environment
-from ci.engine.runner import call_runner, ready_runner
 from ci.lanes.executorch.wrap_context import wrap
+from ci.pipeline.installed import ready_environment
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.models.inputs import GraphSignature, Tensor, drawn, read_inputs
 from ci.pipeline.options import OneModel
 from ci.pipeline.ran import Ran, require_program
+from ci.pipeline.runner import call_runner, ready_runner
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

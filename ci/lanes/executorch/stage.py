@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ci.artifacts.against_sdk import sdk_arches
 from ci.engine.closed import closed
-from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job
 from ci.engine.work import Result
 from ci.lanes.executorch.backends import findings_before_compile, only_library_missing, refusal
@@ -32,6 +31,7 @@ from ci.lanes.executorch.judge import (
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.pipeline.baseline import Recorded, beside, load_tolerances
 from ci.pipeline.findings import notes
+from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Lane, Mine, Results, agreed_of
 from ci.pipeline.options import StageOptions, WorkOptions
 from ci.pipeline.stage import baselines_of

@@ -14,15 +14,15 @@ from ci.artifacts.bounds import Malformed
 from ci.artifacts.simulation import COSTS, TRACE, Simulation, read_simulation
 from ci.artifacts.trace import events_of
 from ci.engine.closed import closed
-from ci.engine.installed import ready_environment
-from ci.engine.runner import Runner, call_runner, ready_runner
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower, compile_programs
 from ci.lanes.executorch.running import inputs_of_program, write_raw
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done
+from ci.pipeline.installed import ready_environment
 from ci.pipeline.options import OneModel
 from ci.pipeline.profile import NODE, PROCESSES, RUNS, OnCpu, ProgramProfile, costs_of, located, merged
+from ci.pipeline.runner import Runner, call_runner, ready_runner
 from ci.pipeline.simulated import SimulatedProfile, simulated_costs
 from ci.pipeline.steps import Ask, run_step
 from provisioning.base.command_line import Parser

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ci.engine.memo import Memo
-from ci.engine.runner import ready_runner
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower, compile_programs
@@ -22,6 +21,7 @@ from ci.pipeline.forecast import forecast, load_fit, milliseconds, not_fitted
 from ci.pipeline.options import OneModel
 from ci.pipeline.phones import load_forecasts
 from ci.pipeline.precision import scheme_named
+from ci.pipeline.runner import ready_runner
 from ci.pipeline.steps import Ask, run_step
 from ci.pipeline.tuning import Goal, Point, Tuned, TuneSearch, Unit, label_of, settings_of, unit_of
 from provisioning.base.errors import ToolkitError, UsageError

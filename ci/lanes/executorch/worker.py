@@ -14,7 +14,7 @@ from typing import Any
 
 from ci.artifacts.estimate import estimate_of
 from ci.engine.workers.child import WARM, Answer, hidden, reporting, serve, threads
-from ci.engine.workers.faster_exports import make_exports_faster
+from ci.pipeline.models.faster_exports import make_exports_faster
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import ROOT
 

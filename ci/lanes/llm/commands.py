@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.installed import ready_environment
 from ci.lanes.llm.adapters import require_adapter
 from ci.lanes.llm.architecture import (
     Architecture,
@@ -44,6 +43,7 @@ from ci.lanes.llm.prompts import (
 )
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.work import executorch_environment, setup_of
+from ci.pipeline.installed import ready_environment
 from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named, written_name
 from ci.pipeline.steps import Asker, asking

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.installed import ready_environment
 from ci.engine.jobs import available_memory
-from ci.engine.output import SCRATCH
 from ci.engine.work import Result
 from ci.lanes.llm import HELD_OUT, LONG, PREFIXES, TOKENS
 from ci.lanes.llm.architecture import Architecture
@@ -30,9 +28,11 @@ from ci.lanes.llm.work import (
     float_of,
     require_installed,
 )
+from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.one_model import LaneModel, Product, not_taken
 from ci.pipeline.options import Compiling, OneModel
+from ci.pipeline.output import SCRATCH
 from ci.pipeline.precision import written_name
 from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.suite import NO_SUITE

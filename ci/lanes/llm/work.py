@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from ci.engine.closed import closed
 from ci.engine.digests import Digests
 from ci.engine.inputs import Roots, search_key
-from ci.engine.installed import host_libraries, require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.runs import Repeats
@@ -26,6 +25,7 @@ from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings
 from ci.pipeline.findings import verdict
+from ci.pipeline.installed import host_libraries, require_packages
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Ask, Step

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve
-from ci.engine.workers.faster_exports import make_exports_faster
+from ci.pipeline.models.faster_exports import make_exports_faster
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")

@@ -14,7 +14,6 @@ from typing import Any
 from ci.diagnose.explain import nearest
 from ci.engine.closed import closed
 from ci.engine.inputs import NO_USER_CODE, Roots, Touched, python_name, search_key
-from ci.engine.installed import require_packages
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
@@ -29,6 +28,7 @@ from ci.lanes.onnx.suite import OnnxProgram
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import Baseline, load_tolerances
 from ci.pipeline.findings import verdict
+from ci.pipeline.installed import require_packages
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import load_forecasts

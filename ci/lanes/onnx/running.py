@@ -11,7 +11,6 @@ from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
-from ci.engine.output import keep_origins, require_own
 from ci.lanes.onnx.compile import cwd, require_installed, setup_of
 from ci.lanes.onnx.context import nodes_beside_context, read_context, soc_of
 from ci.lanes.onnx.events import slowest
@@ -21,6 +20,7 @@ from ci.lanes.onnx.orders import logs_folder, require_file, say, search_path, st
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.inputs import drawn, read_inputs
 from ci.pipeline.options import OneModel
+from ci.pipeline.output import keep_origins, require_own
 from ci.pipeline.precision import PRECISIONS
 from ci.pipeline.ran import Ran, require_program
 from ci.pipeline.steps import asking

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve, threads
-from ci.engine.workers.faster_exports import make_exports_faster
+from ci.pipeline.models.faster_exports import make_exports_faster
 from provisioning.base.commands import session
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT

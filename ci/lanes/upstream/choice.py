@@ -10,11 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from ci.engine.inputs import Roots
-from ci.engine.installed import find_as_workers
 from ci.engine.jobs import FunctionSlot, Job, default_slots, parse_shard, run_jobs, shard
 from ci.engine.memo import CachedResult, Memo, WorkDone
 from ci.engine.progress import Line, progress
-from ci.engine.runner import ready_runner
 from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
@@ -24,7 +22,9 @@ from ci.lanes.upstream.process import UpstreamPlan, Workers
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
 from ci.lanes.upstream.table_judge import TableJudge
 from ci.pipeline.expression import matcher
+from ci.pipeline.installed import find_as_workers
 from ci.pipeline.options import Choice
+from ci.pipeline.runner import ready_runner
 from provisioning.base.commands import quoted, session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT

@@ -15,7 +15,7 @@ from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.engine.inputs import Roots
-    from ci.engine.runner import Runner
+    from ci.pipeline.runner import Runner
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
 

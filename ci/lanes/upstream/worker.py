@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from ci.engine.workers.child import WARM, Answer, Meter, forget_torch, hidden, serve
-from ci.engine.workers.faster_exports import make_exports_faster
 from ci.lanes.upstream import shims
 from ci.lanes.upstream.adapters import (
     ADAPTERS,
@@ -33,6 +32,7 @@ from ci.lanes.upstream.adapters import (
     worst,
 )
 from ci.lanes.upstream.suite import SUITES, UpstreamSuite
+from ci.pipeline.models.faster_exports import make_exports_faster
 
 SEED = 0
 

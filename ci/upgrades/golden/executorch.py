@@ -12,8 +12,8 @@ from typing import Any
 from packaging.version import Version
 
 from ci.artifacts.program import CompiledProgram, TensorInfo, read
-from ci.engine.runner import VARIABLE, Runner
 from ci.engine.trouble import of_ending
+from ci.pipeline.runner import VARIABLE, Runner
 from ci.upgrades import releases
 from ci.upgrades.compare.stage import environment_of, own_build, rows_of
 from ci.upgrades.compat.stage import SUITE, first_line
