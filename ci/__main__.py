@@ -156,7 +156,7 @@ VERBS = {
     "generate": Verb("ci.dev.generate", "regenerate the committed schemas and catalogues", "lint"),
     "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them", foreign_code=False),
     "cache": Verb(
-        "ci.engine.verb", "upload what runs packed for the cache that machines share", foreign_code=False
+        "ci.sharing.verb", "upload what runs packed for the cache that machines share", foreign_code=False
     ),
     "pins": Verb("ci.dev.pins", "hand newer pins to the job that proposes them, as files that are judged"),
     "bench": Verb("ci.dev.bench", "measure performance claims as ratios, side by side; --list names them"),

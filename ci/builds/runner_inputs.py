@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from ci.builds.programs import BuildTool
-from ci.engine.inputs import Touched
-from ci.engine.watch import listing_of, stamp_of
+from ci.engine.watch import Touched, listing_of, stamp_of
 
 LINKED = "linked.d"
 """The linker's list of the files that it read, below the build tree; CMakeLists.txt requests it."""

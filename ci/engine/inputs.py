@@ -11,7 +11,6 @@ import re
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,44 +127,6 @@ def roots_of(suite: Path, store: Path, packages: Path | None = None) -> Roots:
     the environment with the suite's own packages."""
     roots = {"toolkit": ROOT, "suite": repository_of(suite), "python": Path(sys.prefix), "store": store}
     return Roots(roots | ({"packages": packages} if packages else {}))
-
-
-@dataclass
-class Touched:
-    """What work touched; for the fields see `ci.engine.interpreter.touched` and `ci.engine.watch.Seen`."""
-
-    opened: dict[str, Stamp] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
-    looked: dict[str, str] = field(default_factory=dict)
-    details: dict[str, str] = field(default_factory=dict)
-    listed: dict[str, str] = field(default_factory=dict)
-    queried: dict[str, str] = field(default_factory=dict)
-    asked: dict[str, str] = field(default_factory=dict)
-    """Variables that were not there: no inputs, for messages alone."""
-    searched: list[str] = field(default_factory=list)
-    """Folders in which modules are searched: each import asks for their times, which are no inputs."""
-    unseen: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    """What it used and changed (`Seen.left`)."""
-    suspect: list[str] = field(default_factory=list)
-    """The opened files that may have changed while they were read."""
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Touched:
-        """From a worker's reply."""
-        opened = {path: (row[0], row[1], row[2], row[3]) for path, row in data.get("opened", {}).items()}
-        names = ("digests", "looked", "details", "listed", "queried", "asked")
-        rest: dict[str, Any] = {name: dict(data.get(name, {})) for name in names}
-        rest |= {name: list(data.get(name, ())) for name in ("searched", "unseen", "left", "suspect")}
-        return cls(opened=opened, **rest)
-
-    def __or__(self, later: Touched) -> Touched:
-        """For work in two steps; the first touch of each input counts."""
-        merged: dict[str, Any] = {}
-        for name, mine in vars(self).items():
-            theirs = getattr(later, name)
-            merged[name] = [*mine, *theirs] if isinstance(mine, list) else theirs | mine
-        return Touched(**merged)
 
 
 def libraries_by_name() -> dict[str, tuple[Path, ...]]:

@@ -56,6 +56,7 @@ def begin() -> None:
         return
     _began = time.time()
     _tell_of_queries()
+    os.fstat = _told(os.fstat)
     environ: Any = type(os.environ)
     environ.__getitem__ = _note_absent(environ.__getitem__)
     sys.addaudithook(_note_event)
@@ -77,6 +78,19 @@ def begin() -> None:
     loader.path_stats = path_stats
     finder._fill_cache = fill_cache  # type: ignore[attr-defined]
     sys.path_importer_cache.clear()
+
+
+def _told(fstat: Any) -> Any:
+    """Where user code asks of an open file, its path is asked too, so that the watch sees it: each opening
+    makes the same system call."""
+
+    def fstat_told(fd: Any) -> Any:
+        if not is_library(sys._getframe(1).f_code.co_filename):
+            with contextlib.suppress(OSError):
+                os.stat(f"/proc/self/fd/{fd}")
+        return fstat(fd)
+
+    return fstat_told
 
 
 def _tell_of_queries() -> None:

@@ -9,11 +9,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
-
-from provisioning.base.errors import UsageError
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -59,26 +57,19 @@ class FunctionSlot(Generic[R]):
         """A call cannot be ended from outside, so this does nothing."""
 
 
+@dataclass
 class _Run(Generic[R]):
-    def __init__(
-        self,
-        jobs: Iterable[Job],
-        memory: int | None,
-        observer: Observer[R] | None,
-        stop_after: Callable[[Job, R], bool],
-        until: float,
-    ) -> None:
-        self.waiting = longest_first(jobs)
-        self.running: dict[str, Job] = {}
-        self.results: dict[str, R] = {}
-        self.failure: BaseException | None = None
-        self.stopping = False
-        self.serving = 0
-        self.memory = memory
-        self.observer = observer
-        self.stop_after = stop_after
-        self.until = until
-        self.changed = threading.Condition()
+    waiting: list[Job]
+    memory: int | None
+    observer: Observer[R] | None
+    stop_after: Callable[[Job, R], bool]
+    until: float
+    running: dict[str, Job] = field(default_factory=dict)
+    results: dict[str, R] = field(default_factory=dict)
+    failure: BaseException | None = None
+    stopping: bool = False
+    serving: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
     def take(self) -> Job | None:
         """The next job that fits, after waiting for memory; None when no job is left."""
@@ -146,7 +137,7 @@ def run_jobs(
     exception in a slot ends everything and is raised here."""
     if len({job.name for job in jobs}) != len(jobs):
         raise ValueError("two jobs have the same name")
-    state = _Run(jobs, memory, observer, stop_after, until)
+    state = _Run(longest_first(jobs), memory, observer, stop_after, until)
     opened: list[Slot[R]] = []
 
     def serve() -> None:
@@ -196,40 +187,6 @@ def run_jobs(
 
 def longest_first(jobs: Iterable[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: (-job.seconds, job.name))
-
-
-def shard(jobs: Iterable[Job], index: int, count: int) -> list[Job]:
-    """Shard `index` (from 1) of `count`: the same jobs always give the same shards of about equal length."""
-    loads = [0.0] * count
-    mine: list[Job] = []
-    for job in longest_first(jobs):
-        lightest = min(range(count), key=lambda shard: (loads[shard], shard))
-        # Give a job without an expected length a small one; otherwise all such jobs would be in one shard.
-        loads[lightest] += max(job.seconds, 1e-3)
-        if lightest == index - 1:
-            mine.append(job)
-    return mine
-
-
-def parse_shard(text: str, flag: str = "--shard") -> tuple[int, int]:
-    index, _, count = text.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-        raise UsageError(
-            f"{flag} {text}: expected i/n with 1 <= i <= n, such as 1/4", fix=f"{flag} 1/4 is the first"
-        )
-    return int(index), int(count)
-
-
-def shard_named(jobs: Sequence[Job], text: str) -> list[Job]:
-    """The jobs of the shard that `--shard` names. Raises UsageError for an empty shard: running nothing must
-    not pass."""
-    mine = shard(jobs, *parse_shard(text))
-    if not mine:
-        raise UsageError(
-            f"--shard {text}: of {len(jobs)} in all, none is left for this part",
-            fix="nox -s matrix, which makes no empty parts",
-        )
-    return mine
 
 
 class Estimate:

@@ -29,11 +29,12 @@ from ci.engine.entries import (
     set_of,
     store,
 )
-from ci.engine.inputs import ORDER, CurrentState, Roots, Touched, change_in_words, key_of
+from ci.engine.inputs import ORDER, CurrentState, Roots, change_in_words, key_of
 from ci.engine.observed import Observation, Observed
-from ci.engine.packed import begin, pack
-from ci.engine.remote import ENTRIES, Remote, remote_of
 from ci.engine.runs import UNKNOWN_MAKER, Maker, Run, processor_kind
+from ci.engine.watch import Touched
+from ci.sharing.packed import begin, pack
+from ci.sharing.remote import ENTRIES, Remote, remote_of
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.secrets import RESULTS, handed_on
@@ -47,7 +48,6 @@ class CachedResult:
 
     result: dict[str, Any]
     folder: Path | None = None
-    cached: bool = True
     origin: str = "store"
     """Where a cached one is from: our own store, the remote cache, or a CI system's."""
     not_remembered: str = ""
@@ -173,7 +173,7 @@ class Memo:
                 return self._write(subject, key, document, observed)
             except OSError as error:
                 why = str(error.strerror or error)
-        return CachedResult(dict(result), folder, cached=False, not_remembered=why)
+        return CachedResult(dict(result), folder, not_remembered=why)
 
     def forget(self, key: Mapping[str, Json], work: WorkDone = WorkDone(), run: Run | None = None) -> None:
         """Remove the entry that `find` would return: the same work has failed since. The run is kept.
@@ -280,7 +280,7 @@ class Memo:
         self._remove(key, FAILED)
         self._pack(key, document, observed)
         folder = self._entries.folder(key) / document["folder"] if document["folder"] else None
-        return CachedResult(document["result"], folder, cached=False)
+        return CachedResult(document["result"], folder)
 
     def _write_run(self, key: Mapping[str, Json], run: Run | None, observed: Observed) -> None:
         if run is not None:

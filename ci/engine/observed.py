@@ -19,11 +19,10 @@ from ci.engine.inputs import (
     CurrentState,
     Input,
     Roots,
-    Touched,
     libraries_by_name,
 )
 from ci.engine.interpreter import OURS
-from ci.engine.watch import Stamp, source_of, stamp_of_installed
+from ci.engine.watch import Stamp, Touched, source_of, stamp_of_installed
 from provisioning.base.findings import Metric as Json
 
 MODULES = (".py", ".pyc", ".so")

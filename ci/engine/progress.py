@@ -98,28 +98,23 @@ class JobProgress(Generic[R]):
 
     def ended(self, job: Job, result: R, taken: float) -> None:
         with self._lock:
-            self._ended(job, result, taken)
-
-    def _ended(self, job: Job, result: R, taken: float) -> None:
-        self._estimate.ended(job, taken)
-        self._began.pop(job.name, None)
-        self._done += 1
-        line = self._line(job.name, result)
-        self._looks += line.look
-        time_shown = taken if line.seconds is None else line.seconds
-        text = f"{self._place()} {line.word:<9}{time_shown:7.1f} s  {job.name}"
-        if line.note:
-            text += f": {line.note.splitlines()[0]}"
-        if self._display is None:
-            estimate = f"  ({self.time_left()})" if self._done < self._total else ""
-            self._print(f"{text}{estimate}")
-            return
-        self._display.remove(self._bars.pop(job.name))
-        self._draw_whole()
-        if line.look:
-            self._display.print(text)
-        else:
-            self._display.log(text)
+            self._estimate.ended(job, taken)
+            self._began.pop(job.name, None)
+            self._done += 1
+            line = self._line(job.name, result)
+            self._looks += line.look
+            time_shown = taken if line.seconds is None else line.seconds
+            text = f"{self._place()} {line.word:<9}{time_shown:7.1f} s  {job.name}"
+            if line.note:
+                text += f": {line.note.splitlines()[0]}"
+            if self._display is None:
+                estimate = f"  ({self.time_left()})" if self._done < self._total else ""
+                self._print(f"{text}{estimate}")
+                return
+            self._display.remove(self._bars.pop(job.name))
+            self._draw_whole()
+            show = self._display.print if line.look else self._display.log
+            show(text)
 
     def _place(self) -> str:
         return f"[{self._done:>{len(str(self._total))}}/{self._total}]"

@@ -3,7 +3,7 @@
 The kernel reports system calls to a supervisor (seccomp user notification). The supervisor reads the path and
 lets the call continue. The process installs the filter itself, without privileges; its children and the
 programs that it executes inherit it. What cannot be followed (a connection, a change of root) is named in
-`Seen.unseen`, and such work must not be remembered.
+`Touched.unseen`, and such work must not be remembered.
 
 This is no sandbox: it watches code that does not try to hide.
 """
@@ -22,9 +22,10 @@ import socket
 import stat
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from provisioning.base.files import hash_file
 
@@ -70,71 +71,37 @@ class Call(NamedTuple):
     """Directory and path of the second path of a `pair`: a move or another name."""
 
 
+_ARCHITECTURE, _SECCOMP = 0xC000003E, 317
 _CALLS = {
-    "x86_64": (
-        0xC000003E,
-        317,
-        {
-            2: Call("open", None, 0, 1),
-            257: Call("open", 0, 1, 2),
-            437: Call("open2", 0, 1, 2),
-            85: Call("create"),
-            # truncate, mkdir, rmdir, unlink, chmod, chown, lchown, utime, mknod, statfs, chdir, setxattr,
-            # lsetxattr, removexattr, lremovexattr, utimes, inotify_add_watch
-            **dict.fromkeys(
-                (76, 83, 84, 87, 90, 92, 94, 132, 133, 137, 80, 188, 189, 197, 198, 235), Call("use")
-            ),
-            **dict.fromkeys((258, 259, 260, 261, 263, 268, 280, 303, 452), Call("use", 0, 1)),
-            254: Call("use", None, 1),
-            88: Call("use", None, 1),
-            266: Call("use", 1, 2),
-            **dict.fromkeys((82, 86), Call("pair")),
-            **dict.fromkeys((264, 316, 265), Call("pair", 0, 1, target=(2, 3))),
-            29: Call("share"),
-            **dict.fromkeys((4, 191, 194), Call("look")),
-            262: Call("look", 0, 1, 3),
-            332: Call("look", 0, 1, 2),
-            # lstat, access, readlink, lgetxattr, llistxattr, faccessat, faccessat2, readlinkat
-            **dict.fromkeys((6, 21, 89, 192, 195), Call("glance")),
-            **dict.fromkeys((269, 439, 267), Call("glance", 0, 1)),
-            59: Call("run"),
-            322: Call("run", 0, 1),
-            **dict.fromkeys((78, 217), Call("list")),
-            42: Call("connect"),
-            49: Call("bind"),
-            **dict.fromkeys((44, 46, 307), Call("send")),
-            **dict.fromkeys((161, 165, 155, 272, 304, 308), Call("escape")),
-        },
-    ),
-    "aarch64": (
-        0xC00000B7,
-        277,
-        {
-            56: Call("open", 0, 1, 2),
-            437: Call("open2", 0, 1, 2),
-            # statfs, truncate, chdir, and those of extended attributes
-            **dict.fromkeys((43, 45, 49, 5, 6, 14, 15), Call("use")),
-            # mknodat, mkdirat, unlinkat, fchmodat, fchownat, utimensat, name_to_handle_at, fchmodat2
-            **dict.fromkeys((33, 34, 35, 53, 54, 88, 264, 452), Call("use", 0, 1)),
-            27: Call("use", None, 1),
-            36: Call("use", 1, 2),
-            **dict.fromkeys((38, 276, 37), Call("pair", 0, 1, target=(2, 3))),
-            194: Call("share"),
-            **dict.fromkeys((8, 11), Call("look")),
-            79: Call("look", 0, 1, 3),
-            291: Call("look", 0, 1, 2),
-            **dict.fromkeys((9, 12), Call("glance")),
-            **dict.fromkeys((48, 439, 78), Call("glance", 0, 1)),
-            221: Call("run"),
-            281: Call("run", 0, 1),
-            61: Call("list"),
-            203: Call("connect"),
-            200: Call("bind"),
-            **dict.fromkeys((206, 211, 269), Call("send")),
-            **dict.fromkeys((51, 40, 41, 97, 265, 268), Call("escape")),
-        },
-    ),
+    2: Call("open", None, 0, 1),
+    257: Call("open", 0, 1, 2),
+    437: Call("open2", 0, 1, 2),
+    85: Call("create"),
+    # truncate, mkdir, rmdir, unlink, chmod, chown, lchown, utime, mknod, statfs, chdir, setxattr,
+    # lsetxattr, removexattr, lremovexattr, utimes, inotify_add_watch
+    **dict.fromkeys((76, 83, 84, 87, 90, 92, 94, 132, 133, 137, 80, 188, 189, 197, 198, 235), Call("use")),
+    **dict.fromkeys((258, 259, 260, 261, 263, 268, 280, 303, 452), Call("use", 0, 1)),
+    254: Call("use", None, 1),
+    88: Call("use", None, 1),
+    266: Call("use", 1, 2),
+    **dict.fromkeys((82, 86), Call("pair")),
+    **dict.fromkeys((264, 316, 265), Call("pair", 0, 1, target=(2, 3))),
+    29: Call("share"),
+    **dict.fromkeys((4, 191, 194), Call("look")),
+    262: Call("look", 0, 1, 3),
+    332: Call("look", 0, 1, 2),
+    # lstat, access, readlink, lgetxattr, llistxattr, faccessat, faccessat2, readlinkat
+    **dict.fromkeys((6, 21, 89, 192, 195), Call("glance")),
+    **dict.fromkeys((269, 439, 267), Call("glance", 0, 1)),
+    59: Call("run"),
+    322: Call("run", 0, 1),
+    **dict.fromkeys((78, 217), Call("list")),
+    42: Call("connect"),
+    49: Call("bind"),
+    **dict.fromkeys((44, 46, 307), Call("send")),
+    **dict.fromkeys((161, 165, 155, 272, 304, 308), Call("escape")),
 }
+"""Those of x86-64, the one that QNN's compilers and emulators run on."""
 _IO_URING_SETUP = 425
 _SENDTO = (44, 206)
 _AT_FDCWD = -100
@@ -157,8 +124,8 @@ class Unavailable(Exception):
 
 
 @dataclass
-class Seen:
-    """What was touched, by absolute path; the first touch of a path counts."""
+class Touched:
+    """What work touched, by absolute path; the first touch of a path counts."""
 
     opened: dict[str, Stamp] = field(default_factory=dict)
     """Regular files that were read or executed, with their stamp at that moment."""
@@ -172,15 +139,30 @@ class Seen:
     """Directories whose names were read, with `listing_of` at that moment."""
     queried: dict[str, str] = field(default_factory=dict)
     """Directories that were searched for packages, with `modules_of` at that moment."""
-    unseen: dict[str, None] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
+    """Variables that were not there: no inputs, for messages alone."""
+    searched: list[str] = field(default_factory=list)
+    """Folders in which modules are searched: each import asks for their times, which are no inputs."""
+    unseen: list[str] = field(default_factory=list)
     """What happened that cannot be followed, as text. Work with any entry here must not be remembered."""
-    before: dict[str, str] = field(default_factory=dict)
-    """`state_of` every path that a call used, before the first call that named it. Calls that only replace a
-    file do not use it."""
+    left: list[str] = field(default_factory=list)
+    """What it used and changed: work that finds it may do something else."""
+    suspect: list[str] = field(default_factory=list)
+    """The opened files that may have changed while they were read."""
 
-    def left(self) -> list[str]:
-        """What was used and is not as it was before: work that finds it may do something else."""
-        return [path for path, state in self.before.items() if state_of(path) != state]
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Touched:
+        """From a worker's reply."""
+        rows = data.get("opened", {}).items()
+        return cls(**{**data, "opened": {path: (row[0], row[1], row[2], row[3]) for path, row in rows}})
+
+    def __or__(self, later: Touched) -> Touched:
+        """For work in two steps; the first touch of each input counts."""
+        merged: dict[str, Any] = {}
+        for name, mine in vars(self).items():
+            theirs = getattr(later, name)
+            merged[name] = [*mine, *theirs] if isinstance(mine, list) else theirs | mine
+        return Touched(**merged)
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
@@ -288,17 +270,18 @@ def install(channel: int) -> int:
 
     Every watched call waits until the supervisor answers. So send the descriptor to it first, through the
     socket `channel`: sending on that socket is not watched."""
-    arch, number, calls = _table()
+    if platform.machine() != "x86_64" or struct.calcsize("P") != 8:
+        raise Unavailable(f"no table of system calls for {platform.machine()}")
 
     def step(code: int, yes: int, no: int, value: int) -> bytes:
         return struct.pack("HBBI", code, yes, no, value)
 
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    sends = [syscall for syscall, call in calls.items() if call.what == "send"]
-    rest = sorted(calls.keys() - set(sends))
-    count = len(calls)
+    sends = [syscall for syscall, call in _CALLS.items() if call.what == "send"]
+    rest = sorted(_CALLS.keys() - set(sends))
+    count = len(_CALLS)
     # The filter also reports calls of another architecture or of x32, which the supervisor cannot read.
-    program = step(load, 0, 0, 4) + step(equal, 0, count + 6, arch) + step(load, 0, 0, 0)
+    program = step(load, 0, 0, 4) + step(equal, 0, count + 6, _ARCHITECTURE) + step(load, 0, 0, 0)
     program += step(equal, count + 5, 0, _IO_URING_SETUP) + step(at_least, count + 3, 0, 0x40000000)
     for index, syscall in enumerate([*rest, *sends]):
         program += step(equal, count - index + (0 if syscall in sends else 2), 0, syscall)
@@ -312,17 +295,10 @@ def install(channel: int) -> int:
     no_new_privileges, new_listener = 38, 8
     if _libc.prctl(no_new_privileges, 1, 0, 0, 0):
         raise Unavailable(f"prctl: {os.strerror(ctypes.get_errno())}")
-    descriptor = int(_libc.syscall(number, 1, new_listener, header))
+    descriptor = int(_libc.syscall(_SECCOMP, 1, new_listener, header))
     if descriptor < 0:
         raise Unavailable(f"seccomp: {os.strerror(ctypes.get_errno())}")
     return descriptor
-
-
-def _table() -> tuple[int, int, dict[int, Call]]:
-    machine = platform.machine()
-    if machine not in _CALLS or struct.calcsize("P") != 8:
-        raise Unavailable(f"no table of system calls for {machine}")
-    return _CALLS[machine]
 
 
 class Supervisor:
@@ -331,20 +307,26 @@ class Supervisor:
     def __init__(self, listener: int, temporary: str = "", installed: tuple[str, ...] = ()) -> None:
         """Files below `temporary`, which somebody removes after the work, are no inputs. What lies below
         `installed`, each ending in a slash, has its content in the key."""
-        self.seen = Seen()
+        self.seen = Touched()
+        self._before: dict[str, str] = {}
+        """`state_of` every path that a call used, before the first call that named it. A call that only
+        replaces a file does not use it."""
         self._in_query: set[int] = set()
         """Threads that look for packages."""
         self._temporary, self._installed, self._linked = f"{temporary}/", installed, False
         self._replaced: dict[str, str] = {}
         """`state_of` files before they were replaced."""
         self.listener = listener
-        self._arch, _, self._calls = _table()
         self._request, self._response = bytearray(80), bytearray(24)
         self._known: set[tuple[str, str]] = set()
 
     def close(self) -> None:
         """Watched calls fail from now on, so end the process first."""
         os.close(self.listener)
+
+    def left(self) -> list[str]:
+        """What was used and is not as it was before."""
+        return [path for path, state in self._before.items() if state_of(path) != state]
 
     def answer(self) -> None:
         """Record one call and let it continue; the listener must be readable."""
@@ -372,7 +354,7 @@ class Supervisor:
                 raise
 
     def _note(self, process: int, number: int, arch: int, arguments: list[int]) -> None:
-        call = self._calls.get(number) if arch == self._arch else None
+        call = _CALLS.get(number) if arch == _ARCHITECTURE else None
         if call is None:
             self._unseen(f"{_program(process)}, a program of another architecture")
         elif call.what == "escape":
@@ -448,7 +430,7 @@ class Supervisor:
         if how == "replace":
             self._replaced.setdefault(path, state)
             return
-        seen.before.setdefault(path, self._replaced.get(path, state))
+        self._before.setdefault(path, self._replaced.get(path, state))
         try:
             info = os.stat(path)
         except OSError:
@@ -491,7 +473,7 @@ class Supervisor:
         if self._is_temporary(path) or _ignored(path):
             return True
         while len(path) > 1:
-            if self.seen.before.get(path, self._replaced.get(path)) == "absent" and os.path.lexists(path):
+            if self._before.get(path, self._replaced.get(path)) == "absent" and os.path.lexists(path):
                 return True
             path = path.rpartition("/")[0]
         return False
@@ -511,7 +493,8 @@ class Supervisor:
             self._unseen(f"{_program(process)} used the network")
 
     def _unseen(self, what: str) -> None:
-        self.seen.unseen[what] = None
+        if what not in self.seen.unseen:
+            self.seen.unseen.append(what)
 
 
 How = Literal["read", "replace", "use", "look", "glance", "run"]

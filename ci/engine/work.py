@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from ci.engine.inputs import Touched, key_of
+from ci.engine.inputs import key_of
 from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
 from ci.engine.memo import CachedResult, Memo, WorkDone
 from ci.engine.progress import Line, failed, progress
 from ci.engine.runs import REFUSED, UNKNOWN_MAKER, Maker, Repeats, Run, Runs, processor_kind
 from ci.engine.trouble import MACHINE, Blame, InTrouble, Trouble, of_error
+from ci.engine.watch import Touched
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSlot
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
@@ -228,16 +229,9 @@ def _remembered(
         if not isinstance(answer, CachedResult):
             todo.append((task, answer.why))
             continue
-        result = Result(
-            answer.result,
-            answer.folder,
-            None,
-            True,
-            answer.origin,
-            asked=answer.asked,
-            maker=answer.maker,
-            runs=Runs(task.memo.runs(task.key), repeats),
-        )
+        runs = Runs(task.memo.runs(task.key), repeats)
+        result = Result(answer.result, answer.folder, cached=True, origin=answer.origin, runs=runs)
+        result = replace(result, asked=answer.asked, maker=answer.maker)
         if assessment.accept(task.name, result):
             results[task.name] = result
         else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.jobs import Job, shard_named
+from ci.engine.jobs import Job
 from ci.forecast import hub
 from ci.forecast.compiled import LANES, Estimates, FittedProgram, Name, programs_of
 from ci.forecast.fitting import Row, errors_of, fitted, left_out, quantile, rank_correlation
@@ -29,6 +29,7 @@ from ci.pipeline.forecast import (
 )
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import MANIFEST, Forecasts, load_forecasts
+from ci.pipeline.shards import shard_named
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ci.engine.jobs import Job, shard
+from ci.engine.jobs import Job
 from ci.github.files import append
 from ci.lanes.executorch.verb import SUITE
 from ci.pipeline.flags import add_choice, check
+from ci.pipeline.shards import shard
 from provisioning.base import toml
 from provisioning.base.command_line import count
 from provisioning.base.commands import captured

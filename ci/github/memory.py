@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from ci.engine.entries import RESTORED, prune
-from ci.engine.remote import keys_of
-from ci.github import signed, wheels
+from ci.github import wheels
 from ci.github.caches import NotBelieved, may_see_a_strangers, newest
 from ci.github.files import export, set_outputs
 from ci.github.place import run_of, saves, store_of
+from ci.sharing import signed
+from ci.sharing.remote import keys_of
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replace_text
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ci.engine.inputs import Touched
 from ci.engine.jobs import default_slots
+from ci.engine.watch import Touched
 from ci.engine.work import empty_folder
 from ci.engine.workers.forked import shared_fork_servers
 from ci.engine.workers.parent import Refused, WorkerDied

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ci.engine.inputs import roots_of
-from ci.engine.jobs import Job, shard_named
+from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.recheck import CachedWork
 from ci.engine.trouble import MACHINE
@@ -22,6 +22,7 @@ from ci.pipeline.models.own_packages import OwnPackages, installed
 from ci.pipeline.offers import offers_of, words_of, wrong_rules
 from ci.pipeline.offers import show as show_offers
 from ci.pipeline.options import Accept, Choice, WorkOptions
+from ci.pipeline.shards import shard_named
 from ci.pipeline.suite import AnyProgram, Suites, accepted_thresholds
 from ci.pipeline.thresholds import low_figures, thresholds_of
 from provisioning.base.findings import Finding, Metric, Report, Severity

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
 from ci.engine.recheck import CachedWork
 from ci.engine.runs import Repeats
+from ci.engine.watch import Touched
 from ci.engine.work import Assessment, Failure, Finished, Result, RunOptions, do, empty_folder, line_of
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages

@@ -15,11 +15,11 @@ import pytest
 from ci.engine.closed import closed
 from ci.engine.digests import Digests
 from ci.engine.entries import prune
-from ci.engine.inputs import Roots, Touched, key_of
+from ci.engine.inputs import Roots, key_of
 from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
-from ci.engine.remote import ENTRIES
-from ci.engine.watch import stamp_of
+from ci.engine.watch import Touched, stamp_of
 from ci.engine.workers.parent import Worker, WorkerDied
+from ci.sharing.remote import ENTRIES
 from tests.support.watched_work import Place, later, start
 
 NATIVE = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci.engine.memo import CachedResult, Miss
-from ci.engine.remote import Remote
+from ci.sharing.remote import Remote
 from provisioning.base.errors import UpstreamError
 from provisioning.base.settings import ROOT
 from tests.support import needs

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import qnn_ci
-from ci.engine.inputs import Touched
+from ci.engine.watch import Touched
 from ci.engine.work import Result
 from ci.engine.workers.parent import Refused
 from ci.lanes.executorch.pieces import TorchPieces, tensors_of

@@ -48,6 +48,8 @@ CALLS = {
     "time": "return os.path.getmtime(d / 'w')",
     "time, and read": "return os.path.getmtime(d / 'w'), (d / 'w').read_text()",
     "all of stat": "info = os.stat(d / 'w')\nreturn [*info[:7], info.st_mtime_ns]",
+    "all of an open file": "with open(d / 'w') as f: info = os.fstat(f.fileno())\n"
+    "return [*info[:7], info.st_mtime_ns]",
     "all of lstat": "info = os.lstat(d / 'w')\nreturn [*info[:7], info.st_mtime_ns]",
     "statx by a child": "return subprocess.getoutput(f'stat -c \"%s %Y %a %u %h %i %d\" {d}/w')",
     "may run": "return os.access(d / 'w', os.X_OK)",

@@ -8,11 +8,11 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from ci.engine.inputs import Roots, Touched
+from ci.engine.inputs import Roots
 from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
-from ci.engine.packed import begin, packed, read, remove
-from ci.engine.remote import Remote
-from ci.engine.watch import stamp_of
+from ci.engine.watch import Touched, stamp_of
+from ci.sharing.packed import begin, packed, read, remove
+from ci.sharing.remote import Remote
 
 KEY = {"module": "net"}
 OURS = Ed25519PrivateKey.generate()

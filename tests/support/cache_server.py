@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from ci.engine.remote import files_of
+from ci.sharing.remote import files_of
 
 SLOW = 60.0
 """Seconds that a slow server takes for an answer; one that trickles takes more."""

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.closed import closed
-from ci.engine.inputs import Roots, Touched, search_key
+from ci.engine.inputs import Roots, search_key
 from ci.engine.memo import CachedResult, Memo, WorkDone
+from ci.engine.watch import Touched
 from ci.engine.workers.parent import Worker, WorkerSpec
 from provisioning.base.settings import ROOT
 

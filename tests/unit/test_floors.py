@@ -17,6 +17,7 @@ from tests.support.sources import nodes, parsed, statements, walked, with_any
 FLOORS = (
     {"diagnose"},
     {"artifacts"},
+    {"sharing"},
     {"engine"},
     {"pipeline"},
     {"operators"},

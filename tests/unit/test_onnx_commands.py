@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
-from ci.engine.inputs import Touched
-from ci.engine.watch import stamp_of
+from ci.engine.watch import Touched, stamp_of
 from ci.engine.workers.parent import Refused, WorkerDied, WorkerSpec
 from ci.lanes.onnx.repair import of_suites
 from ci.lanes.onnx.suite import programs_of

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from ci.__main__ import VERBS as CI
 from ci.engine.memo import CachedResult, Miss
-from ci.engine.packed import ENTRY, MARK
+from ci.sharing.packed import ENTRY, MARK
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import secrets
 from provisioning.base.command_line import main

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from ci.artifacts.program import digest_without_time
-from ci.engine.inputs import Roots, Touched
+from ci.engine.inputs import Roots
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.recheck import CachedWork, compare, draw
 from ci.engine.runs import Repeats
+from ci.engine.watch import Touched
 from ci.engine.work import Assessment, Finished, Result, RunOptions
 from ci.engine.workers.parent import Worker
 from ci.lanes.onnx import verb as onnx

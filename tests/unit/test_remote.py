@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ci.engine.closed import closed
 from ci.engine.memo import CachedResult, Miss
-from ci.engine.remote import ENTRIES, action_result, files_of, remote_of, writing
+from ci.sharing.remote import ENTRIES, action_result, files_of, remote_of, writing
 from provisioning.base import secrets
 from provisioning.base.errors import UpstreamError, UsageError
 from tests.support.cache_machines import KEY, OURS, Machine

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine import jobs as scheduler
-from ci.engine.jobs import FunctionSlot, Job, run_jobs, shard
+from ci.engine.jobs import FunctionSlot, Job, run_jobs
 from ci.engine.progress import JobProgress, Line
+from ci.pipeline.shards import shard
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import at_work
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine.jobs import parse_shard
 from ci.gate.table import gate_table
 from ci.lanes.upstream import all_verb
 from ci.lanes.upstream.choice import UNMEASURED, sample_of
@@ -17,6 +16,7 @@ from ci.lanes.upstream.operator_cells import TABLED
 from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators.table import shipped
 from ci.pipeline.expression import matcher
+from ci.pipeline.shards import parse_shard
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS

@@ -16,8 +16,9 @@ from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
 
 
 def main(work: Path, words: list[str]) -> None:
-    from ci.engine.workers.child import forget_torch, output_to
+    from ci.engine.workers.child import output_to
     from ci.lanes.executorch.lower import lower
+    from ci.pipeline.own_output import forget_torch
 
     done: dict[str, float] = {}
     for program in choose(all_programs([]), tags=["pr"], words=words):

@@ -9,7 +9,6 @@ import functools
 import gc
 import io
 import json
-import logging
 import os
 import resource
 import signal
@@ -18,7 +17,6 @@ import tempfile
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -64,7 +62,7 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
 
     Each reply also has the process's memory, as `resident`. With `forks`, each order is done in a fork of
     this process, which stays as `start` left it. The first reply then has as `touched` what this process
-    touched, and every other reply what its fork touched (ci.engine.inputs.Touched)."""
+    touched, and every other reply what its fork touched (ci.engine.watch.Touched)."""
     orders = _take_orders()
     hidden.update(json.loads(orders.readline()))
     server = ForkServer(descriptor, hidden[FORK_SERVERS]) if FORK_SERVERS in hidden else None
@@ -232,29 +230,6 @@ def output_to(log: Path) -> Iterator[None]:
             os.close(old)
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hide warnings and advice, such as those of ONNX's exporter and quantizer, which do not apply here."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def forget_torch() -> None:
-    """Give back what tracing left in torch."""
-    import torch
-
-    torch._dynamo.reset()
-    gc.collect()
-    # An export leaves some 10,000 objects for good. If each collection walked them, it would soon take over a
-    # second.
-    gc.freeze()
-
-
 def end_with(parent: int) -> None:
     """End this process and everything it started when the stage ends, even if the stage is killed."""
     while os.getppid() == parent:
@@ -272,31 +247,6 @@ def flush_output() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     _libc.fflush(None)
-
-
-def size_of(log: Path) -> int:
-    flush_output()
-    return log.stat().st_size
-
-
-def text_since(log: Path, begin: int) -> str:
-    """What this process has printed to its log after this byte."""
-    flush_output()
-    with log.open("rb") as stream:
-        stream.seek(begin)
-        return stream.read().decode("utf-8", "replace")
-
-
-def new_text(log: Path) -> Callable[[], str]:
-    """Returns what this process printed to its log since the last call."""
-    position = 0
-
-    def read() -> str:
-        nonlocal position
-        begin, position = position, size_of(log)
-        return text_since(log, begin)
-
-    return read
 
 
 def memory_of_process(field: str = "VmRSS") -> int:

@@ -18,7 +18,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
@@ -31,17 +30,8 @@ from provisioning.base.settings import ROOT
 END_SECONDS = 2.0
 """How long the owner waits for its servers."""
 
-UNFIT_SECONDS = 60.0
-"""How long no server is started after one that forked nobody."""
-
 KILLED_SECONDS = 30.0
 """How long a process that was killed may take to end."""
-
-_CIRCUMSTANCES = (
-    *("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp"),
-    *("Cpus_allowed", "Mems_allowed"),
-)
-"""What a process inherits, as /proc/PID/status names it."""
 
 
 class _Server(subprocess.Popen[bytes]):
@@ -124,24 +114,19 @@ def forked(
         if _on_image(environment):
             return None
         distributions = [files_in(folder).digest for folder in site_folders()]
-        name = _digest([inherited, distributions, sys.executable, str(ROOT), _circumstances()])
+        name = _digest([inherited, distributions, sys.executable, str(ROOT)])
         number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
             # A short name, whatever the folder's is.
             path = f"/proc/self/fd/{number}/{name}"
-            unfit = Path(f"{path}.unfit")
-            if unfit.exists() and time.time() - unfit.stat().st_mtime < UNFIT_SECONDS:
-                return None
             if process := _fork(path, descriptors, seconds):
                 return process
             with Path(f"{path}.lock").open("w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _is_there(path):
                     _start(path, command, environment, {**own, FORK_SERVERS: folder})
-            if not (process := _fork(path, descriptors, seconds)):
-                # Its imports fail, or read what has just changed. The next worker does not wait for that.
-                unfit.touch()
-            return process
+            # None if its imports fail, or read what has just changed.
+            return _fork(path, descriptors, seconds)
         finally:
             os.close(number)
     except OSError:
@@ -210,16 +195,6 @@ def _on_image(environment: Mapping[str, str]) -> bool:
     named = [part for value in environment.values() for part in value.split(os.pathsep) if part[:1] == "/"]
     places = (*named, str(ROOT), sys.prefix, sys.base_prefix, *site_folders())
     return any(f"{os.path.realpath(place)}/".startswith(images) for place in places)
-
-
-def _circumstances() -> list[str]:
-    """What a process has from the one that starts it, beside its command and environment."""
-    own = Path("/proc/self")
-    lines = (own / "status").read_text(encoding="utf-8", errors="replace").splitlines()
-    texts = [line for line in lines if line.startswith(_CIRCUMSTANCES)]
-    texts += [(own / name).read_text(encoding="utf-8") for name in ("limits", "cgroup", "oom_score_adj")]
-    texts += sorted(str(path.readlink()) for path in (own / "ns").iterdir())
-    return [*texts, str(os.getpriority(os.PRIO_PROCESS, 0))]
 
 
 def _digest(value: object) -> str:

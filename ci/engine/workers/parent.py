@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from ci.engine.closed import limits, without_hidden
-from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
+from ci.engine.watch import Touched
 from ci.engine.workers.child import DOING
 from ci.engine.workers.fork_server import FORK_SERVERS
 from ci.engine.workers.forked import ForkedProcess, OwnProcess, forked
@@ -57,7 +57,6 @@ class WorkerSpec:
     """Whether each order is done in a fork of the worker (`serve(..., forks=True)`), so the worker survives a
     crash."""
     python: str = sys.executable
-    start_seconds: float = START_SECONDS
 
 
 BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
@@ -144,7 +143,7 @@ class Worker:
         with errors:
             if setup.forks and setup.python == sys.executable:
                 outputs = send, errors.fileno()
-                own = forked(setup.command, environment, hidden, outputs, setup.start_seconds)
+                own = forked(setup.command, environment, hidden, outputs, START_SECONDS)
             self._process = own or OwnProcess(
                 [setup.python, *setup.command, str(send)],
                 cwd=ROOT,
@@ -163,7 +162,7 @@ class Worker:
         self._ending = threading.Lock()
         self._send(hidden)
         try:
-            self.touched = self._reply(setup.start_seconds).get("touched", {})
+            self.touched = self._reply(START_SECONDS).get("touched", {})
             if setup.forks:
                 # Only now: at the end of exec the kernel sets the stack's limit back to what it was before.
                 with contextlib.suppress(ProcessLookupError):

@@ -63,7 +63,8 @@ def in_watched_fork(
         text, code = _wait(child, receive, supervisor, timeout)
         # Now: it may be full only until the temporary files are removed.
         full = of_places([*places, Path(temporary)]) if code else None
-        left = supervisor.seen.left() if supervisor else []
+        if supervisor:
+            supervisor.seen.left = supervisor.left()
         asked = interpreter.asked(notes)
     finally:
         os.close(notes)
@@ -78,14 +79,11 @@ def in_watched_fork(
         reply |= {"trouble": asdict(full)} if full else {}
     else:
         reply = json.loads(text)
-    touched = reply["touched"]
-    touched["asked"] = asked
-    if supervisor is None:
-        touched["unseen"] = [f"what native code opens cannot be seen here ({reason})"]
-    else:
+    seen = {"unseen": [f"what native code opens cannot be seen here ({reason})"]}
+    if supervisor:
         supervisor.close()
         seen = asdict(supervisor.seen)
-        touched |= {**seen, "unseen": list(seen["unseen"]), "before": {}, "left": left}
+    reply["touched"] = {**seen, **reply["touched"], "asked": asked}
     return reply
 
 

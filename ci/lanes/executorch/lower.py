@@ -35,7 +35,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 
 from ci.artifacts.compiler_log import DIES_OF, total, traffic
 from ci.engine.trouble import of_error
-from ci.engine.workers.child import doing, new_text, size_of, text_since
+from ci.engine.workers.child import doing
 from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
 from ci.lanes.executorch.accuracy_losses import (
     beyond_half,
@@ -86,6 +86,7 @@ from ci.pipeline.models.factory import (
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
+from ci.pipeline.own_output import new_text, size_of, text_since
 from provisioning.base.commands import session
 from provisioning.fixes import words_of
 

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ci.engine.workers.child import quiet
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import HIDDEN, Array, Sample
+from ci.pipeline.own_output import quiet
 
 OPSET = 18
 FAR = -1000.0

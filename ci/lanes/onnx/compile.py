@@ -13,11 +13,12 @@ from typing import Any
 
 from ci.diagnose.explain import nearest
 from ci.engine.closed import closed
-from ci.engine.inputs import NO_USER_CODE, Roots, Touched, python_name, search_key
+from ci.engine.inputs import NO_USER_CODE, Roots, python_name, search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.runs import Repeats
+from ci.engine.watch import Touched
 from ci.engine.work import Failure, Result, empty_folder, line_of
 from ci.engine.workers.child import THREADS
 from ci.engine.workers.parent import WorkerDied, WorkerSpec

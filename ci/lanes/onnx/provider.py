@@ -22,12 +22,13 @@ import onnxruntime_qnn
 from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
 from ci.artifacts.estimate import QnnEstimate, read_estimate
 from ci.diagnose.explain import read
-from ci.engine.workers.child import doing, quiet, size_of, text_since, threads
+from ci.engine.workers.child import doing, threads
 from ci.lanes.onnx.context import nodes_beside_context
 from ci.lanes.onnx.graph import make_plain, opset_of, simplify_gathers
 from ci.lanes.onnx.node_graph import Graph, overrides_of
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.models.arrays import Sample
+from ci.pipeline.own_output import quiet, size_of, text_since
 from ci.pipeline.precision import Precision
 from ci.pipeline.profile import RUNS
 from ci.pipeline.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ci.engine.inputs import Roots
-from ci.engine.jobs import FunctionSlot, Job, default_slots, parse_shard, run_jobs, shard
+from ci.engine.jobs import FunctionSlot, Job, default_slots, run_jobs
 from ci.engine.memo import CachedResult, Memo, WorkDone
 from ci.engine.progress import Line, progress
 from ci.engine.workers.parent import WorkerSpec
@@ -25,6 +25,7 @@ from ci.pipeline.expression import matcher
 from ci.pipeline.installed import find_as_workers
 from ci.pipeline.options import Choice
 from ci.pipeline.runner import ready_runner
+from ci.pipeline.shards import parse_shard, shard
 from provisioning.base.commands import quoted, session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ci.engine.inputs import Touched
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
 from ci.engine.runs import Repeats
 from ci.engine.trouble import InTrouble, of_text
+from ci.engine.watch import Touched
 from ci.engine.work import Result
 from ci.engine.workers.child import WARM
-from ci.engine.workers.parent import Worker, WorkerDied, WorkerSpec
+from ci.engine.workers.parent import START_SECONDS, Worker, WorkerDied, WorkerSpec
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import GONE, UNKNOWN, RecordedTest
 from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite
@@ -43,7 +43,7 @@ class Workers:
         worker = self._start(warm=not self._to_list_alone)
         self._idle.append(worker)
         try:
-            reply = worker.ask({"do": "list"}, self.setup.start_seconds)
+            reply = worker.ask({"do": "list"}, START_SECONDS)
         except WorkerDied as gone:
             message = f"the tests could not be listed ({gone.how})"
             raise EnvironmentLacking(message, fix=self.setup.fix) from gone

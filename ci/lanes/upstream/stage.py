@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ci.engine.jobs import parse_shard
 from ci.lanes.upstream.choice import memo_of, prepare
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
@@ -21,6 +20,7 @@ from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.pipeline.options import Part
 from ci.pipeline.recheck import findings as recheck_findings
 from ci.pipeline.recheck import metrics, recheck
+from ci.pipeline.shards import parse_shard
 from ci.pipeline.stage import machine_failed
 from ci.pipeline.steps import StepTask, run_tasks
 from provisioning.base import units

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ci.engine.workers.child import WARM, Answer, Meter, forget_torch, hidden, serve
+from ci.engine.workers.child import WARM, Answer, Meter, hidden, serve
 from ci.lanes.upstream import shims
 from ci.lanes.upstream.adapters import (
     ADAPTERS,
@@ -33,6 +33,7 @@ from ci.lanes.upstream.adapters import (
 )
 from ci.lanes.upstream.suite import SUITES, UpstreamSuite
 from ci.pipeline.models.faster_exports import make_exports_faster
+from ci.pipeline.own_output import forget_torch
 
 SEED = 0
 

@@ -22,7 +22,6 @@ from torch.fx import Node
 
 from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
 from ci.diagnose.explain import with_names_of_data_types
-from ci.engine.workers.child import new_text, size_of, text_since
 from ci.operators.partition.decisions import (
     PASS_THROUGH,
     PartitionerSpy,
@@ -33,6 +32,7 @@ from ci.operators.partition.decisions import (
 )
 from ci.operators.partition.parts import Partition, smallest_failing
 from ci.pipeline.models.model_lines import fix_inside, is_inside, source_of
+from ci.pipeline.own_output import new_text, size_of, text_since
 from provisioning.fixes import fix_for
 
 VISITING = re.compile(r"Visiting: (\S+), ")

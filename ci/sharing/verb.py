@@ -44,8 +44,8 @@ def _push(typed: Sequence[Path]) -> int:
 
 
 def push(folders: Sequence[Path]) -> int:
-    from ci.engine import packed
-    from ci.engine.remote import writing
+    from ci.sharing import packed
+    from ci.sharing.remote import writing
     from provisioning.base.foreign import in_line
     from provisioning.base.mutex import mutex
 

@@ -6,6 +6,7 @@ A job with other people's code wrote it, so it is read as any foreign file.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.inputs import key_of
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file, open_regular, replace_text
 from provisioning.base.secrets import RESULTS
@@ -48,7 +48,8 @@ def begin(folder: Path) -> None:
 
 def pack(folder: Path, key: str, document: Mapping[str, Any], blobs: Mapping[str, Path]) -> None:
     """Trouble changes no verdict: the result is not pushed, and that is said."""
-    name = f"{time.time_ns():020}-{key_of({'key': key, 'document': dict(document)})[:16]}"
+    entry = json.dumps({"schema": SCHEMA, "key": key, "document": dict(document)})
+    name = f"{time.time_ns():020}-{hashlib.sha256(entry.encode()).hexdigest()[:16]}"
     part = folder / f".{name}"
     try:
         part.mkdir(parents=True)
@@ -57,7 +58,7 @@ def pack(folder: Path, key: str, document: Mapping[str, Any], blobs: Mapping[str
                 os.link(path, part / digest)
             except OSError:
                 shutil.copyfile(path, part / digest)
-        replace_text(part / ENTRY, json.dumps({"schema": SCHEMA, "key": key, "document": document}))
+        replace_text(part / ENTRY, entry)
         part.rename(folder / name)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.engine.remote import signed_by
+from ci.sharing.remote import signed_by
 from provisioning.base.files import hash_file, replace_text
 
 if TYPE_CHECKING:
