@@ -19,8 +19,9 @@ from pathlib import Path, PurePosixPath
 from ci.engine.entries import RESTORED, prune
 from ci.github import wheels
 from ci.github.caches import NotBelieved, may_see_a_strangers, newest
+from ci.github.digests import packed_by_the_gate
 from ci.github.files import export, set_outputs
-from ci.github.place import run_of, saves, store_of
+from ci.github.place import PACKED, new_memory, run_of, saves, store_of
 from ci.sharing import signed
 from ci.sharing.remote import keys_of
 from provisioning.base.errors import CheckFailed, UsageError
@@ -44,7 +45,7 @@ def run(environ: Mapping[str, str]) -> int:
     """Read QNN_CI_MEMORY: place, restored, pack, merge or sign."""
     what = environ.get("QNN_CI_MEMORY", "")
     memo = store_of(environ) / "cache" / "memo"
-    new = Path(environ.get("RUNNER_TEMP", ""), "qnn-ci-memory").absolute()
+    new = new_memory(environ)
     if what == "place":
         prefix = prefix_of(environ)
         commit = environ.get("GITHUB_SHA", "")[:COMMIT]
@@ -56,9 +57,9 @@ def run(environ: Mapping[str, str]) -> int:
     elif what == "restored":
         restored(memo, prefix_of(environ), environ)
     elif what == "pack":
-        pack(memo, new / "new.tar")
+        pack(memo, new / PACKED)
     elif what == "merge":
-        merge(memo, sorted(new.rglob("*.tar")))
+        merge(memo, packed_by_the_gate(new, environ, MOST_BYTES))
     elif what == "sign":
         set_outputs({"saves": str(sign(memo, environ)).lower()}, environ)
     else:
@@ -129,8 +130,13 @@ def pack(memo: Path, into: Path) -> None:
 def merge(memo: Path, archives: list[Path]) -> None:
     """Add what shards packed to what was restored, and remove what none may use; the rest is saved."""
     for file in archives:
-        with tarfile.open(file) as archive:
+        room = MOST_BYTES
+        with tarfile.open(file, "r:") as archive:
             for member in archive:
+                # Of a sparse member, the file is larger than the archive.
+                room -= member.size
+                if room < 0:
+                    raise CheckFailed(f"{file.name} has more than {MOST_BYTES >> 20} MB")
                 name = PurePosixPath(member.name)
                 if not member.isreg() or name.is_absolute() or ".." in name.parts:
                     raise CheckFailed(f"{file.name}: {member.name!r} is no file of a memory")

@@ -146,8 +146,7 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
         sys.stdout.write(f"{name:<14} {in_line(why)}\n")
     begin = artifact_name("reports", caller.call)
     sys.stdout.write(f"artifacts begin with {begin}: a second call with equal inputs cannot upload its own\n")
-    if caller.keeps_programs:
-        number(jobs)
+    number(jobs, keeps_programs=caller.keeps_programs)
     if not jobs:
         raise UsageError(
             "no job is left to run",
@@ -356,16 +355,21 @@ def jobs_of(
         }
 
 
-def number(jobs: Sequence[dict[str, Any]]) -> None:
-    """Give each job that hands programs over an output of its own."""
-    handing = [job for job in jobs if job["stage"] in HANDING]
+def number(jobs: Sequence[dict[str, Any]], *, keeps_programs: bool) -> None:
+    """Give each job that hands programs over an output of its own, then those that hand over a memory, as far
+    as there are outputs."""
+    handing = [job for job in jobs if keeps_programs and job["stage"] in HANDING]
     if len(handing) > digests.OUTPUTS:
         raise UsageError(
             f"{len(handing)} jobs hand over programs, and gate.yml has outputs for {digests.OUTPUTS}",
             fix=f"give it shards: {digests.OUTPUTS} or less, or no keep-programs (which attest.yml sets)",
         )
-    for index, job in enumerate(handing, 1):
+    remembering = [job for job in jobs if job["remembers"] and job not in handing]
+    numbered = [*handing, *remembering]
+    for index, job in enumerate(numbered[: digests.OUTPUTS], 1):
         job["number"] = str(index)
+    for job in numbered[digests.OUTPUTS :]:
+        sys.stdout.write(f"{in_line(job['name'])}: no later run takes what it remembers, with so many jobs\n")
 
 
 def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:

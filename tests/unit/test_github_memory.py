@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ci.engine.inputs import key_of
 from ci.engine.memo import CachedResult, Miss
-from ci.github import memory, place, signed, wheels
+from ci.github import digests, memory, place, wheels
+from ci.sharing import signed
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.secrets import PUBLIC_KEYS, SIGNING_KEY
 from tests.support.cache_machines import KEY, OURS, Machine, pems
@@ -42,6 +43,8 @@ class GitHub:
     """What the caller says of `trust-cache`."""
     keys: dict[str, str] = field(default_factory=dict)
     """The gate's input `public-keys`, if it has one."""
+    strangers: Path | None = None
+    """What a job of another kind uploaded under a name as a memory's."""
     secret: dict[str, str] = field(default_factory=dict)
     """The signing key, which the last steps of the job `remember` have."""
 
@@ -97,9 +100,16 @@ class GitHub:
         if outputs["restore"]:
             self.restore("refs/heads/main", memo, outputs["restore"])
         self.step("restored", {**environ, "QNN_CI_RESTORED": outputs["restore"]})
-        for number, shard in enumerate(shards):
-            memory.pack(memo_of(shard), new / str(number) / "new.tar")
-        self.step("merge", environ)
+        said = {}
+        for number, shard in enumerate(shards, 1):
+            job = self.environ("refs/heads/main", QNN_CI_REPORTS=str(self.home / "reports"))
+            self.step("pack", {**job, "QNN_CI_STORE": str(shard.store)})
+            assert digests.run(job) == 0
+            said[f"digests-{number}"] = pairs(Path(job["GITHUB_OUTPUT"]))["digests"]
+            shutil.copytree(place.new_memory(job), new / str(number))
+        if self.strangers:
+            shutil.copytree(self.strangers, new / "strangers")
+        self.step("merge", {**environ, "QNN_CI_DIGESTS": json.dumps(said)})
         self.step("sign", {**environ, **self.secret})
         if pairs(Path(environ["GITHUB_OUTPUT"]))["saves"] == "true":
             self.save("refs/heads/main", memo, outputs["key"])
@@ -481,6 +491,36 @@ def test_a_store_that_a_pull_request_may_have_saved_itself_is_not_restored(
     assert cacheable("refs/heads/main")[0] == "true"
     github.api = "http://127.0.0.1:1"
     assert (cacheable(PULL)[0], cacheable("refs/heads/main")[0]) == ("false", "true")
+
+
+@pytest.mark.parametrize("of", ["a stranger", "the gate", "the gate, too large"])
+def test_only_what_the_gate_s_own_jobs_packed_is_signed(
+    of: str, signing: GitHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = signing.job("refs/heads/main")
+    job.work()
+    if of.endswith("large"):
+        monkeypatch.setattr(memory, "MOST_BYTES", 1000)
+    if of == "a stranger":
+        memory.pack(memo_of(job), signing.home / "another" / place.PACKED)
+        signing.strangers = signing.home / "another"
+        signing.remember()
+    else:
+        signing.remember(job)
+    found = signing.job("refs/heads/main").find()
+    assert isinstance(found, CachedResult) == (of == "the gate")
+
+
+def test_an_archive_whose_members_are_larger_than_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tarfile.open(tmp_path / "new.tar", "w") as archive:
+        member = tarfile.TarInfo("file")
+        member.size = 2000
+        archive.addfile(member, io.BytesIO(b"0" * 2000))
+    monkeypatch.setattr(memory, "MOST_BYTES", 1999)
+    with pytest.raises(CheckFailed):
+        memory.merge(tmp_path / "memo", [tmp_path / "new.tar"])
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "link"])

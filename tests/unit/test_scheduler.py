@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.engine import jobs as scheduler
 from ci.engine.jobs import FunctionSlot, Job, run_jobs
 from ci.engine.progress import JobProgress, Line
-from ci.pipeline.shards import shard
+from ci.pipeline.shards import parse_shard, shard
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import at_work
 
@@ -63,7 +62,7 @@ def test_a_shard_does_not_depend_on_the_order_of_the_jobs(
 @pytest.mark.parametrize("text", ["1", "0/2", "3/2", "a/b"])
 def test_a_shard_that_makes_no_sense_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="1 <= i <= n"):
-        scheduler.parse_shard(text)
+        parse_shard(text)
 
 
 def test_no_more_jobs_run_at_once_than_there_are_slots() -> None:

@@ -390,8 +390,11 @@ def test_each_job_that_is_attested_has_an_output_of_its_own_to_the_caller() -> N
     assert values == {f"digests-{n}": f"${{{{ jobs.stage.outputs.digests-{n} }}}}" for n in numbers}
     titles = [step.title for step in gate.jobs["stage"].steps]
     (said,) = [step for step in gate.jobs["stage"].steps if step.id == "digests"]
-    assert said.condition == "matrix.number != ''"
-    assert titles.index(said.title) > titles.index("Run ${{ matrix.stage }}")
+    assert said.condition == "${{ !cancelled() && matrix.number != '' }}"
+    (packed,) = [step for step in gate.jobs["stage"].steps if step.env.get("QNN_CI_MEMORY") == "pack"]
+    assert titles.index("Run ${{ matrix.stage }}") < titles.index(packed.title) < titles.index(said.title)
+    (merged,) = [step for step in gate.jobs["remember"].steps if step.env.get("QNN_CI_MEMORY") == "merge"]
+    assert merged.env["QNN_CI_DIGESTS"] == "${{ toJSON(needs.stage.outputs) }}"
 
 
 def test_who_attests_gates_with_the_same_inputs_and_only_he_grants_rights() -> None:
