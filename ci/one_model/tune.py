@@ -188,6 +188,7 @@ def _tuned(
 ) -> int:
     from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.one_model import ELSEWHERE, lane_model, of_lane
+    from ci.pipeline.output import keep_origins, require_own, writing_into
     from ci.pipeline.precision_file import SUFFIX, written
     from ci.pipeline.tuning import as_text, document, settings_of
     from provisioning.base.disk import disk_errors

@@ -24,6 +24,7 @@ from ci.engine.workers.forked import shared_fork_servers
 from ci.engine.workers.parent import Refused, WorkerDied
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece, Pieces
+from ci.pipeline.output import keep_origins, require_own
 from ci.pipeline.reduce import REPEATS, Condition, PieceSearch, Reduced, Subgraph
 from ci.pipeline.reproducer import Reproducer, issue_text, said
 from ci.pipeline.steps import Ask

@@ -16,6 +16,7 @@ from ci.pipeline.model_report import DIES, ModelReport
 from ci.pipeline.offers import words_of
 from ci.pipeline.one_model import ELSEWHERE, LaneModel, cells_of
 from ci.pipeline.options import Choice, Compiling, OneModel
+from ci.pipeline.output import keep_origins, require_own, writing_into
 from ci.pipeline.precision import precision_named
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.suite_file import accepted_path

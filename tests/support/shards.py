@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from ci.engine.jobs import Job, parse_shard, shard
+from ci.engine.jobs import Job
+from ci.pipeline.shards import parse_shard, shard
 from provisioning.base.errors import UsageError
 
 SHARD = "--shard"

@@ -20,6 +20,7 @@ from ci.lanes.onnx.suite import programs_of
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.models.arrays import save
 from ci.pipeline.options import Choice, OneModel, WorkOptions
+from ci.pipeline.output import SCRATCH, keep_origins, require_own, writing_into
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
