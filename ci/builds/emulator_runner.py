@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +17,13 @@ from ci.builds.cmake import RECORD, Build, BuildCommand, ConfiguredProject, exec
 from ci.builds.loadable import LoadableFile, check
 from ci.builds.output_folders import alone_in, digests_below, part_of, refuse_foreign, replace_build
 from ci.builds.programs import BuildTool, find_cmake, find_compiler, find_ninja, find_program
-from ci.builds.qemu_check import compare, probe_in, sysroot_of
+from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.runner_inputs import inputs_of
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.diagnose.explain import causes
 from ci.engine.inputs import Roots
 from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
+from ci.engine.runner import Runner
 from provisioning import elf
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -107,17 +108,15 @@ class RunnerPlan:
         }
 
 
-def build_and_try(
-    plan: RunnerPlan, selection: Selection, stage: StageRun, glibc: str, *, jobs: int, clean: bool
-) -> None:
-    """Build the runner, and run it: another machine's in QEMU, compared with the same for this machine."""
+def build_and_try(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> None:
+    """Build the runner, and run it: another machine's under qemu, with a program whose outputs are known."""
     qemu = None if plan.target == DEFAULT_TARGET else find_program("qemu-aarch64")
     if build(plan, stage, glibc, jobs=jobs, clean=clean):
         if qemu is None:
             stage.metrics["backends"] = _backends(plan.dist / RUNNER)
         else:
-            here = plan_of(replace(selection, target=DEFAULT_TARGET), remap=plan.remap)
-            _compare_with_this_machine(plan, here, qemu, stage, glibc)
+            probe = probe_in(plan.folder.parent / f"probe-{plan.executorch.version}", "xnnpack")
+            try_runner(Runner(plan.dist / RUNNER), probe, qemu, sysroot_of(plan.compiler.path), stage)
 
 
 def plan_of(
@@ -351,22 +350,3 @@ def _backends(runner: Path) -> list[Metric]:
             fix="run it by hand; --clean builds it anew",
         )
     return [*backends.group(1).split()]
-
-
-def _compare_with_this_machine(
-    plan: RunnerPlan, here: RunnerPlan, qemu: BuildTool, stage: StageRun, glibc: str
-) -> None:
-    """Build the same runner for this machine, and compare the outputs of both."""
-    sysroot = sysroot_of(plan.compiler)
-    probe = probe_in(here.folder.parent / f"probe-{here.executorch.version}")
-    aside = StageRun("build_runner", stage.profile, here.target, "")
-    if not build(here, aside, glibc, jobs=os.cpu_count() or 1, clean=False):
-        stage.findings += aside.findings
-        return
-    comparison = compare(plan.dist, here.dist, probe, qemu, sysroot)
-    stage.findings += comparison.findings
-    stage.metrics |= {
-        "qemu": qemu.version,
-        "compared_values": comparison.values,
-        "largest_difference": comparison.largest_difference,
-    }

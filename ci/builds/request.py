@@ -49,6 +49,7 @@ class BuildOptions:
     compiler: str | None
     sysroot: Path | None
     toolchain_file: Path | None
+    tried: bool
 
 
 def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, str]) -> SourcePlan:

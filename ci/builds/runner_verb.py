@@ -56,5 +56,5 @@ def run(args: argparse.Namespace) -> int:
             return 0
         glibc = args.glibc or load_profile(selection.profile).host["glibc"].floor
         jobs = args.jobs or os.cpu_count() or 1
-        build_and_try(plan, selection, stage, glibc, jobs=jobs, clean=args.clean)
+        build_and_try(plan, stage, glibc, jobs=jobs, clean=args.clean)
     return stage.close(selection.reports)

@@ -16,8 +16,11 @@ from ci.builds.cmake import STEERING
 from ci.builds.install import PYTHON, assemble, collect, describe, identity, strip_program
 from ci.builds.loadable import LoadableFile
 from ci.builds.output_folders import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
+from ci.builds.programs import find_program
+from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
 from ci.builds.request import BuildOptions, notes_of, plan_of
 from ci.builds.source_plan import SourcePlan
+from ci.engine.runner import EXECUTORCHS, Runner
 from provisioning import overlay
 from provisioning.base.commands import quoted
 from provisioning.base.errors import UsageError
@@ -25,7 +28,7 @@ from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_TARGET, MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.dist import MANIFEST
+from provisioning.dist import MANIFEST, RUNNER
 from provisioning.manifest import load_profile
 
 PLACED = "placed.json"
@@ -52,6 +55,11 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
     plan = plan_of(options, selection, os.environ)
     if options.install:
         _may_install(plan, selection)
+    if options.tried:
+        # Before an hour of compiling.
+        find_program("qemu-aarch64")
+        if options.toolchain_file:
+            raise UsageError("--try: --toolchain-file does not tell where the target's C library is")
     profile = load_profile(selection.profile)
     notes = notes_of(plan, profile)
     stage.findings += notes
@@ -70,7 +78,7 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
         # Builds of other trees have their own build folders, but share this one.
         with alone_in(plan.dist, "dist"):
             floor = options.glibc or profile.host["glibc"].floor
-            built = _put_into_dist(plan, stage, floor, options.target_only, selection, worked)
+            built = _put_into_dist(plan, stage, floor, options, selection, worked)
             if built and plan.target == DEFAULT_TARGET:
                 put_into_python(plan, stage, install=options.install, target_only=options.target_only)
 
@@ -110,10 +118,10 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def _put_into_dist(
-    plan: SourcePlan, stage: StageRun, glibc: str, target_only: bool, selection: Selection, worked: bool
+    plan: SourcePlan, stage: StageRun, glibc: str, options: BuildOptions, selection: Selection, worked: bool
 ) -> bool:
     """Replace the last build if the files pass every check; returns whether they did."""
-    built = collect(plan, target_only)
+    built = collect(plan, options.target_only)
     strip = strip_program(plan.build) if plan.build_type == "Release" else ""
     if plan.build_type == "Release" and not strip:
         message = "CMake found no program that strips for this target: the files keep their symbols"
@@ -124,16 +132,18 @@ def _put_into_dist(
         identity(plan, selection.profile),
         glibc,
         strip,
-        target_only,
+        options.target_only,
         list(map(str, private)),
         _own_code(),
     ]
     placed = plan.root / PLACED
-    if worked or not _stands(placed, rules, built, plan.dist):
+    if worked or options.tried or not _stands(placed, rules, built, plan.dist):
         placed.unlink(missing_ok=True)
         with part_of(plan.dist) as part:
             copies = assemble(list(built), part, strip)
             stage.findings += loadable.check(copies, plan.target, glibc, private)
+            if options.tried:
+                _try_runner(plan, part, stage)
             if any(finding.severity is Severity.ERROR for finding in stage.findings):
                 return False
             describe(plan, copies, built.values(), part, selection.profile)
@@ -146,6 +156,14 @@ def _put_into_dist(
     stage.artifacts += [Artifact.of("sbom", plan.dist / BILL_OF_MATERIALS)]
     stage.artifacts += [Artifact.of("manifest", plan.dist / MANIFEST)]
     return True
+
+
+def _try_runner(plan: SourcePlan, part: Path, stage: StageRun) -> None:
+    defined = plan.toolchain.definitions
+    sysroot = defined.get("CMAKE_SYSROOT") or sysroot_of(Path(defined["CMAKE_CXX_COMPILER"]))
+    probe = probe_in(plan.root.parent / "probe", "portable")
+    runner = Runner(part / RUNNER, EXECUTORCHS)
+    try_runner(runner, probe, find_program("qemu-aarch64"), Path(sysroot), stage)
 
 
 def _stands(placed: Path, rules: Sequence[object], built: Iterable[LoadableFile], dist: Path) -> bool:

@@ -85,7 +85,7 @@ class SourceBuild:
         parser.add_argument(
             "--target-only", action="store_true", help="only the library and the runner, no Python adaptors"
         )
-        parser.set_defaults(install=False, compiler=None, sysroot=None, toolchain_file=None)
+        parser.set_defaults(install=False, compiler=None, sysroot=None, toolchain_file=None, tried=False)
         if self.target == DEFAULT_TARGET:
             parser.add_argument(
                 "--install",
@@ -106,6 +106,12 @@ class SourceBuild:
                 type=Path,
                 metavar="FILE",
                 help="a vendor's CMake toolchain, instead of both",
+            )
+            parser.add_argument(
+                "--try",
+                dest="tried",
+                action="store_true",
+                help="run a small program with the runner under qemu: its outputs must be PyTorch's",
             )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -131,6 +137,7 @@ class SourceBuild:
             compiler=args.compiler,
             sysroot=args.sysroot,
             toolchain_file=args.toolchain_file,
+            tried=args.tried,
         )
         selection = replace(selection_of(args), target=self.target)
         if args.dry_run:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.qemu_check import INPUTS, PROGRAM, probe_in
+from ci.builds.qemu_check import DATA, PROGRAM, probe_in
+from ci.engine.runner import Runner
 from provisioning.manifest import load_profile
 from provisioning.store import FileSelection, Store
 from tests.support.builds import run_stage
@@ -33,14 +34,15 @@ def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
     metrics = json.loads((tmp_path / "reports" / "build_runner.json").read_text("utf-8"))["metrics"]
     assert (metrics["machine"], metrics["interpreter"]) == ("AArch64", "/lib/ld-linux-aarch64.so.1")
     assert metrics["compared_values"] == 10 and metrics["largest_difference"] <= 1e-5
-    probe = probe_in(tmp_path / "probe")
+    probe = probe_in(tmp_path / "probe", "xnnpack")
+    inputs = Runner(probe / PROGRAM).write_inputs(tmp_path / "inputs.txt", [[probe / DATA]])
     bundle = ("--target", TARGET, "--dist", tmp_path / "dist", "-o", tmp_path / "bundle", probe / PROGRAM)
     reports = ("--reports", tmp_path / "reports")
     assert run_stage("bundle", *bundle, *reports, environ={}).returncode == 0
     (tmp_path / "keys").mkdir()
     with ssh_server(tmp_path / "keys") as config:
         way = ("--ssh", HOST, "--ssh-config", config, "--wrap", f"qemu-aarch64 -L {GLIBC.parent}")
-        where = ("--device-dir", tmp_path / "board", "--inputs", probe / INPUTS)
+        where = ("--device-dir", tmp_path / "board", "--inputs", inputs)
         done = run_stage("run_device", tmp_path / "bundle", *way, *where, *reports, environ={})
     assert done.returncode == 0, done.stderr + done.stdout
     values = array.array("f")
