@@ -46,6 +46,11 @@ REQUIRED = {"sqnr_db": 10.0, "agreement": 1.0, "choice_agreement": 1.0, "slice_s
 """What a program must reach unless its own thresholds say otherwise. Below 10 dB, outputs have little in
 common with the model's. A slice need not be nearer than the program's worst output, and indices may differ
 where they choose between equal values (`floors`)."""
+FLOAT_KIND = "fp16"
+"""The kind of a run that quantizes nothing: rounding alone makes its outputs differ."""
+REQUIRED_OF_FLOAT = {**REQUIRED, "sqnr_db": 30.0}
+USUAL_OF_FLOAT_DB = 38.0
+"""What nearly all right programs of FLOAT_KIND reach (docs/concepts.md has the distribution)."""
 LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
 DIGITS = 6
 """How many are written of a figure, and shown at least."""
@@ -410,9 +415,14 @@ SAME_DB = 0.01
 """Figures of one thing that were computed in two ways may differ by this much."""
 
 
-def floors(figures: Mapping[str, float]) -> dict[str, float]:
+def required_of(kind: str) -> Mapping[str, float]:
+    """What a program of a run of this kind must reach."""
+    return REQUIRED_OF_FLOAT if kind == FLOAT_KIND else REQUIRED
+
+
+def floors(figures: Mapping[str, float], kind: str = "") -> dict[str, float]:
     """What is required of these figures of a program that has no thresholds."""
-    required = {name: bound for name, bound in REQUIRED.items() if name in figures}
+    required = {name: bound for name, bound in required_of(kind).items() if name in figures}
     if "choice_agreement" in required:
         required.pop("agreement", None)
     if "slice_sqnr_db" in required:
@@ -422,21 +432,23 @@ def floors(figures: Mapping[str, float]) -> dict[str, float]:
     return required
 
 
-def below_floor(figures: Mapping[str, float]) -> list[str]:
+def below_floor(figures: Mapping[str, float], kind: str = "") -> list[str]:
     """NaN is below."""
-    return [name for name, least in floors(figures).items() if not figures[name] >= least]
+    return [name for name, least in floors(figures, kind).items() if not figures[name] >= least]
 
 
-def bounds_of(thresholds: Thresholds | None, figures: Mapping[str, float]) -> dict[str, float]:
+def bounds_of(
+    thresholds: Thresholds | None, figures: Mapping[str, float], kind: str = ""
+) -> dict[str, float]:
     """What these figures of a program are held to: what is required of all, and its own thresholds. Without
     thresholds, it is not judged."""
-    return {} if thresholds is None else floors(figures) | thresholds.model_dump(exclude_none=True)
+    return {} if thresholds is None else floors(figures, kind) | thresholds.model_dump(exclude_none=True)
 
 
-def missed(thresholds: Thresholds | None, figures: Mapping[str, float]) -> list[Missed]:
+def missed(thresholds: Thresholds | None, figures: Mapping[str, float], kind: str = "") -> list[Missed]:
     """A figure that is absent or NaN misses its threshold."""
     misses = []
-    for name, bound in bounds_of(thresholds, figures).items():
+    for name, bound in bounds_of(thresholds, figures, kind).items():
         value = figures.get(name, math.nan)
         holds = value <= bound if name in LESS_IS_BETTER else value >= bound
         if not holds:

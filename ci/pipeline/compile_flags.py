@@ -76,6 +76,12 @@ def add_model(
         help="samples, a file each: .npy, .npz, of PyTorch models .pt; of ONNX models also MODULE:FUNCTION"
         " [drawn]",
     )
+    parser.add_argument(
+        "--calibration", type=count, metavar="N", help="at most so many samples calibrate [200; 32 if drawn]"
+    )
+    parser.add_argument(
+        "--inferences", type=count, metavar="N", help="at most so many others are compared [16; 2 if drawn]"
+    )
     repeatable(parser, "--variable", "NAME", "pass this variable to the model, which sees few others")
     add_selection(parser)
     onnx = parser.add_argument_group("ONNX models")
@@ -111,6 +117,8 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         precision=args.precision,
         precision_file=args.precision_file,
         calibrate=args.calibrate,
+        calibration=args.calibration,
+        inferences=args.inferences,
         python=args.python,
         backend=args.backend,
         per_channel=args.per_channel,

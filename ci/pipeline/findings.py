@@ -12,16 +12,20 @@ from ci.engine.closed import not_passed as names_not_passed
 from ci.engine.work import Result
 from ci.pipeline.accuracy import (
     CLEARLY_DB,
-    REQUIRED,
+    FLOAT_KIND,
+    USUAL_OF_FLOAT_DB,
     Missed,
     against_nearest,
     below_floor,
     bounds_of,
+    computed_otherwise,
     in_words,
     missed,
     of_the_mean,
+    required_of,
 )
 from ci.pipeline.losses import HALF_MOST
+from ci.pipeline.models.inputs import InputsUsed
 from ci.pipeline.slices import LEAST_DB
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
@@ -41,7 +45,7 @@ def errors_of(subject: str, again: str) -> Callable[..., Finding]:
 
 def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], again: str) -> Iterator[Finding]:
     """A warning about thresholds that say little; the command `again` writes measured ones."""
-    thresholds, least = program.thresholds, REQUIRED["sqnr_db"]
+    thresholds, least = program.thresholds, required_of(program.run.kind)["sqnr_db"]
     if thresholds is None:
         return
     if thresholds.placeholder:
@@ -133,7 +137,7 @@ def verdict(findings: Sequence[Finding], *, quarantined: bool = False) -> str:
 
 def shown_thresholds(program: AnyProgram[Any, Any], figures: Mapping[str, float]) -> dict[str, Metric]:
     """For the row of a report."""
-    return dict(bounds_of(program.thresholds, figures))
+    return dict(bounds_of(program.thresholds, figures, program.run.kind))
 
 
 def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: str) -> str:
@@ -144,7 +148,7 @@ def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: st
     if absent := [miss.figure for miss in misses if miss.value is None]:
         place = accepted_path(program.suite, program.profile)
         return f"remove the threshold of {', '.join(absent)} from {place}"
-    if below_floor({miss.figure: miss.value for miss in misses if miss.value is not None}):
+    if below_floor({miss.figure: miss.value for miss in misses if miss.value is not None}, program.run.kind):
         return f"if it cannot be better, {every} --accept --reason TEXT"
     return ""
 
@@ -264,20 +268,56 @@ def accuracy_of_one_model(
     divergence: str,
     where: str,
     causes: Causes,
+    judged: Judged,
 ) -> list[Finding]:
     """As a suite's program without thresholds of its own is judged."""
-    if not (misses := missed(Thresholds(), figures)):
+    low, severity = missed(Thresholds(), figures, judged.kind), Severity.ERROR
+    if not (misses := low or below_usual(judged.kind, figures)):
         return []
     message = accuracy_message(misses, figures, causes)
     fix = accuracy_fix(misses, figures, divergence, where, causes=causes)
-    return [Finding("compile-accuracy", Severity.ERROR, subject, message, fix)]
+    if not low:
+        severity = Severity.WARNING
+    elif judged.provisional(figures):
+        severity, message, fix = Severity.WARNING, PROVISIONAL + message, REAL_SAMPLES
+    return [Finding("compile-accuracy", severity, subject, message, fix)]
 
 
 def accuracy_of_quantized(
-    subject: str, figures: Mapping[str, float], where: str, causes: Causes
+    subject: str, figures: Mapping[str, float], where: str, causes: Causes, judged: Judged
 ) -> list[Finding]:
     """As `accuracy_of_one_model`, of the quantized model itself: no chip can be the cause."""
-    return accuracy_of_one_model(subject, {**figures, "reference_sqnr_db": math.inf}, "", where, causes)
+    of_quantized = {**figures, "reference_sqnr_db": math.inf}
+    return accuracy_of_one_model(subject, of_quantized, "", where, causes, judged)
+
+
+def apart(judged: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
+    """The errors, and the others as warnings."""
+    errors = [finding for finding in judged if finding.severity is Severity.ERROR]
+    return errors, [f"{finding.message}; {finding.fix}" for finding in judged if finding not in errors]
+
+
+PROVISIONAL = "provisional, on random inputs: "
+REAL_SAMPLES = "--calibrate DIR, a folder of inputs that the model is made for, a file each (.npy, .npz)"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """By what a program was measured."""
+
+    kind: str
+    used: InputsUsed
+
+    def provisional(self, figures: Mapping[str, float]) -> bool:
+        """Whether noise may be all that is wrong: the chip computes what it was given."""
+        return self.used.noise and not computed_otherwise(figures)
+
+
+def below_usual(kind: str, figures: Mapping[str, float]) -> list[Missed]:
+    """What floats lose beyond what rounding usually costs: worth a warning."""
+    value = figures.get("sqnr_db", math.inf)
+    low = kind == FLOAT_KIND and value < USUAL_OF_FLOAT_DB
+    return [Missed("sqnr_db", USUAL_OF_FLOAT_DB, value)] if low else []
 
 
 def differs_on_chip(
@@ -305,6 +345,18 @@ def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
         " outputs hardly depend on the input, and what does is lost"
     )
     return "; ".join([message, *slices])
+
+
+def below_usual_of(
+    program: AnyProgram[Any, Any], figures: Mapping[str, float], causes: Causes, divergence: str
+) -> Iterator[Finding]:
+    """A warning, unless the suite agrees to it or the figures miss more than that."""
+    thresholds, misses = program.thresholds, below_usual(program.run.kind, figures)
+    agreed = thresholds is None or thresholds.sqnr_db is not None
+    if misses and not agreed and not missed(thresholds, figures, program.run.kind):
+        message = accuracy_message(misses, figures, causes)
+        fix = accuracy_fix(misses, figures, divergence, "", causes=causes)
+        yield Finding("accuracy-fp16", Severity.WARNING, program.name, message, fix)
 
 
 def constant_outputs(

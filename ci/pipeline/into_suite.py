@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ci.engine.repository import repository_of
-from ci.pipeline.accuracy import REQUIRED
+from ci.pipeline.accuracy import required_of
 from ci.pipeline.baseline import load_tolerances
 from ci.pipeline.models.imports import module_file
 from ci.pipeline.models.user_model import UserModel
@@ -164,10 +164,12 @@ class Extension(Generic[P]):
         text, _ = self._text({**self.run, **more}, run.socs)
         margin_db = load_tolerances().sqnr_margin_db
         thresholds = derived(accepted_figures(program, figures), figures, margin_db)
-        for name in below_required(thresholds):
+        for name in below_required(thresholds, run.kind):
             # Without a reason no threshold is lowered below what is required of every program.
             agreed = getattr(program.accepted, name)
-            thresholds[name] = REQUIRED[name] if agreed is None else max(agreed, thresholds[name])
+            thresholds[name] = (
+                required_of(run.kind)[name] if agreed is None else max(agreed, thresholds[name])
+            )
         replace_text(self.path, text)
         thresholds = {name: value for name, value in thresholds.items() if not math.isnan(value)}
         rows = {f"{program.lane}/{program.run_name}": threshold_values(thresholds)}

@@ -97,8 +97,10 @@ class OneModel:
     dimensions: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     """Settings of ONNX Runtime's provider, NAME=VALUE."""
-    compared: int | None = None
-    """How many samples are compared, where a suite says so."""
+    calibration: int | None = None
+    """How many samples calibrate at most."""
+    inferences: int | None = None
+    """How many are compared at most."""
 
     def words(self, soc: str) -> list[str]:
         """MODEL and its flags, for another command."""
@@ -107,6 +109,8 @@ class OneModel:
             ("--precision", [self.precision] if self.precision else []),
             ("--precision-file", [str(self.precision_file)] if self.precision_file else []),
             ("--calibrate", [self.calibrate] if self.calibrate else []),
+            ("--calibration", [str(self.calibration)] if self.calibration else []),
+            ("--inferences", [str(self.inferences)] if self.inferences else []),
             ("--variable", self.variables),
             ("--dimension", self.dimensions),
             ("--option", self.options),

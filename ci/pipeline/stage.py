@@ -177,7 +177,7 @@ def _reasons(
     """By program the field of its reason. Raises CheckFailed if what is accepted needs one and has none."""
     margin_db = load_tolerances().sqnr_margin_db
     low = {
-        program.name: low_figures(figures[program.name], margin_db, program.demanded)
+        program.name: low_figures(figures[program.name], margin_db, program.demanded, program.run.kind)
         for program in plan.programs
         if program.name in figures
     }

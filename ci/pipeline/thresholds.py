@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ci.pipeline.accuracy import REQUIRED, at_worst, below_floor, rounded
+from ci.pipeline.accuracy import at_worst, below_floor, required_of, rounded
 from ci.pipeline.suite import THRESHOLD_NAMES, AnyProgram
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.accepted import Values
@@ -61,7 +61,7 @@ def accepted_figures(program: AnyProgram[Any, Any], measured: Sequence[Mapping[s
         for name in program.run.required_figures
         if any(name.removeprefix("reference_") in row for row in measured)
     ]
-    low = [name for figures in measured for name in below_floor(figures)]
+    low = [name for figures in measured for name in below_floor(figures, program.run.kind)]
     names = dict.fromkeys([*has, *program.accepted.model_dump(exclude_none=True), *low])
     return [name for name in names if name not in program.demanded]
 
@@ -86,17 +86,20 @@ def derived(
     return {name: value for name, value in values.items() if name != "top1" or value}
 
 
-def below_required(thresholds: Mapping[str, float]) -> list[str]:
+def below_required(thresholds: Mapping[str, float], kind: str) -> list[str]:
     """Those that need a reason."""
-    return [name for name, least in REQUIRED.items() if not thresholds.get(name, least) >= least]
+    required = required_of(kind)
+    return [name for name, least in required.items() if not thresholds.get(name, least) >= least]
 
 
-def low_figures(figures: Mapping[str, float], margin_db: float, demanded: Collection[str] = ()) -> list[str]:
+def low_figures(
+    figures: Mapping[str, float], margin_db: float, demanded: Collection[str] = (), kind: str = ""
+) -> list[str]:
     """Those that give a threshold below what is required. Those that the suite demands give none."""
-    names = [name for name in REQUIRED if name in figures and name not in demanded]
-    if "slice_sqnr_db" in names and "slice_sqnr_db" not in below_floor(figures):
+    names = [name for name in required_of(kind) if name in figures and name not in demanded]
+    if "slice_sqnr_db" in names and "slice_sqnr_db" not in below_floor(figures, kind):
         names.remove("slice_sqnr_db")
-    return below_required(derived(names, [figures], margin_db))
+    return below_required(derived(names, [figures], margin_db), kind)
 
 
 def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:

@@ -29,7 +29,7 @@ PLAIN_RUN = """\
 import sys
 from pathlib import Path
 from ci.lanes.onnx import steps
-from ci.lanes.onnx.suite import SHIPPED, choose, programs_of
+from ci.lanes.onnx.suite import SHIPPED, calibrating, choose, programs_of
 
 into, log = Path(sys.argv[1]), Path(sys.argv[2])
 cases = {}
@@ -38,7 +38,7 @@ for program in choose(programs_of(SHIPPED), tags=["pr"], words=sys.argv[3:]):
 for name, programs in cases.items():
     folder = into / name
     folder.mkdir()
-    most = max(program.run.calibration for program in programs)
+    most = max(calibrating(program.case, program.run) for program in programs)
     order = dict(programs[0].order, calibration=most, log=str(log), into=str(folder))
     prepared = steps.order_prepare(order)
     common = dict(log=str(log), prepared=str(folder), source=prepared["model"])

@@ -15,7 +15,7 @@ from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower
 from torch import Tensor
 from torch.fx import Node
 
-from ci.lanes.executorch.lower import Patterns, calibration_of, compiler_spec, prepared_model
+from ci.lanes.executorch.lower import Patterns, chosen_for, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
 from ci.operators.partition.decisions import is_quantizer, module_of, traits_of
 from ci.operators.partition.failing_operators import restore_builtins
@@ -98,11 +98,10 @@ def _depends_on_input(node: Node) -> bool:
 def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     case, run, soc, place = parse_request(order)
     loaded = make(case.factory, case.arguments, place, inputs_named(case.samples, case.inputs, place))
-    samples = [loaded.sample(seed) for seed in range(case.inferences)]
+    samples, batches, _ = chosen_for(loaded, case, run)
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     if run.quantizes:
-        batches = calibration_of(loaded, run)
         given = (loaded, samples[0], batches, run, case.backend, soc, place)
         module, *_ = prepared_model(*given).quantized()
     else:

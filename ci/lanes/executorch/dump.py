@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
-from ci.lanes.executorch.lower import calibration_of, compiler_spec, prepared_model
+from ci.lanes.executorch.lower import chosen_for, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
 from ci.pipeline.models.factory import copied, make
 from ci.pipeline.models.faster_exports import make_exports_faster
@@ -30,7 +30,7 @@ def _child(kind: str, order: str) -> None:
     loaded.model.requires_grad_(False)
     sample, module = loaded.sample(0), loaded.model
     if run.quantizes:
-        batches = calibration_of(loaded, run)
+        batches = chosen_for(loaded, case, run).calibrating
         module, *_ = prepared_model(loaded, sample, batches, run, case.backend, soc, place).quantized()
     spec = compiler_spec(soc, run, saver=kind == "calls", online_prepare=ONLINE[kind])
     os.chdir(into)

@@ -31,6 +31,7 @@ from ci.pipeline.findings import (
     accepting,
     accuracy_fix,
     accuracy_message,
+    below_usual_of,
     beyond_in_words,
     constant_outputs,
     known_faults,
@@ -163,7 +164,10 @@ class Emulation(Lowering):
             if (figures := self.figures(program, mine)) is not None:
                 every = SUITES.repeat(program, self.stage, every_chip=True)
                 yield from placeholder(program, figures, f"{every} --accept")
-                yield from constant_outputs(program, figures, mine[RAN].facts["slices"], again)
+                slices = mine[RAN].facts["slices"]
+                yield from constant_outputs(program, figures, slices, again)
+                causes = causes_of(program, lowered.facts, slices, plan.basis.build_id)
+                yield from below_usual_of(program, figures, causes, SUITES.repeat(program, "divergence"))
 
     def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:
         figures = self.figures(program, mine)
@@ -295,7 +299,7 @@ def findings_of(
         fix = f"{BEYOND_FIX}; then {again}" if beyond else again
         return [wrong(facts["rule"], "; ".join(filter(None, [facts["message"], beyond])), fix)]
     figures: Mapping[str, float] = facts["figures"]
-    misses = missed(program.thresholds, figures)
+    misses = missed(program.thresholds, figures, program.run.kind)
     if not misses:
         return []
     commands = (SUITES.repeat(program, "divergence"), f"{SUITES.repeat(program, 'quantize')} --where")

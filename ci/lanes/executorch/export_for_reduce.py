@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ci.lanes.executorch.lower import calibration_of
+from ci.lanes.executorch.lower import chosen_for
 from ci.lanes.executorch.suite import parse_request
 from ci.pipeline.models.factory import copied, make
 from ci.pipeline.models.samples import inputs_named
@@ -21,8 +21,8 @@ CALIBRATING = 4
 def _export(order: dict[str, object], into: Path) -> None:
     case, run, _, place = parse_request(order)
     loaded = make(case.factory, case.arguments, place, inputs_named(case.samples, case.inputs, place))
-    samples = [loaded.sample(seed) for seed in range(case.inferences)]
-    samples += calibration_of(loaded, run)[:CALIBRATING]
+    compared, calibrating, _ = chosen_for(loaded, case, run)
+    samples = [*compared, *calibrating[:CALIBRATING]]
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     torch.save(samples, into / "samples.pt")

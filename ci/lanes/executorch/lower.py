@@ -68,7 +68,7 @@ from ci.operators.partition.failing_operators import (
     workaround_of,
 )
 from ci.pipeline.models.factory import (
-    CALIBRATION_SEED,
+    Chosen,
     ModelWithInputs,
     computed_weights,
     copied,
@@ -83,6 +83,7 @@ from ci.pipeline.models.factory import (
     run_copied,
     where_input_changes,
 )
+from ci.pipeline.models.inputs import most_calibrating
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
@@ -184,8 +185,7 @@ def lower(
     loaded = make(
         case.factory, case.arguments, search_path, inputs_named(case.samples, case.inputs, search_path)
     )
-    samples = [loaded.sample(seed) for seed in range(case.inferences)]
-    batches = calibration_of(loaded, run)
+    samples, batches, used = chosen_for(loaded, case, run)
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     doing("run on CPU")
@@ -215,6 +215,7 @@ def lower(
             "inputs": _save(into, "input", samples),
             "losses": losses,
             "notes": [list(note) for note in loaded.notes],
+            "used": asdict(used),
         }
     losses = losses[:NAMED]
     if backend == "lpai":
@@ -270,6 +271,7 @@ def lower(
         rows["reference"] = _save(into, "quantized", reference)
     return {
         **rows,
+        "used": asdict(used),
         "choices": add_choices(loaded.model, module, samples, rows["expected"], rows["reference"], into),
         "beyond": beyond_half(loaded.model, samples) if run.precision.startswith("fp16") else [],
         "kept_on_cpu": _kept(workaround) if workaround else None,
@@ -288,9 +290,14 @@ def lower(
     }
 
 
-def calibration_of(loaded: ModelWithInputs, run: ExecutorchRun) -> list[tuple[Tensor, ...]]:
-    count = run.calibration if run.quantizes else 0
-    return [loaded.sample(CALIBRATION_SEED + index) for index in range(count)]
+def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> Chosen:
+    """The samples to compare, and the batches to calibrate by."""
+    chosen = loaded.chosen(case.inferences, run.calibration if run.quantizes else 0)
+    if run.qat and loaded.first is not None:
+        # A step for each batch: one would train nothing.
+        count = most_calibrating(run.calibration, given=False)
+        return chosen._replace(calibrating=loaded.drawn_to_calibrate(count))
+    return chosen
 
 
 def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp", **more: bool) -> Any:

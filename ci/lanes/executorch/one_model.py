@@ -29,11 +29,14 @@ from ci.lanes.executorch.user_program import (
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
     BEYOND_FIX,
+    Judged,
     accuracy_of_one_model,
+    apart,
     differs_on_chip,
     nearly_constant,
 )
 from ci.pipeline.lane import Mine, Results
+from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.output import Publish, keep_origins, require_own
@@ -50,7 +53,7 @@ from provisioning.fixes import fix_for
 @dataclass(frozen=True)
 class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
     lane = Emulation(False, False)
-    fields = ("precision", "cpu_nodes")
+    fields = ("precision", "cpu_nodes", "calibration")
 
     @property
     def measured(self) -> bool:
@@ -134,13 +137,16 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         causes = causes_of(program, facts, slices, plan.basis.build_id)
         suspect = (nearly_constant(figures, slices), differs_on_chip(figures, divergence, causes.known))
         warnings = [*notes_of(facts), *filter(None, suspect)]
-        wrong = accuracy_of_one_model(
+        judged = accuracy_of_one_model(
             stem,
             figures,
             divergence,
             self.command("quantize", program.soc, "--where"),
             causes,
+            Judged(program.run.kind, inputs_used(facts)),
         )
+        wrong, low = apart(judged)
+        warnings += low
         outcome = Outcome(
             figures={**figures, "size": path.stat().st_size, "ddr": costs["ddr_read"] + costs["ddr_written"]},
             on_cpu=tuple(row["operator"] for row in facts["left"]),
@@ -228,7 +234,7 @@ def _line(
     line += f"{plural(left, 'operator')} on the CPU" if left else "nothing on the CPU"
     if figures:
         whose = "the quantized model" if program.run.precision == "qdq" else "float"
-        line += f"; {in_words(figures)} against {whose}"
+        line += f"; {in_words(figures)} against {whose} {inputs_used(facts)}"
         if quantized := in_words(figures, "reference_"):
             line += f", {quantized} against the quantized model"
     elif program.backend != "htp":

@@ -12,12 +12,12 @@ import torch
 from torch.nn.utils import parametrize
 
 from ci.lanes.executorch import REWRITTEN, SAMPLES
+from ci.lanes.executorch.lower import chosen_for
 from ci.lanes.executorch.rewrites import INPUTS, REWRITES, WEIGHTS, retyped
 from ci.lanes.executorch.rewriting import Exported, NodeMatch, Tensors
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.factory import (
-    CALIBRATION_SEED,
     REMOVED_BY,
     computed_weights,
     is_quantized,
@@ -25,7 +25,7 @@ from ci.pipeline.models.factory import (
     run_copied,
 )
 from ci.pipeline.models.model_lines import source_of
-from ci.pipeline.models.samples import COMPARED, inputs_named
+from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
 from ci.pipeline.rewriting import Need, NotTheSame, RewrittenPlace, judged
 
@@ -43,13 +43,10 @@ def rewritten(
     )
     if is_quantized(loaded.model):
         raise BadFactory("the model is quantized already, and rewrites are of a float model")
-    seeds = [
-        *range(COMPARED),
-        *(CALIBRATION_SEED + index for index in range(run.calibration * run.quantizes)),
-    ]
-    samples = [loaded.sample(seed) for seed in seeds]
+    compared, calibrating, _ = chosen_for(loaded, case, run)
+    samples = [*compared, *calibrating]
     torch.set_grad_enabled(False)
-    repaired = RepairedModule(loaded.model, samples[:COMPARED])
+    repaired = RepairedModule(loaded.model, compared)
     repaired.apply([Need.read(need) for need in needs])
     if repaired.rewritten:
         (into / SAMPLES).mkdir(parents=True)

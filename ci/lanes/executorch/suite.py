@@ -80,8 +80,9 @@ class ExecutorchRun(MixedRun):
     per_channel: bool = True
     observer: Literal["min_max", "moving_average"] = "min_max"
     """How activations' ranges are found: the widest seen, or mostly those of the first batches."""
-    calibration: Annotated[int, Field(ge=1)] = 32
-    """How many batches of inputs the observers, or the QAT steps, see."""
+    calibration: Annotated[int, Field(ge=1)] | None = None
+    """How many batches of inputs the observers, or the QAT steps, see at most; [32 drawn ones, 200 of
+    `samples`]."""
     modules: tuple[ModuleScheme, ...] = ()
     annotations: tuple[Dotted, ...] = ()
     """Functions that get the graph and annotate nodes of it themselves."""
@@ -145,10 +146,11 @@ class ExecutorchCase(AnyCase):
     inputs: tuple[Input, ...] = ()
     backend: Backend = "htp"
     samples: str = ""
-    """A folder of inputs, one per file, relative to the suite. Only the first two are compared."""
+    """A folder of inputs, one per file, relative to the suite: some are compared, the others calibrate."""
     files: tuple[str, ...] = ()
     """What the factory reads beside Python modules, such as weights; relative to the suite."""
-    inferences: Annotated[int, Field(ge=1)] = 2
+    inferences: Annotated[int, Field(ge=1)] | None = None
+    """How many are compared at most; [2 drawn ones, 16 of `samples`]."""
     metric: TaskMetric | None = None
     delegates: Annotated[int, Field(ge=0)] = 1
     """The expected number of delegates; a run may override it."""

@@ -17,7 +17,7 @@ from ci.engine.work import Result
 from ci.lanes.executorch.compile import ExecutorchPlan
 from ci.lanes.executorch.judge import failure_in_words
 from ci.lanes.executorch.stage import plan_of
-from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram, ExecutorchRun
+from ci.lanes.executorch.suite import AS_IT_IS, ExecutorchCase, ExecutorchProgram, ExecutorchRun
 from ci.pipeline.findings import not_passed
 from ci.pipeline.into_suite import factory_in
 from ci.pipeline.models.user_model import UserModel, user_model
@@ -75,10 +75,13 @@ def program_of(
         "cpu_nodes": cpu_nodes,
     }
     asked |= {"nodes": file.nodes} if file else {}
+    asked |= {"calibration": model.calibration} if scheme not in AS_IT_IS else {}
     try:
         run = ExecutorchRun.model_validate(asked)
         place = os.path.relpath(samples, suite.parent) if samples else ""
-        case = ExecutorchCase.model_validate({"factory": factory, "samples": place, "run": (run,)})
+        case = ExecutorchCase.model_validate(
+            {"factory": factory, "samples": place, "inferences": model.inferences, "run": (run,)}
+        )
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise UsageError(f"{named.name}, {scheme}: expected {message}", fix="see docs/suites.md") from error

@@ -25,7 +25,7 @@ from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.onnx.crosscheck import CrossChecked
 from ci.lanes.onnx.findings import changed, context_of, findings_of, was_compiled
 from ci.lanes.onnx.options import files_of
-from ci.lanes.onnx.suite import OnnxProgram
+from ci.lanes.onnx.suite import OnnxProgram, calibrating
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import Baseline, load_tolerances
 from ci.pipeline.findings import verdict
@@ -198,7 +198,7 @@ class CompileOnnx(Step[OnnxProgram]):
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         run, request, group = program.run, program.order, self.groups[program.name]
         # Each run takes as many of them as it says, from the first on.
-        most = max(run.calibration for run in program.case.runs)
+        most = max(calibrating(program.case, run) for run in program.case.runs)
         request |= self.asked(program)
         prepared = ask.once(f"{group}/model", do="prepare", cwd=cwd(), **request, calibration=most)
         of_model = {"prepared": prepared["into"], "source": prepared["model"], "cwd": cwd()}
@@ -219,10 +219,9 @@ class CompileOnnx(Step[OnnxProgram]):
         return {
             "build_id": prepared.get("build_id", ""),
             **reply,
-            "compared": prepared["compared"],
+            "used": {**prepared["used"], "calibrating": quantized.get("calibrated_by", 0)},
             "constant": prepared["constant"],
             "notes": prepared["notes"],
-            "calibrated_by": quantized.get("calibrated_by", 0),
             "in_float": quantized.get("in_float", False),
         }
 

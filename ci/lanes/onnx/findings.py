@@ -17,10 +17,13 @@ from ci.pipeline.costs import cost_rule
 from ci.pipeline.findings import (
     BEYOND_FIX,
     MORE_STEPS,
+    PROVISIONAL,
     Causes,
+    Judged,
     accepting,
     accuracy_fix,
     accuracy_message,
+    below_usual_of,
     beyond_in_words,
     constant_outputs,
     errors_of,
@@ -29,6 +32,7 @@ from ci.pipeline.findings import (
     placeholder,
     shown_thresholds,
 )
+from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.precision import precision_named
 from ci.pipeline.reason import first_line, words_of
 from ci.pipeline.suite import HELD_QUANTIZED
@@ -92,27 +96,29 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     if program.case.recorded and computed_otherwise(near):
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
+    used, causes = inputs_used(result.facts), causes_of(context, program.run.precision)
+    divergence = _command(program, "divergence")
     if misses := misses_of(program, result):
-        commands = (_command(program, "divergence"), _command(program, "quantize", "--where"))
+        where = _command(program, "quantize", "--where")
         otherwise = "raise the precision or calibrate with more samples"
-        causes = causes_of(context, program.run.precision)
-        fix = accuracy_fix(misses, near, *commands, otherwise, causes)
+        fix = accuracy_fix(misses, near, divergence, where, otherwise, causes)
         fixes = [fix, accepting(program, misses, every)]
         message = accuracy_message(misses, near, causes)
-        yield error("onnx-accuracy", message, "; ".join(filter(None, fixes)))
+        agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
+        if not agreed and Judged(program.run.kind, used).provisional(near):
+            words = PROVISIONAL + message
+            yield Finding("onnx-accuracy", Severity.WARNING, program.name, words, _samples_for(program))
+        else:
+            yield error("onnx-accuracy", message, "; ".join(filter(None, fixes)))
+    yield from below_usual_of(program, near, causes, divergence)
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"
         yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_FIX)
     if program.run.precision == "fp16" and context["half_floats"] is False:
         yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
-    if not result.facts["compared"]:
-        yield Finding(
-            "onnx-samples",
-            Severity.WARNING,
-            program.name,
-            "compared on random inputs: calibration took all samples",
-            f"give {program.case_name} at least two samples",
-        )
+    if used.noise:
+        message = "compared on random inputs: the case names no samples"
+        yield Finding("onnx-samples", Severity.WARNING, program.name, message, _samples_for(program))
     yield from over_budget(program, result.facts)
     if slowest := result.facts.get("slowest"):
         yield Finding(
@@ -122,6 +128,10 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
             f"slowest operators on the emulator: {', '.join(slowest)}",
             "the emulator's cycles follow this machine's time, not the chip's; measure on a device",
         )
+
+
+def _samples_for(program: OnnxProgram) -> str:
+    return f'samples = "DIR" for {program.case_name} in {program.suite}: inputs that the model is made for'
 
 
 def _command(program: OnnxProgram, verb: str, *more: str) -> str:
@@ -149,7 +159,7 @@ def misses_of(program: OnnxProgram, result: Result) -> list[Missed]:
     """None of a case whose figures are held by the baseline."""
     if program.case.recorded:
         return []
-    return missed(program.thresholds, context_of(result)["near"])
+    return missed(program.thresholds, context_of(result)["near"], program.run.kind)
 
 
 def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:
@@ -305,7 +315,7 @@ def row(
         "cached": result.cached,
         "figures": dict(context_of(result)["near"]),
         "slices": list(context_of(result)["slices"]),
-        "calibrated_by": result.facts["calibrated_by"],
+        "calibrated_by": result.facts["used"]["calibrating"],
         "nodes": context_of(result)["audit"]["nodes"],
         "graphs": context_of(result)["audit"]["graphs"],
         "costs": dict(costs),

@@ -19,17 +19,19 @@ from ci.lanes.onnx.user_program import (
     FORMS,
     CompileOne,
     constant_inputs,
-    of_samples,
     program_of,
 )
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
+    Judged,
     accuracy_of_one_model,
+    apart,
     differs_on_chip,
     nearly_constant,
     not_in_fp16,
 )
 from ci.pipeline.lane import Mine, Results
+from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Compiling, OneModel
 from ci.pipeline.precision import precision_named
@@ -101,7 +103,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
                 " compiled for each alone:",
                 *(f"  {chip} {figure}" for chip, figure in figures.items()),
             ]
-        ran = f"reload is bit-equal; {in_words(near)} against float on {of_samples(facts)}"
+        ran = f"reload is bit-equal; {in_words(near)} against float {inputs_used(facts)}"
         words += [
             f"{chips[0]} {program.run.name}, QNN {context['record']['build_id']}:"
             f" {plural(context['audit']['nodes'], 'node')} on HTP, none on the CPU;"
@@ -121,7 +123,12 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if program.run.kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
-        wrong = accuracy_of_one_model(self.model.typed, near, *commands, causes_of(context, program.run.kind))
+        kind = program.run.kind
+        judged = accuracy_of_one_model(
+            self.model.typed, near, *commands, causes_of(context, kind), Judged(kind, inputs_used(facts))
+        )
+        wrong, low = apart(judged)
+        warnings += low
         sizes = {"size": float(sum(path.stat().st_size for path in files))}
         if ddr:
             sizes |= {"ddr": ddr["read"] + ddr["written"]}

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -481,7 +481,7 @@ def export(
     search_path: Path,
     into: Path,
     opset: int,
-    inputs: Callable[[Any], Any] | None = None,
+    inputs: Any = None,
 ) -> tuple[Path, Any]:
     """Write the factory's model as model.onnx; returns the model too. One of torch gets inputs input_0,
     input_1 …; of an ONNX model, the factory's sample is returned. `inputs` replaces the factory's own."""

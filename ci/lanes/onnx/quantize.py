@@ -13,12 +13,12 @@ from ci.lanes.onnx.user_program import (
     LossesOfOne,
     QuantizeOne,
     constant_inputs,
-    of_samples,
     plan_of_model,
     program_of,
 )
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import accuracy_of_quantized, nearly_constant
+from ci.pipeline.findings import Judged, accuracy_of_quantized, apart, nearly_constant
+from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.one_model import Product
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.precision import precision_named
@@ -49,13 +49,14 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
         "accuracy": facts["near"],
         "slices": facts["slices"],
     }
-    words = f"{program.run.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
+    words = f"{program.run.name}: {in_words(facts['near'])} against float {inputs_used(facts)}"
     words += ", both by ONNX Runtime on the CPU"
     written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
     where = taken.command("quantize", program.soc, "--where")
-    wrong = accuracy_of_quantized(stem, facts["near"], where, causes_of(facts, kind))
+    judged = Judged(kind, inputs_used(facts))
+    wrong, low = apart(accuracy_of_quantized(stem, facts["near"], where, causes_of(facts, kind), judged))
     constant = filter(None, [nearly_constant(facts["near"], facts["slices"])])
-    warnings = [*taken.drawn(program), *constant_inputs(facts), *constant]
+    warnings = [*taken.drawn(program), *constant_inputs(facts), *constant, *low]
     return [
         Product(written, [words, *(f"  {line}" for line in facts["slices"])], warnings, Outcome(wrong=wrong))
     ]
@@ -68,5 +69,5 @@ def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Mapping[str, Any]]
         raise UsageError(f"{program.run.kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
     step = LossesOfOne(plan_of_model(model, program))
     facts = require_done(run_step(step, [program])[program.name]).facts
-    words = f"{program.name}: {in_words(facts['near'])} against float on {of_samples(facts)}"
+    words = f"{program.name}: {in_words(facts['near'])} against float {inputs_used(facts)}"
     return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]

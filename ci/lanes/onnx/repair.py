@@ -61,7 +61,8 @@ def _of(whole: OneModel, program: OnnxProgram, exported: Path | None) -> OnnxMod
         calibrate=samples or None,
         dimensions=dimensions,
         per_channel=program.run.per_channel or whole.per_channel,
-        compared=case.inferences,
+        calibration=program.run.calibration,
+        inferences=case.inferences,
         selection=replace(selection, soc=program.soc, named_socs=(program.soc,)),
     )
     return OnnxModel(model, Compiling(), given=program)

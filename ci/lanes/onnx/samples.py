@@ -7,10 +7,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ci.pipeline.models.imports import search_first
-from ci.pipeline.models.inputs import GraphSignature, checked, only_input, read_array, read_arrays
+from ci.pipeline.models.inputs import (
+    GraphSignature,
+    InputsUsed,
+    checked,
+    only_input,
+    read_array,
+    read_arrays,
+    shares_of,
+)
 from ci.pipeline.models.user_model import where_paths_begin
 from provisioning.base.errors import CheckFailed, UsageError
 
@@ -23,12 +31,20 @@ MOST = 1000
 """At most this many samples are taken from a factory, which may never end."""
 
 
-def divided(samples: Sequence[Sample], inferences: int) -> tuple[list[Sample], list[Sample]]:
-    """The samples to compare, and the others to calibrate with.
+class Divided(NamedTuple):
+    """The samples to compare, and those to calibrate by."""
 
-    At most half are compared. A single sample is used to calibrate."""
-    compared = min(inferences, len(samples) // 2)
-    return list(samples[:compared]), list(samples[compared:])
+    compared: list[Sample]
+    calibrating: list[Sample]
+    used: InputsUsed
+
+
+def divided(samples: Sequence[Sample], inferences: int | None, calibration: int | None) -> Divided:
+    """None of either where there are no samples: what is drawn then is noise."""
+    shares = shares_of(len(samples), inferences, calibration)
+    compared, calibrating = ([samples[number] for number in numbers] for numbers in shares)
+    used = InputsUsed(len(compared), len(calibrating), len(samples), noise=not samples)
+    return Divided(compared, calibrating, used)
 
 
 def resembling(sample: Sample, number: int) -> Sample:

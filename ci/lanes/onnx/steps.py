@@ -37,9 +37,10 @@ from ci.lanes.onnx.graph import (
     wrong_reciprocals,
 )
 from ci.lanes.onnx.options import Settings
-from ci.lanes.onnx.samples import calibration_samples, divided, resembling
-from ci.lanes.onnx.suite import OnnxCase, OnnxRun, command_for_one
+from ci.lanes.onnx.samples import Divided, calibration_samples, divided, resembling
+from ci.lanes.onnx.suite import OnnxCase, OnnxRun, calibrating, command_for_one
 from ci.pipeline.accuracy import (
+    FLOAT_KIND,
     OF_A_DRAW,
     Pair,
     Unusable,
@@ -49,9 +50,9 @@ from ci.pipeline.accuracy import (
     missed,
     pair_of_choice,
 )
-from ci.pipeline.findings import BEYOND_FIX, beyond_in_words
+from ci.pipeline.findings import BEYOND_FIX, below_usual, beyond_in_words
 from ci.pipeline.models.arrays import Array, Sample, save, save_one, saved
-from ci.pipeline.models.inputs import checked, drawn
+from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, checked, drawn, most_calibrating
 from ci.pipeline.models.metric import METRIC, measured_by, side_by_side
 from ci.pipeline.models.wheels import located
 from ci.pipeline.precision import Precision, precision_named
@@ -195,7 +196,8 @@ def write_context(
         outputs,
         case.non_finite,
         among,
-        lambda: _beyond_half(source, samples, path.parent) if precision.name == "fp16" else [],
+        lambda: _beyond_half(source, samples, path.parent) if precision.name == FLOAT_KIND else [],
+        kind=precision.name,
     )
     if metric := order.get("metric"):
         near["near"][METRIC] = measured_by(metric, _pairs(expected, outputs, NONE), len(expected))
@@ -236,22 +238,21 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
     case, into, search_path = case_of(order), Path(order["into"]), Path(order["search_path"])
     notes: list[list[str]] = []
     constant: list[str] = []
+    count = order["calibration"] if "calibration" in order else run_of(order).calibration
     if case.factory:
-        count = order.get("calibration") or run_of(order).calibration
-        model, samples, calibration, notes = _exported(case, search_path, into, count)
+        model, (samples, calibration, used), notes = _exported(case, search_path, into, count)
         signature = signature_of(load_graph(model))
     else:
         model = look(located(case.model, search_path), case.dimensions, into)
         signature = signature_of(load_graph(model))
         every = calibration_samples(case.samples, signature, search_path) if case.samples else []
-        samples, calibration = divided(every, case.inferences)
+        samples, calibration, used = divided(every, case.inferences, count)
         constant = constant_inputs(every)
     facts = {
         "model": str(model),
         "inputs": [str(tensor) for tensor in signature.inputs],
-        "compared": len(samples),
+        "used": asdict(used),
         "build_id": installed_build(),
-        "samples": len(calibration),
         "constant": constant,
         "notes": notes,
     }
@@ -265,9 +266,8 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exported(
-    case: OnnxCase, search_path: Path, into: Path, count: int
-) -> tuple[Path, list[Sample], list[Sample], list[list[str]]]:
-    from ci.pipeline.models.factory import CALIBRATION_SEED
+    case: OnnxCase, search_path: Path, into: Path, count: int | None
+) -> tuple[Path, Divided, list[list[str]]]:
     from ci.pipeline.models.samples import inputs_named
     from ci.pipeline.models.user_model import BadFactory
 
@@ -278,20 +278,30 @@ def _exported(
         raise CheckFailed(str(error), fix=error.fix or f"correct samples = {case.samples!r}") from error
     model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET, inputs)
     if isinstance(loaded, dict):
-        samples = [resembling(loaded, number) for number in range(case.inferences)]
-        others = [resembling(loaded, CALIBRATION_SEED + index) for index in range(count)]
-        return model, samples, [*samples, *others][:count] if case.recorded else others, []
+        return model, _resembling(loaded, case, count), []
     names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
 
-    def sample(seed: int) -> Sample:
-        return dict(zip(names, (tensor.numpy() for tensor in loaded.sample(seed)), strict=True))
+    def named(samples: list[tuple[Any, ...]]) -> list[Sample]:
+        return [dict(zip(names, (tensor.numpy() for tensor in sample), strict=True)) for sample in samples]
 
     try:
-        samples = [sample(seed) for seed in range(case.inferences)]
-        calibration = [sample(CALIBRATION_SEED + index) for index in range(count)]
+        chosen = loaded.chosen(case.inferences, count)
     except BadFactory as error:
         raise CheckFailed(str(error), fix=error.fix or f"correct the factory {case.factory}") from error
-    return model, samples, calibration, [list(note) for note in loaded.notes]
+    divided = Divided(named(chosen.compared), named(chosen.calibrating), chosen.used)
+    return model, divided, [list(note) for note in loaded.notes]
+
+
+def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:
+    """Of an ONNX model with one sample: that one. A case whose results are recorded gets drawn ones, too."""
+    if not case.recorded:
+        return Divided([sample], [sample], InputsUsed(1, 1, given=1))
+    from ci.pipeline.models.factory import CALIBRATION_SEED
+
+    count = most_calibrating(count, given=False)
+    samples = [resembling(sample, number) for number in range(case.inferences or DRAWN_COMPARED)]
+    others = [resembling(sample, CALIBRATION_SEED + index) for index in range(count)]
+    return Divided(samples, [*samples, *others][:count], InputsUsed(len(samples), count))
 
 
 def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +322,7 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
         model = _repaired(model, prepared, into, run.precision)
     if not precision.quantized:
         return {"model": str(model), "calibrated_by": 0}
-    calibration = saved(prepared / CALIBRATION)[: run.calibration]
+    calibration = saved(prepared / CALIBRATION)[: calibrating(case_of(order), run)]
     if not calibration:
         raise UsageError(
             f"{precision.written} needs calibration data",
@@ -682,6 +692,8 @@ def _near(
     non_finite: bool,
     among: tuple[Choices, Choices] = (NONE, NONE),
     beyond: Callable[[], list[dict[str, Any]]] = list,
+    *,
+    kind: str = "",
 ) -> dict[str, Any]:
     """The worst figures compared with the float and the quantized model on the CPU, the slices that are lost,
     and, where too much is, what `beyond` gives."""
@@ -697,7 +709,8 @@ def _near(
             "; ".join(filter(None, [f"the outputs cannot be compared: {error}", words])),
             fix=BEYOND_FIX if words else FIXES.get(error.rule, ""),
         ) from error
-    return {"near": near, "slices": slices, "beyond": beyond() if missed(Thresholds(), near) else []}
+    low = missed(Thresholds(), near, kind) or below_usual(kind, near)
+    return {"near": near, "slices": slices, "beyond": beyond() if low else []}
 
 
 def _each_draw(

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.lanes.onnx.options import Settings, settings_of
+from ci.pipeline.models.inputs import most_calibrating
 from ci.pipeline.models.wheels import PREFIX
 from ci.pipeline.phones import load_forecasts
 from ci.pipeline.precision import PRECISIONS, precision_named
@@ -45,8 +46,8 @@ class OnnxRun(MixedRun):
     precision: Annotated[str, Field(json_schema_extra={"enum": list(NAMES)})]
     """By ONNX Runtime's name, whichever the suite writes."""
     per_channel: bool = False
-    calibration: Annotated[int, Field(ge=1)] = 32
-    """How many samples the ranges are taken from; for an .onnx all but the compared ones."""
+    calibration: Annotated[int, Field(ge=1)] | None = None
+    """How many samples the ranges are taken from at most; [32 drawn ones, 200 of `samples`]."""
     repaired: bool = False
     """Whether it is compiled with what `qnn-ci repair` rewrites for this build."""
     options: dict[str, Scalar] = Field(default={})
@@ -134,8 +135,8 @@ class OnnxCase(AnyCase):
     `module:function`."""
     inputs: tuple[Input, ...] = ()
     """Of a factory that returns the model alone."""
-    inferences: Annotated[int, Field(ge=1)] = 2
-    """How many samples are compared; of an .onnx the first ones, which are not used to calibrate."""
+    inferences: Annotated[int, Field(ge=1)] | None = None
+    """How many are compared at most; [2 drawn ones, 16 of `samples`]."""
     metric: TaskMetric | None = None
     recorded: bool = False
     """Whatever becomes of it is a result, failures too: --accept records it, and another result is
@@ -156,6 +157,11 @@ class OnnxCase(AnyCase):
         if self.model and self.inputs:
             raise ValueError("inputs only with factory: an .onnx says what it takes")
         return self
+
+
+def calibrating(case: OnnxCase, run: OnnxRun) -> int:
+    """How many samples calibrate a run at most."""
+    return most_calibrating(run.calibration, given=bool(case.samples))
 
 
 def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str) -> str:

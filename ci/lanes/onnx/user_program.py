@@ -16,7 +16,6 @@ from ci.engine.workers.parent import Refused
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, cwd, plan_of, require_installed
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
-from ci.lanes.onnx.samples import MOST
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.models.user_model import user_model
 from ci.pipeline.options import OneModel
@@ -28,7 +27,6 @@ from ci.pipeline.suite import NO_SUITE
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
-from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
 SAMPLES, CALIBRATION, CONTEXT = "samples.npz", "calibration.npz", "model_ctx.onnx"
@@ -57,18 +55,17 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
     if suite:
         place, folder = os.path.relpath(place, suite.parent), search_path() / samples
         samples = os.path.relpath(folder, suite.parent) if samples and folder.is_dir() else samples
-    calibrated = samples and precision_named(precision).quantized
-    more: dict[str, Any] = {"calibration": MOST} if calibrated else {}
     run = OnnxRun(
         precision=precision,
         socs=(selection.soc,),
         per_channel=model.per_channel,
         options=dict(options),
         nodes=file.nodes if file else {},
-        **more,
+        calibration=model.calibration if precision_named(precision).quantized else None,
     )
-    compared: dict[str, Any] = {"inferences": model.compared} if model.compared else {}
-    case = OnnxCase(model=place, dimensions=dimensions, samples=samples, run=(run,), **compared)
+    case = OnnxCase(
+        model=place, dimensions=dimensions, samples=samples, inferences=model.inferences, run=(run,)
+    )
     return OnnxProgram(suite or search_path() / NO_SUITE, named.name, case, run, selection.soc)
 
 
@@ -98,18 +95,13 @@ def prepared(
     facts = ask(do="prepare", **common, into=folders["prepared"], **more)
     common["source"] = common["model"] = facts["model"]
     facts |= ask(do="quantize", **common, into=folders["quantized"], name=name)
+    facts["used"] |= {"calibrating": facts["calibrated_by"]}
     return {**common, "model": facts["model"]}, facts
 
 
 def constant_inputs(facts: Mapping[str, Any]) -> Iterator[str]:
     for constant in facts["constant"]:
         yield f"{constant} has one value throughout the samples, which gives no range for it"
-
-
-def of_samples(facts: Mapping[str, Any]) -> str:
-    """What figures are about."""
-    compared = facts["compared"]
-    return f"{plural(compared, 'sample')} held back" if compared else "random inputs"
 
 
 def warn_of(facts: Mapping[str, Any]) -> None:
@@ -251,7 +243,7 @@ class QuantizeOne(OneModelStep):
         _, facts = prepared(program, ask, ask.scratch, name=self.stem, drawn=True)
         for path in (ask.scratch / "quantized").glob(f"{self.stem}*"):
             path.replace(ask.into / path.name)
-        told = ("compared", "constant", "inputs", "near", "packages", "slices")
+        told = ("constant", "inputs", "near", "packages", "slices", "used")
         return {name: facts[name] for name in told}
 
 
@@ -264,7 +256,7 @@ class LossesOfOne(OneModelStep):
 
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         common, facts = prepared(program, ask, ask.scratch, name="model_qdq", drawn=True)
-        return {**ask(do="losses", **common), **{name: facts[name] for name in ("compared", "near")}}
+        return {**ask(do="losses", **common), **{name: facts[name] for name in ("near", "used")}}
 
 
 @dataclass(frozen=True, kw_only=True)

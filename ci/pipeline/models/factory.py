@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from ci.engine.repository import repository_of
 from ci.pipeline.models.imports import search_first
+from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, most_calibrating, shares_of
 from ci.pipeline.models.model_lines import (
     clones,
     fix_inside,
@@ -164,29 +165,62 @@ def _kind(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Samples:
-    """Draws inputs from the user's data, which replaces the factory's own inputs."""
+    """The user's data, a file for each sample, which replaces the factory's own inputs."""
 
-    draw: Callable[[torch.Generator, ModelSignature | None], tuple[Tensor, ...]]
+    files: tuple[Path, ...]
+    read: Callable[[Path, ModelSignature | None], tuple[Tensor, ...]]
     wanted: ModelSignature | None = None
-
-    def __call__(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return self.draw(generator, self.wanted)
+    example: tuple[Tensor, ...] | None = None
+    """The one that the model comes with, which calibrates, too."""
 
     def fitting(self, loaded: ModelWithInputs) -> Samples:
         """The same, refusing what the model does not take."""
         names = tuple(inspect.signature(loaded.model.forward).parameters)
         example = loaded.sample(0)
-        return replace(self, wanted=ModelSignature(example, names[: len(example)]))
+        wanted = ModelSignature(example, names[: len(example)])
+        return replace(self, wanted=wanted, example=loaded.first)
+
+    def sample(self, number: int) -> tuple[Tensor, ...]:
+        return self.read(self.files[number % len(self.files)], self.wanted)
+
+
+class Chosen(NamedTuple):
+    """The inputs of a program's work."""
+
+    compared: list[tuple[Tensor, ...]]
+    calibrating: list[tuple[Tensor, ...]]
+    used: InputsUsed
 
 
 @dataclass(frozen=True)
 class ModelWithInputs:
     model: nn.Module
-    inputs: Inputs
+    inputs: Inputs | Samples
     first: tuple[Tensor, ...] | None = None
-    """The fixed sample of a factory that returns no input function."""
+    """The only sample, of a factory that returns no input function."""
     notes: tuple[tuple[str, str], ...] = ()
     """Rule and message of what the author should know."""
+
+    def chosen(self, inferences: int | None, calibration: int | None) -> Chosen:
+        """The samples to compare and to calibrate by, at most so many; None: as many as is usual."""
+        if isinstance(self.inputs, Samples):
+            data = self.inputs
+            shares = shares_of(len(data.files), inferences, calibration)
+            compared, calibrating = ([data.sample(number) for number in numbers] for numbers in shares)
+            used = InputsUsed(len(compared), len(calibrating), len(data.files))
+            if calibrating and data.example:
+                calibrating = [data.example, *calibrating][: most_calibrating(calibration, given=True)]
+            return Chosen(compared, calibrating, used)
+        if self.first is not None:
+            calibrating = [] if calibration == 0 else [self.sample(0)]
+            return Chosen([self.sample(0)], calibrating, InputsUsed(1, len(calibrating), given=1))
+        count = most_calibrating(calibration, given=False)
+        compared = [self.sample(number) for number in range(inferences or DRAWN_COMPARED)]
+        calibrating = self.drawn_to_calibrate(count)
+        return Chosen(compared, calibrating, InputsUsed(len(compared), count))
+
+    def drawn_to_calibrate(self, count: int) -> list[tuple[Tensor, ...]]:
+        return [self.sample(CALIBRATION_SEED + index) for index in range(count)]
 
     def sample(self, number: int) -> tuple[Tensor, ...]:
         sample = self._drawn(number)
@@ -201,6 +235,8 @@ class ModelWithInputs:
     def _drawn(self, number: int) -> tuple[Tensor, ...]:
         if number == 0 and self.first is not None:
             return _tensors(self.first)
+        if isinstance(self.inputs, Samples):
+            return self.inputs.sample(number)
         try:
             return _tensors(self.inputs(torch.Generator().manual_seed(seed_of("inputs", number))))
         except BadFactory:
@@ -216,7 +252,7 @@ def seed_of(stream: str, number: int = 0) -> int:
 
 
 def make(
-    dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: Inputs | None = None
+    dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: Inputs | Samples | None = None
 ) -> ModelWithInputs:
     """Call the factory with a fixed seed, so that it always draws the same numbers.
 
@@ -258,7 +294,7 @@ def _fix_of_call(error: Exception) -> str:
     return where_paths_begin(error)
 
 
-def model_of(dotted: str, product: Any, inputs: Inputs | None = None) -> ModelWithInputs:
+def model_of(dotted: str, product: Any, inputs: Inputs | Samples | None = None) -> ModelWithInputs:
     """The model that a factory returned, in eval mode, with its inputs."""
     loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
     modules = list(loaded.model.modules())
@@ -274,7 +310,7 @@ def model_of(dotted: str, product: Any, inputs: Inputs | None = None) -> ModelWi
     return replace(loaded, notes=(*loaded.notes, *notes))
 
 
-def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | None) -> ModelWithInputs:
+def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | Samples | None) -> ModelWithInputs:
     from ci.pipeline.models.exported import load_exported
 
     if arguments:
@@ -320,11 +356,11 @@ def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
 
 
 def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
-    """A model with one sample; other samples are drawn to resemble it."""
+    """A model with one sample; where others are needed, they are drawn to resemble it."""
     fixed = _tensors(inputs)
     note = (
-        "the model comes with one fixed sample; all others were drawn between its smallest and largest "
-        "value: give samples, or a function of a torch.Generator that draws real ones"
+        "the model comes with one sample, which calibrates and judges: give others (--calibrate DIR), or a"
+        " function of a torch.Generator that draws them"
     )
     return ModelWithInputs(
         model,
@@ -349,7 +385,7 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return drawn.to(tensor.dtype)
 
 
-def _with_inputs(dotted: str, product: Any, inputs: Inputs) -> ModelWithInputs:
+def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWithInputs:
     if isinstance(inputs, Samples) and isinstance(product, tuple) and len(product) == 2:
         own = _with_own_inputs(dotted, product)
         inputs, product = inputs.fitting(own), own.model

@@ -4,17 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.rendering.text import plural
 from provisioning.base.settings import user_path
 
 if TYPE_CHECKING:
     from ci.pipeline.models.arrays import Array, Sample
 
 NPY = b"\x93NUMPY"
+
+COMPARED, CALIBRATING = 16, 200
+"""Of the user's samples, the most that judge a program, and the most that calibrate it."""
+DRAWN_COMPARED, DRAWN_CALIBRATING = 2, 32
+"""How many are drawn of inputs that can be drawn without end."""
+
+
+def most_calibrating(calibration: int | None, *, given: bool) -> int:
+    """The limit of a run that names one or none, by samples that are given or drawn."""
+    return (CALIBRATING if given else DRAWN_CALIBRATING) if calibration is None else calibration
+
+
+class Shares(NamedTuple):
+    """Which of the user's samples are compared, and which calibrate, by their numbers."""
+
+    compared: list[int]
+    calibrating: list[int]
+
+
+def shares_of(count: int, inferences: int | None, calibration: int | None) -> Shares:
+    """Each sample is used once, for one or the other; a lone one is used for both. The limits are the
+    suite's."""
+    shuffled = sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
+    held = min(inferences or COMPARED, max(1, count // 4))
+    rest = shuffled[held:] or shuffled
+    return Shares(shuffled[:held], rest[: most_calibrating(calibration, given=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class InputsUsed:
+    """By which inputs a program was calibrated and compared."""
+
+    compared: int
+    calibrating: int
+    """0 where nothing is quantized."""
+    given: int = 0
+    """How many samples the user has; 0 where they are drawn without end."""
+    noise: bool = False
+    """They were drawn, and nobody said of what values."""
+
+    def __str__(self) -> str:
+        if self.noise:
+            return "on random inputs" + ", as it was calibrated" * bool(self.calibrating)
+        if self.given == 1:
+            return "on the only sample" + ", which also calibrated it" * bool(self.calibrating)
+        of = f" of {self.given:,}" if self.given else ""
+        calibrated = f", calibrated on {self.calibrating:,}{of}" if self.calibrating else ""
+        return f"on {plural(self.compared, 'sample')}{calibrated}"
 
 
 def is_fixed(size: int | str) -> bool:
@@ -41,6 +91,10 @@ class Tensor:
 class GraphSignature:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+
+
+def inputs_used(facts: Mapping[str, Any]) -> InputsUsed:
+    return InputsUsed(**facts["used"])
 
 
 DEVIATIONS = 3.0

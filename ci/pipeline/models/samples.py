@@ -11,15 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ci.pipeline.models.factory import Inputs, ModelSignature, Samples, described, seed_of
+from ci.pipeline.models.factory import Inputs, ModelSignature, Samples, described
 from ci.pipeline.models.user_model import SAMPLE_FILES, BadFactory
 from ci.pipeline.suite import Input
 
-COMPARED = 2
-"""How many samples are compared and not used to calibrate, if a folder has enough."""
 
-
-def inputs_named(samples: str, inputs: Sequence[Input], search_path: Path) -> Inputs | None:
+def inputs_named(samples: str, inputs: Sequence[Input], search_path: Path) -> Inputs | Samples | None:
     """A function that gives the inputs that a suite names: those in a folder, or drawn ones. None if it names
     none, so that the factory returns them."""
     if samples:
@@ -47,16 +44,7 @@ def samples_of(folder: Path) -> Samples:
     )
     if not files:
         raise BadFactory(f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}, found none")
-    held = min(COMPARED, len(files) // 2)
-    compared = {seed_of("inputs", number): files[number] for number in range(held)}
-    rest = files[held:]
-
-    def draw(generator: torch.Generator, wanted: ModelSignature | None) -> tuple[Tensor, ...]:
-        own = compared.get(generator.initial_seed())
-        path = own or rest[int(torch.randint(len(rest), (1,), generator=generator))]
-        return _sample(path, wanted)
-
-    return Samples(draw)
+    return Samples(tuple(files), _sample)
 
 
 def _sample(path: Path, wanted: ModelSignature | None) -> tuple[Tensor, ...]:
