@@ -14,8 +14,9 @@ import torch
 
 from ci.__main__ import VERBS
 from ci.lanes.executorch.suite import programs_of
-from ci.pipeline.models.factory import CALIBRATION_SEED, find, make
+from ci.pipeline.models.factory import find, make
 from ci.pipeline.models.imports import search_first
+from ci.pipeline.models.inputs import InputsUsed
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.models.samples import samples_of
 from ci.pipeline.models.user_model import BadFactory, user_model
@@ -62,9 +63,10 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
     for number in range(5):
         np.save(tmp_path / f"{number}.npy", np.full((1, 3, 8, 8), number, np.float32))
     loaded = make("net:net", {}, tmp_path, samples_of(tmp_path))
-    compared = [float(loaded.sample(number)[0].max()) for number in range(2)]
-    calibrating = {float(loaded.sample(CALIBRATION_SEED + number)[0].max()) for number in range(32)}
-    assert (compared, calibrating) == ([0.0, 1.0], {2.0, 3.0, 4.0})
+    compared, calibrating, used = loaded.chosen(2, None)
+    values = [sorted(float(sample[0].max()) for sample in part) for part in (compared, calibrating)]
+    assert sorted([*values[0], *values[1]]) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert (len(values[0]), used) == (1, InputsUsed(1, 4, 5))
     np.save(tmp_path / "1.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
     with pytest.raises(BadFactory, match="NaN"):
         loaded.sample(1)

@@ -98,8 +98,11 @@ def test_a_model_in_training_mode_is_put_into_eval_with_a_warning(folder: Path) 
     assert not make("qnn_ci_net:good", {}, folder).notes
 
 
-def test_beside_a_fixed_sample_others_are_drawn_with_a_warning(folder: Path) -> None:
+def test_a_fixed_sample_alone_judges_and_calibrates_with_a_warning(folder: Path) -> None:
     loaded = make("qnn_ci_net:fixed", {}, folder)
+    compared, calibrating, used = loaded.chosen(None, None)
+    assert len(compared) == len(calibrating) == 1 == used.given
+    assert torch.equal(compared[0][0], torch.arange(4.0)) and torch.equal(calibrating[0][0], compared[0][0])
     first, again, other = loaded.sample(0), loaded.sample(0), loaded.sample(factory.CALIBRATION_SEED)
     assert torch.equal(first[0], torch.arange(4.0)) and first[0].data_ptr() != again[0].data_ptr()
     assert not torch.equal(first[0], other[0]) and other[0].min() >= 0 and other[0].max() <= 3

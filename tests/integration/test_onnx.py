@@ -217,7 +217,7 @@ class TestCompile:
         (tmp_path / "mine.py").write_text(code)
         arguments = (model, "--precision", "u16u8", "--calibrate", "mine:some", "-o", "out")
         ended = onnx_command("compile", *arguments, cwd=tmp_path)
-        assert "against float on 1 sample held back" in ended.stdout
+        assert "against float on 1 sample, calibrated on 2 of 3" in ended.stdout
         assert re.search(r"[1-9][\d,]* bytes read from DDR in a run", ended.stdout)
 
     def test_a_run_that_fails_is_not_repeated_on_the_cpu(self, model: Path, tmp_path: Path) -> None:

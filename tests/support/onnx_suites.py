@@ -51,9 +51,8 @@ def facts(**changes: Any) -> dict[str, Any]:
         "beside": {**context, **changes},
         "embedded": context,
         "forms_equal": True,
-        "compared": 2,
         "constant": [],
-        "calibrated_by": 32,
+        "used": {"compared": 2, "calibrating": 32},
         "cpu_seconds": 2.0,
         "peak": 5 << 20,
     }

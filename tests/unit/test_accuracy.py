@@ -27,6 +27,7 @@ from ci.pipeline.accuracy import (
 )
 from ci.pipeline.findings import (
     Causes,
+    Judged,
     accuracy_fix,
     accuracy_message,
     accuracy_of_one_model,
@@ -37,6 +38,7 @@ from ci.pipeline.findings import (
     one_a_cause,
     placeholder,
 )
+from ci.pipeline.models.inputs import InputsUsed
 from ci.pipeline.suite import Thresholds
 from ci.report.values import in_unit
 from provisioning.base.findings import Finding, Severity
@@ -286,6 +288,45 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
     assert ("quantizing loses" in accuracy_message(misses, figures, Causes("quantizing loses most"))) != chip
 
 
+QUANTIZED = Judged("8a8w", InputsUsed(2, 32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sqnr_db", "severity"),
+    [
+        ("fp16", 29.9, Severity.ERROR),
+        ("fp16", 37.9, Severity.WARNING),
+        ("fp16", 38.0, None),
+        ("fp16a8w", 29.9, None),
+        ("8a8w", 10.0, None),
+    ],
+)
+def test_floats_are_held_to_more_than_what_is_quantized(
+    kind: str, sqnr_db: float, severity: Severity | None
+) -> None:
+    judged = Judged(kind, InputsUsed(2, 0))
+    found = accuracy_of_one_model("net", {"sqnr_db": sqnr_db}, "divergence", "where", Causes(), judged)
+    assert [row.severity for row in found] == ([severity] if severity else [])
+    assert not found or "divergence" in found[0].fix
+
+
+@pytest.mark.parametrize(
+    ("figures", "severity"),
+    [
+        ({"sqnr_db": 9.0, "reference_sqnr_db": 45.0}, Severity.WARNING),
+        ({"sqnr_db": 9.0, "reference_sqnr_db": 9.0}, Severity.ERROR),
+    ],
+)
+def test_noise_alone_makes_no_model_red_unless_the_chip_computes_something_else(
+    figures: dict[str, float], severity: Severity
+) -> None:
+    noise = Judged("8a8w", InputsUsed(0, 8, noise=True))
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), noise)
+    assert found.severity is severity and found.fix.startswith("--calibrate") == (
+        severity is Severity.WARNING
+    )
+
+
 @pytest.mark.parametrize(
     ("figures", "warned"),
     [
@@ -299,7 +340,7 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
 def test_of_one_model_outputs_hardly_like_the_models_are_an_error(
     figures: dict[str, float], warned: bool
 ) -> None:
-    found = accuracy_of_one_model("net", figures, "divergence", "where", Causes())
+    found = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), QUANTIZED)
     assert [row.severity for row in found] == [Severity.ERROR] * warned
 
 
@@ -351,7 +392,7 @@ def test_values_whose_differences_are_lost_have_no_ties() -> None:
 def test_where_indices_differ_by_more_than_ties_the_fix_takes_their_operator_out_of_the_model() -> None:
     figures = {"agreement": 0.5, "choice_agreement": 0.9, "reference_choice_agreement": 1.0}
     causes = Causes("quantizing loses most in aten.relu", chosen="aten.argmax.default at net.py:8")
-    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes)
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes, QUANTIZED)
     assert "aten.argmax.default at net.py:8" in found.fix and "CPU" in found.fix
 
 
@@ -366,7 +407,7 @@ def test_where_indices_differ_by_more_than_ties_the_fix_takes_their_operator_out
 )
 def test_a_known_fault_is_said_where_the_chip_may_have_it(figures: dict[str, float], said: bool) -> None:
     causes = Causes(known=[("cumsum is wrong", "transpose")])
-    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes)
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes, QUANTIZED)
     assert ("cumsum is wrong" in found.message) == ("transpose" in found.fix) == said
 
 
@@ -374,14 +415,14 @@ def test_of_the_quantized_model_itself_quantizing_is_the_cause_and_no_chip() -> 
     causes = Causes(
         "quantizing loses most in aten.add", steps="more steps", known=[("cumsum is wrong", "no")]
     )
-    (found,) = accuracy_of_quantized("net", {"sqnr_db": 3.0}, "where", causes)
+    (found,) = accuracy_of_quantized("net", {"sqnr_db": 3.0}, "where", causes, QUANTIZED)
     assert found.message.endswith("quantizing loses most in aten.add")
     assert found.fix == "more steps; or where names the operators where quantizing loses"
 
 
 def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_them() -> None:
     causes = Causes(beyond="mul has 1e6", beyond_fix="x * 0.01", known=[("cumsum is wrong", "transpose")])
-    (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "divergence", "where", causes)
+    (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "divergence", "where", causes, QUANTIZED)
     assert "mul has 1e6" in found.message and "cumsum" not in found.message and found.fix == "x * 0.01"
 
 
@@ -405,7 +446,7 @@ def test_the_fix_follows_the_figures(figures: dict[str, float], fix: str) -> Non
 )
 def test_a_lost_slice_is_given_more_steps_only_where_there_are_some(steps: str, fix: str) -> None:
     figures = {"sqnr_db": 21.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}
-    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(steps=steps))
+    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(steps=steps), QUANTIZED)
     assert fix in found.fix
 
 
@@ -414,7 +455,9 @@ def test_more_steps_help_where_quantizing_loses_and_not_where_the_chip_differs(
     reference: float, said: bool
 ) -> None:
     figures = {"sqnr_db": 4.0, "reference_sqnr_db": reference}
-    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(steps="more steps"))
+    (found,) = accuracy_of_one_model(
+        "net", figures, "divergence", "where", Causes(steps="more steps"), QUANTIZED
+    )
     assert ("more steps" in found.fix) == said
 
 

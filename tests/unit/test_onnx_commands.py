@@ -122,13 +122,12 @@ class StandIn:
         self.replies: dict[str, dict[str, Any]] = {
             "prepare": {
                 "model": "looked.onnx",
-                "samples": 3,
-                "compared": 0,
+                "used": {"compared": 0, "calibrating": 3, "noise": True},
                 "constant": [],
                 "notes": [],
                 "inputs": [],
             },
-            "quantize": {"model": "quantized.onnx"},
+            "quantize": {"model": "quantized.onnx", "calibrated_by": 3},
             "case": {**facts(), "cpu_seconds": 1.0, "peak": 1 << 20},
             "run": {},
             "mixed": MIXED,

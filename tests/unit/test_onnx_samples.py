@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ci.lanes.onnx.samples import MOST, calibration_samples, divided, read_samples
-from ci.pipeline.models.inputs import GraphSignature, Tensor, checked, drawn, read_inputs
+from ci.pipeline.models.inputs import GraphSignature, InputsUsed, Tensor, checked, drawn, read_inputs
 from provisioning.base.errors import CheckFailed, UsageError
 
 ONE = GraphSignature((Tensor("x", "float32", (1, 4)),), ())
@@ -18,13 +18,30 @@ GOOD, TOKENS = np.ones((1, 4), np.float32), np.ones((1, 4), np.int32)
 
 
 @pytest.mark.parametrize(
-    ("count", "compared", "calibrating"), [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 1, 2), (4, 2, 2), (40, 2, 38)]
+    ("count", "limits", "compared", "calibrating"),
+    [
+        (0, (None, None), 0, 0),
+        (2, (None, None), 1, 1),
+        (34, (None, None), 8, 26),
+        (5000, (None, None), 16, 200),
+        (34, (2, None), 2, 32),
+        (34, (None, 5), 8, 5),
+    ],
 )
-def test_what_is_compared_does_not_calibrate(count: int, compared: int, calibrating: int) -> None:
+def test_each_sample_is_used_once(
+    count: int, limits: tuple[int | None, int | None], compared: int, calibrating: int
+) -> None:
     samples = [{"x": GOOD * number} for number in range(count)]
-    held_back, rest = divided(samples, 2)
-    assert (len(held_back), len(rest)) == (compared, calibrating)
-    assert [*held_back, *rest] == samples
+    divided_ = divided(samples, *limits)
+    numbers = [int(sample["x"].max()) for sample in [*divided_.compared, *divided_.calibrating]]
+    assert (len(divided_.compared), len(divided_.calibrating)) == (compared, calibrating)
+    assert len({*numbers}) == len(numbers) and (count < 5 or numbers != sorted(numbers))
+    assert divided_.used == InputsUsed(compared, calibrating, count, noise=not count)
+
+
+def test_a_lone_sample_judges_and_calibrates() -> None:
+    compared, calibrating, used = divided([{"x": GOOD}], None, None)
+    assert len(compared) == len(calibrating) == 1 and "also" in str(used)
 
 
 class TestFolder:

@@ -63,7 +63,8 @@ for line in sys.stdin:
         late = {"late": 30, "used": float(os.environ["LATE"] or 0)}
         reply(late if os.environ["LATE"] else {"died": -11, **touched})
     elif order["do"] == "prepare":
-        reply({"model": "m", "compared": 2, "constant": [], "notes": [], **touched})
+        used = {"compared": 2, "calibrating": 32}
+        reply({"model": "m", "used": used, "constant": [], "notes": [], **touched})
     elif order["do"] == "quantize":
         reply({"model": "m", "calibrated_by": 32, **touched})
     else:
