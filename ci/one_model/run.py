@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from provisioning.base.findings import Metric
 
 EXAMPLES = """\
-  qnn-ci run out/net-model-SM8750-8a8w.pte --input x.npy -o outputs
+  qnn-ci run out/net-SM8750-8a8w.pte --input x.npy -o outputs
   qnn-ci run out/net_ctx.onnx --input x=x.npy --repeat 20 --compare net.onnx
   qnn-ci run context.bin --input x.npy --compare outputs
 """

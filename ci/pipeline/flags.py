@@ -53,7 +53,7 @@ def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argpars
             "--reason",
             default="",
             metavar="TEXT",
-            help="why a lost top-1, or less than 10 dB, is accepted; kept with it",
+            help="why a lost top-1, or less than 10 dB (fp16: 30), is accepted; kept with it",
         )
     return group
 

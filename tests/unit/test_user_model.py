@@ -32,19 +32,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "stem", "factory"),
+    ("text", "name", "factory"),
     [
-        ("My Net.pt2", "my-net", "my-net", "My Net.pt2"),
-        ("models.py:net", "net", "models-net", "models:net"),
-        ("models.py:models", "models", "models", "models:models"),
-        ("ci.models:Net", "net", "models-net", "ci.models:Net"),
-        ("net.onnx", "net", "net", ""),
+        ("My Net.pt2", "my-net", "My Net.pt2"),
+        ("models.py:net", "models-net", "models:net"),
+        ("models.py:models", "models", "models:models"),
+        ("models.py:make", "models", "models:make"),
+        ("ci.models:Net", "models-net", "ci.models:Net"),
+        ("net.onnx", "net", ""),
     ],
 )
-def test_names_every_kind_of_model(folder: Path, text: str, name: str, stem: str, factory: str) -> None:
-    (folder / "models.py").write_text("from nets import net, models")
+def test_names_every_kind_of_model(folder: Path, text: str, name: str, factory: str) -> None:
+    (folder / "models.py").write_text("from nets import make, net, models")
     model = user_model(text, folder)
-    assert (model.name, model.stem, model.factory, model.search_path) == (name, stem, factory, folder)
+    assert (model.name, model.factory, model.search_path) == (name, factory, folder)
 
 
 @pytest.mark.parametrize(

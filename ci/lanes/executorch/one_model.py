@@ -165,7 +165,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         )
 
     def stem(self, program: ExecutorchProgram) -> str:
-        stem = program.case_name if self.given else pytorch_model(self.model).stem
+        stem = program.case_name if self.given else pytorch_model(self.model).name
         return f"{stem}-{program.soc}-{program.run.name}"
 
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:

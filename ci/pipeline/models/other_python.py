@@ -27,7 +27,7 @@ def export_with(
     program = str(python) if python.is_file() else shutil.which(python.name) if bare else None
     if program is None:
         raise UsageError(f"--python {python}: there is no such program", fix="--python .venv/bin/python")
-    file = folder / f"{named.stem}.pt2"
+    file = folder / f"{named.name}.pt2"
     files = sorted(path for path in samples.iterdir() if path.suffix in SAMPLE_FILES) if samples else []
     sample = str(files[0]) if files else ""
     script, modules = SCRIPT.read_text(encoding="utf-8"), str(named.search_path)

@@ -18,6 +18,8 @@ EXPORTED = "range_constraints"
 
 SAMPLE_FILES = (".npy", ".npz", ".pt")
 
+USUAL = ("make", "model")
+"""Functions of so many files that they name none."""
 FUNCTION = re.compile(r"^def ([A-Za-z]\w*)", re.MULTILINE)
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 QUANTIZING = b"quantized_decomposed."
@@ -53,7 +55,8 @@ def _is_of_subprocess(error: Exception) -> bool:
 @dataclass(frozen=True, slots=True)
 class UserModel:
     name: str
-    """The name for the case in a suite."""
+    """That of its case in a suite, of its evidence and of the files that are written: the file's, with the
+    function's where that says more."""
     factory: str
     """As a suite in `search_path` names it: `module:function` or a .pt2's name; empty for an .onnx."""
     search_path: Path
@@ -65,13 +68,6 @@ class UserModel:
     @property
     def onnx(self) -> bool:
         return not self.factory
-
-    @property
-    def stem(self) -> str:
-        """The name for the files that are written. Many modules have a function of one name."""
-        module, colon, _ = self.factory.partition(":")
-        last = _word(module.rpartition(".")[2])
-        return f"{last}-{self.name}" if colon and last != self.name else self.name
 
 
 def user_model(text: str, folder: Path) -> UserModel:
@@ -89,9 +85,9 @@ def user_model(text: str, folder: Path) -> UserModel:
         if not re.search(rf"\b{function}\b|import \*", code):
             functions = FUNCTION.findall(code)
             raise UnknownName(f"{text}: nothing in {head} is called {function}", function, functions)
-        return UserModel(_word(function), f"{path.stem}:{function}", path.parent, path)
+        return UserModel(_name(path.stem, function), f"{path.stem}:{function}", path.parent, path)
     if DOTTED.fullmatch(text) and not (folder / text).exists():
-        return UserModel(_word(function), text, folder.absolute())
+        return UserModel(_name(head.rpartition(".")[2], function), text, folder.absolute())
     path = folder / text
     if path.suffix == ".pt2":
         quantized = _is_quantized(_file(path, text))
@@ -114,6 +110,10 @@ def _file(path: Path, text: str) -> Path:
             raise UnknownName(f"{text}: {problem}", path.name, there)
         raise UsageError(f"{text}: {problem}", fix="name a model that is there")
     return path.absolute()
+
+
+def _name(module: str, function: str) -> str:
+    return _word(module if function in (*USUAL, module) else f"{module}-{function}")
 
 
 def _word(name: str) -> str:
