@@ -64,9 +64,9 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
         np.save(tmp_path / f"{number}.npy", np.full((1, 3, 8, 8), number, np.float32))
     loaded = make("net:net", {}, tmp_path, samples_of(tmp_path))
     compared, calibrating, used = loaded.chosen(2, None)
-    values = [sorted(float(sample[0].max()) for sample in part) for part in (compared, calibrating)]
-    assert sorted([*values[0], *values[1]]) == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert (len(values[0]), used) == (1, InputsUsed(1, 4, 5))
+    values = [float(sample[0].max()) for sample in [*compared, *calibrating[1:]]]
+    assert sorted(values) == [0, 1, 2, 3, 4] and used == InputsUsed(2, 3, 5)
+    assert float(calibrating[0][0].std()) > 0.5, "the model's own example calibrates, too"
     np.save(tmp_path / "1.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
     with pytest.raises(BadFactory, match="NaN"):
         loaded.sample(1)

@@ -524,4 +524,6 @@ def test_a_factory_gets_the_inputs_and_samples_that_the_suite_names_as_through_e
             for name in (steps.SAMPLES, steps.CALIBRATION)
         }
     assert all(5 < mean < 6 for every in means["drawn"].values() for mean in every)
-    assert means["held"][steps.SAMPLES] == [7, 8] and min(means["held"][steps.CALIBRATION]) >= 9
+    held, (own, *calibrating) = means["held"][steps.SAMPLES], means["held"][steps.CALIBRATION]
+    # The model's own example calibrates beside two of the four others.
+    assert len(held) == len(calibrating) == 2 and {*held, *calibrating} < {*range(7, 13)} and abs(own) < 1

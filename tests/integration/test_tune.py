@@ -63,7 +63,7 @@ folder = Path(sys.argv[1])
 loaded = make("net:make", {}, folder, None)
 sample = loaded.sample(0)
 run = ExecutorchRun(precision="8a8w", nodes={"16a8w": ("lin*",)}, socs=("SM8650",), calibration=2)
-batches, where = lower.calibration_of(loaded, run), ("htp", "SM8650", folder)
+batches, where = loaded.chosen(None, run.calibration).calibrating, ("htp", "SM8650", folder)
 model, *_ = lower.prepared_model(loaded, sample, batches, run, *where).quantized()
 kinds = {
     node.name: quantize.args[4]
@@ -74,7 +74,7 @@ kinds = {
 plain = run.model_copy(update={"nodes": {}})
 units = lower.scored(loaded, sample, batches, plain, "16a8w", *where)
 loaded = make("net:again", {}, folder, None)
-batches = lower.calibration_of(loaded, plain)
+batches = loaded.chosen(None, plain.calibration).calibrating
 model, *_ = lower.prepared_model(loaded, loaded.sample(0), batches, plain, *where).quantized()
 read = [node for node in model.graph.find_nodes(op="get_attr") if len(node.users) > 1]
 types = [str(getattr(model, node.target).dtype) for node in read]

@@ -40,9 +40,10 @@ def shares_of(count: int, inferences: int | None, calibration: int | None) -> Sh
     """Each sample is used once, for one or the other; a lone one is used for both. The limits are the
     suite's."""
     shuffled = sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
-    held = min(inferences or COMPARED, max(1, count // 4))
-    rest = shuffled[held:] or shuffled
-    return Shares(shuffled[:held], rest[: most_calibrating(calibration, given=True)])
+    held = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
+    if count == 1:
+        return Shares([0], [0][: most_calibrating(calibration, given=True)])
+    return Shares(shuffled[:held], shuffled[held:][: most_calibrating(calibration, given=True)])
 
 
 @dataclass(frozen=True, slots=True)
