@@ -48,7 +48,10 @@ class UnknownName(UsageError):
         import difflib
 
         names = sorted(known)
-        self.name, self.near = name, next(iter(difflib.get_close_matches(name, names, n=1)), "")
+        close = difflib.get_close_matches(name, names)
+        # Two exchanged characters are nearer than another one.
+        exchanged = [other for other in names if sorted(other.lower()) == sorted(name.lower())]
+        self.name, self.near = name, next(iter([*exchanged, *close]), "")
         hint = f"did you mean {self.near}?" if self.near else f"use one of: {', '.join(names)}"
         super().__init__(message, fix=hint)
 

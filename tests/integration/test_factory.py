@@ -136,6 +136,42 @@ def test_inputs_by_name_are_refused_with_how_a_pt2_takes_them(folder: Path) -> N
     assert "torch.export.export(model, (), inputs)" in refused.value.fix
 
 
+TYPICAL = """\
+import dataclasses, torch
+@dataclasses.dataclass
+class Out:
+    logits: torch.Tensor
+    hidden: torch.Tensor
+class Fields(torch.nn.Module):
+    def forward(self, x):
+        return Out(x, x + 1)
+x, net = torch.ones(1, 2), torch.nn.Linear(2, 2).eval()
+def script(): return torch.jit.trace(net, x), (x,)
+def keywords(): return net, (), {"input": x}
+def bare(): return net, x
+def fields(): return Fields().eval(), (x,)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("script", "nn.Module"),
+        ("keywords", "torch.export.export(model, args, kwargs)"),
+        ("bare", "return model, (x,)"),
+        ("fields", "return out.logits, out.hidden"),
+    ],
+)
+def test_what_factories_typically_give_is_refused_with_the_line_to_write(
+    folder: Path, name: str, line: str
+) -> None:
+    (folder / "qnn_ci_typical.py").write_text(TYPICAL)
+    with pytest.raises(BadFactory) as refused:
+        loaded = make(f"qnn_ci_typical:{name}", {}, folder)
+        infer(loaded.model, loaded.sample(0))
+    assert line in refused.value.fix
+
+
 def test_the_line_that_changes_an_input_is_found(folder: Path) -> None:
     place = where_input_changes(make("qnn_ci_net:changes", {}, folder).model, (torch.zeros(4),))
     assert place and place.endswith("qnn_ci_net.py:17)")

@@ -79,6 +79,7 @@ from ci.pipeline.models.factory import (
     make,
     not_compilable,
     refuse_computed,
+    refuse_halves,
     require_float32,
     run_copied,
     where_input_changes,
@@ -340,6 +341,8 @@ def _require_scheme(model: Any, run: ExecutorchRun) -> None:
         raise BadFactory(
             f"the model is quantized already, and {run.precision} would do it again: precision qdq"
         )
+    if run.quantizes:
+        refuse_halves(model, run.precision)
     if run.precision == "qdq" and not quantized:
         raise BadFactory("precision qdq takes a model that is quantized already, and this one is not")
 

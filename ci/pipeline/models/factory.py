@@ -50,6 +50,10 @@ AS_PT2 = (
     "export it with these inputs, which takes them apart:"
     ' torch.export.save(torch.export.export(model, inputs), "net.pt2"); then compile net.pt2'
 )
+AS_PT2_WITH_KEYWORDS = (
+    "return the model and a tuple, in the order of forward's arguments; or export it:"
+    ' torch.export.save(torch.export.export(model, args, kwargs), "net.pt2"); then compile net.pt2'
+)
 ONE_WEIGHT = (
     "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
     ' self.register_buffer("kernel", kernel, persistent=False);'
@@ -155,8 +159,17 @@ class ModelSignature:
             if (wanted.dtype, wanted.shape) != (tensor.dtype, tensor.shape):
                 raise BadFactory(
                     f"{where}: expected {_kind(wanted)} for input {index}, found {_kind(tensor)}: a compiled"
-                    " program has fixed sizes and types"
+                    " program has fixed sizes and types",
+                    _as_wanted(wanted, tensor),
                 )
+
+
+def _as_wanted(wanted: Tensor, tensor: Tensor) -> str:
+    """What writes the sample in the type that the model takes; empty if its shape differs."""
+    if wanted.shape != tensor.shape:
+        return ""
+    name = str(wanted.dtype).removeprefix("torch.")
+    return f'save it as {name}: numpy.save(path, array.astype("{name}")), or tensor.to(torch.{name})'
 
 
 def _kind(tensor: Tensor) -> str:
@@ -344,12 +357,15 @@ def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
     wanted = "a pair of an nn.Module and its inputs"
     if isinstance(product, nn.Module):
         raise BadFactory(f"{dotted}: expected {wanted}, found a module alone, and the suite names no inputs")
+    if isinstance(product, tuple) and len(product) == 3 and isinstance(product[2], Mapping):
+        raise BadFactory(f"{dotted}: expected {wanted}, found keyword arguments, too", AS_PT2_WITH_KEYWORDS)
     if not isinstance(product, tuple) or len(product) != 2:
         kind = f"a tuple of {len(product)}" if isinstance(product, tuple) else f"a {type(product).__name__}"
         raise BadFactory(f"{dotted}: expected {wanted}, found {kind}")
     model, inputs = product
     if not isinstance(model, nn.Module):
         raise BadFactory(f"{dotted}: expected {wanted}, found a {type(model).__name__} for the module")
+    _refuse_script(dotted, model)
     if callable(inputs):
         return ModelWithInputs(model, inputs)
     return fixed_inputs(model, inputs)
@@ -389,6 +405,7 @@ def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWi
     if isinstance(inputs, Samples) and isinstance(product, tuple) and len(product) == 2:
         own = _with_own_inputs(dotted, product)
         inputs, product = inputs.fitting(own), own.model
+    _refuse_script(dotted, product)
     if not isinstance(product, nn.Module):
         pair = isinstance(product, tuple) and len(product) == 2
         actual = "a pair" if pair else f"a {type(product).__name__}"
@@ -398,12 +415,22 @@ def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWi
     return ModelWithInputs(product, inputs)
 
 
+def _refuse_script(dotted: str, model: Any) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BadFactory(
+            f"{dotted} gives a ScriptModule, which torch.export does not take",
+            "return the nn.Module itself, without torch.jit.script and torch.jit.trace",
+        )
+
+
 def _tensors(sample: Any) -> tuple[Tensor, ...]:
     """Copies, so that a model that changes its inputs does not change other samples."""
     if isinstance(sample, Mapping):
         # Their order may not be that of the model's arguments.
         named = AS_PT2.replace("(model, inputs)", "(model, (), inputs)")
         raise BadFactory("expected a tuple of tensors as inputs, found a dict: a program has no names", named)
+    if isinstance(sample, Tensor):
+        raise BadFactory("expected a tuple of tensors as inputs, found a tensor", "return model, (x,)")
     if not isinstance(sample, tuple | list) or not sample:
         raise BadFactory(
             f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
@@ -424,8 +451,19 @@ def require_float32(tensors: Iterable[Tensor]) -> None:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise BadFactory(
                 f"the model takes or gives {kind}, which the compiler does not have: give it in float32"
-                " (model.float(), and its inputs); fp16 then computes it in fp16"
+                " (model.float(), and its inputs); fp16 then computes it in fp16",
+                "return model.float(), tuple(x.float() for x in inputs)",
             )
+
+
+def refuse_halves(model: nn.Module, precision: str) -> None:
+    """Quantizing observes float32: of halves it gives nonsense."""
+    halves = [name for name, weight in model.named_parameters() if weight.dtype is torch.float16]
+    if halves:
+        raise BadFactory(
+            f"the model is in float16 (.half()): {halves[0]} is, and {precision} quantizes a float32 model",
+            "return model.float(), tuple(x.float() for x in inputs); --precision fp16 computes it in float16",
+        )
 
 
 REMOVED_BY = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}
@@ -513,8 +551,16 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
         outputs = torch.utils._pytree.tree_leaves(module(*copied(sample)))
     for output in outputs:
         if not isinstance(output, Tensor):
-            raise BadFactory(f"the model returns a {type(output).__name__}: expected tensors alone")
+            raise BadFactory(
+                f"the model returns a {type(output).__name__}: expected tensors alone", _as_tuple(output)
+            )
     return [output.detach().clone(memory_format=torch.contiguous_format) for output in outputs]
+
+
+def _as_tuple(output: object) -> str:
+    """The line that returns the tensors of an object's fields; empty if it has none."""
+    fields = [name for name, value in getattr(output, "__dict__", {}).items() if isinstance(value, Tensor)]
+    return f"return its tensors: return {', '.join(f'out.{name}' for name in fields)}" if fields else ""
 
 
 def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
