@@ -268,7 +268,7 @@ def accuracy_of_one_model(
     divergence: str,
     where: str,
     causes: Causes,
-    judged: Judged,
+    judged: HowJudged,
 ) -> list[Finding]:
     """As a suite's program without thresholds of its own is judged."""
     low, severity = missed(Thresholds(), figures, judged.kind), Severity.ERROR
@@ -284,7 +284,7 @@ def accuracy_of_one_model(
 
 
 def accuracy_of_quantized(
-    subject: str, figures: Mapping[str, float], where: str, causes: Causes, judged: Judged
+    subject: str, figures: Mapping[str, float], where: str, causes: Causes, judged: HowJudged
 ) -> list[Finding]:
     """As `accuracy_of_one_model`, of the quantized model itself: no chip can be the cause."""
     of_quantized = {**figures, "reference_sqnr_db": math.inf}
@@ -302,7 +302,7 @@ REAL_SAMPLES = "--calibrate DIR, a folder of inputs that the model is made for, 
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class HowJudged:
     """By what a program was measured."""
 
     kind: str

@@ -137,7 +137,7 @@ def test_inputs_by_name_are_refused_with_how_a_pt2_takes_them(folder: Path) -> N
 
 
 TYPICAL = """\
-import dataclasses, torch
+import dataclasses, torch, warnings
 @dataclasses.dataclass
 class Out:
     logits: torch.Tensor
@@ -146,7 +146,9 @@ class Fields(torch.nn.Module):
     def forward(self, x):
         return Out(x, x + 1)
 x, net = torch.ones(1, 2), torch.nn.Linear(2, 2).eval()
-def script(): return torch.jit.trace(net, x), (x,)
+def script():
+    with warnings.catch_warnings(action="ignore"):
+        return torch.jit.trace(net, x), (x,)
 def keywords(): return net, (), {"input": x}
 def bare(): return net, x
 def fields(): return Fields().eval(), (x,)

@@ -27,7 +27,7 @@ from ci.pipeline.accuracy import (
 )
 from ci.pipeline.findings import (
     Causes,
-    Judged,
+    HowJudged,
     accuracy_fix,
     accuracy_message,
     accuracy_of_one_model,
@@ -288,7 +288,7 @@ def test_without_a_threshold_against_the_quantized_model_the_chip_is_blamed_wher
     assert ("quantizing loses" in accuracy_message(misses, figures, Causes("quantizing loses most"))) != chip
 
 
-QUANTIZED = Judged("8a8w", InputsUsed(2, 32))
+QUANTIZED = HowJudged("8a8w", InputsUsed(2, 32))
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ QUANTIZED = Judged("8a8w", InputsUsed(2, 32))
 def test_floats_are_held_to_more_than_what_is_quantized(
     kind: str, sqnr_db: float, severity: Severity | None
 ) -> None:
-    judged = Judged(kind, InputsUsed(2, 0))
+    judged = HowJudged(kind, InputsUsed(2, 0))
     found = accuracy_of_one_model("net", {"sqnr_db": sqnr_db}, "divergence", "where", Causes(), judged)
     assert [row.severity for row in found] == ([severity] if severity else [])
     assert not found or "divergence" in found[0].fix
@@ -320,7 +320,7 @@ def test_floats_are_held_to_more_than_what_is_quantized(
 def test_noise_alone_makes_no_model_red_unless_the_chip_computes_something_else(
     figures: dict[str, float], severity: Severity
 ) -> None:
-    noise = Judged("8a8w", InputsUsed(0, 8, noise=True))
+    noise = HowJudged("8a8w", InputsUsed(0, 8, noise=True))
     (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(), noise)
     assert found.severity is severity and found.fix.startswith("--calibrate") == (
         severity is Severity.WARNING

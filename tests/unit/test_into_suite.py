@@ -54,7 +54,7 @@ def test_a_new_suite_has_the_model_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("agreed", "measured", "written"),
-    [(None, 30.0, 29.0), (None, 5.0, 10.0), (None, math.nan, 10.0), (3, 5.0, 4.0), (4.5, 5.0, 4.5)],
+    [(None, 50.0, 49.0), (None, 5.0, 30.0), (None, math.nan, 30.0), (3, 5.0, 4.0), (4.5, 5.0, 4.5)],
 )
 def test_no_threshold_is_lowered_below_what_is_required_of_every_program(
     tmp_path: Path, agreed: float | None, measured: float, written: float

@@ -68,7 +68,7 @@ from ci.operators.partition.failing_operators import (
     workaround_of,
 )
 from ci.pipeline.models.factory import (
-    Chosen,
+    ChosenSamples,
     ModelWithInputs,
     computed_weights,
     copied,
@@ -291,7 +291,7 @@ def lower(
     }
 
 
-def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> Chosen:
+def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
     """The samples to compare, and the batches to calibrate by."""
     chosen = loaded.chosen(case.inferences, run.calibration if run.quantizes else 0)
     if run.qat and loaded.first is not None:

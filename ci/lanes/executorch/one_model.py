@@ -29,7 +29,7 @@ from ci.lanes.executorch.user_program import (
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
     BEYOND_FIX,
-    Judged,
+    HowJudged,
     accuracy_of_one_model,
     apart,
     differs_on_chip,
@@ -143,7 +143,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             divergence,
             self.command("quantize", program.soc, "--where"),
             causes,
-            Judged(program.run.kind, inputs_used(facts)),
+            HowJudged(program.run.kind, inputs_used(facts)),
         )
         wrong, low = apart(judged)
         warnings += low

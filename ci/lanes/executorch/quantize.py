@@ -12,7 +12,7 @@ from ci.lanes.executorch.emulate import causes_of
 from ci.lanes.executorch.one_model import PytorchModel, files_of, notes_of, tensors_of
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done, stack_of
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import Judged, accuracy_of_quantized, apart, nearly_constant
+from ci.pipeline.findings import HowJudged, accuracy_of_quantized, apart, nearly_constant
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.one_model import Product
 from ci.pipeline.options import Choice, OneModel
@@ -49,7 +49,7 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
         words = f"{program.soc} {program.run.name}: {in_words(figures)} against float {inputs_used(facts)}"
         words += ", both in PyTorch"
         where, causes = taken.command("quantize", program.soc, "--where"), causes_of(program, facts, slices)
-        judged = Judged(program.run.kind, inputs_used(facts))
+        judged = HowJudged(program.run.kind, inputs_used(facts))
         wrong, low = apart(accuracy_of_quantized(stem, figures, where, causes, judged))
         warnings = [*notes_of(facts), *filter(None, [nearly_constant(figures, slices)]), *low]
         lines = [words, *(f"  {line}" for line in slices)]

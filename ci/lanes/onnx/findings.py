@@ -19,7 +19,7 @@ from ci.pipeline.findings import (
     MORE_STEPS,
     PROVISIONAL,
     Causes,
-    Judged,
+    HowJudged,
     accepting,
     accuracy_fix,
     accuracy_message,
@@ -105,7 +105,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         fixes = [fix, accepting(program, misses, every)]
         message = accuracy_message(misses, near, causes)
         agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
-        if not agreed and Judged(program.run.kind, used).provisional(near):
+        if not agreed and HowJudged(program.run.kind, used).provisional(near):
             words = PROVISIONAL + message
             yield Finding("onnx-accuracy", Severity.WARNING, program.name, words, _samples_for(program))
         else:

@@ -23,7 +23,7 @@ from ci.lanes.onnx.user_program import (
 )
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
-    Judged,
+    HowJudged,
     accuracy_of_one_model,
     apart,
     differs_on_chip,
@@ -125,7 +125,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
         kind = program.run.kind
         judged = accuracy_of_one_model(
-            self.model.typed, near, *commands, causes_of(context, kind), Judged(kind, inputs_used(facts))
+            self.model.typed, near, *commands, causes_of(context, kind), HowJudged(kind, inputs_used(facts))
         )
         wrong, low = apart(judged)
         warnings += low

@@ -17,7 +17,7 @@ from ci.lanes.onnx.user_program import (
     program_of,
 )
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import Judged, accuracy_of_quantized, apart, nearly_constant
+from ci.pipeline.findings import HowJudged, accuracy_of_quantized, apart, nearly_constant
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.one_model import Product
 from ci.pipeline.options import Choice, OneModel
@@ -53,7 +53,7 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     words += ", both by ONNX Runtime on the CPU"
     written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
     where = taken.command("quantize", program.soc, "--where")
-    judged = Judged(kind, inputs_used(facts))
+    judged = HowJudged(kind, inputs_used(facts))
     wrong, low = apart(accuracy_of_quantized(stem, facts["near"], where, causes_of(facts, kind), judged))
     constant = filter(None, [nearly_constant(facts["near"], facts["slices"])])
     warnings = [*taken.drawn(program), *constant_inputs(facts), *constant, *low]

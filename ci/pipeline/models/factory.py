@@ -197,7 +197,7 @@ class Samples:
         return self.read(self.files[number % len(self.files)], self.wanted)
 
 
-class Chosen(NamedTuple):
+class ChosenSamples(NamedTuple):
     """The inputs of a program's work."""
 
     compared: list[tuple[Tensor, ...]]
@@ -214,7 +214,7 @@ class ModelWithInputs:
     notes: tuple[tuple[str, str], ...] = ()
     """Rule and message of what the author should know."""
 
-    def chosen(self, inferences: int | None, calibration: int | None) -> Chosen:
+    def chosen(self, inferences: int | None, calibration: int | None) -> ChosenSamples:
         """The samples to compare and to calibrate by, at most so many; None: as many as is usual."""
         if isinstance(self.inputs, Samples):
             data = self.inputs
@@ -223,14 +223,14 @@ class ModelWithInputs:
             used = InputsUsed(len(compared), len(calibrating), len(data.files))
             if calibrating and data.example:
                 calibrating = [data.example, *calibrating][: most_calibrating(calibration, given=True)]
-            return Chosen(compared, calibrating, used)
+            return ChosenSamples(compared, calibrating, used)
         if self.first is not None:
             calibrating = [] if calibration == 0 else [self.sample(0)]
-            return Chosen([self.sample(0)], calibrating, InputsUsed(1, len(calibrating), given=1))
+            return ChosenSamples([self.sample(0)], calibrating, InputsUsed(1, len(calibrating), given=1))
         count = most_calibrating(calibration, given=False)
         compared = [self.sample(number) for number in range(inferences or DRAWN_COMPARED)]
         calibrating = self.drawn_to_calibrate(count)
-        return Chosen(compared, calibrating, InputsUsed(len(compared), count))
+        return ChosenSamples(compared, calibrating, InputsUsed(len(compared), count))
 
     def drawn_to_calibrate(self, count: int) -> list[tuple[Tensor, ...]]:
         return [self.sample(CALIBRATION_SEED + index) for index in range(count)]
