@@ -23,7 +23,7 @@ from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.diagnose.explain import causes
 from ci.engine.inputs import Roots
 from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
-from ci.engine.runner import Runner
+from ci.pipeline.runner import Runner
 from provisioning import elf
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -17,7 +17,7 @@ from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
 from ci.builds.programs import BuildTool
 from ci.builds.qemu_check import DATA, EXPECTED, TOLERANCE, difference, outputs, try_runner
 from ci.builds.runner_inputs import changed_since
-from ci.engine.runner import EXECUTORCHS, OURS, Dialect, Runner
+from ci.pipeline.runner import EXECUTORCHS, OURS, Dialect, Runner
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
