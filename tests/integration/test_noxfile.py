@@ -218,7 +218,7 @@ class TestKeptWheels:
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
         assert not done.stdout and made.stat().st_ino == before
 
-    @pytest.mark.parametrize("uv", [str(UV), None], ids=["uv", "pip"])
+    @pytest.mark.parametrize("uv", [str(UV), pytest.param(None, marks=pytest.mark.whole)], ids=["uv", "pip"])
     @pytest.mark.parametrize("name", WHEELS)
     def test_a_changed_one_is_refused_and_the_index_has_another(
         self, kept: Path, name: str, uv: str | None, capfd: pytest.CaptureFixture[str]

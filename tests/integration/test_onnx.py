@@ -85,6 +85,7 @@ class TestCompile:
         )
         assert "reload is bit-equal" in done.stdout
 
+    @pytest.mark.whole
     def test_constant_nodes_for_weights_compile_whole_and_metadata_stays(
         self, samples: Path, tmp_path: Path
     ) -> None:
@@ -99,6 +100,7 @@ class TestCompile:
         record = json.loads((tmp_path / "out" / "det_ctx.json").read_text())
         assert record["source"] == hash_file(model)
 
+    @pytest.mark.whole
     def test_embeds_the_context_when_asked(self, model: Path, tmp_path: Path) -> None:
         onnx_command("compile", model, "--embed", "--soc", "SM8750", "-o", tmp_path / "out")
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["net_ctx.json", "net_ctx.onnx"]
@@ -398,6 +400,7 @@ def test_every_option_of_the_table_is_in_the_provider() -> None:
     assert absent == []
 
 
+@pytest.mark.whole
 def test_the_node_test_of_each_operator_is_the_one_that_the_installed_onnx_gives() -> None:
     onnx_command("operators", "--check")
 
@@ -439,6 +442,7 @@ run = [{ lane = "onnx", precision = "16a8w", socs = ["SM8650"] }]
 """
 
 
+@pytest.mark.whole
 def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_path: Path) -> None:
     suite = tmp_path / "operators.toml"
     suite.write_text(OPERATORS)
@@ -455,6 +459,7 @@ def test_a_node_test_gives_a_figure_or_what_qnn_refuses_and_is_remembered(tmp_pa
     assert Report.read(tmp_path / "reports/test_onnx.json").metrics["cached"] == 4
 
 
+@pytest.mark.whole
 def test_operators_that_qnn_refuses_are_repaired_though_factories_make_them(
     tmp_path: Path,
 ) -> None:

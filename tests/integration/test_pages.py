@@ -53,6 +53,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.whole
 def test_the_pages_of_onnx_models_show_what_is_printed(folder: Path) -> None:
     """In the order of the pages: a later command takes what an earlier one wrote."""
     shown = [example for example in examples_of(ROOT / "docs" / "onnx-compile.md") if example.name in HELD]

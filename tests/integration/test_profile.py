@@ -93,6 +93,7 @@ Path(sys.argv[1], "found.json").write_text(json.dumps([found, plain["delegates"]
 """
 
 
+@pytest.mark.whole
 def test_qnns_estimate_is_read_where_executorch_throws_it_away(tmp_path: Path) -> None:
     """Of the chips that have one, the same each time; a compile without it is as before."""
     (tmp_path / "net.py").write_text(NET.replace("x = x * torch.erf(x)", "x = x * x"))

@@ -131,6 +131,7 @@ def test_a_process_that_ended_without_a_signal_runs_again(suite: Suite) -> None:
         assert suite.executed == {"leaves"}
 
 
+@pytest.mark.whole
 def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(suite: Suite) -> None:
     suite.ledger({"aborts": "crash"})
     for executed in ({"aborts"}, set()):
@@ -210,6 +211,7 @@ def test_a_test_runs_again_when_something_changed(remembered: Suite, file: str) 
     assert remembered.executed == {"abs"}
 
 
+@pytest.mark.whole
 def test_a_test_runs_again_for_another_chip_or_variable(
     remembered: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +303,7 @@ def test_a_killed_run_loses_no_verdict(suite: Suite) -> None:
     assert counts(report) == {"passed": 1, "failed": 2, "cached": 2}
 
 
+@pytest.mark.whole
 def test_a_killed_worker_is_no_verdict_of_its_test(suite: Suite) -> None:
     def kill_worker() -> None:
         _wait_for(suite, "hangs")
@@ -402,6 +405,7 @@ def test_updating_the_ledger_makes_the_next_run_pass(suite: Suite) -> None:
     assert suite.run(*chosen)[0] == 0
 
 
+@pytest.mark.whole
 def test_fail_fast_stops_and_counts_what_was_not_reached(suite: Suite) -> None:
     code, report = suite.run("-k", "fails or random or poison", "--fail-fast")
     assert (code, report.metrics["not_reached"]) == (1, 4)
@@ -467,6 +471,7 @@ def test_tests_that_cannot_be_imported_are_an_environment_error(suite: Suite) ->
     assert Report.read(suite.root / "reports" / "test_delegate.json").outcome == "error"
 
 
+@pytest.mark.whole
 def test_an_interrupted_run_says_so_and_keeps_what_it_had(suite: Suite) -> None:
     suite.ledger({"fails": "failed"})
 

@@ -153,6 +153,7 @@ def test_what_is_recorded_over_something_else_is_noted(suite: Suite) -> None:
     assert "was passed, and is failed" in notes["test_conv1d[qnn_8a8w]"]
 
 
+@pytest.mark.whole
 def test_a_suite_that_has_lost_its_tests_is_an_error(suite: Suite) -> None:
     both(suite, "-k", "relu or conv1d", "--accept")
     suite.write(suite.tests / "test_conv_bn_qat.py", "")

@@ -111,13 +111,6 @@ def _checkpoint(**changes: Any) -> Callable[[Path], object]:
     return write
 
 
-def _adapter(path: Path) -> None:
-    """Of the checkpoint of Mistral beside it."""
-    from tests.support.checkpoints import write_adapter
-
-    write_adapter(path, path.with_name("Mistral-7B-v0.3"), ["self_attn.q_proj", "mlp.down_proj"])
-
-
 def _model(name: str, read: str = "") -> Callable[[Path], None]:
     """One of tests/support/lowering_models.py, which `make` makes after it has read a file beside it."""
 
@@ -139,14 +132,11 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.layer = nn.Conv2d(8, 8, 1)
-        nn.init.uniform_(self.norm.bias, 0.1, 0.5)
+        self.last = nn.Conv2d(8, 8, 1)
 
     def forward(self, x):
-        x = self.norm(torch.relu(self.first(x)))
-        x = torch.nn.functional.max_pool2d(x, 2)
-        return self.layer(torch.relu(self.layer(x)))
+        x = torch.nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
+        return self.last(x)
 
 
 def make():
@@ -159,7 +149,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "net of which fp16 leaves little": _text(ROUNDED),
     "net with an operator that stays on the CPU": _model("with_erf"),
     "net with a logarithm that the emulator computes wrongly": _model("logarithm", read="width.txt"),
-    "net with faults that a rewrite repairs": _text(FAULTY),
+    "net with a fault that a rewrite repairs": _text(FAULTY),
     "number": _text("1"),
     "suite": _text(SUITE),
     "suite of ONNX": _text(
@@ -174,12 +164,9 @@ FILES: dict[str, Callable[[Path], object]] = {
     "ONNX network of photographs": _photographs,
     "ONNX root mean square": _root_mean_square,
     "checkpoint": _checkpoint(),
-    "checkpoint of two layers": _checkpoint(num_hidden_layers=2),
-    "checkpoint of Mistral": _checkpoint(model_type="mistral", rope_scaling=None, sliding_window=None),
     "checkpoint of SmolLM 3": _checkpoint(
         model_type="smollm3", rope_scaling=None, num_hidden_layers=2, no_rope_layers=[1, 0]
     ),
-    "adapter": _adapter,
     "text": lambda path: path.write_text((ROOT / "LICENSE").read_text()[:1400] * 2, encoding="utf-8"),
     "other text": lambda path: path.write_text((ROOT / "README.md").read_text()[:1100], encoding="utf-8"),
     "script": _text(
