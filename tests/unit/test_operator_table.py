@@ -13,7 +13,7 @@ import pytest
 from ci.engine.jobs import Job
 from ci.engine.trouble import InTrouble
 from ci.engine.work import Result
-from ci.lanes.upstream.adapters import AgainstFloat, part, part_of
+from ci.lanes.upstream.adapters import Measured, part, part_of
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord, load_record
 from ci.lanes.upstream.process import RunTest
@@ -32,11 +32,9 @@ def summary(
     on_htp: dict[str, int] | None = None,
     on_cpu: tuple[str, ...] = (),
     error: Exception | None = None,
-    against_float: AgainstFloat | None = None,
 ) -> Any:
-    """As ExecuTorch's suite writes it, with what we add."""
+    """As ExecuTorch's suite writes it."""
     return SimpleNamespace(
-        against_float=against_float,
         result=SimpleNamespace(name=result),
         error=error,
         tensor_error_statistics=[SimpleNamespace(sqnr=figure) for figure in sqnr],
@@ -77,9 +75,9 @@ def test_a_part_says_where_it_ran_and_how_exactly(
 
 
 def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_float(tmp_path: Path) -> None:
-    against_float = AgainstFloat(52.31, 97.72, ["aten.mul.Tensor"])
-    outcome = summary(on_cpu=("aten::erf",), against_float=against_float)
-    facts = {"test": "a", "outcome": "passed", "parts": [part_of(outcome, "qnn_16a8w")], "problems": []}
+    measured = Measured(True, [Draw(60.0, 52.31, 97.72)], ["aten.mul.Tensor"])
+    tested = part_of(summary(on_cpu=("aten::erf",)), "qnn_16a8w", measured)
+    facts = {"test": "a", "outcome": "passed", "parts": [tested], "problems": []}
     path = tmp_path / "record.json"
     path.write_text(SuiteRecord().with_verdicts([verdict_of_result("a", Result(facts))], "x").as_json())
     (kept,) = load_record("operators", "wheels", "SM8650", path).tests["a"].parts

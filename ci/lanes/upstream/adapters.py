@@ -10,6 +10,7 @@ import math
 import os
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,25 @@ class UpstreamComparison:
     passed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What is replaced in ExecuTorch, because none of its options, fixtures or variables does it."""
+
+    where: str
+    """MODULE:NAME below executorch.backends."""
+    why: str
+    by: Callable[[Any], Any]
+    """From what was there."""
+
+    def apply(self) -> None:
+        module, _, path = self.where.partition(":")
+        owner: Any = importlib.import_module(f"executorch.backends.{module}")
+        *names, last = path.split(".")
+        for name in names:
+            owner = getattr(owner, name)
+        setattr(owner, last, self.by(getattr(owner, last)))
+
+
 class DefaultAdapter:
     """Tests that need nothing, or set themselves up by environment variables."""
 
@@ -42,8 +62,13 @@ class DefaultAdapter:
         self.comparisons: list[UpstreamComparison] = []
         """Those of the test since the last report."""
 
+    def replacements(self) -> Iterable[Replacement]:
+        return ()
+
     def prepare(self) -> None:
         """Called once, after the suite's modules can be imported and before its tests are collected."""
+        for replacement in self.replacements():
+            replacement.apply()
 
     def enter(self, scratch: Path) -> None:
         """Called before each test, in its own folder."""
@@ -60,29 +85,29 @@ class DefaultAdapter:
         """The result of each part of a test, read before the test is torn down; none: its reports tell."""
         return []
 
-    def watch(self, owner: Any, name: str, outputs: slice) -> None:
-        """Note the figure of whatever this function compares; `outputs`: its arguments, computed and expected
-        ones."""
-        original = getattr(owner, name)
+    def watching(self, where: str) -> Replacement:
+        """Note the figure of what this function compares: its second and third argument."""
+        why = "a test says whether its outputs are near enough, and not how near"
+        return Replacement(where, why, self._watched)
 
+    def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
         def watched(*args: Any, **named: Any) -> Any:
-            computed, expected = [*args, *named.values()][outputs]
+            computed, expected = [*args, *named.values()][1:3]
             compared = UpstreamComparison(least_db(computed, expected))
             self.comparisons.append(compared)
             result = original(*args, **named)
             compared.passed = True
             return result
 
-        setattr(owner, name, watched)
+        return watched
 
 
 class ComparingAdapter(DefaultAdapter):
     """test_qnn_delegate_x86.py, which sets itself up."""
 
-    def prepare(self) -> None:
-        shared = importlib.import_module("executorch.backends.qualcomm.tests.utils").TestQNN
-        self.watch(shared, "_assert_outputs_equal", slice(1, 3))
+    def replacements(self) -> Iterable[Replacement]:
+        return [self.watching("qualcomm.tests.utils:TestQNN._assert_outputs_equal")]
 
 
 class DelegateAdapter(ComparingAdapter):
@@ -90,49 +115,156 @@ class DelegateAdapter(ComparingAdapter):
 
     def prepare(self) -> None:
         super().prepare()
-        shared = importlib.import_module("executorch.backends.qualcomm.tests.utils").TestQNN
-        shared.enable_x86_64 = True
-        shared.backend = os.environ.get("QNN_BACKEND", "htp")
-        shared.soc_model = os.environ["QNN_SOC_MODEL"]
-        shared.build_folder = os.environ["QNN_BUILD_FOLDER"]
-        shared.executorch_root = shared.artifact_dir = str(Path.cwd())
-        shared.target = "x86_64-linux-clang"
+        suite = importlib.import_module("executorch.backends.qualcomm.tests.test_qnn_delegate")
+        here = str(Path.cwd())
+        words = ["--soc_model", os.environ["QNN_SOC_MODEL"], "--build_folder", os.environ["QNN_BUILD_FOLDER"]]
+        words += ["--executorch_root", here, "--artifact_dir", here, "--target", "x86_64-linux-clang"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [sys.argv[0], *words, "--enable_x86_64"])
+            suite.setup_environment()
 
 
 @dataclass(slots=True)
-class AgainstFloat:
-    """What the summary of a quantized model leaves out: how it compares with the float model."""
+class Measured:
+    """What the summary of a model leaves out."""
 
-    float_db: float | None = None
-    """The SQNR in dB on HTP against the float model."""
-    quantized_db: float | None = None
-    """That of the quantized model on the CPU against the float model."""
+    quantized: bool
+    draws: list[Draw] = field(default_factory=list)
+    """Of each comparison its figures, also with the float model."""
     in_float: list[str] = field(default_factory=list)
     """The operators that HTP computes in float."""
+    several: bool = False
+    """Whether it ran with several draws of inputs."""
+
+
+def _tester(adapter: Backend, quantized: bool, use_fp16: bool) -> Any:
+    """ExecuTorch's tester for a flow, on the chosen chip; it compares with the float model too."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    shared: Any = importlib.import_module("executorch.backends.qualcomm.tests.tester")
+    stages: Any = importlib.import_module("executorch.backends.test.harness.stages").StageType
+
+    class Tester(shared.QualcommTester):  # type: ignore[misc]
+        def __init__(self, module: Any, inputs: Any) -> None:
+            self.samples: Sequence[Any] = module.__dict__.pop("draws", ())
+            super().__init__(module, inputs)
+            self.measured = Measured(quantized, several=bool(self.samples))
+            adapter.tester = self
+            stage = functools.partial(adapter.lowering(), soc_model=adapter.soc, use_fp16=use_fp16)
+            self.stage_classes |= {stages.TO_EDGE_TRANSFORM_AND_LOWER: stage}
+
+        def run_method_and_compare_outputs(self, *args: Any, inputs: Any = None, **named: Any) -> Any:
+            adapter.ran.append(self.measured)
+            refused: AssertionError | None = None
+            for drawn in self.samples or (inputs,):
+                try:
+                    super().run_method_and_compare_outputs(*args, inputs=drawn, **named)
+                except AssertionError as error:
+                    # The other draws tell whether it is so of these inputs alone.
+                    refused = refused or error
+            if refused:
+                raise refused
+            return self
+
+        def _calculate_reference_output(self, program: Any, inputs: Any) -> Any:
+            self.exact: list[Any] = []
+            if quantized:
+                # A model may draw numbers and change its inputs.
+                with torch.random.fork_rng(), torch.no_grad():
+                    self.exact = tree_leaves(self.original_module(*copy.deepcopy(inputs)))
+            return super()._calculate_reference_output(program, inputs)
+
+        def _compare_outputs(
+            self, reference: Any, computed: Any, scale: Any, atol: float, *others: Any
+        ) -> None:
+            given, expected = tree_leaves(computed), tree_leaves(reference)
+            draw = Draw(least_db(given, expected))
+            if quantized:
+                draw = Draw(draw.sqnr_db, least_db(given, self.exact), least_db(expected, self.exact))
+            self.measured.draws.append(draw._replace(refused=True))
+            floats = all(tensor.is_floating_point() for tensor in expected)
+            within = math.inf if adapter.by_ratio and floats else atol
+            super()._compare_outputs(reference, computed, scale, within, *others)
+            self.measured.draws[-1] = draw
+
+    return Tester
 
 
 class Backend(DefaultAdapter):
     """ExecuTorch's suite for all backends: each test gives a summary for every model that it tries."""
 
     arguments: tuple[str, ...] = ("-m", "backend_qualcomm")
+    by_ratio = False
+    """Of floats the SQNR decides: a tolerance of 0.1 is less than a step of 8 bits of large values."""
+    tester: Any = None
+    """That of the model at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[Measured] = []
+        self.soc = os.environ["QNN_SOC_MODEL"]
+
+    def enter(self, scratch: Path) -> None:
+        self.ran.clear()
+
+    def replacements(self) -> Iterable[Replacement]:
+        return [
+            Replacement(
+                "test.suite.flow:all_flows",
+                "its flows have a tester that names no chip, and does not compare with the float model",
+                lambda flows: lambda: {flow.name: flow for flow in self.flows(flows())},
+            ),
+            Replacement(
+                "test.harness.error_statistics:compute_sqnr",
+                "it takes what was computed for the signal, and so overrates outputs that are too large",
+                lambda sqnr: lambda computed, reference: sqnr(reference, computed),
+            ),
+            Replacement(
+                "test.suite.runner:_graph_has_unsupported_patterns",
+                "ExecuTorch has no CPU kernel of a convolution in five dimensions, and it skips models that"
+                " had one before they were lowered, even where HTP took it",
+                self._left_on_the_cpu,
+            ),
+            Replacement(
+                "qualcomm._passes.qnn_pass_manager:QnnPassManager.transform_for_preprocess_pipeline",
+                "nothing says which operators of a delegate are not quantized",
+                self._noting_floats,
+            ),
+        ]
 
     def prepare(self) -> None:
-        tester: Any = importlib.import_module("executorch.backends.qualcomm.tests.tester")
-        reporting = importlib.import_module("executorch.backends.test.suite.reporting")
-        stage = tester.ToEdgeTransformAndLower
-        # The tester has its own default chip, and no way to name another.
-        tester.ToEdgeTransformAndLower = functools.partial(stage, soc_model=os.environ["QNN_SOC_MODEL"])
-        # Upstream takes what was computed for the signal, and so overrates outputs that are too large.
-        statistics: Any = importlib.import_module("executorch.backends.test.harness.error_statistics")
-        sqnr = statistics.compute_sqnr
-        statistics.compute_sqnr = lambda computed, reference: sqnr(reference, computed)
+        super().prepare()
         # Without a session each run draws another seed.
-        reporting.begin_test_session(None, seed=0)
-        runner = importlib.import_module("executorch.backends.test.suite.runner")
-        _skip_only_what_is_left_on_the_cpu(runner)
-        _compare_with_the_float_model(
-            runner, importlib.import_module("executorch.backends.test.harness.tester")
-        )
+        importlib.import_module("executorch.backends.test.suite.reporting").begin_test_session(None, seed=0)
+
+    def flows(self, known: Mapping[str, Any]) -> Iterable[Any]:
+        """ExecuTorch's, on the chosen chip; they compile quantized models with fp16."""
+        for flow in known.values():
+            own = {"tester_factory": _tester(self, flow.quantize, True)} if flow.backend == "qualcomm" else {}
+            yield replace(flow, **own)
+
+    def lowering(self) -> Any:
+        """The stage that partitions and compiles."""
+        tester: Any = importlib.import_module("executorch.backends.qualcomm.tests.tester")
+        return tester.ToEdgeTransformAndLower
+
+    def _left_on_the_cpu(self, has_one: Any) -> Any:
+        from executorch.backends.test.suite.reporting import count_ops
+
+        def still_has_one(program: Any) -> bool:
+            left = count_ops(self.tester.get_artifact()._edge_programs)
+            return "aten::convolution" in left and bool(has_one(program))
+
+        return still_has_one
+
+    def _noting_floats(self, transform: Any) -> Any:
+        def transformed(manager: Any, *args: Any, **named: Any) -> Any:
+            module = transform(manager, *args, **named)
+            self.tester.measured.in_float += in_float(module.graph.nodes)
+            return module
+
+        return transformed
 
     def skip_reason(self, item: pytest.Item) -> str:
         flow: Any = item.callspec.params["test_runner"]  # type: ignore[attr-defined]
@@ -140,111 +272,13 @@ class Backend(DefaultAdapter):
 
     def parts(self, item: pytest.Item) -> list[dict[str, Any]]:
         runner = getattr(item, "funcargs", {}).get("test_runner")
-        flow = str(getattr(runner, "_flow", ""))
-        return [part_of(summary, flow) for summary in getattr(runner, "_results", ())]
+        flow, ran = str(getattr(runner, "_flow", "")), iter(self.ran)
+        summaries = getattr(runner, "_results", ())
+        return [part_of(row, flow, next(ran) if row.result.name in RAN else None) for row in summaries]
 
 
-def _skip_only_what_is_left_on_the_cpu(runner: Any) -> None:
-    """ExecuTorch has no CPU kernel of a convolution in five dimensions, and upstream skips models that had
-    one before they were lowered, even where HTP took it."""
-    count, has_one = runner.count_ops, runner._graph_has_unsupported_patterns
-    left: Mapping[str, int] = {}
-
-    def count_ops(programs: Any) -> Any:
-        nonlocal left
-        left = count(programs)
-        return left
-
-    runner.count_ops = count_ops
-    runner._graph_has_unsupported_patterns = lambda program: "aten::convolution" in left and has_one(program)
-
-
-def _compare_with_the_float_model(runner: Any, harness: Any) -> None:
-    """Give each summary of a quantized model what it leaves out: upstream compares with the quantized model
-    alone, and does not say which operators of a delegate are not quantized."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    tester = harness.Tester
-    test, compute, compare = runner.run_test, tester._calculate_reference_output, tester._compare_outputs
-    run = tester.run_method_and_compare_outputs
-    passes: Any = importlib.import_module(
-        "executorch.backends.qualcomm._passes.qnn_pass_manager"
-    ).QnnPassManager
-    transform = passes.transform_for_preprocess_pipeline
-    model: Any = None
-    exact: list[Any] = []
-    against_float = AgainstFloat()
-    inputs_drawn: Sequence[Any] = ()
-    draws: list[Draw] = []
-
-    def run_test(module: Any, inputs: Any, flow: Any, *args: Any, **named: Any) -> Any:
-        nonlocal model, against_float, inputs_drawn
-        model, against_float = (module if flow.quantize else None), AgainstFloat()
-        inputs_drawn = getattr(module, "__dict__", {}).pop("draws", ())
-        draws.clear()
-        if inputs_drawn and flow.quantize:
-            create = functools.partial(_calibrated, flow.quantize_stage_factory, inputs_drawn)
-            flow = replace(flow, quantize_stage_factory=create)
-        summary = test(module, inputs, flow, *args, **named)
-        summary.against_float = against_float if flow.quantize else None
-        summary.draws = [*draws] if inputs_drawn else []
-        return summary
-
-    def run_and_compare(self: Any, *args: Any, inputs: Any = None, **named: Any) -> Any:
-        refused: AssertionError | None = None
-        for drawn in inputs_drawn or (inputs,):
-            try:
-                run(self, *args, inputs=drawn, **named)
-            except AssertionError as error:
-                # The other draws tell whether it is so of these inputs alone.
-                refused = refused or error
-        if refused:
-            raise refused
-        return self
-
-    def calculate(program: Any, inputs: Any) -> Any:
-        exact.clear()
-        if model is not None:
-            # A model may draw numbers and change its inputs.
-            with torch.random.fork_rng(), torch.no_grad():
-                exact.extend(tree_leaves(model(*copy.deepcopy(inputs))))
-        return compute(program, inputs)
-
-    def compare_outputs(reference: Any, computed: Any, *args: Any, **named: Any) -> Any:
-        if model is not None:
-            against_float.float_db = least_db(tree_leaves(computed), exact)
-            against_float.quantized_db = least_db(tree_leaves(reference), exact)
-        figure = least_db(tree_leaves(computed), tree_leaves(reference))
-        draw = Draw(figure, against_float.float_db, against_float.quantized_db)
-        draws.append(draw._replace(refused=True))
-        result = compare(reference, computed, *args, **named)
-        draws[-1] = draw
-        return result
-
-    def transform_for_preprocess(self: Any, *args: Any, **named: Any) -> Any:
-        module = transform(self, *args, **named)
-        against_float.in_float += in_float(module.graph.nodes)
-        return module
-
-    runner.run_test = run_test
-    tester._calculate_reference_output = staticmethod(calculate)
-    tester._compare_outputs = staticmethod(compare_outputs)
-    tester.run_method_and_compare_outputs = run_and_compare
-    passes.transform_for_preprocess_pipeline = transform_for_preprocess
-
-
-def _calibrated(create: Callable[[], Any], samples: Sequence[Any]) -> Any:
-    """With all that it will run with, and with the widest range of it: what lies beyond is clipped, and the
-    observer of ExecuTorch's flows follows later samples by 1 % alone."""
-    from torchao.quantization.pt2e import MinMaxObserver
-
-    flows: Any = importlib.import_module("executorch.backends.test.suite.flows.qualcomm")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flows, "MovingAverageMinMaxObserver", MinMaxObserver)
-        stage = create()
-    stage.calibration_samples = samples
-    return stage
+RAN = ("SUCCESS", "OUTPUT_MISMATCH_FAIL", "PTE_RUN_FAIL")
+"""Results of models that were run, or began to."""
 
 
 def in_float(nodes: Iterable[Any]) -> list[str]:
@@ -267,37 +301,43 @@ class ValuesAdapter(Backend):
     """Our own cases in ExecuTorch's suite: other values, shapes and schemes."""
 
     arguments = ("-p", "executorch.backends.test.suite.conftest", "-m", "backend_qualcomm")
+    by_ratio = True
     linear_per_channel = False
     has_blocks = True
+    fp16_of_quantized = True
 
-    def prepare(self) -> None:
-        super().prepare()
-        suite = "executorch.backends.test.suite"
-        create: Any = importlib.import_module(f"{suite}.flows.qualcomm")._create_qnn_flow
-        dtypes: Any = importlib.import_module("executorch.backends.qualcomm.quantizer.quantizer").QuantDtype
-        flows = [create(FLOAT_FLOW)]
+    def flows(self, known: Mapping[str, Any]) -> Iterable[Any]:
+        flow = known[FLOAT_FLOW]
+        yield replace(flow, tester_factory=_tester(self, False, True))
         for scheme in SCHEMES:
-            flow = create(
-                f"qnn_{scheme}",
+            yield replace(
+                flow,
+                name=f"qnn_{scheme}",
                 quantize=True,
-                quant_dtype=dtypes[f"use_{scheme}"],
-                per_channel_linear=self.linear_per_channel,
-                use_fp16=False,
+                quantize_stage_factory=functools.partial(self.quantizing, scheme),
+                tester_factory=_tester(self, True, self.fp16_of_quantized),
             )
-            if self.has_blocks and scheme.endswith("_block"):
-                flow.quantize_stage_factory = functools.partial(_in_blocks, flow.quantize_stage_factory)
-            flows.append(flow)
-        shared: Any = importlib.import_module(f"{suite}.flow")
-        shared.all_flows = lambda: {flow.name: flow for flow in flows}
-        # Its tolerance of 0.1 is less than a step of 8 bits of large values; of floats the SQNR decides.
-        tester: Any = importlib.import_module("executorch.backends.test.harness.tester").Tester
-        compare = tester._assert_outputs_equal
 
-        def assert_outputs_equal(computed: Any, expected: Any, **named: Any) -> None:
-            floats = all(tensor.is_floating_point() for tensor in expected)
-            compare(computed, expected, **{**named, **({"atol": math.inf} if floats else {})})
+    def quantizer(self) -> Any:
+        return importlib.import_module("executorch.backends.qualcomm.quantizer.quantizer").QnnQuantizer()
 
-        tester._assert_outputs_equal = staticmethod(assert_outputs_equal)
+    def quantizing(self, scheme: str) -> Any:
+        """Calibrated with all that it will run with, and then with the widest range of it: what lies beyond
+        is clipped, and the observer of ExecuTorch's flows follows later samples by 1 % alone."""
+        from torchao.quantization.pt2e import MinMaxObserver, MovingAverageMinMaxObserver
+
+        dtypes: Any = importlib.import_module("executorch.backends.qualcomm.quantizer.quantizer").QuantDtype
+        tester: Any = importlib.import_module("executorch.backends.qualcomm.tests.tester")
+        quantizer, samples = self.quantizer(), self.tester.samples
+        quantizer.set_default_quant_config(
+            dtypes[f"use_{scheme}"],
+            is_conv_per_channel=True,
+            is_linear_per_channel=self.linear_per_channel,
+            act_observer=MinMaxObserver if samples else MovingAverageMinMaxObserver,
+        )
+        if self.has_blocks and scheme.endswith("_block"):
+            quantizer.set_block_size_map({"conv2d": (1, BLOCK, 1, 1), "linear": (1, BLOCK)})
+        return tester.Quantize(quantizer=quantizer, calibration_samples=samples or None)
 
     def holds(self, item: pytest.Item) -> bool:
         parameters = item.callspec.params  # type: ignore[attr-defined]
@@ -311,15 +351,32 @@ class ValuesAdapter(Backend):
 
 
 class ChainsAdapter(ValuesAdapter):
-    """Our own operators between layers, quantized and lowered as `compile` does it."""
+    """Our own operators between layers, quantized and lowered as `compile` does it: ExecuTorch's flows
+    quantize for SM8750, whatever the chip, and call passes and partitioner themselves."""
 
     linear_per_channel = True
     has_blocks = False
     """Those of an operator's weights are not those of the layers around it."""
+    fp16_of_quantized = False
 
-    def prepare(self) -> None:
-        super().prepare()
-        _lower_as_users_do(os.environ["QNN_SOC_MODEL"])
+    def quantizer(self) -> Any:
+        shared: Any = importlib.import_module("executorch.backends.qualcomm.utils.utils")
+        quantizers: Any = importlib.import_module("executorch.backends.qualcomm.quantizer.quantizer")
+        return quantizers.QnnQuantizer(soc_model=shared.get_soc_to_chipset_map()[self.soc])
+
+    def lowering(self) -> Any:
+        shared: Any = importlib.import_module("executorch.backends.qualcomm.utils.utils")
+
+        class Lower(super().lowering()):  # type: ignore[misc]
+            def run(self, artifact: Any, inputs: Any = None, generate_etrecord: bool = False) -> None:
+                self.edge_dialect_program = shared.to_edge_transform_and_lower_to_qnn(
+                    artifact.module(),
+                    artifact.example_inputs[0],
+                    self.compiler_specs,
+                    generate_etrecord=generate_etrecord,
+                )
+
+        return Lower
 
     def holds(self, item: pytest.Item) -> bool:
         """What has weights in blocks of its own has none beside layers that have others."""
@@ -332,32 +389,6 @@ class ChainsAdapter(ValuesAdapter):
             {**part, "result": "cpu"} if _only_layers(part, summary) else part
             for part, summary in zip(super().parts(item), summaries, strict=True)
         ]
-
-
-def _lower_as_users_do(soc: str) -> None:
-    """ExecuTorch's flows quantize for SM8750, whatever the chip, compile quantized models with fp16, and call
-    passes and partitioner themselves."""
-    tester: Any = importlib.import_module("executorch.backends.qualcomm.tests.tester")
-    flows: Any = importlib.import_module("executorch.backends.test.suite.flows.qualcomm")
-    shared: Any = importlib.import_module("executorch.backends.qualcomm.utils.utils")
-    chip = shared.get_soc_to_chipset_map()[soc]
-    # Before the adapter named the chip.
-    stage: Any = tester.ToEdgeTransformAndLower.func
-
-    class Lower(stage):  # type: ignore[misc]
-        def __init__(self, use_fp16: Sequence[bool]) -> None:
-            super().__init__(soc_model=soc, use_fp16=all(use_fp16))
-
-        def run(self, artifact: Any, inputs: Any = None, generate_etrecord: bool = False) -> None:
-            self.edge_dialect_program = shared.to_edge_transform_and_lower_to_qnn(
-                artifact.module(),
-                artifact.example_inputs[0],
-                self.compiler_specs,
-                generate_etrecord=generate_etrecord,
-            )
-
-    tester.ToEdgeTransformAndLower = Lower
-    flows.QnnQuantizer = functools.partial(flows.QnnQuantizer, soc_model=chip)
 
 
 LAYERS = ("aten::linear", "aten::convolution")
@@ -374,47 +405,45 @@ BLOCK = 32
 """How many weights of a channel share a scale."""
 
 
-def _in_blocks(create: Callable[[], Any]) -> Any:
-    stage = create()
-    stage.quantizer.set_block_size_map({"conv2d": (1, BLOCK, 1, 1), "linear": (1, BLOCK)})
-    return stage
-
-
 class Rework(DefaultAdapter):
-    """Qualcomm's newer tests: they look for the runner in a folder build-x86, and bind a test to an
-    architecture by the name of its file's folder."""
+    """Qualcomm's newer tests: they look for the runner in a folder build-x86."""
 
     arguments = ("-k", "not gpu and not lpai")
 
-    def prepare(self) -> None:
-        rework = "executorch.backends.qualcomm.tests.rework"
-        shared = importlib.import_module(f"{rework}.conftest")
-        for metrics in (shared.Tolerance, shared.Sqnr, shared.CosineSimilarity):
-            self.watch(metrics, "assert_close", slice(1, 3))
-        htp: Any = importlib.import_module(f"{rework}.htp.conftest")
-        soc = os.environ["QNN_SOC_MODEL"]
-        arch = next(int(arch) for arch, name in htp._get_htp_arch() if name == soc)
-        original = htp.with_htp_context
-
-        def bind(func: Any, hw_arch: int) -> Any:
-            bound = original(func, arch)
-
-            # It takes things out of the dictionary, which belongs to the collected test.
-            def test(request: Any, kwargs: Any) -> Any:
-                return bound(request, dict(kwargs))
-
-            return test
-
-        htp.with_htp_context = bind
-        # Five tests of `feature` run on a phone even with --enable_x86_64. They are not run here, and say so.
-        export: Any = importlib.import_module("executorch.backends.qualcomm.export_utils")
-        export.SimpleADB._adb = lambda *args, **named: pytest.skip("needs a device over adb")
+    def replacements(self) -> Iterable[Replacement]:
+        metrics = ("Tolerance", "Sqnr", "CosineSimilarity")
+        return [
+            *(self.watching(f"qualcomm.tests.rework.conftest:{name}.assert_close") for name in metrics),
+            Replacement(
+                "qualcomm.tests.rework.htp.conftest:with_htp_context",
+                "a test is for the architecture that its file's folder is called by",
+                _for_the_chosen_chip,
+            ),
+            Replacement(
+                "qualcomm.export_utils:SimpleADB._adb",
+                "five tests of `feature` run on a phone even with --enable_x86_64: they are not run",
+                lambda _: lambda *args, **named: pytest.skip("needs a device over adb"),
+            ),
+        ]
 
     def enter(self, scratch: Path) -> None:
         runner = scratch / "build-x86/examples/qualcomm/executor_runner/qnn_executor_runner"
         runner.parent.mkdir(parents=True)
         runner.symlink_to(os.environ["QNN_EXECUTOR_RUNNER"])
         (scratch / "build-x86/lib").symlink_to(Path(os.environ["QNN_BUILD_FOLDER"], "lib"))
+
+
+def _for_the_chosen_chip(original: Any) -> Any:
+    htp: Any = importlib.import_module("executorch.backends.qualcomm.tests.rework.htp.conftest")
+    soc = os.environ["QNN_SOC_MODEL"]
+    arch = next(int(arch) for arch, name in htp._get_htp_arch() if name == soc)
+
+    def bind(func: Any, hw_arch: int) -> Any:
+        bound = original(func, arch)
+        # It takes things out of the dictionary, which belongs to the collected test.
+        return lambda request, kwargs: bound(request, dict(kwargs))
+
+    return bind
 
 
 class Feature(Rework):
@@ -481,7 +510,7 @@ def least_of(figures: Iterable[float]) -> float | None:
     return math.nan if any(map(math.isnan, every)) else min(every, default=None)
 
 
-def part_of(summary: Any, flow: str) -> dict[str, Any]:
+def part_of(summary: Any, flow: str, measured: Measured | None = None) -> dict[str, Any]:
     """One model of a test: where it ran, its least SQNR in dB, and the operators that stayed on the CPU."""
     on_htp = {name for name, count in (summary.delegated_op_counts or {}).items() if count > 0}
     on_cpu = sorted(name for name in summary.undelegated_op_counts or {} if "quantize" not in name)
@@ -489,7 +518,7 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
         float(statistic.sqnr) for statistic in summary.tensor_error_statistics if statistic.sqnr is not None
     ]
     least = least_of(figures)
-    draws = [*getattr(summary, "draws", ())]
+    draws = measured.draws if measured and measured.several else []
     if draws and all(draw.sqnr_db is not None for draw in draws):
         least = _median(draw.sqnr_db for draw in draws)
     name = summary.result.name
@@ -517,13 +546,12 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
     figure = min(least, EXACT) if compared and least is not None else None
     if not compared:
         return part(result, figure, on_cpu, error)
-    against_float = summary.against_float
-    if against_float and draws:
-        to_float, quantized = (
-            _median(getattr(draw, name) for draw in draws) for name in ("float_db", "quantized_db")
-        )
-        against_float = replace(against_float, float_db=to_float, quantized_db=quantized)
-    tested = part(result, figure, on_cpu, error, against_float=against_float)
+    tested = part(result, figure, on_cpu, error)
+    if measured and measured.quantized:
+        for name in ("float_db", "quantized_db"):
+            figures_of = [getattr(draw, name) for draw in measured.draws]
+            tested[name] = rounded(_median(figures_of) if draws else figures_of[-1])
+        tested["in_float"] = measured.in_float
     return {**tested, "draws": [_rounded(draw) for draw in draws]} if draws else tested
 
 
@@ -543,23 +571,15 @@ def part(
     cpu: Iterable[str] = (),
     error: str = "",
     name: str = "",
-    against_float: AgainstFloat | None = None,
 ) -> dict[str, Any]:
     """A part of a test, as JSON (ci.lanes.upstream.ledger.Part)."""
-    fields = {
+    return {
         "result": result,
         "sqnr_db": rounded(sqnr_db),
         "cpu": list(cpu),
         "error": ADDRESS.sub("0x…", error),
         "name": name,
     }
-    if against_float is None:
-        return fields
-    figures = {
-        "float_db": rounded(against_float.float_db),
-        "quantized_db": rounded(against_float.quantized_db),
-    }
-    return {**fields, **figures, "in_float": against_float.in_float}
 
 
 def rounded(figure: float | None) -> float | None:
