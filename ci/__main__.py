@@ -159,7 +159,9 @@ VERBS = {
         "ci.sharing.verb", "upload what runs packed for the cache that machines share", foreign_code=False
     ),
     "pins": Verb("ci.dev.pins", "hand newer pins to the job that proposes them, as files that are judged"),
-    "bench": Verb("ci.dev.bench", "measure performance claims as ratios, side by side; --list names them"),
+    "bench": Verb(
+        "ci.dev.bench", "measure performance claims as ratios, side by side; --list names them", "executorch"
+    ),
 }
 
 if __name__ == "__main__":

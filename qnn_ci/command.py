@@ -62,8 +62,6 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         if not typed.model and (lane := getattr(typed, "lane", None)):
             return "ci", lane
         return "ci", LANES[lane_of(typed.model, folder)].environment
-    if verb == "bench":
-        return "ci", "onnx" if arguments[:1] == ["onnx"] else "executorch"
     package, table = ("ci", CI) if verb in CI else ("provisioning", PROVISIONING)
     return package, table[verb].environment
 
