@@ -24,8 +24,8 @@ from ci.operators.table import (
 )
 from ci.pipeline.accuracy import against_nearest, computed_otherwise
 from ci.pipeline.baseline import Recorded, load_baseline
+from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.precision import ONNX_PRECISIONS
-from ci.pipeline.slices import LEAST_DB
 from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 

@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ci.pipeline.slices import LEAST_DB, parts_of
+from ci.pipeline.lost_parts import LEAST_DB, parts_of
 from provisioning.base.units import EXACT_DB, decibels, in_decibels
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ FIGURES = {
 AGAINST_REFERENCE = ("cosine", "sqnr_db", "agreement", "choice_agreement")
 """The figures that are also measured against the quantized model."""
 
-REQUIRED = {"sqnr_db": 10.0, "agreement": 1.0, "choice_agreement": 1.0, "slice_sqnr_db": LEAST_DB}
+DEFAULT_FLOORS = {"sqnr_db": 10.0, "agreement": 1.0, "choice_agreement": 1.0, "slice_sqnr_db": LEAST_DB}
 """What a program must reach unless its own thresholds say otherwise. Below 10 dB, outputs have little in
 common with the model's. A slice need not be nearer than the program's worst output, and indices may differ
 where they choose between equal values (`floors`)."""
 FLOAT_KIND = "fp16"
 """The kind of a run that quantizes nothing: rounding alone makes its outputs differ."""
-REQUIRED_OF_FLOAT = {**REQUIRED, "sqnr_db": 30.0}
+FLOORS_OF_FLOAT = {**DEFAULT_FLOORS, "sqnr_db": 30.0}
 USUAL_OF_FLOAT_DB = 38.0
 """What nearly all right programs of FLOAT_KIND reach (docs/concepts.md has the distribution)."""
 LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
@@ -185,7 +185,7 @@ programs of the lowering suite lose up to 12 dB, and all that lose more than 6 k
 
 def of_the_mean(whole: float, varying: float) -> bool:
     """Whether a good figure only says how exact the mean over the inputs is."""
-    return varying < REQUIRED["sqnr_db"] <= whole and whole - varying > MEAN_DB
+    return varying < DEFAULT_FLOORS["sqnr_db"] <= whole and whole - varying > MEAN_DB
 
 
 def least_sqnr_db(pairs: Iterable[Pair]) -> float:
@@ -417,7 +417,7 @@ SAME_DB = 0.01
 
 def required_of(kind: str) -> Mapping[str, float]:
     """What a program of a run of this kind must reach."""
-    return REQUIRED_OF_FLOAT if kind == FLOAT_KIND else REQUIRED
+    return FLOORS_OF_FLOAT if kind == FLOAT_KIND else DEFAULT_FLOORS
 
 
 def floors(figures: Mapping[str, float], kind: str = "") -> dict[str, float]:

@@ -25,8 +25,8 @@ from ci.pipeline.accuracy import (
     required_of,
 )
 from ci.pipeline.losses import HALF_MOST
+from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.models.inputs import InputsUsed
-from ci.pipeline.slices import LEAST_DB
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.findings import Finding, Metric, Severity

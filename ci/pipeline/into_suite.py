@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 from ci.engine.repository import repository_of
 from ci.pipeline.accuracy import required_of
 from ci.pipeline.baseline import load_tolerances
+from ci.pipeline.measured_thresholds import accepted_figures, below_required, derived, threshold_values
 from ci.pipeline.models.imports import module_file
 from ci.pipeline.models.user_model import UserModel
 from ci.pipeline.suite import AnyProgram, Suites
 from ci.pipeline.suite_file import accepted_path
-from ci.pipeline.thresholds import accepted_figures, below_required, derived, threshold_values
 from provisioning.base import toml
 from provisioning.base.accepted import accept
 from provisioning.base.errors import ManifestError, UsageError

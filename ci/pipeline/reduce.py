@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from ci.pipeline.slices import LEAST_DB
+from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.trial import Outcome, smallest
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.text import plural

@@ -18,13 +18,13 @@ from ci.engine.work import Result, cached_from
 from ci.pipeline.baseline import Baseline, load_baseline, load_tolerances
 from ci.pipeline.findings import QUARANTINED, verdict
 from ci.pipeline.history import add_history
+from ci.pipeline.measured_thresholds import low_figures, thresholds_of
 from ci.pipeline.models.own_packages import OwnPackages, installed
 from ci.pipeline.offers import offers_of, words_of, wrong_rules
 from ci.pipeline.offers import show as show_offers
 from ci.pipeline.options import Accept, Choice, WorkOptions
 from ci.pipeline.shards import shard_named
 from ci.pipeline.suite import AnyProgram, Suites, accepted_thresholds
-from ci.pipeline.thresholds import low_figures, thresholds_of
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from ci.pipeline.accuracy import REQUIRED, of_the_mean
+from ci.pipeline.accuracy import DEFAULT_FLOORS, of_the_mean
 from ci.pipeline.costs import TITLES, cost_rule
 from ci.report.bars import WHOLE_DB, Bar, bar_of
 from ci.report.trends import TrendTable, trend_table
@@ -189,7 +189,7 @@ def accuracy_of(row: Row) -> Iterator[Bar]:
         good = mark is None or (value <= mark if key in LESS_IS_BETTER else value >= mark)
         if key == "sqnr_db":
             # What was accepted all the same is no better for it.
-            good = good and value >= REQUIRED[key]
+            good = good and value >= DEFAULT_FLOORS[key]
         if key == "variation_sqnr_db":
             good = good and not of_the_mean(number(figures, "sqnr_db") or 0.0, value)
         text = _figure(key, value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ci.pipeline.accuracy import REQUIRED, SAME_DB, of_the_mean
-from ci.pipeline.slices import LEAST_DB
+from ci.pipeline.accuracy import DEFAULT_FLOORS, SAME_DB, of_the_mean
+from ci.pipeline.lost_parts import LEAST_DB
 from ci.report.bars import WHOLE_DB, Bar, bar_of
 from ci.report.values import Row, entries, in_unit, mapping, number, verdict_of
 from provisioning.base.findings import Metric
@@ -68,7 +68,7 @@ def _accuracy(rows: Sequence[Row]) -> Bar | None:
     if varies is not None and of_the_mean(value, varies):
         text += f", {in_unit('variation_sqnr_db', varies)} of what depends on the input"
     label = text + (f", baseline {in_unit('sqnr_db', baseline)}" if baseline is not None else "")
-    good = not lost and value >= max(threshold or 0.0, REQUIRED["sqnr_db"])
+    good = not lost and value >= max(threshold or 0.0, DEFAULT_FLOORS["sqnr_db"])
     longest = WHOLE_DB if value <= WHOLE_DB else None
     marks = [(threshold, 1.6), (baseline, 0.5)]
     return bar_of("", value, text, good=good, marks=marks, longest=longest, label=label)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.models.wheels import PREFIX, PinnedWheel
-from ci.pipeline.slices import LEAST_DB
 from ci.pipeline.suite_file import SuiteFile, accepted_path, read_suite
 from provisioning.base.accepted import Values, load_accepted
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS

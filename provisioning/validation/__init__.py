@@ -23,7 +23,7 @@ CHAPTERS = {
     "libraries": "Libraries",
     "elf": "ELF files",
     "windows": "Windows libraries",
-    "paths": "Variables and paths",
+    "variables": "Variables and paths",
     "compiler": "The compiler",
 }
 """The modules with rules, in the order of the catalogue, with their titles."""

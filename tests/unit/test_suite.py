@@ -13,8 +13,8 @@ from ci.lanes.executorch.suite import SHIPPED, ExecutorchProgram, all_programs, 
 from ci.lanes.onnx.suite import SHIPPED as ONNX
 from ci.lanes.onnx.suite import programs_of as programs_of_onnx
 from ci.pipeline.baseline import load_baseline, load_tolerances
+from ci.pipeline.measured_thresholds import accepted_figures, derived
 from ci.pipeline.precision import SCHEMES
-from ci.pipeline.thresholds import accepted_figures, derived
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.fixes import load_fixes

@@ -21,7 +21,7 @@ INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "ou
 
 
 def start() -> Answer:
-    for name in ("numpy", "ci.pipeline.slices", "ci.diagnose.explain"):
+    for name in ("numpy", "ci.pipeline.lost_parts", "ci.diagnose.explain"):
         importlib.import_module(name)
     return measured
 

@@ -21,7 +21,7 @@ import pytest
 from ci.lanes.upstream.verdict import Draw
 from ci.operators.table import EXACT, PLAIN, SAME_WITHOUT_WEIGHTS
 from ci.pipeline.accuracy import Pair, Unusable, least_sqnr_db
-from ci.pipeline.slices import LEAST_DB
+from ci.pipeline.lost_parts import LEAST_DB
 from provisioning.base.units import EXACT_DB
 
 

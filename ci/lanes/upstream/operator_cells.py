@@ -26,8 +26,8 @@ from ci.operators.table import (
     OperatorTable,
     Result,
 )
+from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.precision import MEASURED_SCHEMES
-from ci.pipeline.slices import LEAST_DB
 from provisioning.manifest import load_socs
 
 NEWER = "rework-op"

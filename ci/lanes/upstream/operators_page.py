@@ -24,8 +24,8 @@ from ci.operators.table import (
     OperatorTable,
     read,
 )
+from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.precision import MEASURED_SCHEMES
-from ci.pipeline.slices import LEAST_DB
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from ci.pipeline.accuracy import Pair, below_floor, compared
-from ci.pipeline.thresholds import low_figures
+from ci.pipeline.measured_thresholds import low_figures
 
 RANDOM = numpy.random.default_rng(0)
 
