@@ -13,7 +13,7 @@ import pytest
 from ci.engine.jobs import Job
 from ci.engine.trouble import InTrouble
 from ci.engine.work import Result
-from ci.lanes.upstream.adapters import Measured, part, part_of
+from ci.lanes.upstream.adapters import TriedModel, part, part_of
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord, load_record
 from ci.lanes.upstream.process import RunTest
@@ -75,7 +75,7 @@ def test_a_part_says_where_it_ran_and_how_exactly(
 
 
 def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_float(tmp_path: Path) -> None:
-    measured = Measured(True, [Draw(60.0, 52.31, 97.72)], ["aten.mul.Tensor"])
+    measured = TriedModel(True, [Draw(60.0, 52.31, 97.72)], ["aten.mul.Tensor"])
     tested = part_of(summary(on_cpu=("aten::erf",)), "qnn_16a8w", measured)
     facts = {"test": "a", "outcome": "passed", "parts": [tested], "problems": []}
     path = tmp_path / "record.json"

@@ -26,7 +26,6 @@ REASONS = {
     "integration/test_noxfile.py": "uv is taken away where it is installed",
     "integration/test_onnx_memory.py": SHIPPED,
     "integration/test_rewrites.py": PLANTED,
-    "integration/test_upstream_adapters.py": ELSEWHERE,
     "integration/test_upstream_suites.py": SHORTER,
     "integration/test_wheelhouse.py": PROCESS,
     "support/own_manifests.py": SHIPPED,

@@ -125,7 +125,7 @@ class DelegateAdapter(ComparingAdapter):
 
 
 @dataclass(slots=True)
-class Measured:
+class TriedModel:
     """What the summary of a model leaves out."""
 
     quantized: bool
@@ -149,7 +149,7 @@ def _tester(adapter: Backend, quantized: bool, use_fp16: bool) -> Any:
         def __init__(self, module: Any, inputs: Any) -> None:
             self.samples: Sequence[Any] = module.__dict__.pop("draws", ())
             super().__init__(module, inputs)
-            self.measured = Measured(quantized, several=bool(self.samples))
+            self.measured = TriedModel(quantized, several=bool(self.samples))
             adapter.tester = self
             stage = functools.partial(adapter.lowering(), soc_model=adapter.soc, use_fp16=use_fp16)
             self.stage_classes |= {stages.TO_EDGE_TRANSFORM_AND_LOWER: stage}
@@ -202,7 +202,7 @@ class Backend(DefaultAdapter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ran: list[Measured] = []
+        self.ran: list[TriedModel] = []
         self.soc = os.environ["QNN_SOC_MODEL"]
 
     def enter(self, scratch: Path) -> None:
@@ -510,7 +510,7 @@ def least_of(figures: Iterable[float]) -> float | None:
     return math.nan if any(map(math.isnan, every)) else min(every, default=None)
 
 
-def part_of(summary: Any, flow: str, measured: Measured | None = None) -> dict[str, Any]:
+def part_of(summary: Any, flow: str, measured: TriedModel | None = None) -> dict[str, Any]:
     """One model of a test: where it ran, its least SQNR in dB, and the operators that stayed on the CPU."""
     on_htp = {name for name, count in (summary.delegated_op_counts or {}).items() if count > 0}
     on_cpu = sorted(name for name in summary.undelegated_op_counts or {} if "quantize" not in name)
