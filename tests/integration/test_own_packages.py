@@ -187,24 +187,28 @@ def test_a_path_whose_changes_nobody_would_see_is_refused(tmp_path: Path, store:
         installed(requirements(tmp_path, f"einops\n{line}\n"), store)
 
 
-def test_what_a_project_names_is_seen_and_an_error_does_not_outlive_its_cause(
+def test_what_a_build_reads_is_seen_and_an_error_does_not_outlive_its_cause(
     tmp_path: Path, store: Path
 ) -> None:
     project = tmp_path / "project"
-    named = '[tool.setuptools.dynamic]\n    dependencies = { file = ["needs/all.txt"] }\n'
+    named = '[tool.setuptools.dynamic]\n    dependencies = { file = ["needs/all.lst"] }\n'
     text = (
         SRC_PROJECT.replace('dependencies = ["einops>=0.7"]', 'dynamic = ["dependencies"]') + f"    {named}"
     )
     write(project, {"pyproject.toml": text, "src/mynet/__init__.py": ""})
     versions: list[list[str]] = []
     for text in ("numpy<2\n", "einops\n", "\n"):
-        write(project, {"needs/all.txt": text})
+        write(project, {"needs/all.lst": text})
         if "<" in text:
             with pytest.raises(UsageError):
                 installed(Needs(project=project), store)
         else:
             versions.append(list(installed(Needs(project=project), store).versions))
     assert versions == [["einops"], []]
+    # What it does not read does not install it again.
+    write(project, {"needs/notes.lst": "einops\n"})
+    first, again = (installed(Needs(project=project), store).folder for _ in range(2))
+    assert first == again and len(list((store / "cache" / "packages").glob("*/resolved.txt"))) == 2
 
 
 def test_a_suite_that_names_none_gets_the_variables(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from typing import Protocol
 
 from ci.engine.closed import declared, key_of_declared
 from ci.engine.interpreter import LOCKED
+from ci.engine.watch import Touched, modules_of
+from ci.engine.workers.parent import Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.wheels import PinnedWheel
 from ci.pipeline.models.wheels import variables as located_wheels
 from provisioning import lock_files, pip_settings
@@ -35,7 +37,7 @@ from provisioning.base.errors import (
     UpstreamError,
     UsageError,
 )
-from provisioning.base.files import replace_text
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.mutex import mutex
 from provisioning.base.settings import Selection
@@ -51,7 +53,6 @@ BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedi
 LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.|/|file:|[^#]*@\s*(?:file:|\.|/))")
 PROJECT_NAME = re.compile(r"""^\s*name\s*=\s*["']?([A-Za-z0-9._-]+)""", re.MULTILINE)
 INCLUDE = re.compile(r"^(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)")
-NAMED = re.compile(r"[\w./-]+\.(?:txt|in)\b")
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 CUDA = ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
@@ -61,6 +62,9 @@ STRATEGY, FIRST_MATCH = "UV_INDEX_STRATEGY", "unsafe-first-match"
 """How packages are resolved: from the first index with a version that fits, since an index that mirrors some
 of the locked packages need not have their pins. What is not locked is held to the first index that has it."""
 UNUSED_SECONDS = 60 * 86400.0
+BUILD_SECONDS = 3600.0
+WRITTEN = re.compile(r"\.egg-info/|/__pycache__/|/build/|/\.git/index|/\.git/objects/")
+"""What a build writes into its project, and what git writes whatever it is asked."""
 WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
 """Packages that must be of torch's own build, which is for the CPU."""
 
@@ -205,21 +209,26 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     platform, project = sysconfig.get_platform(), str(needs.project or "")
     question = [1, sys.version, platform, texts, sorted(pins.items()), project]
     name = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:32]
-    home = store / "cache" / "packages" / name
-    home.parent.mkdir(parents=True, exist_ok=True)
-    stamp = home / "resolved.txt"
-    with mutex(home.parent / f"{name}.lock"):
+    packages = store / "cache" / "packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    with mutex(packages / f"{name}.lock"):
+        # What a build of the project reads is known after one.
+        built = _last_build(packages / f"{name}.json") if needs.project else Build(name)
+        home = packages / (built.home if built else f"{name}-{time.time_ns()}")
+        stamp = home / "resolved.txt"
         if not stamp.is_file():
             shutil.rmtree(home, ignore_errors=True)
             sys.stderr.write(f"installing the packages of {needs.requirements or needs.project}\n")
             try:
                 resolved = _resolve(needs, pins, home)
-                _install(resolved, needs, home)
+                read = _install(resolved, needs, home)
             except ToolkitError:
                 shutil.rmtree(home, ignore_errors=True)
                 raise
             replace_text(stamp, "".join(f"{lock_files.text_of(entry)}\n" for entry in resolved))
-            _remove_unused(home.parent)
+            if needs.project:
+                replace_text(packages / f"{name}.json", json.dumps({"home": home.name, "read": read}))
+            _remove_unused(packages)
     os.utime(stamp)
     text = stamp.read_text(encoding="utf-8")
     entries = lock_files.parse(text)
@@ -236,6 +245,41 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Build:
+    """An installed project, in this folder, with the states of what its build read."""
+
+    home: str
+    read: Mapping[str, str] = field(default_factory=dict)
+
+
+def _last_build(record: Path) -> Build | None:
+    """The last one, if all that it read is as it was."""
+    try:
+        build = Build(**json.loads(record.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    os.utime(record)
+    return build if all(_state(path) == state for path, state in build.read.items()) else None
+
+
+def _state(path: str) -> str:
+    if Path(path).is_dir():
+        return modules_of(path)
+    return hash_file(Path(path)) if Path(path).is_file() else "absent"
+
+
+def _read_by_build(touched: Touched, project: Path) -> dict[str, str]:
+    """The states of what a build read of its project, without what it wrote. Where the system does not allow
+    it to be watched, of all its files."""
+    below = tuple({f"{project}/", f"{os.path.realpath(project)}/"})
+    paths = {*touched.opened, *touched.looked, *touched.listed, *touched.queried}
+    if not any(path.startswith(below) for path in touched.opened):
+        paths = {str(path) for path in project.rglob("*")}
+    read = sorted(path for path in paths if f"{path}/".startswith(below) and not WRITTEN.search(f"{path}/"))
+    return {path: _state(path) for path in read}
+
+
 def locked_versions() -> dict[str, str]:
     """The packages of this environment, in which the work runs, by name."""
     return {
@@ -249,8 +293,6 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
     waiting = [needs.requirements] if needs.requirements else []
     for file in _project_files(needs):
         yield file.name, file.read_text(encoding="utf-8")
-    named = set(_named_by_project(needs))
-    waiting += sorted(named)
     seen: set[Path] = set()
     while waiting:
         file = waiting.pop()
@@ -262,7 +304,7 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file}: {error}", fix="name a text file of requirements") from error
         for line in map(str.strip, text.splitlines()):
-            if LOCAL.match(line) and file not in named:
+            if LOCAL.match(line):
                 raise UsageError(
                     f"{file}: {line}: a package of this machine, whose changes nobody would see",
                     fix='say project = "FOLDER" in the suite, which installs it editable',
@@ -276,14 +318,6 @@ def _project_files(needs: Needs) -> list[Path]:
     if needs.project is None:
         return []
     return [file for name in PROJECT_FILES if (file := needs.project / name).is_file()]
-
-
-def _named_by_project(needs: Needs) -> Iterator[Path]:
-    """Files that the project's own name, such as one with its dynamic dependencies."""
-    for file in _project_files(needs):
-        for name in NAMED.findall(file.read_text(encoding="utf-8")):
-            if (other := file.parent / name).is_file():
-                yield other
 
 
 def _hashed(text: str) -> list[lock_files.Entry]:
@@ -382,7 +416,8 @@ def _project_name(needs: Needs) -> str:
     return ""
 
 
-def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> None:
+def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> dict[str, str]:
+    """The states of what the build of the project read."""
     python = home / "environment" / "bin" / "python"
     _checked(needs, _uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home))
     site = Path(
@@ -395,11 +430,17 @@ def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> N
     builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
     if entries:
         _checked(needs, _uv([*into, *builds, "-r", "install.txt"], home))
+    read: dict[str, str] = {}
     if needs.project:
-        _checked(needs, _uv([*into, "--editable", str(needs.project)], home))
+        # uv builds it again only where one of few files has changed, unless it is told to.
+        again = ["--refresh-package", name] if (name := _project_name(needs)) else ["--refresh"]
+        done, touched = _watched(_uv_command([*into, *again, "--editable", str(needs.project)]), home)
+        _checked(needs, done)
+        read = _read_by_build(touched, needs.project)
     _refuse_cuda(site)
     # Added last, because uv must not know of the locked packages.
     (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
+    return read
 
 
 def _refuse_cuda(site: Path) -> None:
@@ -418,14 +459,18 @@ def _refuse_cuda(site: Path) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    for stamp in folder.glob("*/resolved.txt"):
+    for stamp in (*folder.glob("*/resolved.txt"), *folder.glob("*.json")):
         if stamp.stat().st_mtime < time.time() - UNUSED_SECONDS:
-            shutil.rmtree(stamp.parent, ignore_errors=True)
+            stamp.unlink()
+            if stamp.parent != folder:
+                shutil.rmtree(stamp.parent, ignore_errors=True)
 
 
-def _uv(
-    arguments: Sequence[str], where: Path, variables: Mapping[str, str] = MappingProxyType({})
-) -> CompletedProcess[str]:
+Command = tuple[list[str], dict[str, str]]
+"""A command, and its environment."""
+
+
+def _uv_command(arguments: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})) -> Command:
     program = os.environ.get("QNN_CI_UV") or uv_program()
     if program is None:
         raise EnvironmentLacking(
@@ -436,7 +481,29 @@ def _uv(
         # An index that the user did not name, so fail soon if it cannot be reached.
         environ.setdefault("UV_HTTP_RETRIES", "0")
     flags = pip_settings.uv_flags(os.environ) if arguments[0] == "pip" else []
-    return captured([program, *arguments, *flags], cwd=where, env=environ, encoding="utf-8")
+    return [program, *arguments, *flags], environ
+
+
+def _uv(
+    arguments: Sequence[str], where: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> CompletedProcess[str]:
+    command, environ = _uv_command(arguments, variables)
+    return captured(command, cwd=where, env=environ, encoding="utf-8")
+
+
+def _watched(uv: Command, where: Path) -> tuple[CompletedProcess[str], Touched]:
+    """How it ended, and what it touched."""
+    command, environ = uv
+    module = ("-m", "ci.pipeline.models.build_worker")
+    worker = Worker(WorkerSpec(module, environ, where / "logs", BUILD_SECONDS, "it", "", forks=True))
+    try:
+        reply = worker.ask({"command": command, "where": str(where)})
+        done = CompletedProcess(command, reply["code"], "", reply["errors"])
+    except WorkerDied as gone:
+        done = CompletedProcess(command, 1, "", gone.how)
+    finally:
+        worker.end()
+    return done, worker.seen
 
 
 def _checked(needs: Needs, done: CompletedProcess[str]) -> None:
