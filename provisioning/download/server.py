@@ -41,7 +41,9 @@ class Patience:
     longest_retry_after: float = 120.0
     connect_timeout: float = 15.0
     stall_timeout: float = 60.0
-    """Longest time in which nothing arrives."""
+    """Longest time in which nothing arrives, or less than `least_speed`."""
+    least_speed: int = 1000
+    """In bytes a second."""
     sleep: Callable[[float], None] = time.sleep
 
     def retry(self) -> Retry:
@@ -125,12 +127,14 @@ def open_session() -> requests.Session:
 
 
 def _stay_encrypted(response: requests.Response, **_: object) -> None:
-    """Refuse a redirect from https to http."""
+    """Refuse a redirect from https to http, and one that leaves the network."""
     target = urljoin(response.url, response.headers.get("Location", ""))
-    if response.is_redirect and response.url.startswith("https:") and not target.startswith("https:"):
+    allowed = ("https:",) if response.url.startswith("https:") else ("https:", "http:")
+    if response.is_redirect and not target.startswith(allowed):
         response.close()
+        where = "an address without TLS" if target.startswith("http:") else "what is no address of a server"
         raise UpstreamError(
-            f"{redact(response.url)}: redirects to an address without TLS ({redact(target)})",
+            f"{redact(response.url)}: redirects to {where} ({redact(target)})",
             fix=f"name a mirror in {MIRROR_VARIABLE}",
         )
 
@@ -142,10 +146,19 @@ def _without_queries(record: logging.LogRecord) -> bool:
     return True
 
 
-def body_of(response: requests.Response) -> Iterator[bytes]:
+def body_of(response: requests.Response, patience: Patience) -> Iterator[bytes]:
     """The body as it arrives, never decoded: sizes and hashes are of the bytes on the wire."""
+    since, arrived = time.monotonic(), 0
     while block := response.raw.read1(BLOCK, decode_content=False):
         yield block
+        arrived += len(block)
+        if (passed := time.monotonic() - since) >= patience.stall_timeout:
+            if arrived < patience.least_speed * passed:
+                raise UpstreamError(
+                    f"{redact(response.url)}: {arrived} bytes arrived in {passed:.0f} s",
+                    fix=f"try again later: it goes on from there; or name a mirror in {MIRROR_VARIABLE}",
+                )
+            since, arrived = time.monotonic(), 0
 
 
 def strong_validator(headers: Mapping[str, str]) -> str:

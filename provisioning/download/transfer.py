@@ -362,7 +362,7 @@ class Transfer:
                 with disk_errors(folder, None):
                     out.seek(received)
                     partial.write(self.record)
-                for block in body_of(response):
+                for block in body_of(response, self.patience):
                     if received == 0:
                         check_start(block, response, url, self.name)
                     if total is not None and received + len(block) > total:

@@ -25,8 +25,11 @@ from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UpstreamError
 from provisioning.base.progress import SILENT, Progress
 from provisioning.base.settings import MANIFESTS
-from provisioning.download import Fetched, copied, fetch, finished, redact_text
+from provisioning.download import MIRROR_VARIABLE, Fetched, copied, fetch, finished, redact_text
+from provisioning.download.server import PATIENCE, open_session
 from provisioning.sources import FileSource, Version
+
+ANOTHER_INDEX = "name an index that has this wheel in PIP_INDEX_URL"
 
 
 class Wheel(FileSource):
@@ -58,7 +61,13 @@ class Wheel(FileSource):
             from urllib.request import url2pathname
 
             get = partial(copied, Path(url2pathname(urlsplit(url).path)))
-        return get(into, sha256=self.sha256, size=self.size, progress=progress, name=self.filename)
+        try:
+            return get(into, sha256=self.sha256, size=self.size, progress=progress, name=self.filename)
+        except UpstreamError as error:
+            # A mirror takes the place of other addresses than an index's.
+            if MIRROR_VARIABLE not in (error.fix or ""):
+                raise
+            raise type(error)(error.message, fix=ANOTHER_INDEX, output=error.output) from None
 
 
 def _address(source: Wheel) -> str:
@@ -72,7 +81,9 @@ def _address(source: Wheel) -> str:
             env=_environ(),
         )
         if done.returncode:
-            raise explain(source, done.stderr)
+            error = explain(source, done.stderr)
+            trouble = _trouble_of_index(source) if MISSING in error.message else ""
+            raise UpstreamError(trouble, fix=ANOTHER_INDEX, output=error.output) if trouble else error
         text = report.read_text(encoding="utf-8")
     try:
         urls: list[str] = [item["download_info"]["url"] for item in json.loads(text)["install"]]
@@ -87,7 +98,7 @@ def _address(source: Wheel) -> str:
     names = ", ".join(sorted(map(wheel_name, urls))[:5]) or "nothing"
     raise UpstreamError(
         f"expected {source.filename} from the package index, found {names}",
-        fix="name an index that has this wheel in PIP_INDEX_URL",
+        fix=ANOTHER_INDEX,
     )
 
 
@@ -141,6 +152,29 @@ def wheel_name(url: str) -> str:
     return unquote(urlsplit(url).path.rpartition("/")[2])
 
 
+def _trouble_of_index(source: Wheel) -> str:
+    """What an index that the user set answers in place of a list of files, which pip takes for an empty one."""
+    import requests
+
+    settings = pip_settings.read({**os.environ, **pip_settings.pip_variables(os.environ)})
+    indexes = " ".join(settings.get(name, "") for name in pip_settings.INDEXES[:2]).split()
+    name = re.sub(r"[-_.]+", "-", source.package).lower()
+    for index in indexes:
+        try:
+            with open_session() as session:
+                answer = session.get(f"{index.rstrip('/')}/{name}/", timeout=PATIENCE.connect_timeout)
+        except (requests.RequestException, UpstreamError):
+            continue
+        shown = f"{source.filename}: the package index {redact_text(index)} answers"
+        if answer.status_code >= 500:
+            return f"{shown} {answer.status_code} {answer.reason or ''}".rstrip()
+        if answer.ok and re.search(r"<form\b|password", answer.text[:100_000], re.IGNORECASE):
+            return f"{shown} with a page to sign in, and no list of files"
+    return ""
+
+
+MISSING = "the package index you use does not have this wheel"
+
 _COMPLAINTS: Sequence[tuple[str, type[UpstreamError], str, str]] = (
     ("do not match the hashes", IntegrityError, "the index sent other bytes than it names", ""),
     (
@@ -158,7 +192,7 @@ _COMPLAINTS: Sequence[tuple[str, type[UpstreamError], str, str]] = (
     (
         "no matching distribution|could not find a version",
         UpstreamError,
-        "the package index you use does not have this wheel",
+        MISSING,
         "ask for it to be mirrored, or name an index that has it in PIP_INDEX_URL",
     ),
     ("", UpstreamError, "pip failed", "run the same command again with --debug"),
