@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from ci.report.models import of_one_model
 from provisioning.base.commands import quoted, session
-from provisioning.base.findings import Finding, Outcome, Report, Severity, outcome_of
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import AbsurdNumber, Artifact, Finding, Outcome, Report, Severity, outcome_of
+from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
 from provisioning.base.stage_run import RUN
 
@@ -66,11 +70,26 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
             if report.stage != path.stem:
                 raise ValueError(f"{path}: holds the report of {report.stage}")
             _began(report)
-            reports[report.stage] = report
+            reports[report.stage] = _cleaned(report)
         except (OSError, ValueError) as error:
             fix = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
+            if isinstance(error, AbsurdNumber):
+                raise UsageError(str(error), fix=fix) from error
             problems.append(Finding("report-unreadable", Severity.ERROR, path.name, str(error), fix))
     return reports, problems
+
+
+def _cleaned(value: Any) -> Any:
+    """A report that anybody may have written, with no text that steers a terminal or a CI runner."""
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return visible(value)
+    if isinstance(value, dict):
+        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_cleaned, value))
+    if isinstance(value, Report | Finding | Artifact):
+        return replace(value, **{part.name: _cleaned(getattr(value, part.name)) for part in fields(value)})
+    return value
 
 
 def _one_page(

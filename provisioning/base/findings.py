@@ -99,6 +99,7 @@ class Report:
 
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
+            _require_numbers(data)
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 schema = data.get("schema") if isinstance(data, dict) else data
                 raise ValueError(f"expected schema {SCHEMA}, found {schema!r}")
@@ -109,9 +110,23 @@ class Report:
             )
             data["artifacts"] = tuple(_typed(Artifact, artifact) for artifact in data["artifacts"])
             return _typed(cls, data)
+        except AbsurdNumber as error:
+            raise AbsurdNumber(f"{path}: not a report: {error}") from error
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else error
             raise ValueError(f"{path}: not a report: {what}") from error
+
+
+class AbsurdNumber(ValueError):
+    """A report has a number that nothing measures: not finite, or beyond 64 bits."""
+
+
+def _require_numbers(value: object) -> None:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _require_numbers(inner)
+    elif isinstance(value, int | float) and not abs(value) < 1 << 64:
+        raise AbsurdNumber(f"the number {str(value)[:20]}")
 
 
 def unwritable(path: Path, error: OSError) -> ToolkitError:

@@ -153,7 +153,7 @@ def wheel_name(url: str) -> str:
 
 
 def _trouble_of_index(source: Wheel) -> str:
-    """What an index that the user set answers in place of a list of files, which pip takes for an empty one."""
+    """What an index of the user's answers in place of a list of files; pip takes it for an empty one."""
     import requests
 
     settings = pip_settings.read({**os.environ, **pip_settings.pip_variables(os.environ)})

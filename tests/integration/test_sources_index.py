@@ -100,11 +100,9 @@ def test_what_fails_is_reported_without_secrets(
 def test_an_index_that_answers_with_no_list_is_told_as_that(
     answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = {
-        "body": b"<html><form><input type=password></form></html>",
-        "headers": {"Content-Type": "text/html"},
-    }
-    usual = Reply(status=500) if answer == "500" else Reply(**page)
+    page = b"<html><form><input type=password></form></html>"
+    signing_in = Reply(body=page, headers={"Content-Type": "text/html"})
+    usual = Reply(status=500) if answer == "500" else signing_in
     with FileServer(b"", usual=usual) as server:
         monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
         with pytest.raises(UpstreamError, match=answer) as caught:

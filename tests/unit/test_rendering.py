@@ -248,6 +248,15 @@ RISKY = Finding("paths.order", WARNING, "LD_LIBRARY_PATH", "is in a wrong order"
 FACT = Finding("versions.cmake", NOTE, "cmake", "4.1.2", "")
 
 
+@pytest.mark.parametrize(
+    "text", ["\x1b[2Jgone", "::error::planted", "a\n  ::add-mask::b", "x ##[error]planted"]
+)
+def test_no_text_of_a_report_steers_who_reads_its_junit(text: str) -> None:
+    found = Finding("a-rule", Severity.ERROR, text, text, text)
+    shown = junit([replace(_report(), command=text, findings=(found,))])
+    assert not re.search(r"^\s*::|##\[|\x1b", re.sub("<[^>]*>", "\n", shown), re.MULTILINE)
+
+
 def test_junit_shows_errors_as_failures_and_warnings_as_skipped() -> None:
     (suite,) = _suites([_report(BAD, RISKY, FACT)])
     results = {case.get("classname"): [part.tag for part in case] for case in suite.findall("testcase")}

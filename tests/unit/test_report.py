@@ -67,6 +67,23 @@ def test_a_file_that_is_no_report_is_named_and_never_a_pass(reports: Path, name:
     assert [finding.subject for finding in about.findings] == [name]
 
 
+@pytest.mark.parametrize("seconds", ["1e999", "NaN", "9" * 400, "-1e30"])
+def test_a_report_with_an_absurd_number_is_refused(reports: Path, seconds: str) -> None:
+    file = reports / "validate.json"
+    text = file.read_text(encoding="utf-8")
+    (written,) = [line for line in text.splitlines() if '"seconds"' in line]
+    file.write_text(text.replace(written, f'  "seconds": {seconds},'), encoding="utf-8")
+    with pytest.raises(UsageError, match="number"):
+        collect(reports, [])
+
+
+def test_no_text_of_a_report_reaches_a_renderer_as_it_is(reports: Path) -> None:
+    text = "::error::\x1b[2J##[error]"
+    _report("validate", Finding(text, Severity.ERROR, text, text, text), outcome=Outcome.FAIL).write(reports)
+    rendered = verb.RENDERINGS["sarif"](collect(reports, []))
+    assert "##[" not in rendered and '"::' not in rendered and "\\u001b" not in rendered
+
+
 def _run(reports: Path, *argv: str) -> int:
     return run_here(verb, "--reports", str(reports), *argv)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.foreign import one_line
+from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import counted, verdict
 
 STAGE_RESULT = {
@@ -59,7 +59,7 @@ def testcase(
 
 
 def _clean(text: str) -> str:
-    return re.sub(_NOT_XML, "\N{REPLACEMENT CHARACTER}", text)
+    return re.sub(_NOT_XML, "\N{REPLACEMENT CHARACTER}", visible(text))
 
 
 def _suite(report: Report) -> ElementTree.Element:
