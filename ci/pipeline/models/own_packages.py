@@ -213,7 +213,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     packages.mkdir(parents=True, exist_ok=True)
     with mutex(packages / f"{name}.lock"):
         # What a build of the project reads is known after one.
-        built = _last_build(packages / f"{name}.json") if needs.project else Build(name)
+        built = _last_build(packages / f"{name}.json") if needs.project else ProjectBuild(name)
         home = packages / (built.home if built else f"{name}-{time.time_ns()}")
         stamp = home / "resolved.txt"
         if not stamp.is_file():
@@ -246,17 +246,17 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class ProjectBuild:
     """An installed project, in this folder, with the states of what its build read."""
 
     home: str
     read: Mapping[str, str] = field(default_factory=dict)
 
 
-def _last_build(record: Path) -> Build | None:
+def _last_build(record: Path) -> ProjectBuild | None:
     """The last one, if all that it read is as it was."""
     try:
-        build = Build(**json.loads(record.read_text(encoding="utf-8")))
+        build = ProjectBuild(**json.loads(record.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
     os.utime(record)
