@@ -30,6 +30,10 @@ class Transport(Model):
     in_key: tuple[str, ...]
 
 
+class Torch(Model):
+    in_key: tuple[str, ...]
+
+
 class Hidden(Model):
     names: tuple[str, ...]
 
@@ -48,6 +52,7 @@ class Variables(Model):
     fixed: dict[str, str]
     place: PlaceVariables
     transport: Transport
+    torch: Torch
     hidden: Hidden
     declared: Declared
     asked: Asked
@@ -62,7 +67,7 @@ def table() -> Variables:
 def closed(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker whose stage has `environ`. What its lane and suite declare comes on top."""
     place, transport = table().place, table().transport
-    names = (*place.passed, *place.search, *transport.passed, *transport.in_key)
+    names = (*place.passed, *place.search, *transport.passed, *transport.in_key, *table().torch.in_key)
     return {**table().fixed, **{name: environ[name] for name in names if name in environ}}
 
 
@@ -74,7 +79,7 @@ def without_hidden(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str
 
 def key_of_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The values of a closed environment that work may depend on, as digests; and its limits."""
-    names = (*table().fixed, *table().transport.in_key, *table().place.text)
+    names = (*table().fixed, *table().transport.in_key, *table().torch.in_key, *table().place.text)
     values = {name: digest_of_value(environ[name])[:16] for name in sorted(names) if name in environ}
     return {**values, "limits": " ".join(f"{number}={soft}:{hard}" for number, soft, hard in limits())}
 

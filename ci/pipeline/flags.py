@@ -4,13 +4,22 @@ heavy."""
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Part, StageOptions, WorkOptions
+from ci.pipeline.options import (
+    PLAIN_TORCH,
+    RUN_TIMEOUT,
+    Accept,
+    Choice,
+    Part,
+    StageOptions,
+    WorkOptions,
+)
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import selection_of
@@ -86,6 +95,11 @@ def add_work(
         recheck_seed=None,
     )
     add_timeout(group, unit, timeout)
+    group.add_argument(
+        "--plain-torch",
+        action="store_true",
+        help="let torch and ExecuTorch do all of their own work, which takes longer [QNN_CI_PLAIN_TORCH]",
+    )
     if cached:
         group.add_argument(
             "--no-cache", action="store_true", help="ignore cached results; new ones are still written"
@@ -139,6 +153,8 @@ def _recheck_of(args: argparse.Namespace) -> Part | None:
 
 
 def work_of(args: argparse.Namespace) -> WorkOptions:
+    if args.plain_torch:
+        os.environ[PLAIN_TORCH] = "1"
     return WorkOptions(
         timeout=args.timeout,
         jobs=args.jobs,

@@ -21,6 +21,7 @@ from ci.engine.watch import Touched
 from ci.engine.work import Assessment, Failure, Finished, Result, RunOptions, do, empty_folder, line_of
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
+from ci.pipeline.options import PLAIN_TORCH
 from ci.pipeline.stage import Named, WorkPlan, by_packages, memos_of
 from ci.pipeline.suite import AnyProgram
 from provisioning.base.commands import session
@@ -116,6 +117,11 @@ class Step(ABC, Generic[N]):
 
     def start(self, own: OwnPackages, threads: int, count: int) -> Worker:
         return Worker(self.worker(own, threads, count))
+
+    def start_plain(self, own: OwnPackages, threads: int, count: int) -> Worker:
+        """With torch as it is: one recheck is of the cache and of what makes torch faster."""
+        spec = self.worker(own, threads, count)
+        return Worker(replace(spec, environment={**spec.environment, PLAIN_TORCH: "1"}))
 
     @abstractmethod
     def key(self, program: N, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
@@ -311,11 +317,12 @@ def run_tasks(
     how = RunOptions(step.title, start, work.jobs, work.why, step.done_once, step.shows_cached, step.repeats)
     assessment = Assessment(accept, line, stop_after, step.remembers_all)
     results = do(tasks, how, assessment)
+    plainly = replace(how, worker=partial(step.start_plain, own))
     for task in tasks:
         if (result := results.get(task.name)) and result.cached:
             logs = step.plan.logs
             step.plan.cached.append(
-                CachedWork(step.kind, task, result, how, task.elsewhere, assessment, logs)
+                CachedWork(step.kind, task, result, plainly, task.elsewhere, assessment, logs)
             )
     return results
 

@@ -102,7 +102,7 @@ class TestCompiling:
             ("suite.toml", "width = 8", "width = 9", "case.arguments.width: 8 → 9"),
             ("suite.toml", "files", 'samples = "data"\nfiles', "case.samples:  → data"),
             ("suite.toml", '"SM8650"', '"SM8750"', ""),
-            ("suite.toml", "tags", "calibration = 8\ntags", "run.calibration: 32 → 8"),
+            ("suite.toml", "tags", "calibration = 8\ntags", "run.calibration: nothing → 8"),
         ):
             change(file, old, new)
             capfd.readouterr()
@@ -248,7 +248,7 @@ class Emulator:
         folder.mkdir(exist_ok=True)
         (folder / "program.pte").write_text(what)
         row = {"dtype": "float32", "shape": [3, 4]}
-        facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": [], "left": []}
+        facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": [], "left": [], "without_time": ""}
         for number in range(2):
             for kind, name in (("inputs", "input"), ("expected", "float")):
                 VALUES.tofile(folder / f"{name}_{number}_0.raw")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from ci.engine.closed import closed, key_of_environment
 from ci.lanes.executorch.worker import IMPORTED_LATE
 from ci.pipeline.models.faster_exports import INDUCTOR, SPEED_UPS, make_exports_faster
+from ci.pipeline.options import PLAIN_TORCH
 
 X = torch.randn(2, 4)
 
@@ -60,6 +63,19 @@ def test_user_code_finds_torch_as_it_is() -> None:
     make_exports_faster()
     assert [dict(vars(owner)) for owner in reachable] == before
     assert {name: vars(torch.export)[name] for name in torch.export.__all__} == public
+
+
+def test_plain_torch_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from executorch.backends.qualcomm.utils import qnn_sdk_setup
+
+    measure = qnn_sdk_setup._read_cpu_vendor
+    monkeypatch.setenv(PLAIN_TORCH, "1")
+    make_exports_faster()
+    assert qnn_sdk_setup._read_cpu_vendor is measure
+    assert PLAIN_TORCH in key_of_environment(closed(os.environ))
+    monkeypatch.delenv(PLAIN_TORCH)
+    make_exports_faster()
+    assert qnn_sdk_setup._read_cpu_vendor is not measure
 
 
 def test_a_graph_that_was_edited_and_not_written_again_computes_as_in_torch() -> None:

@@ -138,7 +138,7 @@ JUDGED = {
 }
 """Fields whose change does no work again."""
 
-FACTS: Mapping[str, Any] = {"inputs": [], "expected": [], "reference": []}
+FACTS: Mapping[str, Any] = {"inputs": [], "expected": [], "reference": [], "without_time": "digest"}
 
 
 def _plan(kind: type[AnyPlan[Any]], program: AnyProgram[Any, Any], folder: Path, **more: Any) -> Any:

@@ -18,7 +18,16 @@ from ci.pipeline.lane import Lane, Mine, Results, run
 from ci.pipeline.model_report import reported
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.one_model import LaneModel, Product, compile_model
-from ci.pipeline.options import Accept, Choice, Compiling, OneModel, Part, StageOptions, WorkOptions
+from ci.pipeline.options import (
+    PLAIN_TORCH,
+    Accept,
+    Choice,
+    Compiling,
+    OneModel,
+    Part,
+    StageOptions,
+    WorkOptions,
+)
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram, AnyRun, Suites
@@ -289,6 +298,18 @@ def test_what_is_cached_and_right_passes_a_recheck(
     assert before == {path: path.read_bytes() for path in entries(tmp_path / "store", "toy")}
     assert not list((tmp_path / "store/cache/memo/toy/work").iterdir()), "nothing is left of the new results"
     assert rechecked(tmp_path, Part("1%", share=0.01))[2]["compared"] == 1
+
+
+PATCHED = WORKER.replace("import sys", "import os, sys").replace(
+    "10.0 *", f"(9.0 if os.environ.get({PLAIN_TORCH!r}) else 10.0) *"
+)
+"""Work that gives something else where torch is left as it is."""
+
+
+def test_a_recheck_is_by_plain_torch_so_that_what_makes_it_faster_is_checked_too(tmp_path: Path) -> None:
+    assert toys(tmp_path, words=GOOD, code=PATCHED)[0] == 0
+    code, findings, detail = rechecked(tmp_path, code=PATCHED)
+    assert code == 1 and "flaky" in findings and detail["different"] == 3
 
 
 def test_a_stale_figure_is_found_and_no_longer_believed(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class Lower(Step[ExecutorchProgram]):
     keeps_files = done_once = True
     log_in_folder = LOG
     # The log has times of day. What only --keep-going lets pass is no other verdict than without it.
-    repeats = Repeats(changing=(LOG,), digest=digest_without_time, verdict="instead_of")
+    repeats = Repeats(changing=(LOG, "without_time"), digest=digest_without_time, verdict="instead_of")
 
     plan: ExecutorchPlan
 

@@ -34,6 +34,7 @@ from torchao.quantization.pt2e import (
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 from ci.artifacts.compiler_log import DIES_OF, total, traffic
+from ci.artifacts.program import digest_without_time
 from ci.engine.trouble import of_error
 from ci.engine.workers.child import doing
 from ci.lanes.executorch import PROGRAM, QUANTIZED, lpai
@@ -288,6 +289,7 @@ def lower(
         "graphs": len(graphs),
         "inputs": _save(into, "input", samples),
         "loads": _loads(into / PROGRAM),
+        "without_time": digest_without_time(into / PROGRAM),
     }
 
 

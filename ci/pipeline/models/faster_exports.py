@@ -2,7 +2,7 @@
 
 Only what a pass keeps for itself is replaced, nothing that a user's code sees or reaches: what judges a model
 runs the torch that users run. Done on exactly the versions that tests/integration/test_faster_exports.py
-compared; any other torch, torchao or executorch is left alone.
+compared; any other torch, torchao or executorch is left alone, and every one with --plain-torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import copy
 import functools
 import importlib.metadata
 import itertools
+import os
 import re
 import sys
 import typing
@@ -20,11 +21,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+from ci.pipeline.options import PLAIN_TORCH
 from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.manifest import load_profile
 
 
 def make_exports_faster() -> None:
+    if os.environ.get(PLAIN_TORCH):
+        return
     pinned = load_profile(DEFAULT_PROFILE).packages
     for package, speed_ups in SPEED_UPS.items():
         if _installed(package) == str(pinned[package]):
