@@ -248,7 +248,8 @@ class Emulator:
         folder.mkdir(exist_ok=True)
         (folder / "program.pte").write_text(what)
         row = {"dtype": "float32", "shape": [3, 4]}
-        facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": [], "left": [], "without_time": ""}
+        facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": [], "left": []}
+        facts["without_time"] = ""
         for number in range(2):
             for kind, name in (("inputs", "input"), ("expected", "float")):
                 VALUES.tofile(folder / f"{name}_{number}_0.raw")
