@@ -5,11 +5,14 @@ Which version a profile takes, and from where, is in the profile's `[components.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from provisioning.base.files import open_regular
 
 ComponentName = Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-source", "executorch-runtime"]
 
@@ -118,12 +121,16 @@ def identity_of(component: str, root: Path) -> Identity:
 
 
 def metadata_text(path: Path) -> str:
-    """The beginning of a text file; empty where there is none."""
+    """The beginning of a text file; empty where there is none, or something else, such as a pipe."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            return stream.read(_MOST_TEXT)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with open_regular(path) as stream:
+            return stream.read(_MOST_TEXT).decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError):
         return ""
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENXIO):
+            return ""
+        raise
 
 
 def ndk_name(revision: str) -> str:

@@ -72,6 +72,8 @@ class Elf:
     machine: str
     """The name of e_machine: `EM_X86_64`, `EM_AARCH64`, `EM_QDSP6`; `EM_77` for one without a name here."""
     flags: int
+    fixed: bool = False
+    """Whether it is a program for one address (ET_EXEC), which no loader takes for a library."""
     soname: str = ""
     needed: tuple[str, ...] = ()
     rpath: tuple[str, ...] = ()
@@ -213,6 +215,7 @@ def _facts(stream: _Limited, kind: tuple[int, str] | None) -> Elf:
         bits=kind[0],
         machine=kind[1],
         flags=header.e_flags,
+        fixed=header.e_type == "ET_EXEC",
         soname=(*texts("soname"), "")[0],
         needed=texts("needed"),
         rpath=tuple(part for text in texts("rpath") if text for part in text.split(":")),

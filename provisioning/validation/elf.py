@@ -64,6 +64,8 @@ def elf_readable(context: Context) -> Iterator[Problem]:
 @rule("elf-machine", Need.LIBRARIES)
 def elf_machine(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
+        if elf.fixed:
+            yield Problem(library.place, "is a program (ET_EXEC), which no loader takes for a library")
         described = tables.libraries().directory(library.directory)
         if described is not None:
             demands = Demands(described[0].machine, described[0].bits)

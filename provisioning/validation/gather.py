@@ -19,7 +19,7 @@ from provisioning import loader_search as loader
 from provisioning.base.commands import captured
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
 from provisioning.compat import load_measured
-from provisioning.components import ANDROID_NDK, KINDS, NDK_HEADER, QNN_SDK, identity_of
+from provisioning.components import ANDROID_NDK, KINDS, NDK_HEADER, QNN_SDK, identity_of, metadata_text
 from provisioning.elf import HEXAGON, X86_64
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve
 from provisioning.manifest import load_profile, soc_named
@@ -164,7 +164,7 @@ def _of_ndk_header(root: Path) -> str:
     """The revision by which the NDK's own compiler builds."""
     for path in root.glob(f"toolchains/llvm/prebuilt/*/sysroot/usr/include/android/{NDK_HEADER}"):
         with contextlib.suppress(OSError):
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = metadata_text(path)
             defined = dict(re.findall(r"#define __NDK_(MAJOR|MINOR|BUILD)__ (\d+)", text))
             if len(defined) == 3:
                 return ".".join(defined[part] for part in ("MAJOR", "MINOR", "BUILD"))

@@ -134,6 +134,13 @@ def variables_contradict(context: Context) -> Iterator[Problem]:
             if value and other and not same_path(value, other):
                 fix = f"unset {alias}, or set it to the same directory"
                 yield Problem(alias, f"is {other}, {variable} is {value}", fix)
+    sdk = context.trees.get(QNN_SDK)
+    for entry in re.split("[: ]", context.environ.get("LD_PRELOAD", "")):
+        if Path(entry).name.startswith("libQnn") and sdk:
+            ours = sdk.path / "lib" / HOST_LIBRARIES
+            if not same_path(Path(entry).parent, ours):
+                fix = "unset LD_PRELOAD"
+                yield Problem("LD_PRELOAD", f"{entry} is loaded in place of that of {ours}", fix)
     profile = context.environ.get("QNN_CI_PROFILE")
     if profile and profile != context.profile.name:
         yield Problem(

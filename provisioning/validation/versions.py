@@ -152,6 +152,10 @@ def ndk_revision(context: Context) -> Iterator[Problem]:
     if revision is None:
         yield Problem(tree.named, "has no source.properties with a Pkg.Revision: it is no Android NDK")
         return
+    compilers = tree.path / "toolchains/llvm/prebuilt"
+    if not any(os.access(clang, os.X_OK) for clang in compilers.glob("*/bin/clang*")):
+        yield Problem(tree.named, f"has no clang that runs below {compilers.relative_to(tree.path)}/*/bin")
+        return
     header = tree.stated.get(NDK_HEADER)
     if header is not None and header != revision:
         yield Problem(

@@ -36,6 +36,8 @@ class Library:
     android_api: int | None = None
     ndk: tuple[str, str] = ("r26c", "11394342")
     """In the Android note; empty texts leave only the API level there, as old NDKs do."""
+    program: bool = False
+    """Whether it is of type EXEC."""
     content: bytes = b""
     """Bytes that the loaded segment also holds: a build id, for one."""
 
@@ -131,7 +133,8 @@ class _Writer:
             _PT_NOTE: (places["note"], len(note), 4, 4),
         }
         headers = b"".join(program_header(kind, *spans[kind], wide=wide) for kind in kinds)
-        return elf_header(library.machine, library.flags, len(kinds), wide=wide) + headers + body
+        kind = 2 if library.program else 3
+        return elf_header(library.machine, library.flags, len(kinds), wide=wide, kind=kind) + headers + body
 
     def _needs(self) -> bytes:
         versions = self.library.versions or {}
@@ -154,7 +157,7 @@ class _Writer:
 
 
 def elf_header(
-    machine: int, flags: int, segments: int, *, wide: bool, sections: int = 0, table: int = 0
+    machine: int, flags: int, segments: int, *, wide: bool, sections: int = 0, table: int = 0, kind: int = 3
 ) -> bytes:
     """`table`: where the section headers begin."""
     ident = b"\x7fELF" + bytes([2 if wide else 1, 1, 1]) + b"\0" * 9
@@ -162,7 +165,7 @@ def elf_header(
     shape = (section, sections, sections - 1) if sections else (0, 0, 0)
     return ident + struct.pack(
         "<HHIQQQIHHHHHH" if wide else "<HHIIIIIHHHHHH",
-        *(3, machine, 1, 0, size, table, flags, size, segment, segments, *shape),
+        *(kind, machine, 1, 0, size, table, flags, size, segment, segments, *shape),
     )
 
 

@@ -80,6 +80,9 @@ def write_ndk(root: Path, revision: str = NDK, of_compiler: str = "") -> Path:
     parts = zip(("MAJOR", "MINOR", "BUILD"), (of_compiler or revision).split("."), strict=True)
     defines = [f"#define __NDK_{name}__ {value}\n" for name, value in parts]
     (include / "ndk-version.h").write_text("#pragma once\n" + "".join(defines))
+    clang = root / "toolchains/llvm/prebuilt/linux-x86_64/bin/clang"
+    clang.parent.mkdir()
+    clang.touch(0o755)
     (root / "source.properties").write_text(f"Pkg.Desc = Android NDK\nPkg.Revision = {revision}\n")
     return root
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -130,6 +131,17 @@ def versioned_sdk(text: str) -> Arrange:
     return arrange
 
 
+def without_compilers(base: Path) -> Context:
+    (write_ndk(base / "ndk") / "toolchains/llvm/prebuilt/linux-x86_64/bin/clang").unlink()
+    return context_of(base)
+
+
+def properties_are_a_pipe(base: Path) -> Context:
+    (properties := write_ndk(base / "ndk") / "source.properties").unlink()
+    os.mkfifo(properties)
+    return context_of(base)
+
+
 def ndk_of(revision: str, of_compiler: str = "") -> Arrange:
     def arrange(base: Path) -> Context:
         write_ndk(base / "ndk", revision, of_compiler)
@@ -215,6 +227,10 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("one-build-id", DLL, placed(DLL, dll(content=f"{OTHER_BUILD}\0".encode()))),
     ("qnn-version", "/sdk", versioned_sdk("product: QAIRT\nversion: 2.31.0.250130\n")),
     ("ndk-revision", "/ndk", ndk_of("26.3.11579264")),
+    ("ndk-revision", "/ndk", without_compilers),
+    ("ndk-revision", "/ndk", properties_are_a_pipe),
+    ("elf-machine", "libX.so", host("libX.so", program=True)),
+    ("variables-contradict", "LD_PRELOAD", environ({"LD_PRELOAD": "/opt/other/lib/x/libQnnHtp.so"})),
     ("ndk-revision", "/ndk", ndk_of("26.2.11394342", "27.2.12479018")),
     ("hexagon-sdk-version", "5.5.5.0", hexagon_sdk_named("5.5.5.0")),
     ("python-packages", "torch", machine(packages={**PACKAGES, "torch": "2.1.0+cpu"})),
