@@ -113,15 +113,20 @@ class ComparingAdapter(DefaultAdapter):
 class DelegateAdapter(ComparingAdapter):
     """The classes of test_qnn_delegate.py, which its own command line sets up."""
 
+    def replacements(self) -> Iterable[Replacement]:
+        target = "qualcomm.tests.utils:TestQNN.target"
+        why = "its command line knows the targets of devices alone"
+        return [*super().replacements(), Replacement(target, why, lambda _: "x86_64-linux-clang")]
+
     def prepare(self) -> None:
-        super().prepare()
         suite = importlib.import_module("executorch.backends.qualcomm.tests.test_qnn_delegate")
         here = str(Path.cwd())
         words = ["--soc_model", os.environ["QNN_SOC_MODEL"], "--build_folder", os.environ["QNN_BUILD_FOLDER"]]
-        words += ["--executorch_root", here, "--artifact_dir", here, "--target", "x86_64-linux-clang"]
+        words += ["--executorch_root", here, "--artifact_dir", here, "--enable_x86_64"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [sys.argv[0], *words, "--enable_x86_64"])
+            patch.setattr(sys, "argv", [sys.argv[0], *words])
             suite.setup_environment()
+        super().prepare()
 
 
 @dataclass(slots=True)
