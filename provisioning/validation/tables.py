@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from provisioning.base.documents import Model, Regex, load
+from provisioning.base.documents import Model, Regex, load, read
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Target
 from provisioning.sources import Sha256, Version
@@ -111,7 +111,12 @@ class HostTable(Model):
 class AndroidTable(Model):
     page_size: Annotated[int, Field(gt=0)]
     page_size_severity: Literal["error", "warning", "note"]
-    api: Annotated[int, Field(gt=0)]
+
+    @cached_property
+    def api(self) -> int:
+        """The level that our builds are for."""
+        options = read(MANIFESTS / "recipes" / "aarch64-android.toml")["options"]
+        return int(options["ANDROID_PLATFORM"].removeprefix("android-"))
 
 
 class RuleText(Model):

@@ -15,17 +15,16 @@ from ci.lanes.onnx.timing import measured
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.operators.onnx_page import inexact_onnx
 from ci.pipeline.options import OneModel
+from ci.pipeline.precision import ONNX_PRECISIONS
 from ci.pipeline.steps import require_done
 from provisioning.base.errors import CheckFailed
 from provisioning.fixes import fix_for
-
-PRECISIONS = ("fp16", "8a8w", "16a8w")
 
 
 def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
     """A row of facts for each precision, or for the usual ones; `run`: with what the emulator measures."""
     quantized = precision_of(search_path() / model.typed, None) == "qdq"
-    names = precisions or (("qdq",) if quantized else PRECISIONS)
+    names = precisions or (("qdq",) if quantized else ONNX_PRECISIONS)
     return {name: _row(replace(model, precision=name), run=run) for name in dict.fromkeys(names)}
 
 

@@ -22,6 +22,7 @@ from ci.lanes.upstream.verdict import Draw
 from ci.operators.table import EXACT, PLAIN, SAME_WITHOUT_WEIGHTS
 from ci.pipeline.accuracy import Pair, Unusable, least_sqnr_db
 from ci.pipeline.lost_parts import LEAST_DB
+from ci.pipeline.precision import MEASURED_SCHEMES
 from provisioning.base.units import EXACT_DB
 
 
@@ -471,8 +472,7 @@ ADAPTERS: Mapping[str, type[DefaultAdapter]] = {
 
 FLOAT_FLOW = "qnn"
 
-SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w", "8a4w")
-"""Beside fp16."""
+SCHEMES = tuple(scheme for scheme in MEASURED_SCHEMES if scheme != "fp16")
 
 LOWERING = ("qnn_preprocess", "generate Qnn context binary", "to_edge_transform_and_lower", "to_backend")
 """Where an exception comes from if lowering fails."""
