@@ -446,8 +446,12 @@ def _for_the_chosen_chip(original: Any) -> Any:
 
     def bind(func: Any, hw_arch: int) -> Any:
         bound = original(func, arch)
-        # It takes things out of the dictionary, which belongs to the collected test.
-        return lambda request, kwargs: bound(request, dict(kwargs))
+
+        # No lambda, which pytest does not collect. The dictionary, of which things are taken, is the test's.
+        def test(request: Any, kwargs: Any) -> Any:
+            return bound(request, dict(kwargs))
+
+        return test
 
     return bind
 
