@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from provisioning.base.commands import as_here
 from provisioning.base.disk import OF_MACHINE, disk_error
@@ -81,7 +82,7 @@ class Report:
     def as_json(self) -> str:
         import json
 
-        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+        return json.dumps(_finite(asdict(self)), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def write(self, directory: Path) -> Path:
         """Replace `<directory>/<stage>.json` atomically."""
@@ -115,6 +116,15 @@ class Report:
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else error
             raise ValueError(f"{path}: not a report: {what}") from error
+
+
+def _finite(value: Any) -> Any:
+    """Null in place of a figure that is no number: JSON has none, and the findings say it."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class AbsurdNumber(ValueError):

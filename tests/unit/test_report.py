@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -75,6 +76,14 @@ def test_a_report_with_an_absurd_number_is_refused(reports: Path, seconds: str) 
     file.write_text(text.replace(written, f'  "seconds": {seconds},'), encoding="utf-8")
     with pytest.raises(UsageError, match="number"):
         collect(reports, [])
+
+
+def test_a_figure_that_is_no_number_leaves_a_report_that_can_be_read(reports: Path) -> None:
+    written = replace(
+        _report("validate"), metrics={"figures": {"sqnr_db": math.nan, "most": [math.inf, 1.5]}}
+    )
+    read = Report.read(written.write(reports))
+    assert read.metrics == {"figures": {"sqnr_db": None, "most": [None, 1.5]}}
 
 
 def test_no_text_of_a_report_reaches_a_renderer_as_it_is(reports: Path) -> None:
