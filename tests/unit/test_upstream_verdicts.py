@@ -24,10 +24,11 @@ from ci.lanes.upstream.ledger import (
     load_ledger,
     load_record,
 )
-from ci.lanes.upstream.suite import SUITES
+from ci.lanes.upstream.suite import SUITES, SuiteKeyContext
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import part_of_report
 from ci.pipeline.quarantine import Quarantine, today
+from ci.pipeline.runner import Runner
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
@@ -111,6 +112,32 @@ def test_a_part_that_gives_less_than_before_is_a_surprise_everywhere(
     stage = StageRun("test_upstream", "wheels", "x86_64-linux", "nox -s test_upstream")
     judge.findings(stage, [verdict])
     assert bool(stage.findings) == changed
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rules"),
+    [("passed", []), ("absent", ["delegate-not-run"]), ("dies", ["delegate-failed"])],
+)
+def test_of_a_tree_of_another_release_the_tests_own_verdicts_count(
+    tmp_path: Path, outcome: str, rules: list[str]
+) -> None:
+    """Its list of tests is its own, and so are their inputs."""
+    gone = ExpectedTests(test="gone", outcome="failed", cause="a person wrote why")
+    judge = Judge(Ledger("delegate", "wheels", (gone,)), "SM8650", tmp_path, of_another_release=True)
+    stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
+    judge.findings(stage, [UpstreamVerdict("t", outcome, "a reason")])
+    assert ([finding.rule for finding in stage.findings], judge.gone(["t"])) == (rules, [])
+
+
+@pytest.mark.parametrize(
+    ("version", "another"),
+    [("1.5.1", False), ("1.5.1+cff6f4d", False), ("1.5.0+cff6f4d", True), ("1.6.0", False)],
+)
+def test_only_a_users_tree_is_of_another_release(version: str, another: bool) -> None:
+    """A wheel of another release is what a profile was updated to: there the record is out of date."""
+    on = SuiteKeyContext(Path(), Runner(Path()), "SM8650", {}, {"executorch": version}, (), "")
+    assert on.is_of_another_release("executorch 1.5.1, QNN v2.49") is another
+    assert not on.is_of_another_release("")
 
 
 DIES = "lowering: AssertionError: Failed to generate Qnn context binary: the compiler dies of "

@@ -16,7 +16,7 @@ from ci.engine.progress import Line, progress
 from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import NOT_RUN, Ledger, RecordedTest, load_ledger, load_record
+from ci.lanes.upstream.ledger import NOT_RUN, Ledger, RecordedTest, SuiteRecord, load_ledger, load_record
 from ci.lanes.upstream.operator_cells import TABLED
 from ci.lanes.upstream.process import UpstreamPlan, Workers
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
@@ -97,6 +97,18 @@ def make_plan(
     environment = worker_environment(qnn_environment, environ, runner.path, slots)
     logs = Path(selection.reports, suite.folder).absolute()
     record = load_record(suite.name, selection.profile, selection.soc)
+    on = machinery(qnn_environment, environment, runner)
+    judge = (TableJudge if suite.name in TABLED else Judge)(
+        load_ledger(suite.name, selection.profile), selection.soc, logs, record
+    )
+    if suite.name not in TABLED and on.is_of_another_release(record.measured):
+        judge = replace(judge, record=SuiteRecord(), of_another_release=True)
+        if options.accept:
+            raise UsageError(
+                f"--accept: the tests are those of executorch {on.versions['executorch']}, and what is"
+                f" recorded of {suite.name} is of {record.measured}",
+                fix="unset EXECUTORCH_ROOT, or leave out --accept",
+            )
     usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
     setup = WorkerSpec(
         command=("-m", "ci.lanes.upstream.worker", suite.name, str(logs)),
@@ -113,11 +125,9 @@ def make_plan(
         work=work,
         logs=logs,
         suite=suite,
-        machinery=machinery(qnn_environment, environment, runner),
+        machinery=on,
         workers=Workers(setup, to_list_alone=to_list_alone),
-        judge=(TableJudge if suite.name in TABLED else Judge)(
-            load_ledger(suite.name, selection.profile), selection.soc, logs, record
-        ),
+        judge=judge,
         costs={**usual.tests, **record.tests},
         slots=slots,
     )

@@ -38,6 +38,8 @@ from provisioning.base.stage_run import StageRun
 SAME_DB = 1.0
 """Equal inputs give equal figures: an SQNR has changed if it differs by more than this."""
 
+GOOD_OR_NOT_RUN = ("passed", *NOT_RUN)
+
 LOGS_IN_REPORT = 25
 """How many logs of surprises the report names; all logs are in the folder."""
 
@@ -55,6 +57,8 @@ class Judge:
     soc: str
     logs: Path
     record: SuiteRecord = field(default_factory=SuiteRecord)
+    of_another_release: bool = False
+    """Whether the tests are those of a tree of another release: nothing that was recorded is about them."""
 
     @property
     def compared(self) -> bool:
@@ -68,7 +72,7 @@ class Judge:
         return self.ledger.outcome(test, self.soc)
 
     def is_surprise(self, verdict: UpstreamVerdict) -> bool:
-        if self.by_chance(verdict):
+        if self.by_chance(verdict) or (self.of_another_release and verdict.outcome in GOOD_OR_NOT_RUN):
             return False
         return verdict.outcome != self.expected(verdict.test) or any(
             worse for _, worse in self.changes(verdict)
@@ -116,10 +120,15 @@ class Judge:
                 message = "; ".join(text for text, _ in changes)
                 again = self.again(stage, verdict.test, "--accept")
                 stage.add(f"{rules}-better", Severity.NOTE, verdict.test, message, again)
-            elif entry and not self.quarantine(verdict.test):
+            elif (
+                (entry or self.of_another_release)
+                and verdict.outcome != "passed"
+                and not self.quarantine(verdict.test)
+            ):
                 absent = verdict.outcome in NOT_RUN
+                cause = entry.cause if entry else verdict.reason
                 rule = f"{rules}-not-run" if absent else f"{rules}-known-failure"
-                message = f"not run: {entry.cause}" if absent else entry.cause
+                message = f"not run: {cause}" if absent else cause
                 stage.add(rule, Severity.NOTE, verdict.test, message, self.again(stage, verdict.test))
 
     def _by_chance(
@@ -189,7 +198,7 @@ class Judge:
     def gone(self, tests: Collection[str]) -> list[str]:
         """What the ledger or the record names and the suite no longer has."""
         named = {row.test for row in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
-        return sorted(named.difference(tests))
+        return [] if self.of_another_release else sorted(named.difference(tests))
 
     def again(self, stage: StageRun, test: str, *flags: str) -> str:
         """The command that runs this test again."""

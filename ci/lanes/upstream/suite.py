@@ -202,6 +202,12 @@ class SuiteKeyContext:
     def measured_with(self) -> str:
         return f"executorch {self.versions['executorch']}, QNN {self.build_id}"
 
+    def is_of_another_release(self, measured: str) -> bool:
+        """Whether this is a user's own tree, and not of the release that a record was measured with."""
+        release, _, commit = self.versions["executorch"].partition("+")
+        same = (f"executorch {release},", f"executorch {release}+")
+        return bool(commit and measured) and not measured.startswith(same)
+
     def roots(self) -> dict[str, Path]:
         """Folders whose place does not matter."""
         return {"sdk": self.sdk, "runner": self.runner.path.parent.parent}
