@@ -49,21 +49,13 @@ README = """\
 
 Made by `compile --through executorch` for {soc}, {precision}, a context of {context} tokens, prefill by
 {prefill}. {program} has the methods prefill_forward and kv_forward, with the inputs, outputs and constants of
-executorch's own language models.
+executorch's own language models. Upstream's qnn_llama_runner reads it: `build_android` builds that runner. Push this
+folder to the device with it and QNN's libraries, and run in it:
 
-{reader}
-The .pt2 files are for `llm check` alone.
-"""
-RUNNER = """\
-qnn_llama_runner, built from executorch's sources (examples/qualcomm/oss_scripts/llama), should read it; no
-runner has yet. Push this folder to the device with the runner and QNN's libraries, and run in it:
-
-    ./qnn_llama_runner --model_path hybrid_llama_qnn.pte --tokenizer_path tokenizer.json --eval_mode 1 \\
+    ./qnn_llama_runner --model_path {program} --tokenizer_path tokenizer.json --eval_mode 1 \\
         {version}--prompt "The answer is"
-"""
-ALONE = """\
-qnn_llama_runner gives masks and takes logits of 16 bits, and those of {precision} are others: this program is
-for executorch.runtime. Compile it with --precision 16a8w for the runner.
+
+The .pt2 files are for `llm check` alone.
 """
 
 
@@ -181,11 +173,10 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
             save_on_cpu(module, layout.inputs([0], 0, layout.empty()), on_cpu_file(out, name))
     name = upstream_name(folder, shape.model_type)
     version = f"--decoder_model_version {name} " if name else ""
-    reader = (RUNNER if precision.startswith("16") else ALONE).format(precision=precision, version=version)
     readme = README.format(
         name=folder.name,
         program=PROGRAM,
-        reader=reader,
+        version=version,
         **{name: order[name] for name in ("soc", "precision", "context", "prefill")},
     )
     (out / "README.md").write_text(readme, encoding="utf-8")
