@@ -41,7 +41,9 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
 
     def change(into: Path) -> None:
         source = tree / SOURCE
-        source.write_text(f"{source.read_text(encoding='utf-8')}// another line\n", encoding="utf-8")
+        # A comment would not do: ccache compares what the preprocessor leaves.
+        line = f"extern int changed_{time.monotonic_ns()};\n"
+        source.write_text(source.read_text(encoding="utf-8") + line, encoding="utf-8")
         build(kept, into)
 
     def check(into: Path) -> None:
