@@ -316,7 +316,6 @@ LINK = "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n"
 OF_CXX = "target_compile_options(qnn_graph PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions>)\n"
 DEPS = "\n        deps = [\n            qnn_third_party_dep"
 FLAG = "\n        compiler_flags = [{}],\n        deps = [\n            qnn_third_party_dep"
-MODULE = '"//executorch/extension/module:module",'
 HEAVY = "//executorch/kernels/quantized:aot_lib"
 DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     # The file, what is replaced in it by what ({0} is the old text; without an old text the new is appended),
@@ -361,14 +360,6 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
         *(f"{LLAMA}/CMakeLists.txt", "  extension_module\n", "  extension_module\n  etdump\n"),
         *("parity-dependency-missing-in-buck", f"{LLAMA}/CMakeLists.txt", "etdump"),
     ),
-    "d, a dependency of Buck's runner alone": (
-        *(
-            f"{LLAMA}/targets.bzl",
-            MODULE,
-            f'{MODULE}\n            "//executorch/extension/runner_util:inputs",',
-        ),
-        *("parity-dependency-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner_util:inputs"),
-    ),
     "d, a dependency that CMake's archive lost": (
         *(ARCHIVE_CMAKE, "    extension_runner_util\n", ""),
         *("parity-dependency-missing-in-cmake", f"{ANDROID}/jni/BUCK", "runner_util:inputs_static"),
@@ -376,10 +367,6 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     "e, a definition of Buck's archive alone": (
         *(f"{ANDROID}/jni/build_defs.bzl", '"-frtti", ', '"-frtti", "-DARCHIVE=1", '),
         *("parity-definition-differs", f"{ANDROID}/jni/BUCK", "non_fbcode_target"),
-    ),
-    "e, a flag that only optimises": (
-        *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(wrappers PRIVATE -ffast-math)\n"),
-        *("parity-option-differs", TOP_CMAKE, "-ffast-math"),
     ),
     "e, a directory that Buck's flags name": (
         *(
