@@ -49,8 +49,8 @@ README = """\
 
 Made by `compile --through executorch` for {soc}, {precision}, a context of {context} tokens, prefill by
 {prefill}. {program} has the methods prefill_forward and kv_forward, with the inputs, outputs and constants of
-executorch's own language models. Upstream's qnn_llama_runner reads it: `build_android` builds that runner. Push this
-folder to the device with it and QNN's libraries, and run in it:
+executorch's own language models. Upstream's qnn_llama_runner reads it, which `build_android` builds. Push
+this folder to the device with the runner and QNN's libraries, and run in it:
 
     ./qnn_llama_runner --model_path {program} --tokenizer_path tokenizer.json --eval_mode 1 \\
         {version}--prompt "The answer is"
