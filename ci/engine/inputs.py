@@ -19,8 +19,8 @@ from ci.engine.closed import homes, key_of_environment, table
 from ci.engine.digests import Digests
 from ci.engine.distributions import installed, site_folders
 from ci.engine.interpreter import digest_of_value
-from ci.engine.repository import repository_of
 from ci.engine.watch import LOADER_CACHE, Stamp, absence_of, details_of, listing_of, modules_of, stamp_of
+from provisioning.base.files import repository_of
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
 from provisioning.loader_search import read_cache

@@ -423,10 +423,3 @@ def _work(task: Task, worker: Worker, shared: dict[str, Any]) -> Finished | Fail
         if not (trouble := of_error(error)):
             raise
         return Failure.of(trouble, task.log)
-
-
-def empty_folder(path: Path) -> Path:
-    """An empty folder of this name."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    return path

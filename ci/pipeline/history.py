@@ -13,10 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ci.engine.repository import repository_of
 from provisioning.base.commands import captured
 from provisioning.base.errors import ToolkitError
-from provisioning.base.files import replace_text
+from provisioning.base.files import replace_text, repository_of
 from provisioning.base.findings import Metric
 
 SCHEMA = 1

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ci.engine.repository import repository_of
 from ci.pipeline.accuracy import required_of
 from ci.pipeline.baseline import load_tolerances
 from ci.pipeline.measured_thresholds import accepted_figures, below_required, derived, threshold_values
@@ -22,7 +21,7 @@ from ci.pipeline.suite_file import accepted_path
 from provisioning.base import toml
 from provisioning.base.accepted import accept
 from provisioning.base.errors import ManifestError, UsageError
-from provisioning.base.files import replace_text
+from provisioning.base.files import replace_text, repository_of
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 

@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 
 from ci.engine.jobs import default_slots
 from ci.engine.watch import Touched
-from ci.engine.work import empty_folder
 from ci.engine.workers.forked import shared_fork_servers
 from ci.engine.workers.parent import Refused, WorkerDied
 from ci.pipeline.models.arrays import Sample
@@ -31,6 +30,7 @@ from ci.pipeline.steps import Ask
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import empty_folder
 from provisioning.base.mutex import mutex
 from provisioning.base.rendering.text import plural
 

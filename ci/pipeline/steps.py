@@ -18,7 +18,7 @@ from ci.engine.progress import Line
 from ci.engine.recheck import CachedWork
 from ci.engine.runs import Repeats
 from ci.engine.watch import Touched
-from ci.engine.work import Assessment, Failure, Finished, Result, RunOptions, do, empty_folder, line_of
+from ci.engine.work import Assessment, Failure, Finished, Result, RunOptions, do, line_of
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
 from ci.pipeline.options import PLAIN_TORCH
@@ -26,6 +26,7 @@ from ci.pipeline.stage import Named, WorkPlan, by_packages, memos_of
 from ci.pipeline.suite import AnyProgram
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
+from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 
 N = TypeVar("N", bound=Named)

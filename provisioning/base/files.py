@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -55,6 +56,21 @@ def write_all(descriptor: int, block: bytes) -> None:
     rest = memoryview(block)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def repository_of(suite: Path) -> Path:
+    """The nearest folder around the suite with a `.git`, or the suite's own."""
+    folder = suite.absolute().parent
+    around = (folder, *folder.parents)
+    # Each command of git writes to its folder: `access` asks for no times, which would be inputs of the work.
+    return next((parent for parent in around if os.access(parent / ".git", os.F_OK)), folder)
+
+
+def empty_folder(path: Path) -> Path:
+    """An empty folder of this name."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
 
 
 def open_regular(path: Path) -> BinaryIO:

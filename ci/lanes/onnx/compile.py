@@ -19,7 +19,7 @@ from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.runs import Repeats
 from ci.engine.watch import Touched
-from ci.engine.work import Failure, Result, empty_folder, line_of
+from ci.engine.work import Failure, Result, line_of
 from ci.engine.workers.child import THREADS
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.onnx.crosscheck import CrossChecked
@@ -37,6 +37,7 @@ from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
+from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
 

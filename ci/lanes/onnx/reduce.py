@@ -12,13 +12,14 @@ import numpy as np
 import onnx
 
 from ci.engine.memo import Memo
-from ci.engine.work import Result, empty_folder
+from ci.engine.work import Result
 from ci.engine.workers.parent import Refused
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.budgets import forecast_of
 from ci.lanes.onnx.compile import (
     OnnxPlan,
     cwd,
+    empty_folder,
     environment,
     explained_end,
     plan_of,

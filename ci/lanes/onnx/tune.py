@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.memo import Memo
-from ci.engine.work import Result, empty_folder
+from ci.engine.work import Result
 from ci.lanes.onnx.budgets import LANE
-from ci.lanes.onnx.compile import OnnxPlan, plan_of
+from ci.lanes.onnx.compile import OnnxPlan, empty_folder, plan_of
 from ci.lanes.onnx.options import parse_assignments
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import FORMS, CompileOne, OneModelStep, plan_of_model, prepared, program_of

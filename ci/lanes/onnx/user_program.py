@@ -11,9 +11,9 @@ from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.work import Result, empty_folder, line_of
+from ci.engine.work import Result, line_of
 from ci.engine.workers.parent import Refused
-from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, cwd, plan_of, require_installed
+from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, cwd, empty_folder, plan_of, require_installed
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun

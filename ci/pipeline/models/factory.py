@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from ci.engine.repository import repository_of
 from ci.pipeline.models.imports import search_first
 from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, most_calibrating, shares_of
 from ci.pipeline.models.model_lines import (
@@ -34,6 +33,7 @@ from ci.pipeline.models.model_lines import (
 )
 from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begin
 from provisioning.base.commands import session
+from provisioning.base.files import repository_of
 from provisioning.base.settings import ROOT
 
 CALIBRATION_SEED = 1000
