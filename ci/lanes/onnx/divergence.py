@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ci.lanes.onnx.compile import setup_of
 from ci.lanes.onnx.orders import logs_folder, say, step
 from ci.lanes.onnx.stage import OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
@@ -17,7 +18,7 @@ from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduction import only
 from ci.pipeline.steps import asking
-from provisioning.base.files import empty_folder, setup_of
+from provisioning.base.files import empty_folder
 from provisioning.known_faults import faults_of
 
 

@@ -19,7 +19,6 @@ from ci.lanes.onnx.budgets import forecast_of
 from ci.lanes.onnx.compile import (
     OnnxPlan,
     cwd,
-    empty_folder,
     environment,
     explained_end,
     plan_of,
@@ -42,6 +41,7 @@ from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.steps import Ask, asking, run_step
 from ci.pipeline.suite import NO_SUITE
 from ci.pipeline.trial import Outcome
+from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.manifest import soc_named
 

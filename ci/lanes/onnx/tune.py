@@ -11,7 +11,7 @@ from typing import Any
 from ci.engine.memo import Memo
 from ci.engine.work import Result
 from ci.lanes.onnx.budgets import LANE
-from ci.lanes.onnx.compile import OnnxPlan, empty_folder, plan_of
+from ci.lanes.onnx.compile import OnnxPlan, plan_of
 from ci.lanes.onnx.options import parse_assignments
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import FORMS, CompileOne, OneModelStep, plan_of_model, prepared, program_of
@@ -22,6 +22,7 @@ from ci.pipeline.precision import precision_named
 from ci.pipeline.steps import Ask, require_done, run_step
 from ci.pipeline.tuning import Goal, Point, Tuned, TuneSearch, Unit, label_of, settings_of, unit_of
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 
 PYTHON = '''\

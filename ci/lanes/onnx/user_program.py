@@ -13,7 +13,7 @@ from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Result, line_of
 from ci.engine.workers.parent import Refused
-from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, cwd, empty_folder, plan_of, require_installed
+from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, cwd, plan_of, require_installed
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
@@ -26,6 +26,7 @@ from ci.pipeline.steps import Ask, Asker, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
+from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.manifest import soc_named
 
