@@ -29,7 +29,7 @@ from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import part_of_report
 from ci.pipeline.quarantine import Quarantine, today
 from ci.pipeline.runner import Runner
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import EXACT_DB
@@ -138,6 +138,21 @@ def test_only_a_users_tree_is_of_another_release(version: str, another: bool) ->
     on = SuiteKeyContext(Path(), Runner(Path()), "SM8650", {}, {"executorch": version}, (), "")
     assert on.is_of_another_release("executorch 1.5.1, QNN v2.49") is another
     assert not on.is_of_another_release("")
+
+
+def test_the_wheels_tests_do_not_stand_for_those_that_a_tree_has_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python finds the package of the wheel behind that of an overlay."""
+    roots = [tmp_path / "overlay", tmp_path / "wheel"]
+    spec = SimpleNamespace(submodule_search_locations=list(map(str, roots)))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    for root in reversed(roots):
+        with pytest.raises(EnvironmentLacking):
+            SUITES["passes"].place()
+        (file := root / SUITES["passes"].path).parent.mkdir(parents=True)
+        file.touch()
+    assert SUITES["passes"].place() == file
 
 
 DIES = "lowering: AssertionError: Failed to generate Qnn context binary: the compiler dies of "

@@ -69,12 +69,13 @@ class UpstreamSuite:
                 "executorch is not installed in this Python, and its tests are what this command runs",
                 fix=f"nox -s {self.stage}, which installs it",
             )
-        for root in spec.submodule_search_locations:
-            if (path := Path(root, self.path)).exists():
-                return path
+        # Behind an overlay lies the wheel's package: its tests are not for the tree's code.
+        path = Path(next(iter(spec.submodule_search_locations)), self.path)
+        if path.exists():
+            return path
         raise EnvironmentLacking(
             f"the installed executorch {_version('executorch')} has no {self.path}",
-            fix=f"install the profile's version: nox -s {self.stage}",
+            fix=f"name other suites than {self.name}, or run it without EXECUTORCH_ROOT: nox -s {self.stage}",
         )
 
 
