@@ -35,8 +35,12 @@ class Fault(Model):
     """Of an operand or the output, without which it is not met."""
     first: int | None = None
     """The size of the output's first dimension with which alone it is met."""
+    overloads: tuple[str, ...] = ()
+    """Of the operator, with which alone it is met: `2 ** x` is pow.Scalar, and `x ** 2` is not."""
     shared: bool = False
     """Whether it needs a module that is called twice."""
+    dies: bool = False
+    """Whether it gives no program, or leaves the operator on the CPU: it explains no wrong number."""
     met: bool = True
     """False of what the lanes refuse beforehand, or what their settings avoid."""
     title: str

@@ -132,7 +132,8 @@ def compile(
     __tracebackhide__ = True
     with _request("compile", model, inputs, soc, calibrate, python, output) as request:
         request.words += ["--precision", precision] if precision else []
-        request.words += ["-o", str(request.folder), *options]
+        # A test searches nothing.
+        request.words += ["-o", str(request.folder), "--no-search", *options]
         answer = request.answered()
     return Compiled(answer, request.folder, answer["programs"][0])
 
@@ -168,7 +169,8 @@ def run(
     with _request("run", os.fspath(program), output=output) as request:
         for number, array in enumerate(inputs):
             request.words += ["--input", str(_input(array, request.scratch / f"{number}.npy"))]
-        request.words += ["-o", str(request.folder), *options]
+        # A test searches nothing.
+        request.words += ["-o", str(request.folder), "--no-search", *options]
         answer = request.answered()
     return Ran(answer, request.folder)
 

@@ -23,6 +23,7 @@ FACTS = {
     "compared": ("object", "run --compare: by output how far it is from the other's"),
     "components": ("array", "provision: each with version, source and place"),
     "cpu": ("array", "profile: operators on the CPU"),
+    "between": ("array", "divergence: the two nodes between which a search was whose time was over"),
     "cuts": ("object", "divergence: SQNR by the node at which a program was cut"),
     "delegates": ("array", "inspect of a program: its context binaries"),
     "failed": ("object", "divergence: why a program that was cut gave no figure, by node"),

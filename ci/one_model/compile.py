@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 
 from ci.pipeline.compile_flags import add_compile, compiling_of, one_model_of
@@ -25,14 +26,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.engine.workers.forked import shared_fork_servers
+    from ci.pipeline.compile_one import compile_model, compile_precisions
     from ci.pipeline.model_report import reported
-    from ci.pipeline.one_model import compile_model, compile_precisions, lane_model
+    from ci.pipeline.one_model import lane_model
 
     precisions: list[str] = list(dict.fromkeys(args.precisions or ()))
     model, suite = one_model_of(args), args.suite and args.suite.absolute()
     how = compiling_of(args)
     if len(precisions) > 1:
-        return compile_precisions(model, how, precisions, suite)
+        with shared_fork_servers(os.environ):
+            return compile_precisions(model, how, precisions, suite)
     model = replace(model, precision=next(iter(precisions), None))
     taken = lane_model(model, how)
-    return reported("compile", model, model.named, lambda report: compile_model(taken, suite, report))
+    with shared_fork_servers(os.environ):
+        return reported("compile", model, model.named, lambda report: compile_model(taken, suite, report))

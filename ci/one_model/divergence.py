@@ -7,7 +7,7 @@ is searched. So each operator is the last one of a program of its own.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import os
 from typing import Any, Protocol
 
 from ci.pipeline.compile_flags import (
@@ -56,36 +56,51 @@ def configure(parser: argparse.ArgumentParser) -> None:
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
     add_lane(parser)
     add_choice(parser, "manifests/suites/models.toml")
-    add_work(parser, "the search", 1200, cached=False)
+    add_work(parser, "the search", 1200)
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.engine.workers.forked import shared_fork_servers
+    from ci.pipeline.cause import of_cuts
     from ci.pipeline.divergence import as_text, fix_of
+    from ci.pipeline.findings import NO_FIX
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.one_model import lane_model, of_lane
+    from ci.pipeline.options import Compiling
+    from ci.pipeline.proofs import proofs_of
+    from ci.pipeline.repair import measured
+    from provisioning.base.commands import session
     from provisioning.base.findings import Finding, Severity
 
     model = model_or_suite_of(args)
     require_one_chip(model.selection)
-    choice, least = choice_of(args), args.least
+    choice, least, kept = choice_of(args), args.least, tuple(args.keep_on_cpu)
     lane: Diverges = of_lane(model, "divergence")
-    taken = lane_model(model)
+    taken = lane_model(model, Compiling(keep_on_cpu=kept))
 
-    def command(verb: str, *more: str, precision: str | None = None) -> str:
-        other = replace(model, precision=precision, precision_file=None) if precision else model
-        named = replace(taken, model=other)
-        return named.command(verb, model.selection.soc, *more) if model.typed else ""
+    def command(verb: str, *more: str) -> str:
+        return taken.command(verb, model.selection.soc, *more) if model.typed else ""
+
+    def tried(result: dict[str, Any]) -> str:
+        """Of a suite's program the command that tries fixes."""
+        if not model.typed:
+            return session("repair", *choice.words, *(f"--suite={suite}" for suite in choice.suites))
+        cause = of_cuts(result, command("divergence"))
+        return proofs_of(taken, model.selection.soc, measured(taken), cause).fix
 
     def work(report: ModelReport) -> int:
-        name, result = lane.searched(model, choice, least, tuple(args.keep_on_cpu))
-        fix = fix_of(result, command, model.precision)
+        name, result = lane.searched(model, choice, least, kept)
+        differs = result["sqnr_db"] < result["least"]
         answer.add(program=name, **result)
         lines = list(as_text(result))
-        print("\n".join([*lines, f"next: {fix}"]))
-        if differs := result["sqnr_db"] < result["least"]:
+        print("\n".join(lines))
+        fix = fix_of(result, command, tried(result) if differs and result["first"] else NO_FIX)
+        print(f"next: {fix}")
+        if differs:
             message = "; ".join(lines[:2])
             answer.add_findings([Finding("divergence-operator", Severity.ERROR, name, message, fix)])
             report.fail(message, fix, rule="model-accuracy")
         return int(differs)
 
-    return reported("divergence", model, [*choice.words, *model.named], work)
+    with shared_fork_servers(os.environ):
+        return reported("divergence", model, [*choice.words, *model.named], work)

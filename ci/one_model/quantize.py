@@ -56,9 +56,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.compile_one import quantize_model
     from ci.pipeline.losses import as_text
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import lane_model, of_lane, quantize_model
+    from ci.pipeline.one_model import lane_model, of_lane
     from ci.pipeline.options import Compiling
 
     model = one_model_of(args)

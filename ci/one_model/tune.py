@@ -39,6 +39,8 @@ EXAMPLES = """\
 
 USUAL = ("8a8w", "16a8w")
 TUNED = "tuned"
+SAMPLES, TOP1_SAMPLES = 32, 100
+"""A share of fewer says nothing to a percent."""
 """In the name of the file of what was accepted of a suite's tuned programs."""
 BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -95,6 +97,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"twice: the cheap one, then the exact one [{', '.join(USUAL)}]",
     )
     parser.add_argument(
+        "--samples",
+        type=count,
+        metavar="N",
+        help=f"how many judge each program; --top1 wants {TOP1_SAMPLES} [{SAMPLES}; of a suite its own]",
+    )
+    parser.add_argument(
         "-o",
         "--output",
         type=Path,
@@ -115,6 +123,13 @@ def run(args: argparse.Namespace) -> int:
 
     model, choice = model_or_suite_of(args), choice_of(args)
     goal = goal_of(args.floor, args.top1, args.metric, dict(args.budget))
+    samples = args.samples or model.inferences or (SAMPLES if model.typed else None)
+    if args.top1 is not None and (samples or 0) < TOP1_SAMPLES:
+        raise UsageError(
+            f"--top1 {args.top1:g} of {samples or 'the few'} samples says nothing",
+            fix=f"--samples {TOP1_SAMPLES}",
+        )
+    model = replace(model, inferences=samples)
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
         raise UsageError(

@@ -31,14 +31,21 @@ def versions_of(build_id: str = "") -> dict[Product, str]:
 
 
 def faults_in(
-    nodes: Mapping[str, Mapping[str, Any]], scheme: str, soc: str, versions: Mapping[Product, str]
+    nodes: Mapping[str, Mapping[str, Any]],
+    scheme: str,
+    soc: str,
+    versions: Mapping[Product, str],
+    *,
+    dies: bool = False,
 ) -> list[Met]:
-    """Those of the emulator that programs of ExecuTorch can have, with these nodes (`delegated_nodes`)."""
+    """Those of the emulator that programs of ExecuTorch can have, with these nodes (`delegated_nodes`): such
+    as give wrong numbers, or with `dies` no program."""
     arch = soc_named(soc).arch
     found = []
     for fault in load_faults():
         if (
             fault.met
+            and fault.dies is dies
             and fault.where == "emulator"
             and fault.lane in ("executorch", "any")
             and any(fault.concerns(product, version) for product, version in versions.items())
@@ -57,6 +64,7 @@ def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator
         if (
             not names.isdisjoint(wanted)
             and not node.get("added")
+            and (not fault.overloads or node["operator"].rpartition(".")[2] in fault.overloads)
             and (not fault.shared or node.get("again"))
             and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.get("kinds", ())))
             and (fault.first is None or fault.first == node.get("first"))

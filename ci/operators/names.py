@@ -32,6 +32,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "maxpool2ddefaultstride": ("maxpool2d",),
     "maxpool3d": ("maxpool3dwithindices",),
     "pad": ("constantpadnd",),
+    "softmax": ("safesoftmax",),
     "split": ("splitwithsizes",),
     "sub": ("rsub",),
     "to": ("todimorder",),

@@ -199,6 +199,17 @@ def least_sqnr_db(pairs: Iterable[Pair]) -> float:
     return _worst(floats, True)["sqnr_db"]
 
 
+def least_of_a_sample(pairs: Iterable[Pair], samples: int) -> float | None:
+    """The least SQNR of a single sample; None of whole numbers. The pairs are in the order of the samples."""
+    every = list(pairs)
+    size = len(every) // samples
+    floats = [
+        [pair for pair in every[first : first + size] if pair.expected.dtype.kind == "f"]
+        for first in range(0, len(every), size or 1)
+    ]
+    return min((least_sqnr_db(of_sample) for of_sample in floats if of_sample), default=None)
+
+
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
     """Figures as a baseline stores them, none better than measured, so that thresholds of them hold."""
     return {name: at_worst(name, value) for name, value in figures.items()}

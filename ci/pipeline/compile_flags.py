@@ -235,6 +235,11 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "--verify", choices=("emulator", "none"), default="emulator", help="run it and compare [%(default)s]"
     )
     parser.add_argument(
+        "--no-search",
+        action="store_true",
+        help="do not look for the cause of outputs that are far off, which takes 90 s at most",
+    )
+    parser.add_argument(
         "--suite",
         type=Path,
         metavar="FILE.toml",
@@ -266,6 +271,7 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
     return Compiling(
         args.output,
         verify=args.verify == "emulator",
+        search=not args.no_search,
         several_precisions=len(args.precisions or ()) > 1,
         keep_on_cpu=tuple(args.keep_on_cpu),
         embed=args.embed,

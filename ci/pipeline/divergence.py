@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -12,16 +13,25 @@ from provisioning.known_faults import Fault
 LEAST_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
 
+FOREVER = 1e9
+"""Seconds; a request has no infinity."""
+
 N = TypeVar("N")
 
 
 class Cuts(Generic[N]):
     """SQNR of the program that ends at a node, on the emulator against the CPU."""
 
-    def __init__(self, name: Callable[[N], str], pairs: Callable[[N | None], Sequence[Pair]]) -> None:
-        """`pairs` gives the outputs of both; without a node, those of the whole program."""
+    def __init__(
+        self,
+        name: Callable[[N], str],
+        pairs: Callable[[N | None], Sequence[Pair]],
+        whole: float | None = None,
+    ) -> None:
+        """`pairs` gives the outputs of both; without a node, those of the whole program, whose SQNR may be
+        known."""
         self.name, self.pairs = name, pairs
-        self.known: dict[str, float] = {}
+        self.known: dict[str, float] = {} if whole is None else {"": whole}
         self.failed: dict[str, str] = {}
         """Why a program has no SQNR."""
 
@@ -46,14 +56,26 @@ class Cuts(Generic[N]):
         operands_of: Callable[[N], Sequence[N]],
         described: Callable[[N], dict[str, Any]],
         least: float,
+        seconds: float = FOREVER,
     ) -> dict[str, Any]:
         """The whole program's SQNR, and the operator whose output is farthest from what its operands explain.
 
-        `ends` are the operators that compute the model's outputs."""
+        `ends` are the operators that compute the model's outputs. Once the time is over, `between` has the
+        two nodes between which it was looked for, and `first` the worst so far."""
+        over, between = time.monotonic() + seconds, list[str]()
+
+        def stops(low: N | None, high: N) -> bool:
+            if late := time.monotonic() > over:
+                between[:] = ["" if low is None else self.name(low), self.name(high)]
+            return late
+
         whole = self.of(None)
         assert whole is not None
         first: dict[str, Any] | None = None
-        if whole < least and (pair := worst_drop(nodes(), ends(), self.of, operands_of, whole, self.name)):
+        pair = None
+        if whole < least:
+            pair = worst_drop(nodes(), ends(), self.of, operands_of, whole, self.name, stops)
+        if pair:
             node, operands = pair
             before = [_error(value, whole) for _, value in operands if value is not None]
             own = _error(self.known[self.name(node)], whole) - max(before, default=0.0)
@@ -65,7 +87,8 @@ class Cuts(Generic[N]):
                 "operands": {self.name(operand): value for operand, value in operands},
             }
         cuts = {name: value for name, value in self.known.items() if name}
-        return {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
+        result = {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
+        return {**result, "between": between}
 
 
 def _error(sqnr_db: float, whole: float) -> float:
@@ -88,8 +111,10 @@ def worst_drop(
     operands_of: Callable[[N], Sequence[N]],
     whole: float,
     name: Callable[[N], str] = str,
+    stops: Callable[[N | None, N], bool] = lambda low, high: False,
 ) -> tuple[N, list[tuple[N, float | None]]] | None:
-    """The operator that adds most of the whole program's error, and its operands.
+    """The operator that adds most of the whole program's error, and its operands; the worst so far where
+    `stops` ends the search of an interval.
 
     Of two neighbours in a list of nodes neither need be the other's operand, so a step in the list leads to
     the operands, and from a bad one back."""
@@ -112,7 +137,7 @@ def worst_drop(
     seen, steps = set[tuple[int, int]](), [(total, -1, last)]
     while steps and len(seen) < MOST_STEPS:
         rise, low, high = steps.pop(steps.index(max(steps)))
-        if rise <= drop and best is not None:
+        if (rise <= drop and best is not None) or stops(nodes[low] if low >= 0 else None, nodes[high]):
             break
         if (low, high) in seen:
             continue
@@ -129,8 +154,14 @@ def worst_drop(
         if best is None or own > drop:
             best, drop = high, own
         steps += [(at(operand), -1, operand) for operand in operands]
-    assert best is not None
+    if best is None:
+        return None
     return nodes[best], [(node, sqnr(node)) for node in known(operands_of(nodes[best]))]
+
+
+def between_in_words(between: Sequence[str]) -> str:
+    low, high = between
+    return f"what lies between {low or 'the inputs'} and {high}"
 
 
 def known_fault(fault: Fault) -> dict[str, str]:
@@ -138,28 +169,17 @@ def known_fault(fault: Fault) -> dict[str, str]:
     return {"message": f"{fault.title} ({fault.id})", "command": fault.fix, "fault": fault.id}
 
 
-def fix_of(result: Mapping[str, Any], command: Callable[..., str], precision: str | None = None) -> str:
-    """What to type or write next. `command` makes a command about the same model, of a verb and flags, also
-    at another `precision` than this; it gives none for a suite's program."""
-    first, again = result["first"], command("compile", "-o", "out")
+def fix_of(result: Mapping[str, Any], command: Callable[..., str], tried: str) -> str:
+    """What to type next. `command` makes a command about the same model, of a verb and flags; it gives none
+    for a suite's program. `tried` is what was tried where an operator differs."""
     if result["sqnr_db"] >= result["least"]:
         where = command("quantize", "--where") if result["reference"] != "the float model" else ""
         return (
             f"{where} names the operators where quantizing loses" if where else "nothing: both are the same"
         )
-    if first is None:
+    if result["first"] is None and not result["between"]:
         return "let the model return the floats before its whole numbers, and choose on the CPU"
-    then = f"; then {again}" if again else ""
-    if fixes := [known["command"] for known in first.get("known", ()) if known.get("fault")]:
-        return f"{fixes[0]}{then}"
-    if first["share"] < STANDS_OUT:
-        more = "16a8w" if (precision or "").startswith("8a") else "fp16"
-        return f"{command('compile', '-o', 'out', precision=more) or f'precision {more}'}: {MANY_ROUND}"
-    if better := first.get("better", ""):
-        other = command("compile", "-o", "out", precision=better)
-        return f"{other or f'precision {better}'}, at which {first['operator']} is right on this chip"
-    line = f" at {first['source']}" if first["source"] else ""
-    return f"write {first['operator']}{line} with other operators{then}"
+    return tried
 
 
 MANY_ROUND = "no operator stands out, each adds a little by rounding"
@@ -171,6 +191,8 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     first = result["first"]
     if result["sqnr_db"] >= least:
         yield f"it matches: at least {least:g} dB"
+    elif first is None and result["between"]:
+        yield f"not found in time: {between_in_words(result['between'])}"
     elif first is None:
         yield "no output in floats differs in a program of its own: whole numbers may, or all of it together"
     else:
@@ -186,8 +208,11 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
         alone = f"; {MANY_ROUND}" if first["share"] < STANDS_OUT else ""
         yield f"  {first['share']:.0%} of the whole program's error is its own{alone}"
         for known in first.get("known", ()):
-            yield f"  known of it: {known['message']}"
-            yield f"    → {known['command']}"
+            yield f"  suspected: {known['message']}"
+            if not known.get("fault"):
+                yield f"    → {known['command']} shows it"
         yield f"  {len(result['cuts'])} programs were cut, compiled and run"
+        if result["between"]:
+            yield f"  the time was over: {between_in_words(result['between'])} may add more"
         for name, error in result["failed"].items():
             yield f"  the program that ends at {name} does not compile or run: {error}"

@@ -168,28 +168,25 @@ class Causes:
     beyond: str = ""
     """The operators whose values leave fp16."""
     beyond_fix: str = ""
-    steps: str = ""
-    """What gives activations more steps, where they have 8 bits."""
     chosen: str = ""
     """The operators whose indices are outputs."""
-    known: Sequence[tuple[str, str]] = ()
-    """Faults of the build that its operators can have, each with its fix."""
+    known: Sequence[str] = ()
+    """Faults of the build that its operators can have."""
 
-    def of_chip(self, misses: Sequence[Missed], figures: Mapping[str, float]) -> Sequence[tuple[str, str]]:
-        """The known faults that may explain these misses: the quantized model on the CPU has none of them."""
-        if self.beyond or not (chip_differs(misses, figures) or not against_nearest(figures)):
-            return ()
-        return self.known
+    def suspected(self, misses: Sequence[Missed], figures: Mapping[str, float]) -> Sequence[str]:
+        """What was not proved on this program: known faults of the chip, which the quantized model on the CPU
+        has not, and where quantizing loses most by the outputs of single operators."""
+        of_chip = chip_differs(misses, figures) or not against_nearest(figures)
+        likely = () if self.beyond else self.known if of_chip else filter(None, [self.losses])
+        return [f"suspected: {words}" for words in likely]
 
 
+NO_FIX = "no fix is known"
 BEYOND_NAMED = 3
 BEYOND_FIX = (
     "make the values smaller before that line, as by x * 0.01 (a norm gives the same of x and of x * 0.01),"
     " or --precision 16a8w, whose steps have any range"
 )
-
-
-MORE_STEPS = "--precision 16a8w gives activations 256 times as many steps"
 
 
 def beyond_in_words(beyond: Sequence[Mapping[str, Any]]) -> str:
@@ -214,11 +211,9 @@ def accuracy_message(
     if all(miss.figure == SLICE for miss in misses):
         # An operator's output as a whole says nothing of it.
         return message
-    losses = causes.losses
-    if chip_differs(misses, figures):
-        losses = "the program computes something else than the quantized model that it was made from"
-    known = [words for words, _ in causes.of_chip(misses, figures)]
-    return "; ".join(filter(None, [message, losses, causes.beyond, *known]))
+    differs = "the program computes something else than the quantized model that it was made from"
+    parts = [message, differs * chip_differs(misses, figures), causes.beyond]
+    return "; ".join([*filter(None, parts), *causes.suspected(misses, figures)])
 
 
 SLICE = "slice_sqnr_db"
@@ -236,16 +231,12 @@ def accuracy_fix(
     computes something else, and where quantizing loses it; empty if there is no such command."""
     if all(miss.figure == SLICE for miss in misses):
         alone = "let the model return what is lost as an output of its own"
-        return "; or ".join(
-            filter(None, [alone, causes.steps or _naming(misses, figures, "", where, "", "")])
-        )
+        return "; or ".join(filter(None, [alone, _naming(misses, figures, "", where, "")]))
     if causes.beyond:
         return causes.beyond_fix
     if causes.chosen and all(miss.figure.endswith("agreement") for miss in misses):
         return f"take {causes.chosen} out of the model: let it return the values, and choose on the CPU"
-    command = _naming(misses, figures, divergence, where, otherwise, causes.steps)
-    fixes = [fix for _, fix in causes.of_chip(misses, figures)]
-    return "; or ".join([*fixes, *filter(None, [command])])
+    return _naming(misses, figures, divergence, where, otherwise)
 
 
 def _naming(
@@ -254,12 +245,10 @@ def _naming(
     divergence: str,
     where: str,
     otherwise: str,
-    steps: str,
 ) -> str:
     if chip_differs(misses, figures) or not against_nearest(figures):
         return f"{divergence} names the operator that differs" if divergence else otherwise
-    named = f"{where} names the operators where quantizing loses" if where else otherwise
-    return "; or ".join(filter(None, [steps, named]))
+    return f"{where} names the operators where quantizing loses" if where else otherwise
 
 
 def accuracy_of_one_model(
@@ -320,19 +309,14 @@ def below_usual(kind: str, figures: Mapping[str, float]) -> list[Missed]:
     return [Missed("sqnr_db", USUAL_OF_FLOAT_DB, value)] if low else []
 
 
-def differs_on_chip(
-    figures: Mapping[str, float],
-    divergence: str,
-    known: Sequence[tuple[str, str]] = (),
-) -> str:
-    """What is wrong with outputs that no floor refuses, and that the quantized model does not give, with the
-    faults that are known of its operators; else empty."""
+def differs_on_chip(figures: Mapping[str, float], divergence: str) -> str:
+    """What is wrong with outputs that no floor refuses, and that the quantized model does not give; else
+    empty."""
     reference = figures.get("reference_sqnr_db", math.inf)
     if reference >= LEAST_DB or not divergence or missed(Thresholds(), figures):
         return ""
-    told = "".join(f"; {words}: {fix}" for words, fix in known)
     wrong = f"{reference:.1f} dB against the quantized model: HTP computes something else"
-    return f"{wrong}; {divergence} names it{told}"
+    return f"{wrong}; {divergence} names it"
 
 
 def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:

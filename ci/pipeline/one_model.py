@@ -4,38 +4,24 @@ made of it."""
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import shutil
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ci.pipeline.accuracy import in_words
-from ci.pipeline.compile_flags import CHECKPOINT, LANES
-from ci.pipeline.into_suite import Extension, require_place
-from ci.pipeline.lane import Lane, Mine, Results, mine_of, update
-from ci.pipeline.model_report import ModelReport, reported
+from ci.pipeline.compile_flags import LANES
+from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
-from ci.pipeline.output import Publish, document_of, origin_of, require_own, writing_into
+from ci.pipeline.output import Publish
 from ci.pipeline.precision import written_name
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome
-from provisioning.base import answer
-from provisioning.base.command_line import Parser, show_error
 from provisioning.base.commands import session
-from provisioning.base.disk import disk_errors
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding
-from provisioning.base.settings import DEFAULT_SOC, Selection
-from provisioning.base.units import aligned
-from provisioning.environment import without_android
-from provisioning.manifest import soc_named
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 L = TypeVar("L", bound=AnyPlan[Any])
@@ -146,10 +132,17 @@ def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, 
 def of_lane(model: OneModel, verb: str) -> Any:
     """The module of the model's lane that does this verb for one model: what is asked of it, the verb's own
     module says. Refuses a lane that has none."""
-    name = f"{LANES[model.lane].place.partition(':')[0].rpartition('.')[0]}.{verb}"
-    if importlib.util.find_spec(name) is None:
+    if not offers(model, verb):
         raise not_taken(model)
-    return importlib.import_module(name)
+    return importlib.import_module(_module_of(model, verb))
+
+
+def offers(model: OneModel, verb: str) -> bool:
+    return model.lane in LANES and importlib.util.find_spec(_module_of(model, verb)) is not None
+
+
+def _module_of(model: OneModel, verb: str) -> str:
+    return f"{LANES[model.lane].place.partition(':')[0].rpartition('.')[0]}.{verb}"
 
 
 def not_taken(model: OneModel) -> UsageError:
@@ -160,196 +153,4 @@ def not_taken(model: OneModel) -> UsageError:
     )
 
 
-def _say_without_android(selection: Selection, said: set[str] | None) -> None:
-    """Before an hour of work for a phone that would refuse the program."""
-    lacking = None if soc_named(selection.soc).windows else without_android(selection, os.environ)
-    if lacking and lacking.message not in (said or ()):
-        sys.stderr.write(f"note: {lacking.message}\n  try: {lacking.fix}\n")
-        if said is not None:
-            said.add(lacking.message)
-
-
-def compile_model(
-    taken: LaneModel[P, L], suite: Path | None, report: ModelReport, said: set[str] | None = None
-) -> int:
-    """Write a program for each chip; with `suite`, write the model to that suite too. What is in `said` was
-    said of this model before."""
-    if suite:
-        require_place(suite, measured=taken.measured)
-    _say_without_android(taken.model.selection, said)
-    # What cannot be compiled is refused before a folder is made.
-    for program in taken.programs:
-        require_fp16(program)
-    programs, output, store = taken.programs, taken.how.output, taken.model.selection.store
-    with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        exported = _exported(taken, new, publish, report)
-        extension = _extension(exported, suite) if suite else None
-        if extension or exported is not taken:
-            programs = extension.programs if extension else exported.programs
-        plan = exported.plan(programs)
-        results = exported.do(plan)
-        products = [exported.product(plan, program, mine_of(program, results)) for program in plan.programs]
-        _write(products, output, new, publish, taken.model.typed, report, set() if said is None else said)
-        if extension:
-            more = exported.for_suite(plan, results)
-            figures = [exported.lane.figures(program, mine_of(program, results)) for program in plan.programs]
-            extension.write([figure for figure in figures if figure is not None], more)
-            update(exported.lane, plan, results)
-    return _shown(products, report)
-
-
-def _exported(
-    taken: LaneModel[P, L], scratch: Path, publish: Publish, report: ModelReport
-) -> LaneModel[P, L]:
-    exported = taken.exported(scratch, publish)
-    report.exported = exported.model
-    return exported
-
-
-def require_fp16(program: AnyProgram[Any, Any]) -> None:
-    """Refuse floats for a chip that has none of 16 bits."""
-    if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
-        raise UsageError(
-            f"{program.soc} has no fp16: QNN refuses it, or computes it in float32",
-            fix=f"--precision 8a8w or 16a8w; or a chip that has fp16: --soc {DEFAULT_SOC}",
-        )
-
-
-def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str], suite: Path | None) -> int:
-    """Compile for each precision, whatever becomes of the others, and say all in a table."""
-    if model.lane == CHECKPOINT:
-        raise UsageError(
-            "a checkpoint is compiled for one precision at a time",
-            fix="one --precision, and a folder of its own",
-        )
-    every = [lane_model(replace(model, precision=precision), how) for precision in precisions]
-    for taken in every:
-        # What cannot be meant is refused before the first is compiled.
-        assert taken.programs
-    rows: list[Mapping[str, str]] = []
-    errors: list[str] = []
-    said: set[str] = set()
-    code = 0
-    for precision, taken in zip(precisions, every, strict=True):
-        asked = taken.model
-
-        def work(report: ModelReport, taken: LaneModel[Any, Any] = taken, named: str = precision) -> int:
-            done = compile_model(taken, suite, report, said)
-            rows.extend({"precision": named, **cells} for cells in report.cells)
-            return done
-
-        try:
-            code = max(code, reported("compile", asked, asked.named, work))
-        except ToolkitError as error:
-            show_error(error)
-            code = max(code, error.exit_code)
-            errors.append(f"{precision}: {error.message.splitlines()[0]}")
-    if rows:
-        print("\n".join(aligned([tuple(rows[0]), *(tuple(row.values()) for row in rows)])))
-    print("\n".join(errors), end="\n" * bool(errors))
-    return code
-
-
-def cells_of(outcome: Outcome) -> dict[str, str]:
-    """By column, what a table of several programs says of one."""
-    figures = outcome.figures
-    cells = {
-        "against float": in_words(figures) or "not run",
-        "against the quantized model": in_words(figures, "reference_") or "-",
-        "on the CPU": str(len(outcome.on_cpu)),
-    }
-    titles = {"size": "bytes", "ddr": "bytes of DDR"}
-    return cells | {titles[name]: f"{figures[name]:,.0f}" for name in titles if name in figures}
-
-
-def quantize_model(
-    taken: LaneModel[P, L], quantized: Callable[[LaneModel[P, L]], Sequence[Product]], report: ModelReport
-) -> int:
-    output, store = taken.how.output, taken.model.selection.store
-    with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
-        products = quantized(_exported(taken, new, publish, report))
-        _write(products, output, new, publish, taken.model.typed, report, set())
-    return _shown(products, report)
-
-
-def _shown(products: Sequence[Product], report: ModelReport) -> int:
-    """The exit code, after what is wrong."""
-    wrong = [finding for product in products for finding in product.outcome.wrong]
-    answer.add_findings(wrong)
-    for finding in wrong:
-        error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
-        report.fail(error.message, error.fix, finding.rule)
-        show_error(error)
-    return CheckFailed.exit_code if wrong else 0
-
-
 ELSEWHERE = "name another folder with -o"
-
-
-def _write(
-    products: Sequence[Product],
-    output: Path,
-    scratch: Path,
-    publish: Publish,
-    typed: str,
-    report: ModelReport,
-    said: set[str],
-) -> None:
-    """Put the files of all into the output at once, and say what they are. Their records name the model's
-    origin, and no other model's file is overwritten."""
-    require_own([output / name for product in products for name in product.files], typed)
-    for product in products:
-        for name, content in product.files.items():
-            if isinstance(content, Path):
-                shutil.copyfile(content, scratch / name)
-            else:
-                (scratch / name).write_text(content, encoding="utf-8")
-            if name.endswith(".json") and "schema" in (record := document_of(scratch / name)):
-                (scratch / name).write_text(
-                    json.dumps({**record, "origin": origin_of(typed, output)}, indent=2) + "\n"
-                )
-    written = publish([scratch / name for product in products for name in product.files])
-    report.wrote(path for path in written if path.suffix != ".json")
-    for product in products:
-        report.warn(product.warnings)
-        if product.chips:
-            report.cells.append({"chip": product.chips, **cells_of(product.outcome)})
-        for path in {*product.stale} - {*written}:
-            path.unlink(missing_ok=True)
-        new = [warning for warning in product.warnings if warning not in said]
-        sys.stderr.writelines(f"warning: {warning}\n" for warning in new)
-        said.update(new)
-        for path in written:
-            if path.name in product.files:
-                sys.stdout.write(f"{path.stat().st_size:>12,}  {output / path.name}\n")
-        sys.stdout.writelines(f"{word}\n" for word in product.words)
-        answer.add_findings(product.findings)
-    folder = Parser.user_folder() / output
-    answer.add(programs=[_answered(folder, product) for product in products])
-
-
-def _answered(folder: Path, product: Product) -> dict[str, Any]:
-    """A product's record, with its files and what is said of it."""
-    found = (document_of(folder / name) for name in product.files if name.endswith(".json"))
-    record = next((document for document in found if "soc" in document), {})
-    files = [str(folder / name) for name in product.files]
-    return {
-        **record,
-        **product.facts,
-        "files": files,
-        "words": [*product.words],
-        "warnings": [*product.warnings],
-    }
-
-
-def _extension(taken: LaneModel[P, L], suite: Path) -> Extension[P]:
-    """The run that the suite is to have."""
-    model = taken.model
-    program = taken.program(model.selection.soc, suite)
-    case = program.case.model_dump(mode="json", exclude_defaults=True, exclude={"runs"})
-    values = program.run.model_dump(mode="json", exclude_defaults=True)
-    run = {name: values.get(name) for name in taken.fields}
-    if "precision" in run:
-        run["precision"] = written_name(run["precision"])
-    socs, profile = model.selection.socs, model.selection.profile
-    return Extension(taken.lane.suites, suite, program.case_name, case, taken.same, run, socs, profile)

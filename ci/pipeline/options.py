@@ -145,6 +145,8 @@ class Compiling:
 
     output: Path = Path()
     verify: bool = True
+    search: bool = True
+    """Whether the cause of outputs that are not healthy is looked for."""
     several_precisions: bool = False
     """Whether files are named by their precision, where the lane does not do so anyway."""
     keep_on_cpu: tuple[str, ...] = ()

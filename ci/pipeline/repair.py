@@ -14,13 +14,13 @@ from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.lane import mine_of
 from ci.pipeline.model_report import DIES, ModelReport
 from ci.pipeline.offers import words_of
-from ci.pipeline.one_model import ELSEWHERE, LaneModel, cells_of
+from ci.pipeline.one_model import ELSEWHERE, LaneModel
 from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.output import keep_origins, require_own, writing_into
 from ci.pipeline.precision import precision_named
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.suite_file import accepted_path
-from ci.pipeline.trial import Outcome, smallest
+from ci.pipeline.trial import Outcome, cells_of, smallest
 from provisioning.base import answer
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import as_installed, session

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from ci.pipeline.accuracy import against_nearest
+from ci.pipeline.accuracy import against_nearest, in_words
 from provisioning.base.findings import Finding
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import EXACT_DB, in_decibels
@@ -150,6 +150,18 @@ class Death:
         return (
             re.escape(longest) if len(longest) >= LEAST_WORDS else r"(?!RuntimeError|Import|Module)\w+Error"
         )
+
+
+def cells_of(outcome: Outcome) -> dict[str, str]:
+    """By column, what a table of several programs says of one."""
+    figures = outcome.figures
+    cells = {
+        "against float": in_words(figures) or "not run",
+        "against the quantized model": in_words(figures, "reference_") or "-",
+        "on the CPU": str(len(outcome.on_cpu)),
+    }
+    titles = {"size": "bytes", "ddr": "bytes of DDR"}
+    return cells | {titles[name]: f"{figures[name]:,.0f}" for name in titles if name in figures}
 
 
 def smallest(

@@ -15,7 +15,7 @@ from ci.pipeline.losses import where_of
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
-from provisioning.base.units import aligned
+from provisioning.base.units import aligned, in_decibels
 
 MOST_PROGRAMS = 12
 KEPT_BACK = 3
@@ -59,6 +59,8 @@ class Point:
     """Why there is no program."""
     cpu_seconds: float = 0.0
     """Of compiling it, also where that was cached."""
+    worst: float | None = None
+    """The least SQNR of a single sample."""
 
 
 Measure = Callable[[Sequence[frozenset[int]]], Sequence[Point]]
@@ -411,15 +413,37 @@ def as_text(tuned: Tuned) -> Iterator[str]:
                 "→" if point is tuned.chosen else "",
                 str(count),
                 str(len(tuned.units) - count),
-                point.failed or in_words(point.figures),
+                point.failed or _accuracy(point),
                 *shown,
             )
         )
     yield from aligned(rows)
+    yield from _saved(tuned)
     if tuned.chosen and tuned.chosen.units and len(tuned.chosen.units) < len(tuned.units):
         yield f"{plural(len(tuned.chosen.units), 'group')} of operators at {exact}, by score:"
         gains = sorted((tuned.units[index] for index in tuned.chosen.units), key=lambda unit: -unit.gain)
         yield from (f"  {unit.where}" for unit in gains)
+
+
+def _accuracy(point: Point) -> str:
+    worst = "" if point.worst is None else f"; the worst sample {in_decibels(point.worst)}"
+    return in_words(point.figures) + worst
+
+
+def _saved(tuned: Tuned) -> Iterator[str]:
+    """What the chosen program saves against all at the exact precision."""
+    chosen, exact = tuned.chosen, tuned.ends[1]
+    if chosen is None or chosen is exact or exact.failed:
+        return
+    shares = {
+        name: 1 - chosen.costs[name] / exact.costs[name]
+        for name in COSTS
+        if chosen.costs.get(name) is not None and exact.costs.get(name)
+    }
+    saves = ", ".join(f"{share:.0%} of the {COSTS[name]}" for name, share in shares.items() if share > 0)
+    costs = ", ".join(f"{-share:.0%} more {COSTS[name]}" for name, share in shares.items() if share < 0)
+    words = "; ".join(filter(None, [saves and f"it saves {saves}", costs and f"it takes {costs}"]))
+    yield f"against all at {tuned.names[1]}: {words or 'it saves nothing'}"
 
 
 def as_accepted(tuned: Tuned, goal: Goal) -> dict[str, Metric]:
@@ -446,6 +470,7 @@ def document(tuned: Tuned) -> dict[str, Any]:
                 "of": len(tuned.units),
                 "accuracy": dict(point.figures),
                 "costs": dict(point.costs),
+                "worst": point.worst,
                 "failed": point.failed,
                 "chosen": point is tuned.chosen,
             }

@@ -72,7 +72,7 @@ kinds = {
     if node.name in ("conv2d", "linear") and "quantize_per_tensor" in str(quantize.target)
 }
 plain = run.model_copy(update={"nodes": {}})
-units = lower.scored(loaded, sample, batches, plain, "16a8w", *where)
+units = lower.scored(loaded, sample, batches, plain, "16a8w", 1e9, *where)["units"]
 loaded = make("net:again", {}, folder, None)
 batches = loaded.chosen(None, plain.calibration).calibrating
 model, *_ = lower.prepared_model(loaded, loaded.sample(0), batches, plain, *where).quantized()
@@ -107,12 +107,14 @@ def test_the_errors_of_single_groups_of_onnx_add_up_to_that_of_the_whole(tmp_pat
     for precision in ("u8u8", "u16u8"):
         (tmp_path / precision).mkdir()
         quantized.append(provider.quantized(model, samples, precision_named(precision), tmp_path / precision))
-    units = scored_onnx(model, quantized, {}, samples[0], tmp_path)
+    found = scored_onnx(model, quantized, {}, samples[0], tmp_path, 1e9)
+    units = found["units"]
     assert nodes_of(units) == [["conv", "relu", "mean"], ["product"]]
     (right,) = provider.on_cpu(model, samples[:1])
     for number, path in enumerate(quantized):
-        (found,) = provider.on_cpu(path, samples[:1])
-        whole = ((found["y"] - right["y"]) ** 2).sum() / (right["y"] ** 2).sum()
+        (output,) = provider.on_cpu(path, samples[:1])
+        whole = ((output["y"] - right["y"]) ** 2).sum() / (right["y"] ** 2).sum()
+        assert found["whole"][number] == pytest.approx(whole)
         assert sum(unit["noise"][number] for unit in units) == pytest.approx(whole, rel=3)
 
 

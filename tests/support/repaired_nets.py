@@ -128,6 +128,13 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
     "scatter-of-a-tensor": [
         lambda: _of(*ROW)(lambda x: torch.scatter(x, 1, torch.tensor([[1, 2], [0, 3]]), 0.5))
     ],
+    "log-of-larger": [
+        lambda: _of(3, 7)(lambda x: torch.log(x.abs() + 0.5)),
+        lambda: _of(3, 7)(lambda x: torch.log10(x * x + 0.5)),
+    ],
+    "product-for-linear": [
+        lambda: _of(3, 1, parts=(nn.Linear(1, 1, bias=False),))(lambda linear, x: linear(x))
+    ],
     "second-input-alone": [lambda: _of(2, 5, 5)(lambda x: torch.relu(x) @ x)],
     "depthwise-as-product": [
         lambda: _of(*IMAGE, parts=(nn.Conv2d(4, 4, 1, groups=4),))(lambda conv, x: conv(x))

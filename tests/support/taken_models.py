@@ -40,7 +40,7 @@ class Taken:
     ) -> None:
         selection: Any = SimpleNamespace(soc="SM8650", store=folder / "store", socs=("SM8650",))
         self.name, self.model = name, OneModel(selection, name, lane, WorkOptions(), "16a8w")
-        self.how = Compiling(folder / "out")
+        self.how = Compiling(folder / "out", search=False)
         self.folder, self.gives = folder, gives
         self.lane: Any = SimpleNamespace(suites=SimpleNamespace(lane="executorch"))
         self.given: Any = None

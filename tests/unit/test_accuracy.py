@@ -405,23 +405,23 @@ def test_where_indices_differ_by_more_than_ties_the_fix_takes_their_operator_out
         ({"sqnr_db": 3.0, "reference_sqnr_db": 90.0}, False),
     ],
 )
-def test_a_known_fault_is_said_where_the_chip_may_have_it(figures: dict[str, float], said: bool) -> None:
-    causes = Causes(known=[("cumsum is wrong", "transpose")])
+def test_a_known_fault_is_suspected_where_the_chip_may_have_it(figures: dict[str, float], said: bool) -> None:
+    """What was not tried on this program is no cause, and has no fix."""
+    causes = Causes(known=["cumsum is wrong"])
     (found,) = accuracy_of_one_model("net", figures, "divergence", "where", causes, QUANTIZED)
-    assert ("cumsum is wrong" in found.message) == ("transpose" in found.fix) == said
+    assert ("suspected: cumsum is wrong" in found.message) == said
+    assert found.fix.startswith("divergence" if said else "where")
 
 
 def test_of_the_quantized_model_itself_quantizing_is_the_cause_and_no_chip() -> None:
-    causes = Causes(
-        "quantizing loses most in aten.add", steps="more steps", known=[("cumsum is wrong", "no")]
-    )
+    causes = Causes("quantizing loses most in aten.add", known=["cumsum is wrong"])
     (found,) = accuracy_of_quantized("net", {"sqnr_db": 3.0}, "where", causes, QUANTIZED)
-    assert found.message.endswith("quantizing loses most in aten.add")
-    assert found.fix == "more steps; or where names the operators where quantizing loses"
+    assert found.message.endswith("suspected: quantizing loses most in aten.add")
+    assert found.fix == "where names the operators where quantizing loses"
 
 
 def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_them() -> None:
-    causes = Causes(beyond="mul has 1e6", beyond_fix="x * 0.01", known=[("cumsum is wrong", "transpose")])
+    causes = Causes(beyond="mul has 1e6", beyond_fix="x * 0.01", known=["cumsum is wrong"])
     (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "divergence", "where", causes, QUANTIZED)
     assert "mul has 1e6" in found.message and "cumsum" not in found.message and found.fix == "x * 0.01"
 
@@ -439,26 +439,6 @@ def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_th
 def test_the_fix_follows_the_figures(figures: dict[str, float], fix: str) -> None:
     misses = missed(Thresholds(), figures)
     assert misses and fix in accuracy_fix(misses, figures, "divergence", "where")
-
-
-@pytest.mark.parametrize(
-    ("steps", "fix"), [("more steps", "own; or more steps"), ("", "own; or where names")]
-)
-def test_a_lost_slice_is_given_more_steps_only_where_there_are_some(steps: str, fix: str) -> None:
-    figures = {"sqnr_db": 21.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}
-    (found,) = accuracy_of_one_model("net", figures, "divergence", "where", Causes(steps=steps), QUANTIZED)
-    assert fix in found.fix
-
-
-@pytest.mark.parametrize(("reference", "said"), [(140.0, True), (4.1, False)])
-def test_more_steps_help_where_quantizing_loses_and_not_where_the_chip_differs(
-    reference: float, said: bool
-) -> None:
-    figures = {"sqnr_db": 4.0, "reference_sqnr_db": reference}
-    (found,) = accuracy_of_one_model(
-        "net", figures, "divergence", "where", Causes(steps="more steps"), QUANTIZED
-    )
-    assert ("more steps" in found.fix) == said
 
 
 def test_without_thresholds_what_fails_or_has_no_floats_needs_none(

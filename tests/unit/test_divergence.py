@@ -117,37 +117,42 @@ def test_how_much_of_the_error_is_the_operators_own_tells_a_fault_from_rounding(
     assert wrong is None or first["node"] == wrong
 
 
-FIRST = {
-    "operator": "aten.cumsum.default",
-    "source": "net.py:7",
-    "known": list[dict[str, str]](),
-    "better": "",
-    "share": 0.9,
-}
-FAULT = {"message": "it is wrong", "command": "transpose it", "fault": "cumsum-8-bit"}
-
-
 @pytest.mark.parametrize(
-    ("sqnr_db", "first", "fix"),
+    ("sqnr_db", "first", "between", "fix"),
     [
-        (60.0, None, "quantize 8a8w --where"),
-        (3.0, None, "choose on the CPU"),
-        (3.0, {**FIRST, "known": [{"message": "", "command": "shows it"}, FAULT]}, "transpose it"),
-        (3.0, {**FIRST, "better": "16a8w"}, "compile 16a8w -o out"),
-        (3.0, FIRST, "net.py:7"),
-        (29.0, {**FIRST, "share": 0.2}, "compile 16a8w -o out"),
+        (60.0, None, [], "quantize --where"),
+        (3.0, None, [], "choose on the CPU"),
+        (3.0, None, ["relu", "add"], "tried"),
+        (3.0, {"operator": "aten.cumsum.default"}, [], "tried"),
     ],
 )
 def test_every_end_of_the_search_names_what_to_do_next(
-    sqnr_db: float, first: dict[str, Any] | None, fix: str
+    sqnr_db: float, first: dict[str, Any] | None, between: list[str], fix: str
 ) -> None:
-    def command(verb: str, *more: str, precision: str = "8a8w") -> str:
-        return " ".join([verb, precision, *more])
-
     result = {
         "sqnr_db": sqnr_db,
         "least": 30.0,
         "first": first,
+        "between": between,
         "reference": "the quantized model on the CPU",
     }
-    assert fix in fix_of(result, command, "8a8w")
+    assert fix in fix_of(result, lambda *words: " ".join(words), "what was tried")
+
+
+def test_a_search_whose_time_is_over_says_between_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    operands, clock = chain(64), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+
+    def pairs(node: str | None) -> list[Pair]:
+        clock[0] += 10
+        wrong = node is None or int(node[1:]) >= 40
+        return [Pair("", numpy.ones(4), numpy.zeros(4) if wrong else numpy.ones(4))]
+
+    cuts = Cuts[str](str, pairs, whole=0.0)
+    nodes = list(operands)
+    result = cuts.search(
+        lambda: nodes, lambda: nodes[-1:], operands.__getitem__, lambda _: {}, 30.0, seconds=45
+    )
+    low, high = result["between"]
+    assert int(low[1:]) < 40 <= int(high[1:]) and len(result["cuts"]) <= 5
+    assert low in "\n".join(as_text({**result, "reference": "the float model"}))

@@ -209,7 +209,7 @@ class TestCompile:
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         stand_in.replies["case"] = facts(reload_equal=False)
-        assert self.compiled(tmp_path) == 1
+        assert self.compiled(tmp_path, "--no-search") == 1
         assert not (tmp_path / "out").exists() and stand_in.ended
         assert f"diagnose -- {tmp_path / 'reports/onnx'}" in capsys.readouterr().err
 

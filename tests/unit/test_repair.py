@@ -13,8 +13,8 @@ import pytest
 from ci.one_model import repair as verb
 from ci.pipeline import repair
 from ci.pipeline.compile_flags import ONNX
+from ci.pipeline.compile_one import compile_model
 from ci.pipeline.model_report import ModelReport, reported
-from ci.pipeline.one_model import compile_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.suite_file import accepted_path

@@ -371,6 +371,22 @@ def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> No
     assert Path(model.typed).stem == "helps" and model.per_channel
 
 
+def test_a_choice_says_its_worst_sample_and_what_it_saves_against_all_at_the_exact_precision() -> None:
+    cheap, exact = (
+        Point(frozenset(), costs={"bytes": 10.0, "ddr": 20.0}),
+        Point(frozenset({0, 1}), costs={"bytes": 20.0, "ddr": 10.0}),
+    )
+    chosen = Point(frozenset({1}), {"sqnr_db": 31.0}, {"bytes": 15.0, "ddr": 11.0}, worst=27.5)
+    text = "\n".join(as_text(Tuned(units()[:2], [cheap, chosen, exact], NAMES, chosen, chosen, [])))
+    assert "27.5 dB" in text and "saves 25% of the bytes" in text and "10% more DDR bytes" in text
+
+
+@pytest.mark.parametrize("samples", [[], ["--samples", "99"]])
+def test_a_share_of_few_samples_is_no_floor(samples: list[str]) -> None:
+    with pytest.raises(UsageError, match="top1"):
+        run_here(verb, "net.py:make", "--top1", "0.99", *samples)
+
+
 @pytest.mark.parametrize("words", [[], ["net.py:make", "--accept"]])
 def test_tune_wants_a_model_or_a_suite_and_keeps_results_of_suites_alone(words: list[str]) -> None:
     with pytest.raises(UsageError):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ci.lanes.executorch.values import values_of
 from ci.operators.partition.decisions import module_of
 from ci.pipeline.accuracy import Pair, Unusable, compared
 from ci.pipeline.losses import HALF_MOST, MOST_DB
@@ -47,24 +48,12 @@ def figures_in_torch(
     return {"figures": figures, "slices": slices}
 
 
-class _Outputs(torch.fx.Interpreter):
-    def __init__(self, graph: Any) -> None:
-        super().__init__(graph)
-        self.outputs: dict[str, Tensor] = {}
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, Tensor) and value.is_floating_point():
-            self.outputs[n.name] = value
-        return value
-
-
 def outputs_of(graph: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Every node's output, by name."""
-    interpreter = _Outputs(graph)
-    with torch.no_grad():
-        interpreter.run(*sample)
-    return interpreter.outputs
+    """Every node's output of floats, by name."""
+    values = values_of(graph, sample).items()
+    return {
+        node.name: value for node, value in values if isinstance(value, Tensor) and value.is_floating_point()
+    }
 
 
 MASKS = ("aten.masked_fill", "aten.where")
@@ -99,7 +88,7 @@ def beyond_half(model: Any, samples: Sequence[tuple[Tensor, ...]]) -> list[dict[
     graph: Any = torch.export.export(model, copied(samples[0]), strict=True).module()
     found: dict[str, dict[str, object]] = {}
     for sample in samples:
-        outputs = outputs_of(graph, copied(sample))
+        outputs = outputs_of(graph, sample)
         for node in graph.graph.nodes:
             operands = [outputs.get(operand.name) for operand in node.all_input_nodes]
             if (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from operator import getitem
 from pathlib import Path
@@ -15,6 +16,7 @@ from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower
 from torch import Tensor
 from torch.fx import Node
 
+from ci.engine.workers.child import doing
 from ci.lanes.executorch.lower import Patterns, chosen_for, compiler_spec, prepared_model
 from ci.lanes.executorch.suite import parse_request
 from ci.operators.partition.decisions import is_quantizer, module_of, traits_of
@@ -96,6 +98,7 @@ def _depends_on_input(node: Node) -> bool:
 
 
 def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    began = time.monotonic()
     case, run, soc, place = parse_request(order)
     loaded = make(case.factory, case.arguments, place, inputs_named(case.samples, case.inputs, place))
     samples, batches, _ = chosen_for(loaded, case, run)
@@ -127,6 +130,7 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         return _run(runner, program, folder / str(number), inputs, expected)
 
     def pairs(node: Node | None) -> list[Pair]:
+        doing(f"cut {number + 1}")
         cut = module if node is None else ending_at(module, node)
         expected = [run_copied(cut, sample) for sample in samples]
         return [
@@ -137,9 +141,10 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
             for index, (wanted, value) in enumerate(zip(wants, values, strict=True))
         ]
 
-    cuts = Cuts[Node](lambda node: node.name, pairs)
+    cuts = Cuts[Node](lambda node: node.name, pairs, order["whole"])
+    seconds = order["seconds"] - (time.monotonic() - began)
     result = cuts.search(
-        lambda: operators(module), lambda: ends(module), operands_of, _described, order["least"]
+        lambda: operators(module), lambda: ends(module), operands_of, _described, order["least"], seconds
     )
     return {
         "reference": "the quantized model on the CPU" if run.quantizes else "the float model",

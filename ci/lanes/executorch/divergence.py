@@ -1,32 +1,85 @@
-"""`divergence` of a PyTorch model: the search runs in a process of its own."""
+"""`divergence` of a PyTorch model: one order to the worker that lowers, remembered as any other."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ci.engine.closed import closed
-from ci.engine.workers.parent import Refused
-from ci.lanes.executorch.compile import alone, key_context_of
+from ci.engine.memo import Memo
+from ci.engine.runs import Repeats
+from ci.engine.work import Result
+from ci.lanes.executorch.compile import Lower
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
-from ci.lanes.executorch.user_program import program_of
+from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import better_than, inexact
-from ci.pipeline.divergence import LEAST_DB, known_fault
-from ci.pipeline.installed import ready_environment
+from ci.pipeline.divergence import FOREVER, LEAST_DB, known_fault
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduction import only
-from ci.pipeline.runner import ready_runner
-from ci.pipeline.steps import asking
+from ci.pipeline.runner import Runner, ready_runner
+from ci.pipeline.steps import Ask, run_step
 from provisioning.base.commands import session
-from provisioning.base.errors import CheckFailed
-from provisioning.base.progress import at_work
+from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.files import empty_folder
+from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
-from provisioning.components import QNN_SDK
+
+
+@dataclass(frozen=True)
+class SearchCuts(Lower):
+    """The search for the operator that differs, by programs that end at a node."""
+
+    kind = "divergence"
+    title = "the operator that differs"
+    keeps_files = False
+    log_in_folder = ""
+    repeats = Repeats()
+
+    runner: Runner
+    least: float
+    seconds: float
+    whole: float | None = None
+    """The SQNR of all of it, if that is known."""
+
+    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+        runner = memo.roots.name(str(self.runner.path))
+        return {**super().key(program, memo, environ), "least": self.least, "runner": runner}
+
+    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
+        scratch = str(empty_folder(ask.scratch / program.name / "cuts"))
+        limits = {"least": self.least, "seconds": self.seconds, "whole": self.whole}
+        return ask(**program.order, runner=self.runner.order, cuts=True, scratch=scratch, **limits)
+
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
+        """What the time ended goes on the next time."""
+        return not result.facts.get("between")
+
+
+def cuts_of(
+    model: OneModel,
+    program: ExecutorchProgram,
+    least: float,
+    seconds: float = FOREVER,
+    whole: float | None = None,
+) -> dict[str, Any]:
+    """What the search gave, with what is known of the operator."""
+    plan = plan_of_model(model, "divergence", [program])
+    runner = ready_runner(os.environ, model.selection.reports)
+    found = run_step(SearchCuts(plan, runner, least, seconds, whole), [program])
+    result = dict(require_done(program, plan, found).facts)
+    if result["first"]:
+        scheme, soc = program.run.precision, program.soc
+        first = result["first"] = dict(result["first"])
+        met = faults_in(first.pop("traits"), scheme, soc, versions_of(plan.basis.build_id))
+        first["known"] = [known_fault(found.fault) for found in met]
+        measured = inexact([first["operator"]], scheme, soc)
+        first["known"] += [row._asdict() for row in measured if row.compiles]
+        first["better"] = better_than(first["operator"], scheme, soc)
+    return result
 
 
 def searched(
@@ -37,32 +90,15 @@ def searched(
     program = program_of(model, cpu_nodes=kept) if model.typed else chosen_program(choice, selection)
     thresholds = program.thresholds
     least = least or (thresholds.reference_sqnr_db if thresholds else None) or LEAST_DB
-    runner = ready_runner(os.environ, selection.reports)
-    environment = ready_environment(selection, os.environ)
-    environ = closed(environment.merged(os.environ)) | program.needs.environment(os.environ)
-    log = Path(selection.reports).absolute() / "divergence" / f"{program.name}.log"
-    how = ("--precision", program.run.precision, "--soc", program.soc)
-    again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
-    fix = f"{again} says what does not compile, and what to write instead"
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-divergence-") as scratch:
-        order = {**program.order, "runner": runner.order, "least": least, "cuts": True, "scratch": scratch}
-        try:
-            with (
-                at_work(f"working on {program.name}"),
-                asking(alone(environ, log, model.work.timeout, session("divergence")), log) as ask,
-            ):
-                result = ask(**order)
-        except Refused as refused:
-            raise CheckFailed(f"{program.name}: {refused.message}", fix=fix) from refused
-        if first := result["first"]:
-            scheme, soc = program.run.precision, program.soc
-            build_id = key_context_of(environment.root(QNN_SDK).path, selection.store).build_id
-            met = faults_in(first.pop("traits"), scheme, soc, versions_of(build_id))
-            first["known"] = [known_fault(found.fault) for found in met]
-            measured = inexact([first["operator"]], scheme, soc)
-            first["known"] += [row._asdict() for row in measured if row.compiles]
-            first["better"] = better_than(first["operator"], scheme, soc)
-        return program.name, result
+    try:
+        return program.name, cuts_of(model, program, least)
+    except ToolkitError as error:
+        if error.exit_code != CheckFailed.exit_code:
+            raise
+        how = ("--precision", program.run.precision, "--soc", program.soc)
+        again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
+        fix = f"{again} says what does not compile, and what to write instead"
+        raise CheckFailed(f"{program.name}: {error.message}", fix=fix) from error
 
 
 def chosen_program(choice: Choice, selection: Selection) -> ExecutorchProgram:

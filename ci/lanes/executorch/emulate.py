@@ -26,7 +26,6 @@ from ci.operators.faults import faults_in, versions_of
 from ci.pipeline.accuracy import in_words, missed, rounded
 from ci.pipeline.findings import (
     BEYOND_FIX,
-    MORE_STEPS,
     Causes,
     accepting,
     accuracy_fix,
@@ -332,9 +331,8 @@ def causes_of(
         slices=slices,
         beyond=beyond_in_words(beyond),
         beyond_fix=BEYOND_FIX,
-        steps=MORE_STEPS if scheme.startswith("8a") else "",
         chosen=" and ".join(dict.fromkeys(map(operator_place, chosen))),
-        known=[(str(fault), fault.fault.fix) for fault in met],
+        known=[*map(str, met)],
     )
 
 

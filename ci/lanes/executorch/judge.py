@@ -65,7 +65,9 @@ def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> t
     """A message that names operators, with their known faults, and a precision at which the chip has them."""
     scheme, soc = program.run.precision, program.soc
     operators = dict.fromkeys(OPERATOR.findall(message))
-    met = faults_in({name: {"operator": name, "line": ""} for name in operators}, scheme, soc, versions_of())
+    met = faults_in(
+        {name: {"operator": name, "line": ""} for name in operators}, scheme, soc, versions_of(), dies=True
+    )
     better = [taken_at(name, scheme, soc) for name in dict.fromkeys(REFUSED.findall(message))]
     own = [*better, fix] if fix.startswith("--keep-going") else [fix, *better]
     fixes = [*(fault.fault.fix for fault in met), *own]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -177,12 +178,13 @@ def lower(
     keep_going: bool = False,
     quantize_only: bool = False,
     score: str = "",
+    seconds: float = math.inf,
 ) -> dict[str, Any]:
     """Write the program, inputs and expected outputs into the folder; returns the facts about them.
 
     With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
     With `quantize_only`, write the quantized model instead of the program. With `score`, a precision, write
-    nothing, and say what each operator loses at the run's precision and at that one."""
+    nothing, and say what each operator loses at the run's precision and at that one, within the seconds."""
     doing("load")
     loaded = make(
         case.factory, case.arguments, search_path, inputs_named(case.samples, case.inputs, search_path)
@@ -201,7 +203,7 @@ def lower(
     losses: list[dict[str, object]] = []
     on_lpai: dict[str, Any] = {}
     if score:
-        return {"units": scored(loaded, samples[0], batches, run, score, backend, soc, search_path)}
+        return scored(loaded, samples[0], batches, run, score, seconds, backend, soc, search_path)
     if run.quantizes:
         given = (loaded, samples[0], batches, run, backend, soc, search_path)
         module, patterns, losses = prepared_model(*given).quantized()
@@ -318,8 +320,9 @@ def scored(
     batches: Sequence[tuple[Tensor, ...]],
     run: ExecutorchRun,
     exact: str,
+    seconds: float,
     *where: Any,
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
     """The groups of operators that change their precision together, with what each adds to the outputs' noise
     at the run's precision and at the exact one. Scored by a batch of the calibration: the samples judge."""
 
@@ -333,7 +336,7 @@ def scored(
     floats = prepared(run.precision)
     models = [prepared(scheme, *batches) for scheme in schemes]
     with _step("quantize"):
-        return units_of(floats, [convert_pt2e(model) for model in models], batches[0])
+        return units_of(floats, [convert_pt2e(model) for model in models], batches[0], seconds)
 
 
 def _require_scheme(model: Any, run: ExecutorchRun) -> None:

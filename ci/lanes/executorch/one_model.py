@@ -29,6 +29,7 @@ from ci.lanes.executorch.user_program import (
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
     BEYOND_FIX,
+    NO_FIX,
     HowJudged,
     accuracy_of_one_model,
     apart,
@@ -96,8 +97,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             if (run := measured.get(program.name)) and not ran(run):
                 facts = compiled[program.name].facts
                 (finding,) = findings_of(program, run, facts)
-                fix = "--verify none writes the program without running it"
-                raise CheckFailed(finding.message, fix=BEYOND_FIX if facts["beyond"] else fix)
+                raise CheckFailed(finding.message, fix=BEYOND_FIX if facts["beyond"] else NO_FIX)
         return {COMPILED: compiled, RAN: measured}
 
     def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:
@@ -135,7 +135,10 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
         divergence = self.command("divergence", program.soc, *flags)
         causes = causes_of(program, facts, slices, plan.basis.build_id)
-        suspect = (nearly_constant(figures, slices), differs_on_chip(figures, divergence, causes.known))
+        if self.how.search:
+            # What is likely is said where nothing is measured.
+            causes = replace(causes, losses="", known=())
+        suspect = (nearly_constant(figures, slices), differs_on_chip(figures, divergence))
         warnings = [*notes_of(facts), *filter(None, suspect)]
         judged = accuracy_of_one_model(
             stem,
@@ -200,7 +203,7 @@ def _require_compiled(
         raise CheckFailed(errors[0].message, fix="--no-cache compiles it again")
     if missing := list(missing_kernels(result.facts)):
         message, fix = missing[0]
-        raise CheckFailed(message, fix=fix or "write that line with other operators of torch")
+        raise CheckFailed(message, fix=fix or NO_FIX)
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
         raise CheckFailed(

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Node
 
+from ci.lanes.executorch.values import values_of
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.models.pieces import Border, NotAPiece, Pieces, changed_number, named
 from ci.pipeline.reduce import Subgraph
@@ -18,21 +19,6 @@ SHAPED = ("view", "reshape", "expand", "full", "zeros", "ones", "layer_norm", "s
 """Operators with arguments that are sizes."""
 GROUPS = {"conv2d": 6, "conv1d": 6, "conv_transpose2d": 6, "conv_transpose1d": 6}
 """By operator, which argument is the number of groups, which may be a size too."""
-
-
-class ValueRecorder(Interpreter):
-    """Runs a model, and keeps what each node gives."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.values: dict[str, Array] = {}
-
-    def run_node(self, node: Node) -> Any:
-        value = super().run_node(node)
-        if isinstance(value, Tensor) and node.op != "get_attr":
-            # An operator in place may change it later.
-            self.values[node.name] = value.detach().clone().numpy()
-        return value
 
 
 class TorchPieces(Pieces[GraphModule]):
@@ -115,10 +101,13 @@ class TorchPieces(Pieces[GraphModule]):
 
 
 def recorded(module: GraphModule, sample: tuple[Tensor, ...]) -> Mapping[str, Array]:
-    recorder = ValueRecorder(module)
-    with torch.no_grad():
-        recorder.run(*(tensor.clone() for tensor in sample))
-    return recorder.values
+    """By node, what it computes."""
+    values = values_of(module, sample).items()
+    return {
+        node.name: value.numpy()
+        for node, value in values
+        if isinstance(value, Tensor) and node.op != "get_attr"
+    }
 
 
 def tensors_of(sample: Sample) -> tuple[Tensor, ...]:

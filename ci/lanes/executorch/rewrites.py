@@ -572,6 +572,35 @@ def bias_added_alone(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return functional.linear(x, weight) + bias
 
 
+LARGER_BY = 64.0
+LOGARITHMS: dict[Any, Callable[[Tensor], Tensor]] = {
+    aten.log.default: torch.log,
+    aten.log2.default: torch.log2,
+    aten.log10.default: torch.log10,
+}
+
+
+@search("log-of-larger")
+def log_of_larger(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(*LOGARITHMS):
+        x: Any = node.args[0]
+        if not (x.target is aten.mul.Tensor and x.args[1] == LARGER_BY):
+            yield model.call(node, partial(_log_of_larger, LOGARITHMS[node.target]))
+
+
+def _log_of_larger(log: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return log(x * LARGER_BY) - float(log(torch.tensor(LARGER_BY)))
+
+
+@one(
+    "product-for-linear",
+    aten.linear.default,
+    when=lambda model, node: model.value(node.args[1]).numel() == 1 and len(node.args) < 3,
+)
+def product_for_linear(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight.reshape(1).clone()
+
+
 @one("ceil-by-floor", aten.ceil.default)
 def ceil_by_floor(x: Tensor) -> Tensor:
     return -torch.floor(-x)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ci.lanes.executorch.values import values_of
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.factory import copied
 from ci.pipeline.rewriting import Batch, Need, prove
@@ -63,12 +64,9 @@ class Exported:
     def settle(self) -> None:
         """After rewrites: what nothing reads goes, and all is computed again."""
         _settle(self.module)
-        self.stands_for, self.values = {}, []
+        self.stands_for = {}
         self.written = _written_in_place(self.module.graph)
-        for sample in self.samples:
-            recorder = _Recorder(self.module)
-            recorder.run(*copied(sample))
-            self.values.append(recorder.values)
+        self.values = [values_of(self.module, sample) for sample in self.samples]
 
     def value(self, node: Any) -> Any:
         return self.values[0][node]
@@ -236,18 +234,6 @@ def _read(node: Node) -> list[int] | None:
     if not node.users or any(user.target is not getitem for user in node.users):
         return None
     return sorted({int(str(user.args[1])) for user in node.users})
-
-
-class _Recorder(Interpreter):
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.values: dict[Node, Any] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        # What changes it in place later does not change what is remembered.
-        self.values[n] = value.detach().clone() if isinstance(value, Tensor) else value
-        return value
 
 
 def _on_arrays(function: Callable[..., Any]) -> Batch:

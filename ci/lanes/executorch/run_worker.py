@@ -28,7 +28,7 @@ def start() -> Answer:
 
 def measured(order: dict[str, Any]) -> dict[str, Any]:
     """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
-    from ci.pipeline.accuracy import Unusable, compared, in_files
+    from ci.pipeline.accuracy import Unusable, compared, in_files, least_of_a_sample
     from ci.pipeline.models.metric import METRIC, measured_by, side_by_side
 
     folder, compiled = Path(order["into"]), Path(order["compiled"])
@@ -64,6 +64,9 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
             in_files(outputs, compiled, order["reference"]),
             non_finite=order["non_finite"],
         )
+        if order.get("worst"):
+            pairs = in_files(outputs, compiled, order["expected"], chosen=False)
+            facts["worst"] = least_of_a_sample(pairs, len(order["inputs"]))
         if metric := order.get("metric"):
             pairs = in_files(outputs, compiled, order["expected"], chosen=False)
             facts["figures"][METRIC] = measured_by(metric, pairs, len(order["inputs"]))

@@ -3,6 +3,8 @@ a time: its own error is put into the float model, and the outputs are compared.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,16 +19,26 @@ from ci.pipeline.models.model_lines import source_of
 DEQUANTIZE = "dequantize"
 
 
-def units_of(floats: Any, quantized: Sequence[Any], sample: tuple[Tensor, ...]) -> list[dict[str, Any]]:
-    """`floats` has the names of the quantized models' nodes, and observers, which pass values on."""
+def units_of(
+    floats: Any, quantized: Sequence[Any], sample: tuple[Tensor, ...], seconds: float = math.inf
+) -> dict[str, Any]:
+    """The groups, the noise of each quantized model as a whole, and how many groups the time did not suffice
+    for: those that err least by themselves. `floats` has the names of the quantized models' nodes, and
+    observers, which pass values on."""
+    over = time.monotonic() + seconds
     with torch.no_grad():
         values = _Values(floats)
         wanted = values.outputs(sample)
         errors = [_own_errors(model, values.values, sample) for model in quantized]
-        units = []
+        whole = [_noise(wanted, _outputs_of(model, sample)) for model in quantized]
+        units: list[dict[str, Any]] = []
         groups = groups_of(floats.graph)
         grouped = {node for nodes in groups for node in nodes}
+        if seconds < math.inf:
+            groups.sort(key=lambda nodes: -max(_share(errors[0], values.values, node.name) for node in nodes))
         for nodes in groups:
+            if time.monotonic() > over:
+                break
             names = [node.name for node in nodes]
             operands = {_behind_observers(operand) for node in nodes for operand in node.all_input_nodes}
             read = sorted(operand.name for operand in operands & grouped - {*nodes})
@@ -40,7 +52,17 @@ def units_of(floats: Any, quantized: Sequence[Any], sample: tuple[Tensor, ...]) 
             first, (source, code) = nodes[0], source_of(nodes[0])
             row = {"operator": str(first.target), "module": module_of(first), "source": source, "code": code}
             units.append({**row, "nodes": names, "size": size, "noise": added, "reads": reads})
-    return units
+    return {"units": units, "whole": whole, "left": len(groups) - len(units)}
+
+
+def _share(errors: Mapping[str, Tensor], values: Mapping[str, Any], name: str) -> float:
+    """An operator's own error, relative to what it gives."""
+    return _noise([values[name].double()], [values[name].double() + errors[name]]) if name in errors else 0.0
+
+
+def _outputs_of(model: Any, sample: tuple[Tensor, ...]) -> list[Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(model(*copied(sample)))
+    return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def groups_of(graph: Any) -> list[list[Node]]:
@@ -103,8 +125,7 @@ class _Values(Interpreter):
         return value
 
     def outputs(self, sample: tuple[Tensor, ...]) -> list[Tensor]:
-        leaves = torch.utils._pytree.tree_leaves(self.run(*copied(sample)))
-        return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor)]
+        return _outputs_of(self.run, sample)
 
 
 class _WithErrors(_Values):

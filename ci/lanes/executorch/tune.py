@@ -60,6 +60,7 @@ class Score(Lower):
     log_in_folder = ""
 
     exact: str
+    seconds: float = 1e9
 
     @property
     def title(self) -> str:
@@ -69,7 +70,11 @@ class Score(Lower):
         return {**super().key(program, memo, environ), "scored beside": self.exact}
 
     def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
-        return ask(**program.order, score=self.exact)
+        return ask(**program.order, score=self.exact, seconds=self.seconds)
+
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
+        """What the time ended is no score for `tune`."""
+        return not result.facts.get("left")
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class RunUnheld(RunOnEmulator):
         return ran(result)
 
     def _request(self, program: ExecutorchProgram) -> dict[str, Metric]:
-        common = super()._request(program)
+        common = {**super()._request(program), "worst": True}
         return {**common, "metric": self.metric} if self.metric else common
 
 
@@ -94,7 +99,8 @@ def tuned(
     cheap, exact = map(scheme_named, precisions)
     if given:
         run = given.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
-        program = replace(given, run=run)
+        judged = {"inferences": model.inferences} if model.inferences else {}
+        program = replace(given, run=run, case=given.case.model_copy(update=judged))
     else:
         program = program_of(replace(model, precision=cheap))
     if not program.run.quantizes or program.backend != "htp":
@@ -104,8 +110,7 @@ def tuned(
     plan = plan_of_model(model, "tune", [program])
     if "ms" in goal.budget:
         _require_fitted(plan.basis.build_id, (cheap, exact))
-    scores = require_done(program, plan, run_step(Score(plan, exact), [program])).facts["units"]
-    units = [unit_of(row) for row in scores]
+    units = [unit_of(row) for row in scores_of(model, program, exact)["units"]]
     runner = ready_runner(os.environ, model.selection.reports)
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
@@ -121,6 +126,13 @@ def tuned(
         ]
 
     return TuneSearch(units, measured, goal, (cheap, exact)).run()
+
+
+def scores_of(
+    model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = Score.seconds
+) -> Mapping[str, Any]:
+    plan = plan_of_model(model, "tune", [program])
+    return require_done(program, plan, run_step(Score(plan, exact, seconds), [program])).facts
 
 
 def _require_fitted(build_id: str, precisions: Sequence[str]) -> None:
@@ -187,4 +199,5 @@ def _point(
         "bytes": (result.folder / PROGRAM).stat().st_size,
         **ms,
     }
-    return Point(choice, run.facts["figures"], taken, cpu_seconds=result.facts["cpu_seconds"])
+    seconds = result.facts["cpu_seconds"]
+    return Point(choice, run.facts["figures"], taken, cpu_seconds=seconds, worst=run.facts["worst"])

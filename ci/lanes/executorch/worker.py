@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import sys
 import tempfile
@@ -87,6 +88,7 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
             keep_going=order.get("keep_going", False),
             quantize_only=order.get("quantize_only", False),
             score=order.get("score", ""),
+            seconds=order.get("seconds", math.inf),
         )
         if order.get("simulate"):
             return {**facts, "us": simulated.simulation().us}

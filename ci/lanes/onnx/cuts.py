@@ -32,6 +32,8 @@ def searched(
     settings: Settings,
     into: Path,
     least: float,
+    seconds: float,
+    whole: float | None,
 ) -> dict[str, Any]:
     graph = Graph(onnx.load(str(path)))
 
@@ -53,8 +55,8 @@ def searched(
     def described(node: onnx.NodeProto) -> dict[str, str]:
         return {"operator": node.op_type, **asdict(places.get(node.name, SourcePlace()))}
 
-    cuts = Cuts[onnx.NodeProto](lambda node: node.name or node.output[0], pairs)
-    result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least)
+    cuts = Cuts[onnx.NodeProto](lambda node: node.name or node.output[0], pairs, whole)
+    result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least, seconds)
     quantized = precision.quantized or precision.name == "qdq"
     return {"reference": "the quantized model on the CPU" if quantized else "the float model", **result}
 

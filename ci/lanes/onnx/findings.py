@@ -16,7 +16,6 @@ from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, 
 from ci.pipeline.costs import cost_rule
 from ci.pipeline.findings import (
     BEYOND_FIX,
-    MORE_STEPS,
     PROVISIONAL,
     Causes,
     HowJudged,
@@ -33,7 +32,6 @@ from ci.pipeline.findings import (
     shown_thresholds,
 )
 from ci.pipeline.models.inputs import inputs_used
-from ci.pipeline.precision import precision_named
 from ci.pipeline.reason import first_line, words_of
 from ci.pipeline.suite import HELD_QUANTIZED
 from provisioning.base.commands import session
@@ -46,13 +44,12 @@ ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
 
 
-def causes_of(context: Mapping[str, Any], precision: str) -> Causes:
+def causes_of(context: Mapping[str, Any]) -> Causes:
     """By the facts of a run."""
     return Causes(
         slices=context["slices"],
         beyond=beyond_in_words(context.get("beyond", ())),
         beyond_fix=BEYOND_FIX,
-        steps=MORE_STEPS if precision_named(precision).activations.endswith("8") else "",
         chosen=" and ".join(context.get("choices", ())),
     )
 
@@ -96,7 +93,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     if program.case.recorded and computed_otherwise(near):
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
-    used, causes = inputs_used(result.facts), causes_of(context, program.run.precision)
+    used, causes = inputs_used(result.facts), causes_of(context)
     divergence = _command(program, "divergence")
     if misses := misses_of(program, result):
         where = _command(program, "quantize", "--where")

@@ -3,6 +3,7 @@ each adds to the noise in the outputs. Imported only by the worker."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from ci.lanes.onnx.events import SourcePlace
 from ci.lanes.onnx.node_graph import QUANTIZERS, Graph
 from ci.pipeline.models.arrays import Array, Sample
 
+MOST_SECONDS = 1e9
 ERROR, FLOAT = "error/", "float/"
 QUANTIZED = "_QuantizeLinear_Input"
 """How the quantizer renames what computes an output of the model."""
@@ -47,8 +49,11 @@ def scored(
     places: Mapping[str, SourcePlace],
     sample: Sample,
     into: Path,
-) -> list[dict[str, Any]]:
-    """The groups of operators, with the noise that each adds in each of the quantized models alone."""
+    seconds: float,
+) -> dict[str, Any]:
+    """The groups of operators, with the noise that each adds in each of the quantized models alone, that of
+    each model as a whole, and how many groups the time did not suffice for: those that err least."""
+    over = time.monotonic() + seconds
     graph = Graph(onnx.load(str(source)))
     (outputs,) = every_output(graph, into / "exposed.onnx", [sample], (TensorProto.FLOAT,))
     values = {**outputs, **sample}
@@ -57,19 +62,24 @@ def scored(
     errors = [_own_errors(path, values, into / "own.onnx") for path in quantized]
     disturbed = into / "disturbed.onnx"
     onnx.save(_with_errors(graph, {name: values[name] for name in made}), str(disturbed))
+    if seconds < MOST_SECONDS:
+        groups.sort(key=lambda nodes: -_own_share(nodes, errors[0], values))
     nothing = {f"{ERROR}{name}": numpy.zeros_like(values[name]) for name in made}
 
     def inputs() -> Iterator[Sample]:
         yield {**sample, **nothing}
         for nodes in groups:
+            if time.monotonic() > over:
+                return
             for of_model in errors:
                 mine = [name for node in nodes for name in node.output if name in of_model]
                 yield {**sample, **nothing, **{f"{ERROR}{name}": of_model[name] for name in mine}}
 
     wanted, *found = provider.on_cpu(disturbed, inputs())
-    units, count = [], len(quantized)
+    units, count = list[dict[str, Any]](), len(quantized)
+    whole = [_noise(wanted, provider.on_cpu(path, [sample])[0]) for path in quantized]
     maker = {name: node.name for nodes in groups for node in nodes for name in node.output if name in values}
-    for number, nodes in enumerate(groups):
+    for number, nodes in enumerate(groups[: len(found) // count]):
         place = asdict(places.get(nodes[0].name, SourcePlace()))
         names = [name for node in nodes for name in node.output if name in values]
         taken = {name for node in nodes for name in node.input} & maker.keys() - {*names}
@@ -83,7 +93,14 @@ def scored(
                 "noise": [_noise(wanted, outputs) for outputs in found[number * count :][:count]],
             }
         )
-    return units
+    return {"units": units, "whole": whole, "left": len(groups) - len(units)}
+
+
+def _own_share(nodes: Sequence[onnx.NodeProto], errors: Sample, values: Mapping[str, Array]) -> float:
+    """The largest error of an operator, relative to what it gives."""
+    names = [name for node in nodes for name in node.output if name in errors]
+    shares = (_noise({name: values[name]}, {name: values[name] + errors[name]}) for name in names)
+    return max(shares, default=0.0)
 
 
 def _own_errors(path: Path, values: Mapping[str, Array], into: Path) -> Sample:

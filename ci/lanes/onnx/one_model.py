@@ -125,7 +125,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
         kind = program.run.kind
         judged = accuracy_of_one_model(
-            self.model.typed, near, *commands, causes_of(context, kind), HowJudged(kind, inputs_used(facts))
+            self.model.typed, near, *commands, causes_of(context), HowJudged(kind, inputs_used(facts))
         )
         wrong, low = apart(judged)
         warnings += low

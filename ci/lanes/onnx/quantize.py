@@ -54,7 +54,7 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
     where = taken.command("quantize", program.soc, "--where")
     judged = HowJudged(kind, inputs_used(facts))
-    wrong, low = apart(accuracy_of_quantized(stem, facts["near"], where, causes_of(facts, kind), judged))
+    wrong, low = apart(accuracy_of_quantized(stem, facts["near"], where, causes_of(facts), judged))
     constant = filter(None, [nearly_constant(facts["near"], facts["slices"])])
     warnings = [*taken.drawn(program), *constant_inputs(facts), *constant, *low]
     return [

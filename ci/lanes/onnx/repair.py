@@ -62,7 +62,7 @@ def _of(whole: OneModel, program: OnnxProgram, exported: Path | None) -> OnnxMod
         dimensions=dimensions,
         per_channel=program.run.per_channel or whole.per_channel,
         calibration=program.run.calibration,
-        inferences=case.inferences,
+        inferences=whole.inferences or case.inferences,
         selection=replace(selection, soc=program.soc, named_socs=(program.soc,)),
     )
     return OnnxModel(model, Compiling(), given=program)

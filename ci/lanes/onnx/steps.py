@@ -47,6 +47,7 @@ from ci.pipeline.accuracy import (
     compare,
     compared,
     in_words,
+    least_of_a_sample,
     missed,
     pair_of_choice,
 )
@@ -210,6 +211,7 @@ def write_context(
         "audit": asdict(audit),
         **near,
         "draws": _each_draw(expected, reference, outputs, case.non_finite, among) if case.recorded else [],
+        "worst": least_of_a_sample(_pairs(expected, outputs, NONE), len(expected)) if expected else None,
         "choices": list(among[0].operators),
         # Whether QNN computes floats in 16 bits; None if the context does not say.
         "half_floats": context.half_floats,
@@ -594,6 +596,8 @@ def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
         run.settings(order["soc"]),
         Path(order["into"]),
         order["least"],
+        order["seconds"],
+        order["whole"],
     )
     return {"result": result}
 
@@ -644,7 +648,7 @@ def order_scores(order: Mapping[str, Any]) -> dict[str, Any]:
     sample = saved(Path(order["prepared"]) / CALIBRATION)[0]
     places = places_of(load_graph(Path(order["source"])))
     models = [folder / "model_qdq.onnx" for folder in folders]
-    return {"units": scored(source, models, places, sample, Path(order["into"]))}
+    return scored(source, models, places, sample, Path(order["into"]), order["seconds"])
 
 
 def case_of(order: Mapping[str, Any]) -> OnnxCase:

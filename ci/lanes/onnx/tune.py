@@ -59,6 +59,7 @@ class ScoresOfOne(OneModelStep):
     keeps_files = False
 
     exact: str
+    seconds: float = 1e9
 
     def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         return {**super().key(program, memo, environ), "scored beside": self.exact}
@@ -71,7 +72,11 @@ class ScoresOfOne(OneModelStep):
             folders.append(str(empty_folder(ask.scratch / "exact")))
             run = {**common["run"], "precision": self.exact}
             ask(do="quantize", **{**common, "model": common["source"], "run": run, "into": folders[1]})
-        return ask(do="scores", **common, folders=folders)
+        return ask(do="scores", **common, folders=folders, seconds=self.seconds)
+
+    def accepts(self, program: OnnxProgram, result: Result) -> bool:
+        """What the time ended is no score for `tune`."""
+        return not result.facts.get("left")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +105,7 @@ def tuned(
     program = program_of(replace(model, precision=cheap.name))
     if not cheap.quantized:
         raise UsageError(f"{cheap.written} quantizes nothing", fix="--precision 8a8w --precision 16a8w")
-    scores = ScoresOfOne(plan_of_model(model, program), exact=exact.name)
-    units = [unit_of(row) for row in require_done(run_step(scores, [program])[program.name]).facts["units"]]
+    units = [unit_of(row) for row in scores_of(model, program, exact.name)["units"]]
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
         programs = {choice: _mixed(program, units, choice, exact.name) for choice in choices}
@@ -110,6 +114,13 @@ def tuned(
         return [_point(choice, mixed, results[mixed.name], goal) for choice, mixed in programs.items()]
 
     return TuneSearch(units, measured, goal, (cheap.written, exact.written)).run()
+
+
+def scores_of(
+    model: OneModel, program: OnnxProgram, exact: str, seconds: float = ScoresOfOne.seconds
+) -> Mapping[str, Any]:
+    step = ScoresOfOne(plan_of_model(model, program), exact=exact, seconds=seconds)
+    return require_done(run_step(step, [program])[program.name]).facts
 
 
 def _step(model: OneModel, plan: OnnxPlan, metric: str) -> CompileTuned:
@@ -155,7 +166,8 @@ def _point(choice: frozenset[int], program: OnnxProgram, result: Result, goal: G
         costs["ddr"] = ddr["read"] + ddr["written"]
     found = _forecast(program, facts["estimate"])
     costs |= milliseconds(found, program.soc, budgeted="ms" in goal.budget)
-    return Point(choice, context["near"], costs, cpu_seconds=facts["cpu_seconds"])
+    seconds = facts["cpu_seconds"]
+    return Point(choice, context["near"], costs, cpu_seconds=seconds, worst=context.get("worst"))
 
 
 def _forecast(program: OnnxProgram, estimate: Mapping[str, Any] | None) -> Forecasted:

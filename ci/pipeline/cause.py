@@ -1,0 +1,140 @@
+"""Why the outputs of a program that `compile` made are not healthy: measured on this program, within a time.
+
+What quantizing loses is found on the CPU, what the chip computes otherwise by programs that end at a node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ci.pipeline.accuracy import against_nearest, missed
+from ci.pipeline.divergence import LEAST_DB, MANY_ROUND, STANDS_OUT, between_in_words
+from ci.pipeline.findings import SLICE, below_usual, chip_differs, operator_place
+from ci.pipeline.lost_parts import LEAST_DB as WRONG_DB
+from ci.pipeline.one_model import LaneModel, of_lane
+from ci.pipeline.options import OneModel
+from ci.pipeline.suite import Thresholds
+from ci.pipeline.trial import Outcome
+from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.units import in_decibels
+
+SECONDS = 90.0
+"""Of the search for all programs of a command."""
+FLOAT = "fp16"
+
+
+class SearchesCuts(Protocol):
+    """What is asked of a lane's module `divergence`."""
+
+    def cuts_of(
+        self, model: OneModel, program: Any, least: float, seconds: float, whole: float | None
+    ) -> dict[str, Any]:
+        """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
+        ...
+
+
+class Scores(Protocol):
+    """What is asked of a lane's module `tune`."""
+
+    def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float) -> Mapping[str, Any]:
+        """By group of operators, the noise in the outputs if it alone is quantized, and that of all."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What was measured, in words, and the operator that it names, if it names one."""
+
+    words: str
+    place: Mapping[str, Any] = field(default_factory=dict)
+    of_chip: bool = False
+    suspected: Sequence[Mapping[str, str]] = ()
+    """The known faults that the operator can have: what they are is not proved here."""
+    goes_on: str = ""
+    """The command that goes on with a search that the time ended."""
+
+    def in_words(self) -> str:
+        return "; ".join([self.words, *(f"suspected: {fault['message']}" for fault in self.suspected)])
+
+
+def is_of_chip(outcome: Outcome, kind: str) -> bool | None:
+    """Whether the chip computes something else, rather than quantizing losing it; None of what is healthy,
+    has no floats, or loses a slice alone, of which an operator's output as a whole says nothing."""
+    figures = outcome.figures
+    misses = missed(Thresholds(), figures, kind) or below_usual(kind, figures)
+    misses = [miss for miss in misses if miss.figure != SLICE]
+    if "sqnr_db" not in figures or outcome.error:
+        return None
+    if figures.get("reference_sqnr_db", math.inf) < WRONG_DB and (
+        chip_differs(misses, figures) or not misses
+    ):
+        return True
+    if not misses:
+        return None
+    return chip_differs(misses, figures) or not against_nearest(figures)
+
+
+def cause_of(
+    taken: LaneModel[Any, Any], program: Any, outcome: Outcome, seconds: float = SECONDS
+) -> Cause | None:
+    of_chip, model = is_of_chip(outcome, program.run.kind), taken.model
+    # What noise may have lost is searched for once there are real samples.
+    if of_chip is None or not (of_chip or outcome.wrong):
+        return None
+    try:
+        if of_chip:
+            search: SearchesCuts = of_lane(model, "divergence")
+            whole = outcome.near("sqnr_db", -math.inf)
+            result = search.cuts_of(model, program, LEAST_DB, seconds, whole)
+            return of_cuts(result, taken.command("divergence", program.soc))
+        scores: Scores = of_lane(model, "tune")
+        return of_scores(scores.scores_of(model, program, FLOAT, seconds))
+    except ToolkitError as error:
+        if error.exit_code != CheckFailed.exit_code:
+            raise
+        return Cause(f"its cause was not found: {error.message.splitlines()[0]}")
+
+
+def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:
+    first, between = result["first"], result["between"]
+    late = (
+        f"the time was over: it is in {between_in_words(between)}, and {goes_on} goes on" if between else ""
+    )
+    if first is None:
+        words = "no operator with floats differs in a program of its own"
+        return Cause(late or words, of_chip=True, goes_on=goes_on if between else "")
+    place = operator_place(first) if first["source"] else f"{first['operator']} ({first['node']})"
+    share = f"{first['share']:.0%} of the error"
+    if first["share"] < STANDS_OUT:
+        return Cause(late or f"{MANY_ROUND}: at most {share} is that of {place}", of_chip=True)
+    operands = ", ".join(
+        f"{name} {in_decibels(value)}" for name, value in first["operands"].items() if value is not None
+    )
+    words = (
+        f"the cause is {place}: {in_decibels(first['sqnr_db'])} against {result['reference']} where it ends"
+    )
+    words += f", and {operands or 'exact inputs'} before it, {share}"
+    known = [fault for fault in first.get("known", ()) if fault.get("fault")]
+    return Cause("; ".join(filter(None, [words, late])), first, True, known)
+
+
+def of_scores(facts: Mapping[str, Any]) -> Cause:
+    units, whole = facts["units"], facts["whole"][0]
+    if not units or not whole:
+        return Cause("quantizing no operator alone loses anything")
+    worst = max(units, key=lambda unit: unit["noise"][0])
+    place = operator_place(worst) if worst["source"] else f"{worst['operator']} ({worst['nodes'][0]})"
+    noise, some = (
+        worst["noise"][0],
+        f" of the {len(units)} that the time sufficed for" if facts["left"] else "",
+    )
+    if noise < STANDS_OUT * whole:
+        return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / whole:.0%} of it{some}")
+    of_all = f"{_decibels(noise)} if it alone is quantized, {_decibels(whole)} if all are"
+    return Cause(f"the cause is quantizing {place}{some}: {of_all}", worst)
+
+
+def _decibels(noise: float) -> str:
+    return in_decibels(-10 * math.log10(noise))

@@ -1,0 +1,130 @@
+"""Fixes of one program that were tried on it: each was compiled, run and compared, and has its figure."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from ci.pipeline.accuracy import CLEARLY_DB
+from ci.pipeline.cause import Cause
+from ci.pipeline.compile_flags import ONNX
+from ci.pipeline.findings import NO_FIX
+from ci.pipeline.offers import MORE_EXACT
+from ci.pipeline.one_model import LaneModel, of_lane
+from ci.pipeline.options import OneModel
+from ci.pipeline.precision import written_name
+from ci.pipeline.repair import Rewrites, measured, of_rewritten
+from ci.pipeline.rewriting import RewriteChoice, RewrittenPlace
+from ci.pipeline.trial import Outcome
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed, ToolkitError
+
+MOST, SECONDS = 3, 120.0
+"""Candidates, and for how long another one is begun."""
+EXACT = {**MORE_EXACT, "fp16": "16a8w"}
+"""By precision, the one that is tried in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    words: str
+    """What to type, as it is tried."""
+    outcome: Callable[[], Outcome | None]
+    """None where it does not apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    helping: Sequence[str]
+    """Each with its figure."""
+    others: Sequence[str]
+    """What was tried, and does not help."""
+
+    @property
+    def fix(self) -> str:
+        if self.helping:
+            return "; or ".join(self.helping)
+        return f"{NO_FIX}; tried: {'; '.join(self.others)}" if self.others else NO_FIX
+
+
+def proofs_of(
+    taken: LaneModel[Any, Any], soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
+) -> Proofs:
+    over, helping, others = time.monotonic() + seconds, list[str](), list[str]()
+    for candidate in islice(candidates_of(taken, soc, cause), MOST):
+        if time.monotonic() > over:
+            break
+        sys.stderr.write(f"trying: {candidate.words}\n")
+        if (after := candidate.outcome()) is not None:
+            words = f"{candidate.words}: {_in_words(after)}"
+            (helping if helps(after, before) else others).append(words)
+    return Proofs(helping, others)
+
+
+def helps(after: Outcome, before: Outcome) -> bool:
+    """Whether it repairs what is wrong, or is clearly nearer to float. What still dies does not."""
+    if after.error or not after.improves_on(before):
+        return False
+    return after.green or bool(before.error) or after.sqnr_db > before.sqnr_db + CLEARLY_DB
+
+
+def _in_words(outcome: Outcome) -> str:
+    """Against float, as what is typed will say it."""
+    figures = {name: figure for name, figure in outcome.figures.items() if not name.startswith("reference_")}
+    return replace(outcome, figures=figures).in_words()
+
+
+def candidates_of(taken: LaneModel[Any, Any], soc: str, cause: Cause | None) -> Iterator[Candidate]:
+    """Rewrites at the place of the cause, or of the whole model; then flags. None of a model that does not
+    export."""
+    one = taken.of(_for_one(taken.model, soc), replace(taken.how, search=False))
+    lane: Rewrites = of_lane(taken.model, "repair")
+    try:
+        rewritten = lane.rewritten(one, RewriteChoice())
+    except ToolkitError as error:
+        if error.exit_code != CheckFailed.exit_code:
+            raise
+        return
+    yield from _rewrites(one, lane, rewritten.made, soc, cause)
+    model = taken.model
+    precision = str(written_name(model.precision or "fp16"))
+    if model.lane == ONNX and not model.per_channel and precision != "fp16":
+        yield _of_model(taken, soc, per_channel=True)
+    if (other := EXACT.get(precision)) and not model.precision_file:
+        yield _of_model(taken, soc, precision=other)
+
+
+def _of_model(taken: LaneModel[Any, Any], soc: str, **changed: Any) -> Candidate:
+    other = taken.of(_for_one(replace(taken.model, **changed), soc), replace(taken.how, search=False))
+    return Candidate(other.command("compile", soc, "-o", "out"), lambda: measured(other))
+
+
+def _for_one(model: OneModel, soc: str) -> OneModel:
+    if model.selection.socs == (soc,):
+        return model
+    return replace(model, selection=replace(model.selection, soc=soc, named_socs=(soc,)))
+
+
+def _rewrites(
+    one: LaneModel[Any, Any], lane: Rewrites, every: Sequence[RewrittenPlace], soc: str, cause: Cause | None
+) -> Iterator[Candidate]:
+    made = [change for change in every if cause is None or _is_at(change, cause)]
+    if rules := tuple(dict.fromkeys(rule for change in made for rule in change.rules)):
+        only = [word for rule in rules for word in ("--only", rule)]
+
+        def outcome() -> Outcome | None:
+            again = of_rewritten(one, lane.rewritten(one, RewriteChoice(rules)))
+            return measured(again) if again else None
+
+        yield Candidate(session("repair", *one.model.words(soc), *only, "-o", "repaired"), outcome)
+
+
+def _is_at(change: RewrittenPlace, cause: Cause) -> bool:
+    place = cause.place
+    if change.source:
+        return bool(change.source == place.get("source"))
+    return change.node in (place.get("node"), *place.get("nodes", ()))

@@ -1,0 +1,83 @@
+"""What is said of the cause of outputs that are not healthy, by what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ci.pipeline.cause import cause_of, is_of_chip, of_cuts, of_scores
+from ci.pipeline.trial import Outcome
+from provisioning.base.errors import CheckFailed
+from tests.support.taken_models import WRONG, Taken
+
+AT = {"operator": "aten.pow.Scalar", "module": "", "source": "net.py:7", "code": "2 ** x"}
+
+
+@pytest.mark.parametrize(
+    ("figures", "of_chip"),
+    [
+        ({"sqnr_db": 3.0, "reference_sqnr_db": 3.1}, True),
+        ({"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, False),
+        ({"sqnr_db": 3.0}, True),
+        # Of floats that is a warning.
+        ({"sqnr_db": 37.0}, True),
+        ({"sqnr_db": 39.0}, None),
+        # No floor is missed, and the chip computes something else all the same.
+        ({"sqnr_db": 15.0, "reference_sqnr_db": 15.1}, True),
+        ({"sqnr_db": 40.0, "reference_sqnr_db": 60.0}, None),
+        ({"sqnr_db": 40.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}, None),
+        ({"agreement": 0.5}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_searched_follows_the_figures(figures: dict[str, float], of_chip: bool | None) -> None:
+    kind = "8a8w" if "reference_sqnr_db" in figures else "fp16"
+    assert is_of_chip(Outcome(figures=figures), kind) is of_chip
+
+
+def cuts(share: float, between: list[str] | None = None, **more: Any) -> dict[str, Any]:
+    first = {**AT, "node": "pow_1", "sqnr_db": 2.0, "share": share, "operands": {"tanh": 70.0}, **more}
+    return {"reference": "the quantized model on the CPU", "first": first, "between": between or []}
+
+
+def test_an_operator_is_the_cause_where_most_of_the_error_is_its_own() -> None:
+    fault = {"message": "pow is wrong", "command": "exp", "fault": "power-of-a-number"}
+    found = of_cuts(cuts(0.9, known=[fault, {"message": "measured", "command": "shows"}]), "divergence")
+    assert "cause is aten.pow.Scalar at net.py:7" in found.words and "90%" in found.words
+    assert found.in_words().endswith("suspected: pow is wrong") and found.place["node"] == "pow_1"
+
+
+def test_where_all_add_a_little_none_is_the_cause() -> None:
+    found = of_cuts(cuts(0.1), "divergence")
+    assert "cause" not in found.words and not found.place
+
+
+def test_a_search_that_the_time_ended_says_how_far_it_came_and_what_goes_on() -> None:
+    found = of_cuts({**cuts(0.9, ["relu", "linear_3"]), "first": None}, "divergence net.py")
+    assert "relu and linear_3" in found.words and found.goes_on == "divergence net.py" and not found.place
+
+
+@pytest.mark.parametrize(("noise", "named"), [(0.08, True), (0.01, False)])
+def test_quantizing_an_operator_is_the_cause_where_it_alone_loses_as_much(noise: float, named: bool) -> None:
+    units = [{**AT, "nodes": ["pow_1"], "noise": [noise]}, {**AT, "nodes": ["mul"], "noise": [0.005]}]
+    found = of_scores({"units": units, "whole": [0.1], "left": 0})
+    assert ("cause is quantizing aten.pow.Scalar" in found.words) is named is bool(found.place)
+    assert not named or ("11.0 dB if it alone" in found.words and "10.0 dB if all" in found.words)
+
+
+def test_a_search_that_fails_is_no_cause_and_no_failure(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> object:
+        raise CheckFailed("the compiler dies", fix="")
+
+    lane = type("Lane", (), {"scores_of": dies})
+    monkeypatch.setattr("ci.pipeline.cause.of_lane", lambda model, verb: lane)
+    outcome = Outcome(figures={"sqnr_db": 3.0, "reference_sqnr_db": 60.0}, wrong=WRONG)
+    taken, program = Taken(tmp_path), SimpleNamespace(run=SimpleNamespace(kind="8a8w"))
+    assert cause_of(taken, program, replace(outcome, wrong=())) is None  # type: ignore[arg-type]
+    found = cause_of(taken, program, outcome)  # type: ignore[arg-type]
+    assert found and "not found: the compiler dies" in found.words and not found.place

@@ -1,0 +1,96 @@
+"""Which fixes `compile` prints: those that were tried on this program and help, each with its figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.pipeline.cause import Cause
+from ci.pipeline.findings import NO_FIX
+from ci.pipeline.options import OneModel
+from ci.pipeline.proofs import MOST, helps, proofs_of
+from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.pipeline.trial import Outcome
+from provisioning.base.errors import CheckFailed
+from tests.support.taken_models import RED, Taken, green
+
+HERE, ELSEWHERE = (
+    RewrittenPlace("one", (rule,), "", "n", at)
+    for rule, at in (("here", "net.py:7"), ("elsewhere", "net.py:9"))
+)
+CAUSE = Cause("the cause is pow", {"source": "net.py:7"})
+
+
+class Lane:
+    """Of which two places can be rewritten."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.asked = folder, list[Any]()
+
+    def rewritten(self, taken: Any, asked: RewriteChoice) -> Rewritten:
+        self.asked.append(asked.rules)
+        path = self.folder / "rewritten.pt2"
+        return Rewritten([row for row in (HERE, ELSEWHERE) if asked.rules in (None, row.rules)], path)
+
+
+def proved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gives: Any, before: Outcome = RED, **more: Any
+) -> Any:
+    lane = Lane(folder)
+    monkeypatch.setattr("ci.pipeline.proofs.of_lane", lambda model, verb: lane)
+    taken: Any = Taken(folder, gives=gives)
+    taken.command = lambda verb, soc, *words: f"{verb} {taken.model.precision}"
+    return proofs_of(taken, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), lane
+
+
+def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, lane = proved(
+        tmp_path, monkeypatch, lambda model: green(44.4) if "rewritten" in model.typed else RED
+    )
+    assert len(found.helping) == 1 and "44.4 dB" in found.fix and "--only here" in found.fix
+    assert lane.asked == [None, ("here",)] and len(found.helping) + len(found.others) <= MOST
+
+
+def test_where_nothing_helps_no_fix_is_known_and_what_was_tried_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = proved(tmp_path, monkeypatch, lambda model: RED)
+    assert found.fix.startswith(f"{NO_FIX}; tried: ") and "2.0 dB" in found.fix
+
+
+def test_once_the_time_is_over_nothing_more_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(model: OneModel) -> Outcome:
+        raise AssertionError
+
+    assert proved(tmp_path, monkeypatch, never, seconds=-1.0)[0].fix == NO_FIX
+
+
+def test_of_a_model_that_does_not_export_nothing_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> Rewritten:
+        raise CheckFailed("the factory fails", fix="")
+
+    monkeypatch.setattr(Lane, "rewritten", refuses)
+    assert proved(tmp_path, monkeypatch, lambda model: green(50))[0].fix == NO_FIX
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "helping"),
+    [
+        (green(40), RED, True),
+        (Outcome(figures={"sqnr_db": 5.0}, wrong=RED.wrong), RED, False),
+        (Outcome(figures={"sqnr_db": 9.5}, wrong=RED.wrong), RED, True),
+        (RED, Outcome("dies of aten.sort"), True),
+        (Outcome("dies of aten.roll"), Outcome("dies of aten.sort"), False),
+        (Outcome("/b/net.py: aten.sort dies"), Outcome("/a/net.py: aten.sort dies"), False),
+    ],
+)
+def test_what_repairs_it_or_comes_clearly_nearer_helps(
+    after: Outcome, before: Outcome, helping: bool
+) -> None:
+    assert helps(after, before) is helping
