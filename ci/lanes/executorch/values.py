@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from ci.pipeline.models.factory import copied
 
 
-class Recorder(Interpreter):
+class ValueRecorder(Interpreter):
     """Runs a graph, and keeps what each node gives."""
 
     def __init__(self, module: GraphModule) -> None:
@@ -28,7 +28,7 @@ class Recorder(Interpreter):
 
 
 def values_of(module: GraphModule, sample: Sequence[Tensor]) -> dict[Node, Any]:
-    recorder = Recorder(module)
+    recorder = ValueRecorder(module)
     with torch.no_grad():
         recorder.run(*copied(tuple(sample)))
     return recorder.values
