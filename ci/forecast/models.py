@@ -116,9 +116,6 @@ def export(model: FittedModel, path: Path) -> dict[str, Any]:
         torch.onnx.export(
             net.eval(), inputs, str(path), dynamo=False, opset_version=OPSET, input_names=list(names)
         )
-    shared = onnx.load(str(path))
-    unshare(shared)
-    onnx.save(shared, str(path))
     return {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
 
 
@@ -192,26 +189,3 @@ def _transformers(model: FittedModel, name: str) -> torch.nn.Module:
 
 
 MAKERS = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
-
-
-def unshare(model: onnx.ModelProto) -> None:
-    """Make initializers of constants and of copies of initializers: the exporter shares equal biases by
-    Identity, which the quantizer would leave in float."""
-    graph = model.graph
-    known = {tensor.name: tensor for tensor in graph.initializer}
-    kept = []
-    for node in graph.node:
-        if node.op_type == "Identity" and node.input[0] in known:
-            tensor = onnx.TensorProto()
-            tensor.CopyFrom(known[node.input[0]])
-        elif node.op_type == "Constant" and node.attribute[0].name == "value":
-            tensor = onnx.TensorProto()
-            tensor.CopyFrom(node.attribute[0].t)
-        else:
-            kept.append(node)
-            continue
-        tensor.name = node.output[0]
-        known[tensor.name] = tensor
-        graph.initializer.append(tensor)
-    del graph.node[:]
-    graph.node.extend(kept)

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -30,6 +31,7 @@ PADDED = ("NonMaxSuppression", "NonZero")
 """The provider accepts these if the model says how large the output may become."""
 CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
 """By attribute the type of a Constant that is written as numbers."""
+LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 DECIDES_TIME = ("axis", "group", "kernel_shape", "perm", "strides")
 """Attributes of nodes."""
 RECIPROCAL = "the provider computes the reciprocal of a quantized input wrongly whose range ends below 1"
@@ -203,11 +205,11 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def make_plain(model: onnx.ModelProto) -> bool:
-    """Name nodes without a name, make weights of Constant nodes, and take weights out of the inputs; returns
-    whether that changes the model.
+    """Name nodes without a name, make weights of Constant nodes and of the Identity nodes by which exporters
+    share equal ones, and take weights out of the inputs; returns whether that changes the model.
 
     The provider keeps its verdicts by the nodes' names, creates no tensor for a quantized Constant, and
-    cannot load a context with weights for inputs."""
+    cannot load a context with weights for inputs. The quantizer leaves a bias of an Identity in float."""
     graph = model.graph
     unnamed = [node for node in graph.node if not node.name]
     for node in unnamed:
@@ -228,15 +230,23 @@ def make_plain(model: onnx.ModelProto) -> bool:
 def _fold_constants(graph: onnx.GraphProto) -> bool:
     """A Constant that is an output of the graph stays a node, and so does one of text or a sparse one."""
     outputs = {value.name for value in graph.output}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for value in graph.input:
+        # A caller may replace it.
+        weights.pop(value.name, None)
     kept, before = [], len(graph.node)
     for node in graph.node:
-        tensor = _constant(node) if node.output[0] not in outputs else None
+        tensor = None
+        if node.output[0] not in outputs:
+            shared = weights.get(node.input[0]) if node.op_type == "Identity" else None
+            tensor = shared or _constant(node)
         if tensor is None:
             kept.append(node)
         else:
             weight = graph.initializer.add()
             weight.CopyFrom(tensor)
             weight.name = node.output[0]
+            weights[weight.name] = weight
     if len(kept) < before:
         del graph.node[:]
         graph.node.extend(kept)
@@ -512,6 +522,36 @@ def shapes_of(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> dict[s
             for node in nodes
         )
     )
+
+
+def size_of(model: onnx.ModelProto) -> dict[str, int]:
+    """Multiplications of its layers, and how many numbers its weights and the values between nodes have."""
+    import onnx
+
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    weights = {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
+    values = {
+        value.name: [size.dim_value for size in value.type.tensor_type.shape.dim]
+        for value in (*inferred.input, *inferred.value_info, *inferred.output)
+        if value.name not in weights
+    }
+    shapes, macs = {**weights, **values}, 0
+    for node in inferred.node:
+        if node.op_type not in LAYERS:
+            continue
+        first, second, out = (shapes.get(name) or [0] for name in (*node.input[:2], node.output[0]))
+        if node.op_type == "Conv":
+            macs += prod(out) * prod(second[1:])
+        elif node.op_type == "ConvTranspose":
+            macs += prod(first) * prod(second[1:])
+        else:
+            transposed = any(item.name == "transA" and item.i for item in node.attribute)
+            macs += prod(out) * first[0 if transposed else -1]
+    return {
+        "macs": macs,
+        "weights": sum(map(prod, weights.values())),
+        "values": sum(map(prod, values.values())),
+    }
 
 
 def _how(node: onnx.NodeProto) -> Iterator[str]:

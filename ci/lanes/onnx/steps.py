@@ -33,6 +33,7 @@ from ci.lanes.onnx.graph import (
     problems_of,
     shapes_of,
     signature_of,
+    size_of,
     source_digest,
     wrong_reciprocals,
 )
@@ -571,6 +572,7 @@ def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
         "refused": refused,
         "operators": dict(Counter(node.op_type for node in nodes)),
         "shapes": shapes_of(graph, nodes),
+        "size": size_of(load_graph(Path(order["source"]))),
     }
 
 
