@@ -62,7 +62,6 @@ FACTS = {
     "repairs": ("object", "repair --suite: by program what it was and became"),
     "schemes": ("array", "tune: the cheap and the exact precision"),
     "shown": ("string", "reduce: what the smallest program shows"),
-    "simulated": ("object", "forecast --simulate: milliseconds by QNN's simulator, by phone"),
     "soc": ("string", "audit, profile, repair: the chip"),
     "sqnr_db": (("number", "string"), "divergence: of the whole program"),
     "steps": ("array", "tune: how it was found"),

@@ -1,101 +1,73 @@
-"""Constants of phones, fitted to what they measured, and how wrong they are for models that were left out."""
+"""Constants of phones, fitted to what they measured, and what models that were left out say of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
-from ci.pipeline.forecast import BetweenChips
+from ci.pipeline.forecast import Limits, basis_of
+from ci.pipeline.phones import PRECISIONS, Forecasts
 
 ROUNDS = 25
 OUTLIER = 0.15
 """A relative error above this counts less, the more the larger it is: one model that a phone takes four times
 as long for would move plain least squares by half."""
+MARGIN = 1.5
+"""By how much a new model's estimate may exceed what was fitted."""
+LEAST_MODELS = 12
+"""Of a precision with fewer models nothing is fitted."""
+BYTES = {"float": (2, 2), "w8a8": (1, 1), "w8a16": (1, 2)}
+"""Of a weight, and of a value between two layers."""
 
-WAYS = tuple(
-    BetweenChips(newer, around)
-    for newer, around in product(
-        (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0), (0.0, 50.0, 100.0, 150.0, 200.0, 300.0)
-    )
-)
-"""BetweenChips the two chips, and around the network: what a Hexagon may have."""
+Features: TypeAlias = "Callable[[Program, Sequence[str]], Sequence[float]]"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One program: QNN's estimates for the two chips, and what a phone measured, in microseconds."""
+class Program:
+    """A model in a precision of AI Hub's: what QNN estimates for each chip in microseconds, and its size."""
 
     model: str
     precision: str
-    """By AI Hub's name."""
-    first: float
-    second: float
+    estimates: Mapping[str, float]
+    operators: Mapping[str, int]
+    macs: int
+    weights: int
+    values: int
+
+    @property
+    def bytes(self) -> int:
+        of_weight, of_value = BYTES[self.precision]
+        return self.weights * of_weight + self.values * of_value
+
+
+@dataclass(slots=True)
+class Row:
+    """A program on a phone in microseconds, with guesses of constants that were fitted without its model."""
+
+    program: Program
     measured: float
+    guesses: dict[str, float] = field(default_factory=dict)
+    """By way; empty if limits without its model withhold it."""
+
+    def off(self, way: str = "forecast") -> float:
+        return ratio(self.guesses[way], self.measured)
 
 
-@dataclass(frozen=True, slots=True)
-class Constants:
-    between: BetweenChips
-    scales: Mapping[str, Mapping[str, float]]
-    """By phone and precision, how long it takes for a microsecond of what lies between the estimates."""
-
-    def forecast(self, phone: str, row: Row) -> float:
-        return self.scales[phone][row.precision] * self.between.of(row.first, row.second)
-
-
-def fitted(phones: Mapping[str, Sequence[Row]], ways: Sequence[BetweenChips] = WAYS) -> Constants:
-    """Of phones with one Hexagon, which share a way between the chips: least squares of relative errors,
-    outliers weighed down."""
-    loss = np.zeros(len(ways))
-    scales: dict[tuple[str, str], np.ndarray] = {}
-    for phone, rows in phones.items():
-        for precision in dict.fromkeys(row.precision for row in rows):
-            mine = [row for row in rows if row.precision == precision]
-            relative = np.array(
-                [[way.of(row.first, row.second) / row.measured for row in mine] for way in ways]
-            )
-            scales[phone, precision] = found = _scales(relative)
-            loss += np.log1p(((relative * found[:, None] - 1) / OUTLIER) ** 2).sum(axis=1)
-    best = int(loss.argmin())
-    of_phones = {
-        phone: {precision: float(found[best]) for (name, precision), found in scales.items() if name == phone}
-        for phone in phones
-    }
-    return Constants(ways[best], of_phones)
+WAYS: Mapping[str, Features] = {
+    "forecast": lambda program, chips: (basis_of(program.estimates, chips), 1),
+    "QNN's estimate": lambda program, chips: (program.estimates[chips[0]],),
+    "MACs": lambda program, chips: (program.macs,),
+    "MACs and bytes": lambda program, chips: (program.macs, program.bytes),
+}
+"""What the constants are of: of the forecast, and of plain ways that it must be better than."""
 
 
-def _scales(relative: np.ndarray) -> np.ndarray:
-    """For each row of errors without a scale, its scale."""
-    scales = 1 / np.median(relative, axis=1)
-    for _ in range(ROUNDS):
-        weights = 1 / (1 + ((relative * scales[:, None] - 1) / OUTLIER) ** 2)
-        scales = (weights * relative).sum(axis=1) / (weights * relative**2).sum(axis=1)
-    return np.asarray(scales)
-
-
-def left_out(
-    phones: Mapping[str, Sequence[Row]], ways: Sequence[BetweenChips] = WAYS
-) -> dict[str, list[float]]:
-    """By phone, the forecast of each row by constants that were fitted, and by a way that was chosen, without
-    its model, in microseconds. Each precision has two models or more."""
-    models = {row.model for rows in phones.values() for row in rows}
-    without = {
-        model: fitted(
-            {phone: [row for row in rows if row.model != model] for phone, rows in phones.items()}, ways
-        )
-        for model in models
-    }
-    return {
-        phone: [without[row.model].forecast(phone, row) for row in rows] for phone, rows in phones.items()
-    }
-
-
-def errors_of(rows: Sequence[Row], forecasts: Sequence[float]) -> list[float]:
-    """As parts of what was measured."""
-    return [abs(guess / row.measured - 1) for row, guess in zip(rows, forecasts, strict=True)]
+def ratio(guess: float, measured: float) -> float:
+    """How many times too long or too short, less one: 2.0 and 0.5 times are both off by 1."""
+    return max(guess / measured, measured / guess) - 1
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -103,7 +75,94 @@ def quantile(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(np.ceil(part * len(values))) - 1)]
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's."""
-    ranks = np.array([np.argsort(np.argsort(values, kind="stable")) for values in (first, second)])
-    return float(np.corrcoef(ranks)[0, 1])
+def fitted(features: Sequence[Sequence[float]], measured: Sequence[float]) -> np.ndarray:
+    """Least squares of relative errors, outliers weighed down; no constant is negative."""
+    relative = np.array(features, dtype=float) / np.array(measured, dtype=float)[:, None]
+    kept = list(range(relative.shape[1]))
+    while True:
+        mine = relative[:, kept]
+        constants = np.array([1 / np.median(mine[:, 0]), *[0.0] * (len(kept) - 1)])
+        for _ in range(ROUNDS):
+            weights = 1 / np.hypot(1, (mine @ constants - 1) / OUTLIER)
+            constants = np.linalg.lstsq(mine * weights[:, None], weights, rcond=None)[0]
+        if (constants >= 0).all():
+            break
+        kept.pop(int(constants.argmin()))
+    every = np.zeros(relative.shape[1])
+    every[kept] = constants
+    return every
+
+
+def limits_of(programs: Sequence[Program], table: Forecasts) -> Limits:
+    """Within which a new model is like these."""
+    times = [program.estimates[table.chip] for program in programs]
+    operators = frozenset(name for program in programs for name in program.operators)
+    return Limits(min(times) / MARGIN, max(times) * MARGIN, operators)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A phone's rows in one precision, and its constants by all of them."""
+
+    phone: str
+    precision: str
+    rows: Sequence[Row]
+    constants: np.ndarray
+
+    def errors(self, way: str = "forecast") -> list[float]:
+        return [row.off(way) for row in self.rows if row.guesses]
+
+    def by_other(self, other: Judged) -> list[float]:
+        """Errors once another phone's measurement of the same program corrects the forecasts."""
+        known = {
+            row.program.model: row.guesses["forecast"] / row.measured for row in other.rows if row.guesses
+        }
+        return [
+            ratio(row.guesses["forecast"] / known[row.program.model], row.measured)
+            for row in self.rows
+            if row.guesses and row.program.model in known
+        ]
+
+
+def judge(
+    programs: Sequence[Program], measured: Mapping[tuple[str, str, str], float], table: Forecasts
+) -> list[Judged]:
+    """`measured` is by phone, model and precision. For each model that is left out, limits and constants are
+    chosen again."""
+    limits = {
+        model: limits_of([program for program in programs if program.model != model], table)
+        for model in {program.model for program in programs}
+    }
+    whole, found = limits_of(programs, table), []
+
+    def like(program: Program, limits: Limits) -> bool:
+        return not limits.why_not(program.estimates[table.chip], program.operators)
+
+    for phone in table.phones:
+        for ours, hub in PRECISIONS.items():
+            chips = table.chips(ours, [phone])
+
+            rows = [
+                Row(program, measured[phone, program.model, hub])
+                for program in programs
+                if program.precision == hub and (phone, program.model, hub) in measured
+                if {*chips} <= {*program.estimates} and like(program, whole)
+            ]
+            if len(rows) < LEAST_MODELS:
+                continue
+            for row in rows:
+                model, own = row.program.model, limits[row.program.model]
+                if not like(row.program, own):
+                    continue
+                others = [
+                    other for other in rows if other.program.model != model and like(other.program, own)
+                ]
+                for way, features in WAYS.items():
+                    constants = _of_rows(features, others, chips)
+                    row.guesses[way] = float(constants @ features(row.program, chips))
+            found.append(Judged(phone, hub, rows, _of_rows(WAYS["forecast"], rows, chips)))
+    return found
+
+
+def _of_rows(features: Features, rows: Sequence[Row], chips: Sequence[str]) -> np.ndarray:
+    return fitted([features(row.program, chips) for row in rows], [row.measured for row in rows])

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ci.pipeline.phones import Forecasts
 from provisioning.base import progress
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, UnknownName
+from provisioning.base.units import aligned
 from provisioning.manifest import Component, Part, Placement
 from provisioning.sources.wheel import Wheel
 from provisioning.store import Store
 
 NAME = "ai-hub-models"
-TABLES = r"qai_hub_models/models/(?P<model>[^/]+)/(?P<table>perf|numerics|manifest)\.yaml"
-LIBRARY = re.compile(r"^import timm|^from timm|torchvision|transformers", re.MULTILINE)
+TABLES = r"qai_hub_models/models/(?P<model>[^/]+)/(?P<table>perf|manifest)\.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One component of a model on one device."""
+    """One component of a model on one device: its time, or how fast a language model speaks."""
 
     model: str
     component: str
@@ -30,48 +29,93 @@ class Measured:
     """By AI Hub's name: float, w8a8, w8a16."""
     device: str
     runtime: str
-    milliseconds: float
-    layers: int
-    off_npu: int
+    milliseconds: float = 0
+    layers: int = 0
+    off_npu: int = 0
     """How many of them."""
-    qairt: str
+    context: int = 0
+    tokens_per_second: float = 0
+    prompt_tokens_per_second: float | None = None
 
     @property
     def name(self) -> str:
         """As the manifest of forecasts names the model."""
         return f"{self.model} {self.component}" if self.component else self.model
 
-
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """How fast a language model speaks on one device."""
-
-    model: str
-    precision: str
-    device: str
-    runtime: str
-    context: int
-    tokens_per_second: float
-    prompt_tokens_per_second: float | None
+    def cells(self, phone: str) -> tuple[str, ...]:
+        about = (f"  {self.component}", self.precision, phone, self.runtime)
+        if self.milliseconds:
+            off = f", {self.off_npu} not on the NPU" if self.off_npu else ""
+            return (*about, f"{self.milliseconds:.3f} ms", f"{self.layers} layers{off}", "")
+        prompt = f"prompt {speed:,.0f} tokens/s" if (speed := self.prompt_tokens_per_second) else ""
+        return (*about, f"{self.tokens_per_second:.1f} tokens/s", f"context {self.context:,}", prompt)
 
 
 def tables(forecasts: Forecasts, store: Store) -> Path:
     """The folder of AI Hub's models; fetched on first use."""
-    pinned = forecasts.wheel
-    wheel = Wheel(
-        type="wheel",
-        package="qai-hub-models",
-        version=pinned.version,
-        filename=pinned.filename,
-        sha256=pinned.sha256,
-        size=pinned.size,
-    )
+    wheel = Wheel(type="wheel", package="qai-hub-models", **forecasts.wheel.model_dump())
     part = Part(name=NAME, source=wheel, place=(Placement(match=TABLES, to="{model}/{table}.yaml"),))
-    component = Component(version=pinned.version, parts=(part,))
+    component = Component(version=wheel.version, parts=(part,))
     return store.provision(NAME, component, progress=progress.for_stream()).root
 
 
-def read_table(root: Path, model: str, table: str) -> dict[str, Any]:
+def measurements(root: Path, model: str) -> Iterator[Measured]:
+    """All that phones measured of a model."""
+    for precision, of_precision in (_table(root, model, "perf").get("precisions") or {}).items():
+        components = of_precision.get("components") or {}
+        for component, of_component in components.items():
+            name = component if len(components) > 1 else ""
+            for device, runtimes in (of_component.get("performance_metrics") or {}).items():
+                for runtime, row in runtimes.items():
+                    yield from _rows((model, name, precision, device, runtime), row or {})
+
+
+def _rows(about: tuple[str, str, str, str, str], row: Mapping[str, Any]) -> Iterator[Measured]:
+    if milliseconds := row.get("inference_time_milliseconds"):
+        layers = row.get("layer_counts") or {}
+        total = int(layers.get("total", 0))
+        yield Measured(*about, float(milliseconds), total, total - int(layers.get("npu", total)))
+    for spoken in row.get("llm_metrics") or ():
+        yield Measured(
+            *about,
+            context=int(spoken["context_length"]),
+            tokens_per_second=float(spoken["tokens_per_second"]),
+            prompt_tokens_per_second=spoken.get("prefill_tokens_per_second"),
+        )
+
+
+def found(words: str, root: Path) -> dict[str, tuple[str, list[Measured]]]:
+    """By model whose name or use has these words: its use, and what was measured."""
+    wanted, every, models = words.lower().replace("-", "_"), [], {}
+    for name in sorted(path.parent.name for path in root.glob("*/perf.yaml")):
+        every.append(name)
+        about = _table(root, name, "manifest")
+        use = f"{about.get('use_case', '')}"
+        if wanted.replace("_", " ") in f"{name} {about.get('name', '')} {use}".lower().replace("_", " "):
+            models[name] = use, [*measurements(root, name)]
+    if not models:
+        raise UnknownName(f"AI Hub's table has no model like {words!r}", wanted, every)
+    return {wanted: models[wanted]} if wanted in models else models
+
+
+def in_words(models: Mapping[str, tuple[str, list[Measured]]], devices: Mapping[str, str]) -> list[str]:
+    """`devices`: the phones' names by AI Hub's."""
+    lines = []
+    for model, (use, rows) in models.items():
+        cells = [row.cells(devices[row.device]) for row in rows if row.device in devices]
+        lines += ["", f"{model}: {use}" if use else model]
+        lines += aligned(cells) or ["  nothing on these phones"]
+    return lines
+
+
+def as_dicts(models: Mapping[str, tuple[str, Sequence[Measured]]]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "use": use, "measured": [asdict(row) for row in rows]}
+        for name, (use, rows) in models.items()
+    ]
+
+
+def _table(root: Path, model: str, table: str) -> dict[str, Any]:
     """Empty if the model has none."""
     import yaml
 
@@ -85,48 +129,3 @@ def read_table(root: Path, model: str, table: str) -> dict[str, Any]:
             f"{path}: expected a table, found {type(read).__name__}", fix="remove it, and try again"
         )
     return read
-
-
-def models(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if (path / "perf.yaml").is_file())
-
-
-def _rows(root: Path, model: str) -> Iterator[tuple[str, str, str, str, Mapping[str, Any]]]:
-    """By precision, component (of several), device and runtime, what phones measured of a model."""
-    precisions: Mapping[str, Any] = read_table(root, model, "perf").get("precisions") or {}
-    for precision, of_precision in precisions.items():
-        components = of_precision.get("components") or {}
-        for component, of_component in components.items():
-            for device, runtimes in (of_component.get("performance_metrics") or {}).items():
-                for runtime, row in runtimes.items():
-                    yield precision, component if len(components) > 1 else "", device, runtime, row or {}
-
-
-def measurements(root: Path, model: str) -> Iterator[Measured]:
-    """All times that phones measured of a model."""
-    for precision, component, device, runtime, row in _rows(root, model):
-        if milliseconds := row.get("inference_time_milliseconds"):
-            layers = row.get("layer_counts") or {}
-            total = int(layers.get("total", 0))
-            yield Measured(
-                model,
-                component,
-                precision,
-                device,
-                runtime,
-                float(milliseconds),
-                total,
-                total - int(layers.get("npu", total)),
-                str((row.get("tool_versions") or {}).get("qairt", "")),
-            )
-
-
-def spoken(root: Path, model: str) -> Iterator[Spoken]:
-    """All that phones measured of a language model."""
-    for precision, _, device, runtime, row in _rows(root, model):
-        for metrics in row.get("llm_metrics") or ():
-            context, own = int(metrics["context_length"]), float(metrics["tokens_per_second"])
-            prompt = metrics.get("prefill_tokens_per_second")
-            yield Spoken(
-                model, precision, device, runtime, context, own, None if prompt is None else float(prompt)
-            )

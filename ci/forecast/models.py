@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,28 @@ from ci.pipeline.phones import FittedModel
 
 OPSET = 17
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ANSWERS = (
+    ("logits", "pred_boxes"),
+    ("logits",),
+    ("out",),
+    ("predicted_depth",),
+    ("pooler_output",),
+    ("last_hidden_state",),
+)
+"""What libraries call what a model is for: the first of which all are there."""
 
 
 class OfPixels(torch.nn.Module):
-    """A network of images or films that takes pixels of 0 to 1 and normalizes them itself."""
+    """A network of images that takes pixels of 0 to 1 and normalizes them itself."""
 
-    def __init__(self, net: torch.nn.Module, dimensions: int) -> None:
+    def __init__(self, net: torch.nn.Module) -> None:
         super().__init__()
-        shape = (1, 3, *[1] * (dimensions - 2))
         self.net = net
-        self.register_buffer("mean", torch.tensor(MEAN).reshape(shape))
-        self.register_buffer("deviation", torch.tensor(DEVIATION).reshape(shape))
+        self.register_buffer("mean", torch.tensor(MEAN).reshape(1, 3, 1, 1))
+        self.register_buffer("deviation", torch.tensor(DEVIATION).reshape(1, 3, 1, 1))
 
     def forward(self, image: torch.Tensor) -> Any:
-        return tensors(self.net((image - self.mean) / self.deviation))
-
-
-class OfFilm(OfPixels):
-    """A network whose films have their frames first."""
-
-    def forward(self, image: torch.Tensor) -> Any:
-        return tensors(self.net(((image - self.mean) / self.deviation).transpose(1, 2)))
+        return answer(self.net((image - self.mean) / self.deviation))
 
 
 class OfText(torch.nn.Module):
@@ -47,76 +48,52 @@ class OfText(torch.nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> Any:
-        return tensors(self.net(input_ids=tokens, attention_mask=mask))
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor, place: torch.Tensor | None = None) -> Any:
+        output = self.net(input_ids=tokens, attention_mask=mask)
+        if place is None:
+            return answer(output)
+        return output.logits[torch.arange(1), place.to(torch.int64)].argmax(dim=-1)
 
 
-class OfMaskedText(OfText):
-    def forward(self, tokens: torch.Tensor, mask: torch.Tensor, place: torch.Tensor) -> Any:  # type: ignore[override]
-        logits = self.net(input_ids=tokens, attention_mask=mask).logits
-        return logits[torch.arange(1), place.to(torch.int64)].argmax(dim=-1)
-
-
-class OfBoth(OfPixels):
-    """A network of an image and texts about it."""
-
-    def forward(self, image: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> Any:  # type: ignore[override]
-        pixels = (image - self.mean) / self.deviation
-        return tensors(self.net(input_ids=tokens, pixel_values=pixels, attention_mask=mask))
-
-
-ANSWERS = (
-    ("logits", "pred_boxes"),
-    ("logits",),
-    ("out",),
-    ("predicted_depth",),
-    ("logits_per_image",),
-    ("pooler_output",),
-    ("last_hidden_state",),
-)
-"""What libraries call what a model is for: the first of which all are there."""
-
-
-def tensors(output: Any) -> Any:
+def answer(output: Any) -> Any:
     """The tensors of what a library returns: the answer alone, without hidden states."""
     if isinstance(output, torch.Tensor):
         return output
-    named = dict(output) if isinstance(output, dict) else {}
-    for answer in ANSWERS:
-        if all(isinstance(named.get(name), torch.Tensor) for name in answer):
-            found = tuple(named[name] for name in answer)
+    for names in ANSWERS if isinstance(output, Mapping) else ():
+        if all(isinstance(output.get(name), torch.Tensor) for name in names):
+            found = tuple(output[name] for name in names)
             return found if len(found) > 1 else found[0]
     return next(value for value in output if isinstance(value, torch.Tensor))
 
 
 def as_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """A factory: the model of a row of manifests/forecast.toml, as JSON, with inputs to draw others like."""
-    model = FittedModel.model_validate_json(row)
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-forecast-") as folder:
-        path = Path(folder, "model.onnx")
-        inputs = export(model, path)
-        return onnx.load(str(path)), inputs
-
-
-def as_pytorch(row: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """A factory: the same model for a lane that exports it itself."""
-    torch.manual_seed(0)
-    net, inputs, _ = built(FittedModel.model_validate_json(row))
-    with_weights(net)
-    return net.eval(), inputs
-
-
-def export(model: FittedModel, path: Path) -> dict[str, Any]:
-    """Write the model as AI Hub compiles it; returns its inputs. Weights do not decide its time."""
+    """A factory: the model of a row of manifests/forecast.toml, as JSON, with inputs to draw others like.
+    Weights do not decide its time."""
+    _define_vision_operators()
     torch.manual_seed(0)
     torch.backends.mha.set_fastpath_enabled(False)  # The exporter does not know the fused attention.
-    net, inputs, names = built(model)
+    model = FittedModel.model_validate_json(row)
+    library, _, name = model.make.partition(":")
+    made = MAKERS[library](model, name)
+    if not model.tokens:
+        net, inputs = OfPixels(made), {"image": torch.rand(1, 3, model.size, model.size)}
+    else:
+        net = OfText(made)
+        inputs = {
+            "tokens": torch.ones(1, model.tokens, dtype=torch.int32),
+            "mask": torch.ones(1, model.tokens),
+        }
+        if name.endswith("MaskedLM"):
+            inputs["place"] = torch.ones(1, dtype=torch.int32)
     with_weights(net)
-    with torch.no_grad():
-        torch.onnx.export(
-            net.eval(), inputs, str(path), dynamo=False, opset_version=OPSET, input_names=list(names)
-        )
-    return {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-forecast-") as folder, torch.no_grad():
+        path = str(Path(folder, "model.onnx"))
+        values = tuple(inputs.values())
+        torch.onnx.export(net.eval(), values, path, dynamo=False, opset_version=OPSET, input_names=[*inputs])
+        return onnx.load(path), {name: value.numpy() for name, value in inputs.items()}
+
+
+_define_vision_operators = cache(define_vision_operators)
 
 
 def with_weights(net: torch.nn.Module) -> None:
@@ -128,64 +105,36 @@ def with_weights(net: torch.nn.Module) -> None:
             torch.nn.init.normal_(value, std=0.02)
 
 
-def built(model: FittedModel) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], Sequence[str]]:
-    """The network, its inputs and their names."""
-    _vision_operators()
-    library, _, name = model.make.partition(":")
-    net = MAKERS[library](model, name)
-    size, frames = model.size, model.frames
-    tokens = torch.ones(1, model.tokens, dtype=torch.int32)
-    text = (tokens, torch.ones(1, model.tokens))
-    if library != "transformers" or not model.tokens:
-        pixels = torch.rand(1, 3, frames, size, size) if frames else torch.rand(1, 3, size, size)
-        kind = OfFilm if frames and library == "transformers" else OfPixels
-        return kind(net, pixels.ndim), (pixels,), ("image",)
-    if hasattr(net, "vision_model") or hasattr(net, "owlvit"):
-        return OfBoth(net, 4), (torch.rand(1, 3, size, size), *text), ("image", "tokens", "mask")
-    if name.endswith("MaskedLM"):
-        place = torch.ones(1, dtype=torch.int32)
-        return OfMaskedText(net), (*text, place), ("tokens", "mask", "place")
-    return OfText(net), text, ("tokens", "mask")
-
-
-_vision_operators = cache(define_vision_operators)
-
-
-def _torchvision(model: FittedModel, name: str) -> torch.nn.Module:
+def _torchvision(model: FittedModel, name: str) -> Any:
     module, _, function = f"torchvision.models.{name}".rpartition(".")
-    inception = {"googlenet": False, "inception_v3": True}
-    more: dict[str, Any] = {"init_weights": False, "aux_logits": inception[name]} if name in inception else {}
-    segmentation = {"weights_backbone": None} if "segmentation" in name else {}
-    made: torch.nn.Module = getattr(importlib.import_module(module), function)(
-        weights=None, **more, **segmentation
-    )
-    return made
+    more: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        more = {"init_weights": False, "aux_logits": name == "inception_v3"}
+    if "segmentation" in name:
+        more = {"weights_backbone": None}
+    return getattr(importlib.import_module(module), function)(weights=None, **more)
 
 
-def _timm(model: FittedModel, name: str) -> torch.nn.Module:
+def _timm(model: FittedModel, name: str) -> Any:
     import timm
 
-    made: torch.nn.Module = timm.create_model(name, pretrained=False, exportable=True)
-    return made
+    return timm.create_model(name, pretrained=False, exportable=True)
 
 
-def _transformers(model: FittedModel, name: str) -> torch.nn.Module:
+def _transformers(model: FittedModel, name: str) -> Any:
     import transformers
 
     kind = getattr(transformers, name)
-    config = kind.config_class(**model.config)
+    backbone: dict[str, Any] = {}
     if model.backbone:
-        config = kind.config_class(
-            use_timm_backbone=True, use_pretrained_backbone=False, backbone=model.backbone, **model.config
-        )
+        timm = {"use_timm_backbone": True, "use_pretrained_backbone": False}
+        backbone = {**timm, "backbone": model.backbone}
+    config = kind.config_class(**backbone, **model.config)
     if model.dino:
         config.backbone_config = transformers.Dinov2Config(**model.dino)
-    for field, value in model.vision.items():
-        setattr(config.vision_config, field, value)
     config.return_dict = True
     config._attn_implementation = "eager"
-    made: torch.nn.Module = kind(config)
-    return made
+    return kind(config)
 
 
 MAKERS = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}

@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.one_model import of_lane
     from ci.pipeline.profile import as_text, document, read_document
     from ci.pipeline.simulated import as_text as simulated_as_text
-    from ci.pipeline.simulated import read_simulated
     from ci.report.profiles import profile_page
     from provisioning.base.errors import CheckFailed, UsageError
     from provisioning.base.files import write_named
@@ -91,7 +90,6 @@ def run(args: argparse.Namespace) -> int:
     if args.timeline and not args.simulate:
         raise UsageError("--timeline is of a simulated chip", fix="add --simulate")
     earlier = read_document(args.against) if args.against else None
-    simulated_before = read_simulated(args.against) if args.against and args.simulate else None
 
     lane: Times = of_lane(model, "timing")
 
@@ -110,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         if args.page:
             write_named(args.page, profile_page(model.typed, measured, simulated))
         if simulated:
-            print("\n".join(simulated_as_text(simulated, model.lane, simulated_before)))
+            print("\n".join(simulated_as_text(simulated)))
         print("\n".join(as_text(measured, earlier, args.against)))
         return 0
 

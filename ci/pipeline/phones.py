@@ -5,6 +5,7 @@ It is apart from the forecasts themselves so that a change of those compiles no 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any, Literal
 
 from pydantic import Field
@@ -15,6 +16,8 @@ from provisioning.base.settings import MANIFESTS
 from provisioning.sources import Sha256, Version
 
 MANIFEST = MANIFESTS / "forecast.toml"
+PRECISIONS = {"fp16": "float", "8a8w": "w8a8", "16a8w": "w8a16"}
+"""By our names, AI Hub's."""
 
 
 class HubWheel(Model):
@@ -30,18 +33,8 @@ class Phone(Model):
     soc: str
     device: str
     """Its name in the wheel."""
-    hexagon: str
-
-
-class FittedLane(Model):
-    """A lane of which constants are fitted."""
-
-    runtime: str
-    """Of the rows that it is fitted to."""
-    note: str = ""
-    """What a user must know of them."""
-    models: tuple[str, ...] = ()
-    """Those that it is fitted by; all if none is named."""
+    newer: tuple[str, ...] = ()
+    """Our precisions in which the newer chip's estimate counts as well."""
 
 
 class FittedModel(Model):
@@ -50,35 +43,41 @@ class FittedModel(Model):
     make: str
     """LIBRARY:NAME."""
     size: int = 224
-    frames: int = 0
     tokens: int = 0
     backbone: str = ""
     config: dict[str, Any] = Field(default_factory=dict)
-    vision: dict[str, Any] = Field(default_factory=dict)
     dino: dict[str, Any] = Field(default_factory=dict)
     in_float: tuple[str, ...] = ()
-    """Of an ONNX model, the nodes that AI Hub's quantizing leaves in float: patterns of their names."""
+    """The nodes that AI Hub's quantizing leaves in float: patterns of their names."""
 
 
 class Forecasts(Model):
-    schema_: Literal[1] = Field(alias="schema")
-    chips: tuple[str, str]
+    schema_: Literal[2] = Field(alias="schema")
+    chip: str
+    newer: str
+    runtime: str
+    """Of the wheel's rows that are fitted to."""
     wheel: HubWheel
-    lanes: dict[str, FittedLane]
     phones: dict[str, Phone]
     models: dict[str, FittedModel]
 
     def named(self, name: str) -> str:
         """The phone that a user means."""
-        plain = {_plain(phone): phone for phone in self.phones}
-        device = {_plain(phone.device): called for called, phone in self.phones.items()}
-        if found := plain.get(_plain(name)) or device.get(_plain(name)):
+        plain = {
+            _plain(called): phone for phone, about in self.phones.items() for called in (about.device, phone)
+        }
+        if found := plain.get(_plain(name)):
             return found
         raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, self.phones)
 
     def of_chip(self, soc: str) -> list[str]:
         """The phones with a chip."""
         return [name for name, phone in self.phones.items() if phone.soc == soc]
+
+    def chips(self, precision: str, phones: Collection[str]) -> tuple[str, ...]:
+        """Of which forecasts for these phones need an estimate, each a compile."""
+        both = any(precision in self.phones[phone].newer for phone in phones)
+        return (self.chip, self.newer) if both else (self.chip,)
 
 
 def _plain(name: str) -> str:

@@ -12,8 +12,7 @@ from typing import Any
 
 from provisioning.base.errors import EnvironmentLacking
 
-CREATE_CONTEXT, CREATE_GRAPH, SET_GRAPH_CONFIG, FINALIZE_GRAPH = 9, 15, 17, 19
-CREATE_PROFILE, PROFILE_EVENTS, PROFILE_SUB_EVENTS, EVENT_DATA, FREE_PROFILE = 28, 30, 31, 32, 34
+CREATE_GRAPH, SET_GRAPH_CONFIG = 15, 17
 """Places in QnnInterface's table."""
 READ_WRITE = 3
 

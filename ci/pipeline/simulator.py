@@ -57,21 +57,13 @@ class Simulating:
     """Options that QNN does not take."""
 
     @property
-    def trace(self) -> Path:
-        return self.folder / TRACE
-
-    @property
-    def costs(self) -> Path:
-        return self.folder / COSTS
-
-    @property
     def options(self) -> dict[str, int | str]:
         return {
             "hextimate": 1,
             "sim_core_voltage_corner": BURST,
             "sim_bus_voltage_corner": BURST,
-            "sim_trace_final": str(self.trace),
-            "sim_model_stats": str(self.costs),
+            "sim_trace_final": str(self.folder / TRACE),
+            "sim_model_stats": str(self.folder / COSTS),
         }
 
     def simulation(self) -> Simulation:
@@ -81,18 +73,13 @@ class Simulating:
                 f"it is cut into {self.graphs} graphs, and QNN simulates one",
                 fix="make HTP take it whole: audit says what it does not take",
             )
-        if self.refused or not self.trace.is_file():
-            raise EnvironmentLacking(
-                f"this QNN has no simulator: it refuses {', '.join(self.refused) or 'to write a trace'}",
-                fix="leave --simulate out",
-            )
+        why = f"it refuses {', '.join(self.refused)}"
         try:
-            return read_simulation(self.trace, self.costs)
+            if not self.refused:
+                return read_simulation(self.folder / TRACE, self.folder / COSTS)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise EnvironmentLacking(
-                f"this QNN's simulator writes another form: {type(error).__name__}: {error}",
-                fix="leave --simulate out",
-            ) from error
+            why = f"what it writes has another form, {type(error).__name__}: {error}"
+        raise EnvironmentLacking(f"this QNN has no simulator: {why}", fix="leave --simulate out")
 
 
 @contextmanager

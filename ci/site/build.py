@@ -117,8 +117,7 @@ def build() -> Mapping[str, str | bytes]:
     add_errors(site)
     _faults(site, texts["docs/findings.md"])
     wheel = load_forecasts().wheel.version
-    notes = {lane: about.note for lane, about in load_forecasts().lanes.items()}
-    shown = {"plots": phones.plots(), "notes": notes, "titles": phones.TITLES}
+    shown = {"plots": phones.plots(), "ways": phones.WAYS}
     site.page(PHONES, "phones.html.j2", "Forecasts and phones", **shown, wheel=wheel)
     _repairs(site)
     _trained(site)

@@ -6,13 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ci.pipeline.forecast import ACCEPTED, PROGRAMS
+from ci.pipeline.forecast import ACCEPTED
 from provisioning.base.accepted import load_accepted
 
 WIDTH, HEIGHT, EDGE = 640, 440, 46
-TITLES = {"onnx": "ONNX", "executorch": "ExecuTorch"}
-"""Of the lanes, in the page's order."""
+WAYS = ("forecast", "QNN's estimate", "MACs", "MACs and bytes")
+"""The forecast, and plain ways with constants of their own, as the fit names them."""
 BAND = 0.2
 NAMED = 0.5
 """A model that is off by more than this part has its name in the picture."""
@@ -29,25 +30,31 @@ class Dot:
     forecast: float
 
     @property
+    def times(self) -> float:
+        """How many times too long; below 1 it is too short."""
+        return self.forecast / self.measured
+
+    @property
     def off(self) -> float:
-        return self.forecast / self.measured - 1
+        return max(self.times, 1 / self.times) - 1
 
     @property
     def named(self) -> bool:
-        return abs(self.off) > NAMED
+        return self.off > NAMED
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Forecasts of a lane over what was measured, both by their logarithms."""
+    """Forecasts for a phone over what was measured, both by their logarithms."""
 
-    lane: str
     phone: str
     dots: Sequence[Dot]
+    figures: Sequence[tuple[str, Mapping[str, Any]]]
+    """By precision, what was accepted: programs, and the errors of each way."""
 
     @property
     def worst_first(self) -> list[Dot]:
-        return sorted(self.dots, key=lambda dot: (-abs(dot.off), dot.model, dot.precision))
+        return sorted(self.dots, key=lambda dot: (-dot.off, dot.model, dot.precision))
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -74,44 +81,24 @@ class Plot:
         """The corners of what lies within BAND, for a polygon."""
         low, high = self.ends
         above = [(value, value * (1 + BAND)) for value in (low, high)]
-        below = [(value, value * (1 - BAND)) for value in (high, low)]
+        below = [(value, value / (1 + BAND)) for value in (high, low)]
         return " ".join(f"{self.x(measured)},{self.y(forecast)}" for measured, forecast in [*above, *below])
-
-    @property
-    def figures(self) -> list[tuple[str, int, float, float]]:
-        """By precision: programs, and the median and 80th percentile of their errors."""
-        errors: dict[str, list[float]] = defaultdict(list)
-        for dot in self.dots:
-            errors[dot.precision].append(abs(dot.off))
-            errors["all"].append(abs(dot.off))
-        return [
-            (name, len(found), _quantile(found, 0.5), _quantile(found, 0.8))
-            for name, found in sorted(errors.items())
-        ]
-
-
-def _quantile(errors: Sequence[float], part: float) -> float:
-    """As `forecast fit` has it, so that the page and its report agree."""
-    return sorted(errors)[math.ceil(part * len(errors)) - 1]
 
 
 def plots() -> list[Plot]:
     return plots_of(load_accepted(ACCEPTED).subjects)
 
 
-def plots_of(accepted: Mapping[str, Mapping[str, object]]) -> list[Plot]:
-    dots: dict[tuple[str, str], list[Dot]] = defaultdict(list)
+def plots_of(accepted: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
+    dots: dict[str, list[Dot]] = defaultdict(list)
+    figures: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
     for subject, values in accepted.items():
         kind, _, name = subject.partition("/")
-        if kind.endswith(PROGRAMS):
+        if kind == "phones":
+            phone, precision = name.split("/")
+            figures[phone].append((precision, values))
+        elif kind == "measured" and "forecast_us" in values:
             phone, model, precision = name.split("/")
-            measured, forecast = (
-                float(str(values[field])) / 1000 for field in ("measured_us", "forecast_us")
-            )
-            dots[kind.removesuffix(PROGRAMS), phone].append(Dot(model, precision, measured, forecast))
-    return [
-        Plot(lane, phone, found)
-        for lane in TITLES
-        for (of_lane, phone), found in dots.items()
-        if of_lane == lane
-    ]
+            measured, forecast = values["measured_us"] / 1000, values["forecast_us"] / 1000
+            dots[phone].append(Dot(model, precision, measured, forecast))
+    return [Plot(phone, dots[phone], figures[phone]) for phone in figures]

@@ -79,22 +79,6 @@ def test_what_a_later_build_makes_worse_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_the_simulator_of_two_builds_is_compared(tmp_path: Path) -> None:
-    from tests.support.onnx_models import conv_model, write
-
-    model = write(conv_model(), tmp_path / "net.onnx")
-    builds = ("--qnn", "2.50.40", "--qnn", "2.51.0")
-    done = typed(
-        "compare", *builds, "--simulate", model, "--soc", "SM8750", "--reports", tmp_path / "reports"
-    )
-    report = Report.read(tmp_path / "reports" / "compare.json")
-    assert done.returncode == 0
-    simulated: Any = report.metrics["simulated"]
-    assert list(simulated) == ["2.50.40", "2.51.0"]
-    assert all(sum(times.values()) > 0 for times in simulated.values())
-
-
-@pytest.mark.whole
 def test_the_build_that_a_known_fault_ends_with_is_found_and_the_operator(tmp_path: Path) -> None:
     """llama-decode-u16u8: 2.49.40 and 2.50.40 have it, and 2.51.0 does not."""
     asked = ("--bisect", "--qnn", "2.49.40..2.51", "--case", "llama_decode", "--soc", "SM8650", "--where")

@@ -194,9 +194,6 @@ def test_what_cannot_be_compared_is_a_usage_error(refused: ComparedBuilds) -> No
     "words",
     [
         ("--lane", "executorch", "--onnxruntime-qnn", "2.5..2.7"),
-        ("--simulate", "net.onnx", "--bisect", "--qnn", "2.47..2.51"),
-        ("--simulate", "net.onnx", "--where"),
-        ("--bisect", "--precision", "8a8w"),
         ("--where", "--qnn", "2.51.0"),
         ("--bisect", "--accept"),
     ],

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
         ("tune --suite models.toml --lane onnx --floor 30dB", "onnx"),
         ("tune --suite models.toml -k net.onnx --floor 30dB", "executorch"),
         ("forecast net.onnx --precision 8a8w", "onnx"),
-        ("forecast fit --list", "forecast"),
+        ("forecast fit", "forecast"),
         ("compare --case executorch", "onnx"),
         ("compare --lane=executorch --case onnx", "executorch"),
         ("test_golden --lane executorch", "executorch"),

@@ -23,6 +23,7 @@ from ci.lanes.executorch.pieces import TorchPieces, kind_of, tensors_of
 from ci.lanes.executorch.reproducer import reproducer
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, stack_of
+from ci.pipeline.forecast import ONNX_ALONE, TO_ONNX
 from ci.pipeline.models.arrays import Sample, save_one
 from ci.pipeline.models.pieces import NotAPiece
 from ci.pipeline.options import Choice, OneModel
@@ -197,6 +198,6 @@ def exported_for(
 
 def reduction(model: OneModel, choice: Choice, place: Path, *, estimated: bool) -> TorchReduction:
     if estimated:
-        raise UsageError("only ONNX models have forecasts", fix="--when 'ddr>1MB', or name an .onnx")
+        raise UsageError(ONNX_ALONE, fix=f"--when 'ddr>1MB', or {TO_ONNX}")
     program = program_of(model) if model.typed else chosen_program(choice, model.selection)
     return TorchReduction(model, program, place)

@@ -13,13 +13,11 @@ from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower, compile_programs
 from ci.lanes.executorch.emulate import RunOnEmulator, ran
-from ci.lanes.executorch.forecast import LANE, estimates_of
 from ci.lanes.executorch.judge import costs_of
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done
-from ci.pipeline.forecast import forecast, load_fit, milliseconds, not_fitted
+from ci.pipeline.forecast import ONNX_ALONE, TO_ONNX
 from ci.pipeline.options import OneModel
-from ci.pipeline.phones import load_forecasts
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.runner import ready_runner
 from ci.pipeline.steps import Ask, run_step
@@ -109,7 +107,7 @@ def tuned(
         )
     plan = plan_of_model(model, "tune", [program])
     if "ms" in goal.budget:
-        _require_fitted(plan.basis.build_id, (cheap, exact))
+        raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
     units = [unit_of(row) for row in scores_of(model, program, exact)["units"]]
     runner = ready_runner(os.environ, model.selection.reports)
 
@@ -119,10 +117,8 @@ def tuned(
         compiled = compile_programs(plan)
         runnable = [mixed for mixed in plan.programs if (done := compiled.get(mixed.name)) and done.folder]
         runs = run_step(RunUnheld(plan, runner, compiled, goal.metric), runnable)
-        ms = _forecasts(plan, runs) if "ms" in goal.budget else {}
         return [
-            _point(choice, mixed, plan, compiled, runs.get(mixed.name), ms.get(mixed.name, {}))
-            for choice, mixed in programs.items()
+            _point(choice, mixed, plan, compiled, runs.get(mixed.name)) for choice, mixed in programs.items()
         ]
 
     return TuneSearch(units, measured, goal, (cheap, exact)).run()
@@ -133,29 +129,6 @@ def scores_of(
 ) -> Mapping[str, Any]:
     plan = plan_of_model(model, "tune", [program])
     return require_done(program, plan, run_step(Score(plan, exact, seconds), [program])).facts
-
-
-def _require_fitted(build_id: str, precisions: Sequence[str]) -> None:
-    for precision in precisions:
-        if unfitted := not_fitted(LANE, build_id, precision, load_fit(LANE)):
-            raise UsageError(
-                f"--budget ms=: {unfitted.withheld}",
-                fix="--budget ddr=… or bytes=…, or export the model to ONNX",
-            )
-
-
-def _forecasts(plan: ExecutorchPlan, runs: Mapping[str, Result]) -> dict[str, dict[str, float]]:
-    """By program, its time on the phone with its chip, by two compiles of their own."""
-    table, fit = load_forecasts(), load_fit(LANE)
-    programs = tuple(program for program in plan.programs if program.name in runs)
-    found, _ = estimates_of(replace(plan, programs=programs), table.chips)
-    return {
-        program.name: milliseconds(
-            forecast(LANE, program.run.precision, found[program.name], fit, table), program.soc, budgeted=True
-        )
-        for program in programs
-        if program.name in found
-    }
 
 
 def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
@@ -179,7 +152,6 @@ def _point(
     plan: ExecutorchPlan,
     compiled: Mapping[str, Result],
     run: Result | None,
-    ms: Mapping[str, float],
 ) -> Point:
     try:
         result = require_done(program, plan, compiled)
@@ -197,7 +169,6 @@ def _point(
     taken = {
         "ddr": costs["ddr_read"] + costs["ddr_written"],
         "bytes": (result.folder / PROGRAM).stat().st_size,
-        **ms,
     }
     seconds = result.facts["cpu_seconds"]
     return Point(choice, run.facts["figures"], taken, cpu_seconds=seconds, worst=run.facts["worst"])

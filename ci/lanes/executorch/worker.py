@@ -8,12 +8,9 @@ import math
 import os
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ci.artifacts.estimate import estimate_of
 from ci.engine.workers.child import WARM, Answer, hidden, reporting, serve, threads
 from ci.pipeline.models.faster_exports import make_exports_faster
 from provisioning.base.errors import ToolkitError
@@ -71,16 +68,13 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
         case, run, _, place = parse_request(order)
         return rewritten(case, run, place, Path(order["into"]), order["needs"])
     into = Path(order["into"])
+    simulated = None
     with contextlib.ExitStack() as stack:
-        # Imported late: no other result depends on these.
         if order.get("simulate"):
+            # Imported late: no other result depends on it.
             from ci.pipeline.simulator import simulating
 
             simulated = stack.enter_context(simulating(_backend(), into))
-        if order.get("estimate"):
-            from ci.pipeline.estimator import estimating
-
-            estimated = stack.enter_context(estimating(_backend()))
         facts = lower(
             *parse_request(order),
             into,
@@ -90,19 +84,7 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
             score=order.get("score", ""),
             seconds=order.get("seconds", math.inf),
         )
-        if order.get("simulate"):
-            return {**facts, "us": simulated.simulation().us}
-        return _estimate_of(facts, estimated.events, order["soc"]) if order.get("estimate") else facts
-
-
-def _estimate_of(facts: dict[str, Any], events: Iterable[tuple[str, int]], soc: str) -> dict[str, Any]:
-    """With what of the lowered program decides whether the estimate counts."""
-    estimate = estimate_of(events, soc)
-    return {
-        "estimate": estimate.as_dict() if estimate else None,
-        "left": len(facts["left"]),
-        "operators": dict(Counter(row["operator"] for row in facts["nodes"].values())),
-    }
+        return {**facts, "us": simulated.simulation().us} if simulated else facts
 
 
 def _backend() -> Path:

@@ -10,33 +10,26 @@ from ci.pipeline.forecast import Forecasted, forecast, load_fit
 from ci.pipeline.phones import load_forecasts
 from provisioning.base.findings import Finding, Severity
 
-LANE = "onnx"
-
 
 def forecast_of(program: OnnxProgram, facts: Mapping[str, Any]) -> Forecasted:
     """Of a program whose run asks for one."""
-    if not (estimate := facts.get("estimate")):
-        return Forecasted(withheld="the compiler gave no estimate")
-    return forecast(LANE, program.run.kind, estimate, load_fit(LANE), load_forecasts())
+    return forecast(program.run.kind, facts.get("estimate"), load_fit(), load_forecasts())
 
 
 def over_budget(program: OnnxProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """An error where even the least that is forecast is above the budget, a warning where the most is."""
-    again = SUITES.repeat(program)
-    if not program.run.budget:
-        return
-    found = forecast_of(program, facts)
-    if found.withheld:
-        message = f"its budget cannot be held: no forecast, {found.withheld}"
-        fix = found.fix or "measure it on a phone, and leave budget out"
-        yield Finding("forecast-withheld", Severity.WARNING, program.name, message, fix)
-        return
-    for row in found.forecasts:
-        limit = program.run.budget.get(row.phone)
-        if limit is None or row.most_ms <= (most := float(limit.removesuffix(" ms"))):
-            continue
-        severity = Severity.ERROR if row.least_ms > most else Severity.WARNING
-        message = f"expected at most {limit} on a {row.phone}, forecast {row.ms:.3g} ms"
-        message += f" ({row.least_ms:.3g} to {row.most_ms:.3g})"
-        fix = f"make it smaller, or if it is meant, change budget in its run; then {again}"
-        yield Finding("forecast-budget", severity, program.name, message, fix)
+    again, found = SUITES.repeat(program), forecast_of(program, facts)
+    for phone, limit in program.run.budget.items():
+        of_phone, most = found.of([phone]), float(limit.removesuffix(" ms"))
+        if of_phone.withheld:
+            message = f"its budget cannot be held: no forecast, {of_phone.withheld}"
+            fix = found.fix or "measure it on a phone, and leave budget out"
+            yield Finding("forecast-withheld", Severity.WARNING, program.name, message, fix)
+        for row in of_phone.forecasts:
+            if row.most_ms <= most:
+                continue
+            severity = Severity.ERROR if row.least_ms > most else Severity.WARNING
+            message = f"expected at most {limit} on a {row.phone}, forecast {row.ms:.3g} ms"
+            message += f" ({row.least_ms:.3g} to {row.most_ms:.3g})"
+            fix = f"make it smaller, or if it is meant, change budget in its run; then {again}"
+            yield Finding("forecast-budget", severity, program.name, message, fix)

@@ -247,9 +247,11 @@ class CompileOnnx(Step[OnnxProgram]):
 
     def estimate(self, program: OnnxProgram, ask: Ask, of_run: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """What QNN says that the model will take; None where the compiler dies of estimating it."""
-        into, chips = empty_folder(ask.scratch / program.name / "estimate"), list(load_forecasts().chips)
+        into, table = empty_folder(ask.scratch / program.name / "estimate"), load_forecasts()
+        phones = [*program.run.budget, *table.of_chip(program.soc)]
+        chips = table.chips(program.run.kind, phones)
         try:
-            return ask(do="estimate", **program.order, **of_run, into=str(into), chips=chips)
+            return ask(do="estimate", **program.order, **of_run, into=str(into), chips=list(chips))
         except WorkerDied as gone:
             if not gone.is_own_crash or gone.trouble(ask.log):
                 raise

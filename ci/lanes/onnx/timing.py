@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ci.artifacts.simulation import COSTS, TRACE, read_simulation
+from ci.engine.progress import Line, failed
+from ci.engine.runs import Repeats
+from ci.engine.work import Result
 from ci.lanes.onnx.compile import cwd, setup_of
 from ci.lanes.onnx.context import read_context, soc_of
 from ci.lanes.onnx.events import (
@@ -17,17 +23,24 @@ from ci.lanes.onnx.events import (
     places_of,
     with_lines,
 )
-from ci.lanes.onnx.forecast import simulated
 from ci.lanes.onnx.graph import is_context, load_graph, source_digest
 from ci.lanes.onnx.options import Settings, parse_assignments, settings_of
 from ci.lanes.onnx.orders import logs_folder, require_file, say, search_path, step
-from ci.lanes.onnx.suite import command_for_one
-from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
+from ci.lanes.onnx.suite import OnnxProgram, command_for_one
+from ci.lanes.onnx.user_program import (
+    CONTEXT,
+    SAMPLES,
+    OneModelStep,
+    mixed,
+    plan_of_model,
+    prepared,
+    program_of,
+)
 from ci.pipeline.models.inputs import GraphSignature, drawn, read_inputs
 from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, OnCpu, ProgramProfile, merged
 from ci.pipeline.simulated import SimulatedProfile, simulated_costs
-from ci.pipeline.steps import asking, require_done
+from ci.pipeline.steps import Ask, asking, require_done, run_step
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -60,6 +73,24 @@ def profiled(
         return about, measured(folder / CONTEXT, inputs, program.soc, settings, places, model.work.timeout)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SimulateOnnx(OneModelStep):
+    """QNN's simulation of the program's chip, as the files that its compiler writes."""
+
+    kind = "onnx-simulate"
+    title = "simulations"
+    repeats = Repeats()
+
+    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
+        common, _ = prepared(program, ask, ask.scratch / program.name, drawn=True, verify=False)
+        return ask(do="simulate", **common)
+
+    def line(self, program: OnnxProgram, result: Result) -> Line:
+        if result.failure:
+            return failed(result.failure.kind)
+        return Line("passed", f"{result.facts['us']:,.0f} us simulated")
+
+
 def simulated_profile(model: OneModel) -> SimulatedProfile:
     """What QNN's simulator says of the chip. One run on the emulator gives the names of operators."""
     path, program = search_path() / model.typed, program_of(model)
@@ -69,7 +100,10 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
         raise UsageError(
             f"--simulate: {model.typed} is compiled already", fix="name the model that it was compiled from"
         )
-    found, build_id = simulated(model, program)
+    step = SimulateOnnx(plan_of_model(model, program))
+    result = require_done(run_step(step, step.plan.programs[:1])[step.plan.programs[0].name])
+    assert result.folder is not None
+    found = read_simulation(result.folder / TRACE, result.folder / COSTS)
     folder = require_done(mixed(model, program)).folder
     assert folder is not None
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
@@ -89,7 +123,7 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
         name: {"line": place.source, "module": place.module, "kind": kinds[name]}
         for name, place in known.items()
     }
-    return simulated_costs(found, build_id, names, places, NO_LINE)
+    return simulated_costs(found, str(result.facts["build_id"]), names, places, NO_LINE)
 
 
 def _of_context(

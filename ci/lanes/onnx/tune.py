@@ -10,12 +10,11 @@ from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.work import Result
-from ci.lanes.onnx.budgets import LANE
 from ci.lanes.onnx.compile import OnnxPlan, plan_of
 from ci.lanes.onnx.options import parse_assignments
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import FORMS, CompileOne, OneModelStep, plan_of_model, prepared, program_of
-from ci.pipeline.forecast import Forecasted, forecast, load_fit, milliseconds
+from ci.pipeline.forecast import forecast, load_fit
 from ci.pipeline.options import OneModel
 from ci.pipeline.phones import load_forecasts
 from ci.pipeline.precision import precision_named
@@ -164,13 +163,11 @@ def _point(choice: frozenset[int], program: OnnxProgram, result: Result, goal: G
     costs: dict[str, float] = {"bytes": context["bytes"]}
     if ddr := context["ddr"]:
         costs["ddr"] = ddr["read"] + ddr["written"]
-    found = _forecast(program, facts["estimate"])
-    costs |= milliseconds(found, program.soc, budgeted="ms" in goal.budget)
+    found = forecast(program.run.kind, facts["estimate"], load_fit(), load_forecasts())
+    if own := [phone.ms for phone in found.forecasts if phone.soc == program.soc]:
+        costs["ms"] = own[0]
+    elif "ms" in goal.budget:
+        why = found.of(load_forecasts().of_chip(program.soc)).withheld
+        raise CheckFailed(f"--budget ms=: no forecast, {why}", fix=found.fix or "--budget ddr=… or bytes=…")
     seconds = facts["cpu_seconds"]
     return Point(choice, context["near"], costs, cpu_seconds=seconds, worst=context.get("worst"))
-
-
-def _forecast(program: OnnxProgram, estimate: Mapping[str, Any] | None) -> Forecasted:
-    if estimate is None:
-        return Forecasted(withheld="the compiler gave no estimate")
-    return forecast(LANE, program.run.kind, estimate, load_fit(LANE), load_forecasts())

@@ -15,7 +15,6 @@ EXAMPLES = """\
   nox -s compare -- --qnn 2.49.40 --qnn 2.51.0 --suite models-onnx.toml --soc SM8750
   nox -s compare -- --lane executorch --executorch 1.4.1 --executorch 1.5.1 --tag pr
   nox -s compare -- --bisect --qnn 2.47..2.51 --case llama_decode --soc SM8650 --where
-  nox -s compare -- --qnn 2.50.40 --qnn 2.51.0 --simulate net.onnx --precision 8a8w --soc SM8750
   nox -s compare -- --tag pr --accept          every build of manifests/compat.toml, into docs/upgrades.md
 """
 
@@ -53,13 +52,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--where", action="store_true", help="with --bisect: and the operator whose outputs differ"
     )
-    parser.add_argument(
-        "--simulate",
-        metavar="MODEL",
-        help="of one model, in place of a suite: the operators that became slower on QNN's simulator of the"
-        " chip (not documented)",
-    )
-    parser.add_argument("--precision", help="with --simulate: fp16, 8a8w …")
     parser.add_argument("--suite", type=Path, metavar="FILE", help="the suite [the lane's own]")
     repeatable(parser, "--case", "NAME", "only this case")
     repeatable(parser, "--tag", "TAG", "only programs with this tag")
@@ -74,7 +66,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.upgrades.compare.bisect import bisect
-    from ci.upgrades.compare.simulated import SimulatedModel, compare_simulated
     from ci.upgrades.compare.stage import ComparedBuilds, compare, of_onnxruntime
     from provisioning.base.errors import UsageError
     from provisioning.base.selection import selection_of
@@ -83,14 +74,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "--onnxruntime-qnn chooses for the ONNX lane",
             fix="--qnn, for a build that this executorch drives",
-        )
-    if args.simulate and (args.bisect or args.where):
-        raise UsageError(
-            "--simulate compares two builds, and --bisect searches among several", fix="leave one of them out"
-        )
-    if args.precision and not args.simulate:
-        raise UsageError(
-            "--precision is of --simulate MODEL: a suite's programs have their own", fix="--case NAME"
         )
     flags = [flag for name in args.case for flag in ("--case", name)]
     flags += [flag for name in args.tag for flag in ("--tag", name)]
@@ -101,13 +84,6 @@ def run(args: argparse.Namespace) -> int:
         if args.accept:
             raise UsageError("--bisect measures a part, and --accept wants all", fix="leave one of them out")
         return bisect(selection_of(args), choice, os.environ, where=args.where)
-    if args.simulate:
-        if args.accept or args.suite or args.case or args.tag:
-            raise UsageError(
-                "--simulate is of one model, and not of a suite", fix="leave the suite's flags out"
-            )
-        model = SimulatedModel(args.simulate, args.precision)
-        return compare_simulated(selection_of(args), choice, model, os.environ)
     if args.where:
         raise UsageError("--where searches between the two versions of --bisect", fix="add --bisect")
     return compare(selection_of(args), choice, os.environ)
