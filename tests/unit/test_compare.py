@@ -101,8 +101,12 @@ def judged(first: Stack, second: Stack) -> StageRun:
     return stage
 
 
-def test_a_program_lost_by_an_upgrade_fails_the_stage_and_says_why(tmp_path: Path) -> None:
+def test_a_program_lost_by_an_upgrade_fails_the_stage_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stage = judged(QNN_50, QNN_51)
+    console = capsys.readouterr().err
+    assert console.index("net/fp16/SM8650") < console.index("other/u8u8/SM8650")
     assert stage.close(tmp_path) == 1
     (finding,) = stage.findings
     assert finding.subject == "net/fp16/SM8650 on QNN 2.51.0" and "no kernel for Erf" in finding.message

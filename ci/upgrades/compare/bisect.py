@@ -24,7 +24,7 @@ from ci.upgrades.compare.stage import (
     variables_for,
 )
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Artifact, Metric
+from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.secrets import handed_on
 from provisioning.base.settings import ROOT, Selection
@@ -143,7 +143,6 @@ def located(
             subprocess.run(
                 command, cwd=ROOT, env=handed_on(variables), stdout=printed, stderr=printed, check=False
             )
-        stage.artifacts.append(Artifact.of("stage-log", log))
         facts = _answer(result, log)
         found[stack.name] = facts
         say([f"  {line}" for line in as_text(facts)])

@@ -213,7 +213,6 @@ def run_on(
     """The report that a stage writes into this folder, once it is sure that it is about this build."""
     log = folder / f"{name}.log"
     code = logged(command, log, handed_on(variables), cwd=ROOT)
-    stage.artifacts.append(Artifact.of("stage-log", log))
     report, title = _report(folder / f"{name}.json", log), title_of(stack.name)
     if unmeasured := _of_this_machine(report):
         kind = UsageError if code == UsageError.exit_code else EnvironmentLacking
@@ -331,6 +330,15 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Compared
     for other_name, by_verdict in counts.items():
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items())
         sys.stderr.write(f"{title_of(other_name)} against {title_of(base.stack.name)}: {verdicts}\n")
+        for verdict in ("worse", "better"):
+            named = [name for name, row in programs.items() if judgement(row, other_name) == verdict]
+            sys.stderr.write("".join(f"  {verdict}: {name}\n" for name in named))
+
+
+def judgement(row: Metric, build: str) -> Metric:
+    """Of a program on one of the other builds."""
+    cell = row.get(build) if isinstance(row, dict) else None
+    return cell.get("judgement") if isinstance(cell, dict) else None
 
 
 def _losses(name: str, earlier: Measurement, later: Measurement, tolerances: Tolerances) -> Iterator[Finding]:
@@ -438,5 +446,5 @@ def folded(table: str) -> str:
 
 def _rank(row: Metric) -> int:
     assert isinstance(row, dict)
-    judgements = {cell.get("judgement") for cell in row.values() if isinstance(cell, dict)}
+    judgements = {judgement(row, build) for build in row}
     return min((rank for verdict, rank in RANK.items() if verdict in judgements), default=RANK["same"])

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from packaging.version import Version
@@ -21,6 +22,7 @@ from provisioning.base.commands import logged
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UnknownName
 from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
+from provisioning.base.rendering import terminal
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.build_id import build_ids
@@ -74,7 +76,7 @@ def measure_all(tools: PairMeasure, only: Sequence[str], executorch: Sequence[st
         table = compat.load_builds()
         for version in dict.fromkeys(executorch or releases.versions(table)):
             report_builds(stage, tools, only, releases.release_named(version, table))
-    return stage.close(selection.reports)
+    return stage.close(selection.reports, show=partial(terminal.show, verdict_first=True))
 
 
 def report_builds(
@@ -110,7 +112,6 @@ def report_builds(
         sys.stderr.write(("works" if pair.works else pair.error) + "\n")
         # Written after each build, so that an interrupted run keeps what it measured.
         compat.accept_pair(pair, tools.accepted)
-        stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.glob("*.log"))]
         stage.metrics[f"{beside}{build.qnn}"] = "works" if pair.works else "broken"
         if not pair.works:
             log = folder / f"{log_of(steps)}.log"

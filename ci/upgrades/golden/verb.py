@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 from ci.pipeline.flags import add_accept
@@ -45,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     from ci.upgrades.golden import executorch, stage
     from provisioning.base.accepted import load_accepted
     from provisioning.base.documents import load
-    from provisioning.base.findings import Artifact, Severity
+    from provisioning.base.findings import Severity
+    from provisioning.base.rendering import terminal
     from provisioning.base.stage_run import StageRun
 
     wrong = args.qnn if args.lane == "executorch" else args.executorch
@@ -66,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
             results = executorch.measure(golden, args.executorch, tools, kept)
         before = stage.rows_of(args.lane, results) if args.accept else agreed.subjects
         stage.judge(run, args.lane, results, before)
-        run.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
         if args.accept and not any(finding.severity is Severity.ERROR for finding in run.findings):
             stage.write(args.lane, results)
-    return run.close(selection.reports)
+    return run.close(selection.reports, show=partial(terminal.show, verdict_first=True))

@@ -46,7 +46,7 @@ VERDICTS = {
 }
 
 
-def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
+def console(report: Report, *, colour: bool = False, width: int = 100, verdict_first: bool = False) -> str:
     """The report as text of `width` columns, ending in a verdict that is one line however long."""
     from rich.console import Group
     from rich.text import Text
@@ -63,7 +63,9 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
         parts += [_artifacts(artifacts), Text()]
     if metrics := scalar_metrics(report):
         parts += [_metrics(metrics), Text()]
-    return rendered(Group(*parts, _verdict(report)), colour=colour, width=width)
+    verdict_line = _verdict(report)
+    ordered = [verdict_line, Text(), *parts] if verdict_first else [*parts, verdict_line]
+    return rendered(Group(*ordered), colour=colour, width=width)
 
 
 def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100, errors: int = 0) -> str:
@@ -95,10 +97,17 @@ def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 10
     return rendered(Group(*parts), colour=colour, width=width)
 
 
-def show(report: Report, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
+def show(
+    report: Report,
+    stream: TextIO | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    verdict_first: bool = False,
+) -> None:
     """Print the report in the way this terminal supports."""
     stream = stream or sys.stdout
-    write(console(report, colour=wants_colour(stream, environ), width=terminal_width(environ)), stream)
+    colour, width = wants_colour(stream, environ), terminal_width(environ)
+    write(console(report, colour=colour, width=width, verdict_first=verdict_first), stream)
 
 
 def write(text: str, stream: TextIO) -> None:
