@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ci.engine.work import Result
 from ci.forecast import hub
-from ci.forecast.fitting import WAYS, Judged, Program, judge, limits_of, quantile
+from ci.forecast.fitting import WAYS, JudgedPhone, Program, judge, limits_of, quantile
 from ci.lanes.onnx.compile import plan_of, require_installed
 from ci.lanes.onnx.forecast import EstimateOnnx
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
@@ -28,8 +28,6 @@ Measured = Mapping[tuple[str, str, str], float]
 
 FLOAT = "fp16"
 OURS = {hub_name: ours for ours, hub_name in PRECISIONS.items()}
-FIT, PHONES, PROGRAMS, MEASURED = "fit", "phones", "programs", "measured"
-"""How subjects of the accepted values begin."""
 
 
 def fit_forecasts(selection: Selection, work: WorkOptions, words: Sequence[str], *, accepts: bool) -> int:
@@ -53,7 +51,7 @@ def fit_forecasts(selection: Selection, work: WorkOptions, words: Sequence[str],
                 programs.append(Program(model, precision, estimates, operators, **size))
         judged = judge(programs, measured, table) if programs else []
         if not judged and not words:
-            raise CheckFailed("no precision has the models that a fit needs", fix="look at the report")
+            raise CheckFailed("no precision has the models that a fit needs")
         stage.metrics |= {f"{row.phone} {row.precision}": dict(errors_of(row)) for row in judged}
         if accepts:
             values = accepted_of(build, programs, judged, table)
@@ -110,7 +108,7 @@ def _estimated(
     return found
 
 
-def errors_of(judged: Judged) -> dict[str, float]:
+def errors_of(judged: JudgedPhone) -> dict[str, float]:
     """Median and 80th percentile of each way's errors."""
     return {
         f"{way.replace(' ', '_')}.{name}": round(quantile(judged.errors(way), part), 3)
@@ -120,11 +118,11 @@ def errors_of(judged: Judged) -> dict[str, float]:
 
 
 def accepted_of(
-    build: str, programs: Sequence[Program], judged: Sequence[Judged], table: Forecasts
+    build: str, programs: Sequence[Program], judged: Sequence[JudgedPhone], table: Forecasts
 ) -> dict[str, Values]:
     limits = limits_of(programs, table)
     values: dict[str, Values] = {
-        FIT: {
+        "fit": {
             "qnn": build,
             "wheel": f"{table.wheel.version} {table.wheel.sha256}",
             "least_us": round(limits.least_us, 1),
@@ -135,7 +133,7 @@ def accepted_of(
     for found in judged:
         scale, around = found.constants
         others = [row for row in judged if row.precision == found.precision and row is not found]
-        values[f"{PHONES}/{found.phone}/{found.precision}"] = {
+        values[f"phones/{found.phone}/{found.precision}"] = {
             "scale": float(f"{scale:.5g}"),
             "around_us": round(float(around), 1),
             "p80": round(quantile(found.errors(), 0.8), 3),
@@ -149,12 +147,12 @@ def accepted_of(
         }
         for row in found.rows:
             guess = row.guesses.get("forecast")
-            values[f"{MEASURED}/{found.phone}/{row.program.model}/{row.program.precision}"] = {
+            values[f"measured/{found.phone}/{row.program.model}/{row.program.precision}"] = {
                 "measured_us": round(row.measured),
                 **({"forecast_us": round(guess)} if guess else {}),
             }
     for program in programs:
-        values[f"{PROGRAMS}/{program.model}/{program.precision}"] = {
+        values[f"programs/{program.model}/{program.precision}"] = {
             **{chip: round(us) for chip, us in program.estimates.items()},
             "macs": program.macs,
             "weights": program.weights,

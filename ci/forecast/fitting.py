@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ci.pipeline.forecast import Limits, basis_of
+from ci.pipeline.forecast import FittedRange, basis_of
 from ci.pipeline.phones import PRECISIONS, Forecasts
 
 ROUNDS = 25
@@ -17,7 +17,7 @@ OUTLIER = 0.15
 as long for would move plain least squares by half."""
 MARGIN = 1.5
 """By how much a new model's estimate may exceed what was fitted."""
-LEAST_MODELS = 12
+LEAST_MODELS = 10
 """Of a precision with fewer models nothing is fitted."""
 BYTES = {"float": (2, 2), "w8a8": (1, 1), "w8a16": (1, 2)}
 """Of a weight, and of a value between two layers."""
@@ -59,8 +59,8 @@ class Row:
 WAYS: Mapping[str, Features] = {
     "forecast": lambda program, chips: (basis_of(program.estimates, chips), 1),
     "QNN's estimate": lambda program, chips: (program.estimates[chips[0]],),
-    "MACs": lambda program, chips: (program.macs,),
-    "MACs and bytes": lambda program, chips: (program.macs, program.bytes),
+    "MACs": lambda program, chips: (program.macs, 1),
+    "MACs and bytes": lambda program, chips: (program.macs, program.bytes, 1),
 }
 """What the constants are of: of the forecast, and of plain ways that it must be better than."""
 
@@ -77,7 +77,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 def fitted(features: Sequence[Sequence[float]], measured: Sequence[float]) -> np.ndarray:
     """Least squares of relative errors, outliers weighed down; no constant is negative."""
-    relative = np.array(features, dtype=float) / np.array(measured, dtype=float)[:, None]
+    relative = np.array(features) / np.array(measured)[:, None]
     kept = list(range(relative.shape[1]))
     while True:
         mine = relative[:, kept]
@@ -93,15 +93,15 @@ def fitted(features: Sequence[Sequence[float]], measured: Sequence[float]) -> np
     return every
 
 
-def limits_of(programs: Sequence[Program], table: Forecasts) -> Limits:
+def limits_of(programs: Sequence[Program], table: Forecasts) -> FittedRange:
     """Within which a new model is like these."""
     times = [program.estimates[table.chip] for program in programs]
     operators = frozenset(name for program in programs for name in program.operators)
-    return Limits(min(times) / MARGIN, max(times) * MARGIN, operators)
+    return FittedRange(min(times) / MARGIN, max(times) * MARGIN, operators)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedPhone:
     """A phone's rows in one precision, and its constants by all of them."""
 
     phone: str
@@ -112,7 +112,7 @@ class Judged:
     def errors(self, way: str = "forecast") -> list[float]:
         return [row.off(way) for row in self.rows if row.guesses]
 
-    def by_other(self, other: Judged) -> list[float]:
+    def by_other(self, other: JudgedPhone) -> list[float]:
         """Errors once another phone's measurement of the same program corrects the forecasts."""
         known = {
             row.program.model: row.guesses["forecast"] / row.measured for row in other.rows if row.guesses
@@ -126,7 +126,7 @@ class Judged:
 
 def judge(
     programs: Sequence[Program], measured: Mapping[tuple[str, str, str], float], table: Forecasts
-) -> list[Judged]:
+) -> list[JudgedPhone]:
     """`measured` is by phone, model and precision. For each model that is left out, limits and constants are
     chosen again."""
     limits = {
@@ -135,7 +135,7 @@ def judge(
     }
     whole, found = limits_of(programs, table), []
 
-    def like(program: Program, limits: Limits) -> bool:
+    def like(program: Program, limits: FittedRange) -> bool:
         return not limits.why_not(program.estimates[table.chip], program.operators)
 
     for phone in table.phones:
@@ -160,7 +160,7 @@ def judge(
                 for way, features in WAYS.items():
                     constants = _of_rows(features, others, chips)
                     row.guesses[way] = float(constants @ features(row.program, chips))
-            found.append(Judged(phone, hub, rows, _of_rows(WAYS["forecast"], rows, chips)))
+            found.append(JudgedPhone(phone, hub, rows, _of_rows(WAYS["forecast"], rows, chips)))
     return found
 
 

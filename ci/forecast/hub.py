@@ -9,7 +9,7 @@ from typing import Any
 
 from ci.pipeline.phones import Forecasts
 from provisioning.base import progress
-from provisioning.base.errors import CheckFailed, UnknownName
+from provisioning.base.errors import UnknownName
 from provisioning.base.units import aligned
 from provisioning.manifest import Component, Part, Placement
 from provisioning.sources.wheel import Wheel
@@ -32,7 +32,6 @@ class Measured:
     milliseconds: float = 0
     layers: int = 0
     off_npu: int = 0
-    """How many of them."""
     context: int = 0
     tokens_per_second: float = 0
     prompt_tokens_per_second: float | None = None
@@ -119,13 +118,7 @@ def _table(root: Path, model: str, table: str) -> dict[str, Any]:
     """Empty if the model has none."""
     import yaml
 
-    path = root / model / f"{table}.yaml"
-    if not path.is_file():
-        return {}
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    read = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506  (a safe loader)
-    if not isinstance(read, dict):
-        raise CheckFailed(
-            f"{path}: expected a table, found {type(read).__name__}", fix="remove it, and try again"
-        )
+    path, loader = root / model / f"{table}.yaml", getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
+    read: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506  (a safe loader)
     return read

@@ -85,7 +85,12 @@ def as_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
         }
         if name.endswith("MaskedLM"):
             inputs["place"] = torch.ones(1, dtype=torch.int32)
-    with_weights(net)
+    # Quantized, a network with weights so small (ConvNeXt) or zero (ViT's head) would be folded away.
+    for title, value in net.named_parameters():
+        if title.endswith("layer_scale"):
+            torch.nn.init.ones_(value)
+        elif value.ndim > 1 and not value.any():
+            torch.nn.init.normal_(value, std=0.02)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-forecast-") as folder, torch.no_grad():
         path = str(Path(folder, "model.onnx"))
         values = tuple(inputs.values())
@@ -94,15 +99,6 @@ def as_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 
 _define_vision_operators = cache(define_vision_operators)
-
-
-def with_weights(net: torch.nn.Module) -> None:
-    """Quantized, a network with weights so small (ConvNeXt) or zero (ViT's head) would be folded away."""
-    for name, value in net.named_parameters():
-        if name.endswith("layer_scale"):
-            torch.nn.init.ones_(value)
-        elif value.ndim > 1 and not value.any():
-            torch.nn.init.normal_(value, std=0.02)
 
 
 def _torchvision(model: FittedModel, name: str) -> Any:
@@ -116,9 +112,7 @@ def _torchvision(model: FittedModel, name: str) -> Any:
 
 
 def _timm(model: FittedModel, name: str) -> Any:
-    import timm
-
-    return timm.create_model(name, pretrained=False, exportable=True)
+    return importlib.import_module("timm").create_model(name, pretrained=False, exportable=True)
 
 
 def _transformers(model: FittedModel, name: str) -> Any:

@@ -23,8 +23,6 @@ EXAMPLES = """\
 FIT = "fit"
 OF_FIT = ("expressions", "accept")
 OF_MODEL = ("precision", "phone", "measured", "calibrate", "option", "dimension", "per_channel")
-OF_AI_HUB = ""
-"""The value of --measured without one."""
 OF_LANGUAGE_MODELS = ("config.json", "adapter_config.json", "genie_config.json")
 
 
@@ -35,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measured",
         nargs="?",
-        const=OF_AI_HUB,
+        const="",
         metavar="PHONE=MS",
         help="what one phone took: the others' forecasts by it ('Galaxy S24=1.42 ms'); alone: what AI Hub"
         " measured of models by name or use",
@@ -72,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     table = load_forecasts()
     phones = [table.named(name) for name in args.phone] or [*table.phones]
-    if args.measured == OF_AI_HUB:
+    if args.measured == "":
         from ci.forecast import hub
         from provisioning.store import Store
 

@@ -44,7 +44,7 @@ class PhoneFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FittedRange:
     """Within which a model is like those that were fitted."""
 
     least_us: float
@@ -67,7 +67,7 @@ class Fit:
     """What was fitted for a QNN build."""
 
     build_id: str
-    limits: Limits
+    limits: FittedRange
     phones: Mapping[tuple[str, str], PhoneFit]
     """By phone and AI Hub's precision."""
 
@@ -83,7 +83,7 @@ def load_fit() -> Fit:
             row: Any = values
             others = {key.removeprefix(BY).replace("_", " "): row[key] for key in row if key.startswith(BY)}
             phones[phone, precision] = PhoneFit(row["scale"], row["around_us"], row["p80"], others)
-    limits = Limits(common["least_us"], common["most_us"], frozenset(common["operators"].split()))
+    limits = FittedRange(common["least_us"], common["most_us"], frozenset(common["operators"].split()))
     return Fit(common["qnn"], limits, phones)
 
 

@@ -13,7 +13,7 @@ from ci.forecast import hub
 from ci.forecast import verb as forecast_verb
 from ci.lanes.onnx.budgets import over_budget
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
-from ci.pipeline.forecast import Fit, Limits, PhoneFit, by_measurement, forecast, load_fit
+from ci.pipeline.forecast import Fit, FittedRange, PhoneFit, by_measurement, forecast, load_fit
 from ci.pipeline.phones import Forecasts, load_forecasts
 from provisioning.base.command_line import parsed
 from provisioning.base.errors import UsageError
@@ -28,7 +28,7 @@ TABLE = Forecasts.model_validate_json(
 )
 FIT = Fit(
     BUILD,
-    Limits(100, 10_000, frozenset({"Conv", "Relu", "Add"})),
+    FittedRange(100, 10_000, frozenset({"Conv", "Relu", "Add"})),
     {
         ("Galaxy S24", "float"): PhoneFit(0.8, 80, 0.1, {"Galaxy S26": 0.05}),
         ("Galaxy S24", "w8a8"): PhoneFit(0.9, 90, 0.25),

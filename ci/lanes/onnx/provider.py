@@ -244,6 +244,15 @@ def estimated(
     return read_estimate(profile)
 
 
+def folded(model: Path, into: Path) -> Path:
+    """A copy without what does not depend on inputs, so that the shapes of all values can be told."""
+    options, path = _options(ERRORS_ONLY), into / "folded.onnx"
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(path)
+    ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return path
+
+
 def simulated(model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path) -> float:
     """Microseconds by QNN's simulator, whose files are left in `into`. Raises CheckFailed where HTP does not
     take the model whole."""

@@ -572,7 +572,7 @@ def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
         "refused": refused,
         "operators": dict(Counter(node.op_type for node in nodes)),
         "shapes": shapes_of(graph, nodes),
-        "size": size_of(load_graph(Path(order["source"]))),
+        "size": size_of(load_graph(provider.folded(Path(order["source"]), Path(order["into"])))),
     }
 
 
