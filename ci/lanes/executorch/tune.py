@@ -105,7 +105,6 @@ def tuned(
         raise UsageError(
             f"{cheap} on {program.backend} quantizes nothing that the emulator runs", fix="--precision 8a8w"
         )
-    plan = plan_of_model(model, "tune", [program])
     if "ms" in goal.budget:
         raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
     units = [unit_of(row) for row in scores_of(model, program, exact)["units"]]
