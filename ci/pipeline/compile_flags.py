@@ -271,7 +271,8 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
     return Compiling(
         args.output,
         verify=args.verify == "emulator",
-        search=not args.no_search,
+        # A table of several precisions says itself which one is better.
+        search=not args.no_search and len(args.precisions or ()) < 2,
         several_precisions=len(args.precisions or ()) > 1,
         keep_on_cpu=tuple(args.keep_on_cpu),
         embed=args.embed,
