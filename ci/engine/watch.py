@@ -414,7 +414,7 @@ class Supervisor:
             if self._linked and self._is_temporary(path) and not self._is_own(real := os.path.realpath(path)):
                 self._touch(real, how)
             return
-        seen, reading = self.seen, how in ("read", "run")
+        seen, reading = self.seen, how in ("read", "run", "link")
         if f"{path}/".startswith(self._installed):
             if reading:
                 with contextlib.suppress(OSError):
@@ -445,7 +445,7 @@ class Supervisor:
             self._unseen(f"{path}, a pipe or a device, was read")
         elif reading and path not in seen.opened:
             seen.opened[path] = stamp = stamp_of(info)
-            if changed_too_recently(stamp):
+            if how == "link" or changed_too_recently(stamp):
                 with contextlib.suppress(OSError):
                     seen.digests[path] = hash_file(Path(path))
 
@@ -497,8 +497,9 @@ class Supervisor:
             self.seen.unseen.append(what)
 
 
-How = Literal["read", "replace", "use", "look", "glance", "run"]
-"""What a call does with a path: read what is there, replace it whole, look at it, or anything else."""
+How = Literal["read", "replace", "use", "look", "glance", "run", "link"]
+"""What a call does with a path: read what is there, replace it whole, look at it, give it another name, which
+changes its stamp, or anything else."""
 
 
 def _how(process: int, call: Call, number: int, arguments: list[int]) -> How:
@@ -509,7 +510,7 @@ def _how(process: int, call: Call, number: int, arguments: list[int]) -> How:
         return "run"
     if call.what == "pair":
         # Under its other name, an input would look like a file of the work's own.
-        return "read" if number == call.path else "use"
+        return "link" if number == call.path else "use"
     if call.what in ("open", "open2", "create"):
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if call.what == "create" else arguments[call.flags]
         if call.what == "open2":

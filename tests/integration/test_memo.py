@@ -17,7 +17,7 @@ from ci.engine.digests import Digests
 from ci.engine.entries import prune
 from ci.engine.inputs import Roots, key_of
 from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
-from ci.engine.watch import Touched, stamp_of
+from ci.engine.watch import YOUNG_SECONDS, Touched, stamp_of
 from ci.engine.workers.parent import Worker, WorkerDied
 from ci.sharing.remote import ENTRIES
 from tests.support.watched_work import Place, later, start
@@ -591,3 +591,16 @@ def test_clones_share_what_an_editable_project_gave_and_another_folder_of_it_is_
     assert isinstance(installed("other", "src")[0].find("net", {"a": 1}), CachedResult)
     assert isinstance(installed("other", "source")[0].find("net", {"a": 1}), Miss)
     assert isinstance(installed("other", "../one/src")[0].find("net", {"a": 1}), Miss)
+
+
+def test_a_file_of_which_work_makes_a_hard_link_is_remembered(place: Place) -> None:
+    place.write("w.bin", "1")
+    place.write(
+        "net.py",
+        "import os, tempfile\ndef work():\n own = tempfile.mkdtemp() + '/w'\n os.link('HERE/w.bin', own)\n"
+        " return open(own).read()",
+    )
+    # What has just changed is read at once, linked or not.
+    time.sleep(YOUNG_SECONDS + 0.1)
+    assert place.do() == ("1", "not run before")
+    assert place.do() == ("1", "")
