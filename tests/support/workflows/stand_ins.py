@@ -31,6 +31,9 @@ def checkout(inputs: Inputs, job: JobRun) -> Outputs:
     shallow = [] if depth == "0" else ["--depth", depth]
     git(job.temp, "clone", "--quiet", *shallow, "--no-tags", repository.root.as_uri(), str(target))
     git(target, "checkout", "--quiet", "--detach", repository.sha)
+    if inputs.get("submodules") == "recursive":
+        local = ("-c", "protocol.file.allow=always")
+        git(target, *local, "submodule", "--quiet", "update", "--init", "--recursive")
     git(target, "remote", "remove", "origin")
     return {}
 
