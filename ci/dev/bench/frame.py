@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 from ci.diagnose.explain import causes
 from provisioning.base.errors import CheckFailed
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import (
+    DEFAULT_PROFILE,
+    DEFAULT_SOC,
+    DEFAULT_TARGET,
+    ROOT,
+    Selection,
+    store_path,
+)
 
 if TYPE_CHECKING:
     from provisioning.base.findings import Metric
@@ -43,6 +50,10 @@ def run_whole(command: Sequence[str], log: Path, *, cwd: Path, environment: Mapp
     if ended.returncode != 0:
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise CheckFailed(f"{' '.join(command[:4])} … ended with {ended.returncode}:\n{tail}{causes(tail)}")
+
+
+def default_selection(reports: Path) -> Selection:
+    return Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), reports)
 
 
 def run_stage(

@@ -1,0 +1,88 @@
+"""The gate's models, cold and with nothing changed, against a plain script that does the same one by one.
+
+The aim of the cold run is for two cores. Each of our workers imports and warms up for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.dev.bench.frame import Aim, Benchmark, Contender, default_selection, run_stage, run_whole
+from ci.lanes.executorch.suite import all_programs, choose
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.findings import Report
+from provisioning.base.settings import DEFAULT_TARGET, ROOT
+from provisioning.components import QNN_SDK
+from provisioning.dist import runner_of
+from provisioning.environment import resolve
+
+COLD, WARM, PLAIN = "ours, cold", "ours, nothing changed", "plain script"
+AIMS = (Aim(COLD, PLAIN, 2.2), Aim(WARM, 1.2))
+STAGES = ("test_lowering", "test_emulator")
+QUICK = ("op_gelu", "op_topk", "op_where")
+
+
+@contextmanager
+def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
+    """`quick` takes a few programs of the pr tag."""
+    if runner_of(ROOT / "dist" / DEFAULT_TARGET) is None:
+        raise EnvironmentLacking("qnn_executor_runner is not built yet", fix="nox -s build_runner")
+    words = QUICK if quick else ()
+    programs = choose(all_programs([]), tags=["pr"], words=words)
+    environment = resolve(default_selection(work / "reports"), os.environ)
+    ours = {**os.environ, "QNN_SDK_ROOT": str(environment.root(QNN_SDK).path)}
+    plain = environment.merged(os.environ)
+    kept = work / "kept"
+    _ours(words, ours, kept, work / "first")
+    yield Benchmark(
+        contenders=(
+            Contender(COLD, lambda into: _ours(words, ours, into / "store", into), _check(len(programs), 0)),
+            Contender(PLAIN, lambda into: _plain(words, plain, into), _check_plain(len(programs))),
+            Contender(
+                WARM, lambda into: _ours(words, ours, kept, into), _check(len(programs), len(programs))
+            ),
+        ),
+        aims=AIMS,
+        facts={"programs": len(programs), "sdk": environment.root(QNN_SDK).version or "directory"},
+    )
+
+
+def _ours(words: Sequence[str], environment: Mapping[str, str], store: Path, into: Path) -> None:
+    chosen = [part for word in words for part in ("-k", word)]
+    for stage in STAGES:
+        run_stage(stage, ["--tag", "pr", *chosen], store, into, environment)
+
+
+def _plain(words: Sequence[str], environment: Mapping[str, str], into: Path) -> None:
+    command = [sys.executable, "-m", "ci.dev.bench.gate_plain", str(into), *words]
+    run_whole(command, into / "plain.log", cwd=ROOT, environment=environment)
+
+
+def _check(programs: int, cached: int) -> Callable[[Path], None]:
+    def check(into: Path) -> None:
+        for stage in STAGES:
+            metrics = Report.read(into / f"{stage}.json").metrics
+            counts = metrics.get("selected"), metrics.get("failed")
+            # The emulator's stage reuses what lowering has just compiled.
+            if counts != (programs, 0) or (stage == STAGES[0] and metrics.get("cached") != cached):
+                raise CheckFailed(
+                    f"{stage}: expected {programs} good programs, {cached} of them kept, found {metrics}",
+                    fix=session(stage, "--tag", "pr"),
+                )
+
+    return check
+
+
+def _check_plain(programs: int) -> Callable[[Path], None]:
+    def check(into: Path) -> None:
+        done = json.loads((into / "done.json").read_text(encoding="utf-8"))
+        if len(done) != programs:
+            raise CheckFailed(f"the plain script did {len(done)} of {programs} programs")
+
+    return check
