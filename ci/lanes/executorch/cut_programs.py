@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from ci.engine.workers.child import doing
-from ci.lanes.executorch.lower import Patterns, chosen_for, compiler_spec, prepared_model
-from ci.lanes.executorch.suite import parse_request
+from ci.lanes.executorch.lower import Patterns, compiler_spec, prepared_model
+from ci.lanes.executorch.suite import chosen_for, parse_request
 from ci.operators.partition.decisions import is_quantizer, module_of, traits_of
 from ci.operators.partition.failing_operators import restore_builtins
 from ci.pipeline.accuracy import Pair

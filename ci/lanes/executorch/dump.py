@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 
-from ci.lanes.executorch.lower import chosen_for, compiler_spec, prepared_model
-from ci.lanes.executorch.suite import parse_request
+from ci.lanes.executorch.lower import compiler_spec, prepared_model
+from ci.lanes.executorch.suite import chosen_for, parse_request
 from ci.pipeline.models.factory import copied, make
 from ci.pipeline.models.faster_exports import make_exports_faster
 

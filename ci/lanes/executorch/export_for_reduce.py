@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ci.lanes.executorch.lower import chosen_for
-from ci.lanes.executorch.suite import parse_request
+from ci.lanes.executorch.suite import chosen_for, parse_request
 from ci.pipeline.models.factory import copied, make
 from ci.pipeline.models.samples import inputs_named
 

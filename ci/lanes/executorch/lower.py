@@ -48,7 +48,7 @@ from ci.lanes.executorch.accuracy_losses import (
 )
 from ci.lanes.executorch.choices import add_choices
 from ci.lanes.executorch.scores import units_of
-from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for
 from ci.operators.partition.decisions import (
     DELEGATE,
     CpuOperator,
@@ -70,7 +70,6 @@ from ci.operators.partition.failing_operators import (
     workaround_of,
 )
 from ci.pipeline.models.factory import (
-    ChosenSamples,
     ModelWithInputs,
     computed_weights,
     copied,
@@ -86,7 +85,6 @@ from ci.pipeline.models.factory import (
     run_copied,
     where_input_changes,
 )
-from ci.pipeline.models.inputs import most_calibrating
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
@@ -293,16 +291,6 @@ def lower(
         "loads": _loads(into / PROGRAM),
         "without_time": digest_without_time(into / PROGRAM),
     }
-
-
-def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
-    """The samples to compare, and the batches to calibrate by."""
-    chosen = loaded.chosen(case.inferences, run.calibration if run.quantizes else 0)
-    if run.qat and loaded.first is not None:
-        # A step for each batch: one would train nothing.
-        count = most_calibrating(run.calibration, given=False)
-        return chosen._replace(calibrating=loaded.drawn_to_calibrate(count))
-    return chosen
 
 
 def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp", **more: bool) -> Any:

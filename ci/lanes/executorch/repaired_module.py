@@ -12,10 +12,9 @@ import torch
 from torch.nn.utils import parametrize
 
 from ci.lanes.executorch import REWRITTEN, SAMPLES
-from ci.lanes.executorch.lower import chosen_for
 from ci.lanes.executorch.rewrites import INPUTS, REWRITES, WEIGHTS, retyped
 from ci.lanes.executorch.rewriting import Exported, NodeMatch, Tensors
-from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.factory import (
     REMOVED_BY,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ci.pipeline.models.inputs import most_calibrating
 from ci.pipeline.precision import ExecutorchScheme, scheme_named
 from ci.pipeline.suite import (
     HELD,
@@ -27,6 +28,9 @@ from ci.pipeline.suite_file import LaneForm
 from provisioning.base.documents import Model
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
+
+if TYPE_CHECKING:
+    from ci.pipeline.models.factory import ChosenSamples, ModelWithInputs
 
 SHIPPED = MANIFESTS / "suites" / "models.toml"
 
@@ -206,6 +210,16 @@ def parse_request(order: dict[str, Any]) -> tuple[ExecutorchCase, ExecutorchRun,
     request = {**order["run"], "socs": [order["soc"]]}
     case = ExecutorchCase.model_validate_json(json.dumps({**order["case"], "run": [request]}))
     return case, case.runs[0], order["soc"], Path(order["search_path"])
+
+
+def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
+    """The samples to compare, and the batches to calibrate by."""
+    chosen = loaded.chosen(case.inferences, run.calibration if run.quantizes else 0)
+    if run.qat and loaded.first is not None:
+        # A step for each batch: one would train nothing.
+        count = most_calibrating(run.calibration, given=False)
+        return chosen._replace(calibrating=loaded.drawn_to_calibrate(count))
+    return chosen
 
 
 FORM = LaneForm("executorch", ExecutorchCase, ("test_lowering", "test_emulator"))
