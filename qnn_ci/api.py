@@ -169,8 +169,7 @@ def run(
     with _request("run", os.fspath(program), output=output) as request:
         for number, array in enumerate(inputs):
             request.words += ["--input", str(_input(array, request.scratch / f"{number}.npy"))]
-        # A test searches nothing.
-        request.words += ["-o", str(request.folder), "--no-search", *options]
+        request.words += ["-o", str(request.folder), *options]
         answer = request.answered()
     return Ran(answer, request.folder)
 

@@ -21,8 +21,6 @@ EXAMPLES = """\
 """
 
 FIT = "fit"
-OF_FIT = ("expressions", "accept")
-OF_MODEL = ("precision", "phone", "measured", "calibrate", "option", "dimension", "per_channel")
 OF_LANGUAGE_MODELS = ("config.json", "adapter_config.json", "genie_config.json")
 
 
@@ -52,9 +50,18 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.errors import UsageError
 
     fits = args.model == FIT
-    for name in OF_MODEL if fits else OF_FIT:
-        if getattr(args, name) not in (None, False, []):
-            flag = "-k" if name == "expressions" else f"--{name.replace('_', '-')}"
+    of_fit = {"-k": args.expressions, "--accept": args.accept}
+    of_model = {
+        "--precision": args.precision,
+        "--phone": args.phone,
+        "--measured": args.measured,
+        "--calibrate": args.calibrate,
+        "--option": args.option,
+        "--dimension": args.dimension,
+        "--per-channel": args.per_channel,
+    }
+    for flag, value in (of_model if fits else of_fit).items():
+        if value not in (None, False, []):
             raise UsageError(f"{flag} is for {'a model' if fits else FIT}", fix=f"leave {flag} out")
     if args.accept and args.expressions:
         raise UsageError(

@@ -37,7 +37,6 @@ REASONS = {
     "unit/test_compare.py": PROCESS,
     "unit/test_diagnose.py": "what is searched is counted on its way",
     "unit/test_flaky.py": SHORTER,
-    "unit/test_forecast.py": PROCESS,
     "unit/test_github_memory.py": SHORTER,
     "unit/test_golden.py": PROCESS,
     "unit/test_inspect_files.py": "whether this is a clone is known to the process alone",
