@@ -55,10 +55,10 @@ VERBS = {
         foreign_code=False,
     ),
     "compile": Verb(
-        "ci.one_model.compile", "compile one model, run it on the HTP emulator and compare", "executorch"
+        "ci.model_commands.compile", "compile one model, run it on the HTP emulator and compare", "executorch"
     ),
     "quantize": Verb(
-        "ci.one_model.quantize",
+        "ci.model_commands.quantize",
         "quantize one model: an .onnx with QDQ nodes, or a quantized .pt2",
         "executorch",
     ),
@@ -73,12 +73,12 @@ VERBS = {
         "executorch",
     ),
     "audit": Verb(
-        "ci.one_model.audit",
+        "ci.model_commands.audit",
         "say what of a model HTP takes at each precision, and what stays on the CPU, why and at what cost",
         "executorch",
     ),
     "timing": Verb(
-        "ci.one_model.timing",
+        "ci.model_commands.timing",
         "say what each operator and line of a program takes on the HTP emulator",
         "executorch",
     ),
@@ -86,27 +86,27 @@ VERBS = {
         "ci.forecast.verb", "say what phones will take for one model, or what AI Hub measured", "onnx"
     ),
     "run": Verb(
-        "ci.one_model.run",
+        "ci.model_commands.run",
         "run a compiled program: its outputs, its time, what ran where; beside those of another one",
         "executorch",
     ),
     "repair": Verb(
-        "ci.one_model.repair",
+        "ci.model_commands.repair",
         "rewrite a model where a known fault meets it, prove that it computes the same, compile and compare",
         "executorch",
     ),
     "divergence": Verb(
-        "ci.one_model.divergence",
+        "ci.model_commands.divergence",
         "say at which operator the HTP emulator first differs from the quantized model",
         "executorch",
     ),
     "tune": Verb(
-        "ci.one_model.tune",
+        "ci.model_commands.tune",
         "find which operators of a model need the more exact of two precisions to hold a floor",
         "executorch",
     ),
     "reduce": Verb(
-        "ci.one_model.reduce",
+        "ci.model_commands.reduce",
         "find the smallest program that still shows what a model shows, as a file that needs nothing of ours",
         "executorch",
     ),
@@ -139,7 +139,7 @@ VERBS = {
         "llm",
     ),
     "dump": Verb(
-        "ci.one_model.dump",
+        "ci.model_commands.dump",
         "write a model's QNN calls as C, its graph as a DLC, or a context binary as an ExecuTorch program",
         "onnx",
     ),

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
         return fit_forecasts(host_selection(args), work_of(args), args.expressions, accepts=args.accept)
     from ci.pipeline.forecast import of_language_model
-    from ci.pipeline.one_model import of_lane
+    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.phones import load_forecasts
 
     table = load_forecasts()

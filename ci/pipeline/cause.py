@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from ci.pipeline.accuracy import against_nearest, missed
 from ci.pipeline.divergence import LEAST_DB, MANY_ROUND, STANDS_OUT, between_in_words
 from ci.pipeline.findings import SLICE, below_usual, chip_differs, operator_place
+from ci.pipeline.lane_model import LaneModel, of_lane
 from ci.pipeline.lost_parts import LEAST_DB as WRONG_DB
-from ci.pipeline.one_model import LaneModel, of_lane
 from ci.pipeline.options import OneModel
 from ci.pipeline.suite import Thresholds
 from ci.pipeline.trial import Outcome

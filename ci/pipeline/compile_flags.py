@@ -26,7 +26,7 @@ class LaneOfModel:
     """How the commands for one model reach a lane."""
 
     place: str
-    """`module:name` of its LaneModel (one_model.py)."""
+    """`module:name` of its LaneModel (product.py)."""
     environment: str
     """The locked Python that it runs in."""
     flags: tuple[str, ...]
@@ -35,17 +35,17 @@ class LaneOfModel:
 
 LANES = {
     PYTORCH: LaneOfModel(
-        "ci.lanes.executorch.one_model:PytorchModel",
+        "ci.lanes.executorch.product:PytorchModel",
         "executorch",
         ("keep_going", "keep_on_cpu", "backend", "python", "jobs", "run_timeout", "variable"),
     ),
     ONNX: LaneOfModel(
-        "ci.lanes.onnx.one_model:OnnxModel",
+        "ci.lanes.onnx.product:OnnxModel",
         "onnx",
         ("per_channel", "embed", "profile_run", "and_soc", "dimension", "option", "source"),
     ),
     CHECKPOINT: LaneOfModel(
-        "ci.lanes.llm.one_model:Checkpoint",
+        "ci.lanes.llm.product:Checkpoint",
         "llm",
         ("through", "context", "prefill", "parts", "shared_weights", "adapter"),
     ),

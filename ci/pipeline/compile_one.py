@@ -17,8 +17,8 @@ from ci.pipeline.cause import cause_of
 from ci.pipeline.compile_flags import CHECKPOINT
 from ci.pipeline.into_suite import Extension, require_place
 from ci.pipeline.lane import mine_of, update
+from ci.pipeline.lane_model import ELSEWHERE, L, LaneModel, P, Product, lane_model, offers
 from ci.pipeline.model_report import ModelReport, reported
-from ci.pipeline.one_model import ELSEWHERE, L, LaneModel, P, Product, lane_model, offers
 from ci.pipeline.options import Compiling, OneModel
 from ci.pipeline.output import Publish, document_of, origin_of, require_own, writing_into
 from ci.pipeline.precision import written_name

@@ -13,8 +13,8 @@ from ci.pipeline.accuracy import CLEARLY_DB
 from ci.pipeline.cause import Cause
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.findings import NO_FIX
+from ci.pipeline.lane_model import LaneModel, of_lane
 from ci.pipeline.offers import MORE_EXACT
-from ci.pipeline.one_model import LaneModel, of_lane
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import written_name
 from ci.pipeline.repair import Rewrites, measured, of_rewritten

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.lane import mine_of
+from ci.pipeline.lane_model import ELSEWHERE, LaneModel
 from ci.pipeline.model_report import DIES, ModelReport
 from ci.pipeline.offers import words_of
-from ci.pipeline.one_model import ELSEWHERE, LaneModel
 from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.output import keep_origins, require_own, writing_into
 from ci.pipeline.precision import precision_named

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ci.pipeline.compile_flags import PYTORCH
-from ci.pipeline.one_model import Product
+from ci.pipeline.lane_model import Product
 from ci.pipeline.options import Choice, Compiling, OneModel, WorkOptions
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.trial import Outcome

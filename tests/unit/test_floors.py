@@ -23,7 +23,7 @@ FLOORS = (
     {"operators"},
     {"lanes", "upgrades", "builds", "parity", "signing", "device", "inspect", "report"},
     {
-        "one_model",
+        "model_commands",
         "forecast",
         "agents",
         "gate",

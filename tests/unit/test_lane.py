@@ -16,9 +16,9 @@ from ci.engine.memo import Memo
 from ci.engine.workers.parent import WorkerSpec
 from ci.pipeline.compile_one import compile_model
 from ci.pipeline.lane import Lane, Mine, Results, run
+from ci.pipeline.lane_model import LaneModel, Product
 from ci.pipeline.model_report import reported
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import (
     PLAIN_TORCH,
     Accept,

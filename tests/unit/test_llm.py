@@ -513,9 +513,9 @@ class TestCheckpoint:
             facts = kept if step.request["do"] == "rounding" else {**costs, "binaries": 2}
             return {program.name: Result(facts, made) for program in programs}
 
-        monkeypatch.setattr("ci.lanes.llm.one_model.run_step", run_step)
-        monkeypatch.setattr("ci.lanes.llm.one_model.require_installed", lambda: None)
-        monkeypatch.setattr("ci.lanes.llm.one_model.available_memory", lambda: None)
+        monkeypatch.setattr("ci.lanes.llm.product.run_step", run_step)
+        monkeypatch.setattr("ci.lanes.llm.product.require_installed", lambda: None)
+        monkeypatch.setattr("ci.lanes.llm.product.available_memory", lambda: None)
         # An installed copy has no other command.
         monkeypatch.setattr("provisioning.base.commands.CLONE", False)
         assert self.compiled(["compile"], whole_checkpoint) == 0
@@ -525,7 +525,7 @@ class TestCheckpoint:
         record = json.loads((out / "compiled.json").read_text())
         assert record["rounding"]["judged"] == digest_of(rows, order["texts"])
         assert record["rounding"]["ranges"] == kept["ranges"] and "model.safetensors" in record["float"]
-        monkeypatch.setattr("ci.lanes.llm.one_model.available_memory", lambda: 1 << 20)
+        monkeypatch.setattr("ci.lanes.llm.product.available_memory", lambda: 1 << 20)
         # Over what it wrote, by a folder from where it is typed.
         monkeypatch.chdir(out.parent)
         (out / "prefill_1.bin").touch()
@@ -554,9 +554,9 @@ class TestCheckpoint:
             names.extend(program.name for program in programs)
             raise CheckFailed("the rest is another test's", fix="")
 
-        monkeypatch.setattr("ci.lanes.llm.one_model.run_step", run_step)
-        monkeypatch.setattr("ci.lanes.llm.one_model.require_installed", lambda: None)
-        monkeypatch.setattr("ci.lanes.llm.one_model.ready_environment", lambda *_: None)
+        monkeypatch.setattr("ci.lanes.llm.product.run_step", run_step)
+        monkeypatch.setattr("ci.lanes.llm.product.require_installed", lambda: None)
+        monkeypatch.setattr("ci.lanes.llm.product.ready_environment", lambda *_: None)
         assert self.compiled(["compile", *flags, "--calibrate", str(text)], whole_checkpoint) == 1
         assert names == [named]
 

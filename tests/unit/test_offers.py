@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.lanes.onnx.one_model import OnnxModel
-from ci.one_model import audit, divergence
+from ci.lanes.onnx.product import OnnxModel
+from ci.model_commands import audit, divergence
 from ci.pipeline.compile_flags import one_model_of
 from ci.pipeline.offers import load_offers, offers_of, show, words_of
 from ci.pipeline.options import Compiling

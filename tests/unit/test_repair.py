@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ci.one_model import repair as verb
+from ci.model_commands import repair as verb
 from ci.pipeline import repair
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.compile_one import compile_model

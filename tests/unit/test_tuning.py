@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ci.one_model import tune as verb
-from ci.one_model.tune import TUNED, Floor, budget, goal_of, tune_suites
+from ci.model_commands import tune as verb
+from ci.model_commands.tune import TUNED, Floor, budget, goal_of, tune_suites
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.model_report import ModelReport
 from ci.pipeline.options import OneModel

@@ -9,12 +9,12 @@ from ci.lanes.executorch import QUANTIZED
 from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.divergence import chosen_program
 from ci.lanes.executorch.emulate import causes_of
-from ci.lanes.executorch.one_model import PytorchModel, files_of, notes_of, tensors_of
+from ci.lanes.executorch.product import PytorchModel, files_of, notes_of, tensors_of
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done, stack_of
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import HowJudged, accuracy_of_quantized, apart, nearly_constant
+from ci.pipeline.lane_model import Product
 from ci.pipeline.models.inputs import inputs_used
-from ci.pipeline.one_model import Product
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import UsageError

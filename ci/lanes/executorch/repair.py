@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.divergence import on_htp
-from ci.lanes.executorch.one_model import PytorchModel
+from ci.lanes.executorch.product import PytorchModel
 from ci.lanes.executorch.user_program import plan_of_model, require_done
 from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of, needs_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.onnx.findings import causes_of
-from ci.lanes.onnx.one_model import OnnxModel
+from ci.lanes.onnx.product import OnnxModel
 from ci.lanes.onnx.user_program import (
     LossesOfOne,
     QuantizeOne,
@@ -18,8 +18,8 @@ from ci.lanes.onnx.user_program import (
 )
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import HowJudged, accuracy_of_quantized, apart, nearly_constant
+from ci.pipeline.lane_model import Product
 from ci.pipeline.models.inputs import inputs_used
-from ci.pipeline.one_model import Product
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.steps import require_done, run_step

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ci.lanes.onnx.compile import plan_of
 from ci.lanes.onnx.graph import REWRITTEN
-from ci.lanes.onnx.one_model import OnnxModel
+from ci.lanes.onnx.product import OnnxModel
 from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
 from ci.lanes.onnx.user_program import (
     EXPORTED,

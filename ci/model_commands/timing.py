@@ -77,8 +77,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.artifacts.simulation import timeline
+    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import of_lane
     from ci.pipeline.profile import as_text, document, read_document
     from ci.pipeline.simulated import as_text as simulated_as_text
     from ci.report.profiles import profile_page

@@ -68,8 +68,8 @@ class OtherProgram:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import of_lane
     from ci.pipeline.ran import as_text, compared, write
 
     model, output, inputs, repeat = program_to_run(args, args.model), args.output, args.input, args.repeat
@@ -106,7 +106,7 @@ def _outputs(other: OtherProgram, inputs: Sample) -> Sample:
     """Those of the other program for the same inputs; one of another lane runs in that lane's environment."""
     import numpy
 
-    from ci.pipeline.one_model import of_lane
+    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.ran import outputs_in
 
     if other.model is None:

@@ -28,8 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.compile_one import compile_model, compile_precisions
+    from ci.pipeline.lane_model import lane_model
     from ci.pipeline.model_report import reported
-    from ci.pipeline.one_model import lane_model
 
     precisions: list[str] = list(dict.fromkeys(args.precisions or ()))
     model, suite = one_model_of(args), args.suite and args.suite.absolute()

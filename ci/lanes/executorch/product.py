@@ -37,9 +37,9 @@ from ci.pipeline.findings import (
     nearly_constant,
 )
 from ci.pipeline.lane import Mine, Results
+from ci.pipeline.lane_model import LaneModel, Product
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.models.other_python import export_with
-from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.output import Publish, keep_origins, require_own
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.runner import ready_runner

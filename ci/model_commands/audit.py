@@ -54,10 +54,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.one_model.repair import only_one, repaired
+    from ci.model_commands.repair import only_one, repaired
     from ci.pipeline.audit_table import as_text, fails
+    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import DIES, ModelReport, reported
-    from ci.pipeline.one_model import of_lane
     from ci.pipeline.rewriting import RewriteChoice
 
     model = one_model_of(args)

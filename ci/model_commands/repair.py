@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _repaired_suites(model: OneModel, choice: Choice, asked: RewriteChoice, *, accepts: bool) -> int:
     from ci.engine.workers.forked import shared_fork_servers
+    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import of_lane
     from ci.pipeline.repair import Rewrites, repair_suites
 
     lane: Rewrites = of_lane(model, "repair")
@@ -88,8 +88,8 @@ def _repaired_suites(model: OneModel, choice: Choice, asked: RewriteChoice, *, a
 
 def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
     from ci.engine.workers.forked import shared_fork_servers
+    from ci.pipeline.lane_model import lane_model, of_lane
     from ci.pipeline.model_report import reported
-    from ci.pipeline.one_model import lane_model, of_lane
     from ci.pipeline.options import Compiling
     from ci.pipeline.repair import Rewrites, repair_model
 

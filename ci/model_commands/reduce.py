@@ -70,8 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import of_lane
     from ci.pipeline.reduce import Condition
     from ci.pipeline.reduction import place_in, reduced, written
     from provisioning.base.command_line import Parser

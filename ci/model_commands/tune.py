@@ -22,8 +22,8 @@ from provisioning.base.commands import as_installed
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from ci.pipeline.lane_model import LaneModel
     from ci.pipeline.model_report import ModelReport
-    from ci.pipeline.one_model import LaneModel
     from ci.pipeline.repair import Rewrites
     from ci.pipeline.tuning import Goal, Tuned
     from provisioning.base.accepted import Values
@@ -202,7 +202,7 @@ def _tuned(
     model: OneModel, precisions: tuple[str, str], goal: Goal, output: Path, report: ModelReport
 ) -> int:
     from ci.engine.workers.forked import shared_fork_servers
-    from ci.pipeline.one_model import ELSEWHERE, lane_model, of_lane
+    from ci.pipeline.lane_model import ELSEWHERE, lane_model, of_lane
     from ci.pipeline.output import keep_origins, require_own, writing_into
     from ci.pipeline.precision_file import SUFFIX, written
     from ci.pipeline.tuning import as_text, document, settings_of
@@ -254,7 +254,7 @@ def _tuned_suites(
     accepts: bool,
 ) -> int:
     from ci.engine.workers.forked import shared_fork_servers
-    from ci.pipeline.one_model import of_lane
+    from ci.pipeline.lane_model import of_lane
 
     repairs: Rewrites = of_lane(model, "repair")
     with shared_fork_servers(os.environ):

@@ -30,7 +30,7 @@ from ci.lanes.llm.work import (
 )
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Mine, Results
-from ci.pipeline.one_model import LaneModel, Product, not_taken
+from ci.pipeline.lane_model import LaneModel, Product, not_taken
 from ci.pipeline.options import Compiling, OneModel
 from ci.pipeline.output import SCRATCH
 from ci.pipeline.precision import written_name

@@ -20,7 +20,7 @@ from ci.pipeline.options import Choice, OneModel
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from ci.pipeline.one_model import Product
+    from ci.pipeline.lane_model import Product
 
 EXAMPLES = """\
   qnn-ci quantize model.onnx --precision 16a8w --calibrate samples/ -o out/
@@ -57,9 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.compile_one import quantize_model
+    from ci.pipeline.lane_model import lane_model, of_lane
     from ci.pipeline.losses import as_text
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.one_model import lane_model, of_lane
     from ci.pipeline.options import Compiling
 
     model = one_model_of(args)

@@ -31,8 +31,8 @@ from ci.pipeline.findings import (
     not_in_fp16,
 )
 from ci.pipeline.lane import Mine, Results
+from ci.pipeline.lane_model import LaneModel, Product
 from ci.pipeline.models.inputs import inputs_used
-from ci.pipeline.one_model import LaneModel, Product
 from ci.pipeline.options import Compiling, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.steps import require_done, run_step
