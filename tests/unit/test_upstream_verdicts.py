@@ -115,18 +115,24 @@ def test_a_part_that_gives_less_than_before_is_a_surprise_everywhere(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "rules"),
-    [("passed", []), ("absent", ["delegate-not-run"]), ("dies", ["delegate-failed"])],
+    ("outcomes", "rules", "errors"),
+    [
+        (["passed"], [], 0),
+        (["passed", "absent"], ["delegate-not-run"], 0),
+        (["absent", "absent"], ["delegate-not-run"] * 3, 1),
+        (["dies"], ["delegate-failed"], 1),
+    ],
 )
 def test_of_a_tree_of_another_release_the_tests_own_verdicts_count(
-    tmp_path: Path, outcome: str, rules: list[str]
+    tmp_path: Path, outcomes: list[str], rules: list[str], errors: int
 ) -> None:
-    """Its list of tests is its own, and so are their inputs."""
+    """Its list of tests is its own, and so are their inputs. A suite of which nothing runs is not green."""
     gone = ExpectedTests(test="gone", outcome="failed", cause="a person wrote why")
     judge = Judge(Ledger("delegate", "wheels", (gone,)), "SM8650", tmp_path, of_another_release=True)
     stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
-    judge.findings(stage, [UpstreamVerdict("t", outcome, "a reason")])
+    judge.findings(stage, [UpstreamVerdict("t", outcome, "a reason") for outcome in outcomes])
     assert ([finding.rule for finding in stage.findings], judge.gone(["t"])) == (rules, [])
+    assert sum(finding.severity is Severity.ERROR for finding in stage.findings) == errors
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,11 @@ class Judge:
 
     def findings(self, stage: StageRun, verdicts: Iterable[UpstreamVerdict]) -> None:
         """A note for every test that the ledger names, an error for every surprise."""
-        rules = rules_of(stage)
-        for verdict in sorted(verdicts, key=lambda row: row.test):
+        rules, verdicts = rules_of(stage), sorted(verdicts, key=lambda row: row.test)
+        if verdicts and self.of_another_release and all(row.outcome in NOT_RUN for row in verdicts):
+            message = f"none of {len(verdicts)} tests ran: {verdicts[0].reason}"
+            stage.add(f"{rules}-not-run", Severity.ERROR, self.ledger.suite, message, self.command(stage))
+        for verdict in verdicts:
             entry = self.ledger.entry(verdict.test, self.soc)
             changes = self.changes(verdict)
             stage.findings += self._by_chance(stage, verdict, entry)
