@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.dev import miniature_tree
+from tests.support import miniature_tree
 from tests.support.examples import filled
 from tests.support.miniature_executorch import make_sdk, make_tree
 from tests.support.repositories import IDENTITY, repository

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.dev import miniature_tree
-from ci.dev.miniature_tree import ANDROID, BACKENDS, EXAMPLES, JAVA, LLAMA, PAL, QUALCOMM
 from ci.parity import fix
 from ci.parity.differences import Difference
 from ci.parity.mapping import MAPPING, Deliberate, load_mapping
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
+from tests.support import miniature_tree
+from tests.support.miniature_tree import ANDROID, BACKENDS, EXAMPLES, JAVA, LLAMA, PAL, QUALCOMM
 from tests.support.parity_cases import changed, check_tree, checked, mapping
 
 RUNTIME_BUCK = f"{QUALCOMM}/runtime/targets.bzl"

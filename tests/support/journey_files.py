@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ci.dev import miniature_tree
 from provisioning.base.settings import ROOT
+from tests.support import miniature_tree
 
 NET = """\
 import torch

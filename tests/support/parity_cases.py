@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from ci.dev import miniature_tree
 from ci.parity.check import Checked, check
 from ci.parity.differences import Source
 from ci.parity.mapping import MAPPING, Mapping, load_mapping
 from ci.parity.tree import Tree
+from tests.support import miniature_tree
 
 Files = dict[str, str]
 

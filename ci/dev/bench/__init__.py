@@ -22,18 +22,16 @@ if TYPE_CHECKING:
     from ci.dev.bench.frame import Benchmark, BenchTimes
 
 BENCHMARKS = {
-    "parity": "Buck parity of a whole tree in a second, beside cmake configuring it",
     "gate": "the gate's models, cold and unchanged, against a script that does them in turn",
     "builds": "a second build_x86 of EXECUTORCH_ROOT, from nothing changed to an emptied folder",
     "validate": "the whole wheels tree in a second, beside readelf over its files",
-    "diagnose": "logs of 10 MB, from healthy to failures alone, each aimed at a second, beside grep",
 }
 
 EXAMPLES = """\
   nox -s bench -- --list
-  nox -s bench -- parity
-  nox -s bench -- parity --quick --rounds 1
-  nox -s bench -- parity --check
+  nox -s bench -- gate
+  nox -s bench -- gate --quick --rounds 1
+  nox -s bench -- validate --check
 """
 
 
