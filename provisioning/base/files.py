@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import shutil
 import stat
@@ -32,12 +31,6 @@ def replacing(path: Path) -> Iterator[Path]:
             part.chmod(real.stat().st_mode & 0o7777)
         part.replace(real)
     finally:
-        part.unlink(missing_ok=True)
-
-
-def remove_interrupted(path: Path) -> None:
-    """Remove what killed processes left beside a file that nobody replaces now."""
-    for part in path.parent.glob(f".{glob.escape(path.name[:100])}.*-*"):
         part.unlink(missing_ok=True)
 
 

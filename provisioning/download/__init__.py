@@ -1,8 +1,8 @@
 """Fetch one file over HTTP: resumed, retried, verified while it streams, and once for all processes.
 
-A transfer writes `<into>.part`, with `<into>.part.json` beside it to say what the bytes belong to, and
-renames it to `into` when size and hash are right. Whatever ends it (an error, a kill, a full disk), the next
-call continues from there or starts over; it never trusts bytes that may not have reached the disk.
+A transfer writes `<into>.part`, and renames it to `into` when size and hash are right. Whatever ends it (an
+error, a kill, a full disk), the next call continues from there, or starts over where no hash says whether the
+bytes are the right ones.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,19 +25,10 @@ def disk_errors(folder: Path, needed: int | None) -> Iterator[None]:
         raise disk_error(error, ANOTHER_STORE, folder, needed) or other from error
 
 
-def digest_of(path: Path, length: int) -> hashlib._Hash:
-    """SHA-256 of the first `length` bytes, to be continued; in constant memory."""
+def digest_of(path: Path) -> hashlib._Hash:
+    """SHA-256 of a file, to be continued; in constant memory."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as stream:
-        while length > 0 and (block := stream.read(min(BLOCK, length))):
+        while block := stream.read(BLOCK):
             digest.update(block)
-            length -= len(block)
     return digest
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

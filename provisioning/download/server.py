@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -74,25 +74,14 @@ class NetworkError(Exception):
         self.wait = wait
 
 
-@dataclass(frozen=True, slots=True)
-class _ContentRange:
-    start: int | None
-    """None when the range was not satisfiable."""
-    total: int | None
-
-
-def parse_content_range(value: str | None) -> _ContentRange | None:
-    """`bytes 5-9/10`, `bytes 5-9/*` or `bytes */10`; None for anything else."""
-    match = re.fullmatch(r"\s*bytes\s+(?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)\s*", value or "", re.ASCII)
+def parse_content_range(value: str | None) -> tuple[int, int | None] | None:
+    """The first byte and the file's size of `bytes 5-9/10` or `bytes 5-9/*`; None for anything else."""
+    match = re.fullmatch(r"\s*bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)\s*", value or "", re.ASCII)
     if match is None:
         return None
-    first, last, whole = match.groups()
-    total = None if whole == "*" else int(whole)
-    if first is None:
-        return None if total is None else _ContentRange(None, total)
-    if int(last) < int(first) or (total is not None and int(last) >= total):
-        return None
-    return _ContentRange(int(first), total)
+    first, last = int(match[1]), int(match[2])
+    total = None if match[3] == "*" else int(match[3])
+    return (first, total) if first <= last and (total is None or last < total) else None
 
 
 def retry_after(value: str | None) -> float:
@@ -159,14 +148,6 @@ def body_of(response: requests.Response, patience: Patience) -> Iterator[bytes]:
                     fix=f"try again later: it goes on from there; or name a mirror in {MIRROR_VARIABLE}",
                 )
             since, arrived = time.monotonic(), 0
-
-
-def strong_validator(headers: Mapping[str, str]) -> str:
-    """The value for If-Range: a strong ETag, else the date. Weak tags do not promise equal bytes."""
-    etag = headers.get("ETag", "").strip()
-    if re.fullmatch(r'"[\x21\x23-\x7e]*"', etag):
-        return etag
-    return headers.get("Last-Modified", "").strip()
 
 
 def whole_number(value: str | None) -> int | None:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import queue
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from io import FileIO
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base import units
 from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
-from provisioning.base.files import hash_file, remove_interrupted, replace_text, write_all
+from provisioning.base.files import hash_file, write_all
 from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
-from provisioning.download.disk import BLOCK, digest_of, disk_errors, sync_folder
+from provisioning.download.disk import BLOCK, digest_of, disk_errors
 from provisioning.download.server import (
     NetworkError,
     Patience,
@@ -33,16 +31,12 @@ from provisioning.download.server import (
     parse_content_range,
     refuse,
     refuse_page,
-    strong_validator,
     whole_number,
     zip_expected,
 )
 
 if TYPE_CHECKING:
     import requests
-
-CHECKPOINT = 64 << 20
-"""At most so many bytes are fetched again after a kill, where the hash is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +46,8 @@ class Fetched:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Partial:
-    """The record beside a part file: which file its bytes belong to."""
-
-    url: str
-    validator: str
-    """A strong ETag or a Last-Modified date, as If-Range takes it; empty when the server gave neither."""
-    total: int | None
-    done: int
-    """How many bytes were known to be on disk."""
-
-    @classmethod
-    def read(cls, path: Path) -> _Partial | None:
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            partial = cls(**data)
-            sound = (
-                isinstance(partial.url, str)
-                and isinstance(partial.validator, str)
-                and isinstance(partial.done, int)
-                and (partial.total is None or isinstance(partial.total, int))
-            )
-        except (OSError, ValueError, TypeError):
-            return None
-        return partial if sound else None
-
-    def write(self, path: Path) -> None:
-        replace_text(path, json.dumps(asdict(self)))
-
-
-_REPLACED = "the file changed on the server"
-
-
 class _StartOver(Exception):
-    """The server now has another file than the one that the part file belongs to."""
+    """The part file is of no use: what the server has does not continue it."""
 
 
 class Transfer:
@@ -108,7 +69,6 @@ class Transfer:
         self.name = name
         self.patience = patience
         self.part = into.with_name(into.name + ".part")
-        self.record = into.with_name(into.name + ".part.json")
 
     def reuse(self, *, tidy: bool = True) -> Fetched | None:
         """The finished file, if it is there and the manifest's own. A damaged one is removed."""
@@ -119,8 +79,6 @@ class Transfer:
             if self.size in (None, size):
                 digest = hash_file(self.into)
                 if self.sha256 in (None, digest):
-                    if tidy:
-                        self._discard()  # left by a kill just after the rename
                     return Fetched(self.into, digest, size)
             if tidy:
                 self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching again")
@@ -136,7 +94,6 @@ class Transfer:
                 fix=f"remove {local}, it is another file",
             )
         digest = hashlib.sha256()
-        self._discard()
         self.progress.start(self.name, size)
         try:
             with local.open("rb") as stream, disk_errors(self.into.parent, size), self.part.open("wb") as out:
@@ -144,8 +101,6 @@ class Transfer:
                     digest.update(block)
                     out.write(block)
                     self.progress.advance(len(block))
-                out.flush()
-                self._sync(out.fileno())
         finally:
             self.progress.finish()
         return self._land(str(local), digest.hexdigest(), size, resumed=False)
@@ -177,26 +132,20 @@ class Transfer:
         retry = self.patience.retry()
         furthest = restarts = 0
         while True:
-            before = _Partial.read(self.record)
-            failure: NetworkError | None = None
             try:
                 return self._attempt(session, url)
             except _StartOver as error:
-                self._discard()
-                reason = str(error)
-            except NetworkError as error:
-                failure = error
-                reason = _REPLACED if self._was_replaced(before) else ""
-            if reason:
+                self.part.unlink(missing_ok=True)
                 retry, furthest = self.patience.retry(), 0
                 restarts += 1
                 if restarts > 2:
                     raise UpstreamError(
-                        f"{redact(url)} changes while it is fetched ({reason})", fix="try again later"
-                    )
-                self.progress.note(f"{self.name}: {reason}; starting over")
-            if failure is None:
+                        f"{redact(url)} changes while it is fetched ({error})", fix="try again later"
+                    ) from None
+                self.progress.note(f"{self.name}: {error}; starting over")
                 continue
+            except NetworkError as error:
+                failure = error
             done = self.part.stat().st_size if self.part.is_file() else 0
             if done > furthest:
                 retry, furthest = self.patience.retry(), done
@@ -212,56 +161,33 @@ class Transfer:
             self.progress.note(f"{self.name}: {failure.reason}; again in {units.seconds(wait)}")
             self.patience.sleep(wait)
 
-    def _was_replaced(self, before: _Partial | None) -> bool:
-        """Whether the last attempt received another file than the attempt before it."""
-        now = _Partial.read(self.record)
-        if before is None or now is None:
-            return False
-        return any(
-            one != other
-            for one, other in ((before.validator, now.validator), (before.total, now.total))
-            if one and other
-        )
-
     def _attempt(self, session: requests.Session, url: str) -> Fetched:
-        partial = self._resumable(url)
-        offset = partial.done if partial else 0
-        if partial and offset == (self.size or partial.total):
+        offset, digest = self._here()
+        if digest.hexdigest() == self.sha256:
             # Killed between the last byte and the rename.
-            with disk_errors(self.into.parent, None):
-                return self._land(url, hash_file(self.part), offset, resumed=True)
+            return self._land(url, digest.hexdigest(), offset, resumed=True)
         headers = {"Accept-Encoding": "identity", "Accept": "*/*"}
-        if partial:
+        if offset:
             headers["Range"] = f"bytes={offset}-"
-            if partial.validator and partial.url == redact(url):
-                headers["If-Range"] = partial.validator
         with self._open(session, url, headers) as response:
-            offset, total = self._agree(response, url, partial)
-            with disk_errors(self.into.parent, None if total is None else total - offset):
-                self._check_space(offset, total)
-            digest = hashlib.sha256()
-            if offset:
-                digest = digest_of(self.part, offset)
-            partial = _Partial(redact(url), strong_validator(response.headers), total, offset)
-            received = self._stream(response, url, partial, digest, total)
+            total = self._agree(response, url, offset)
+            if response.status_code == 200:
+                offset, digest = 0, hashlib.sha256()
+            if total is not None:
+                with disk_errors(self.into.parent, total - offset):
+                    if shutil.disk_usage(self.into.parent).free < total - offset:
+                        raise OSError(errno.ENOSPC, "too little space")
+            received = self._stream(response, url, offset, digest, total)
         return self._land(url, digest.hexdigest(), received, resumed=offset > 0)
 
-    def _resumable(self, url: str) -> _Partial | None:
-        """The part file's record if it can be continued, with the number of bytes that are surely on disk."""
-        partial = _Partial.read(self.record)
-        try:
-            length = self.part.stat().st_size
-        except FileNotFoundError:
-            return None
+    def _here(self) -> tuple[int, hashlib._Hash]:
+        """How many bytes of the part file can be continued, and their hash. None without a known hash, as a
+        wrong byte would stay unnoticed."""
         with disk_errors(self.into.parent, None):
-            if partial is not None and self.sha256 is None:
-                # Without a known hash a wrong byte would stay unnoticed, so only synced bytes count.
-                same = partial.url == redact(url) and partial.validator
-                length = min(length, partial.done) if same else 0
-            if partial is None or length == 0 or (self.size is not None and length > self.size):
-                self._discard()
-                return None
-        return replace(partial, done=length)
+            length = self.part.stat().st_size if self.part.is_file() else 0
+            if self.sha256 is None or (self.size is not None and length > self.size):
+                length = 0
+            return length, digest_of(self.part) if length else hashlib.sha256()
 
     @contextlib.contextmanager
     def _open(
@@ -296,33 +222,20 @@ class Transfer:
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
             raise NetworkError(in_words(error, self.patience)) from None
 
-    def _agree(
-        self, response: requests.Response, url: str, partial: _Partial | None
-    ) -> tuple[int, int | None]:
-        """The offset of this response's first byte, and the file's size. Raises if it is another file."""
+    def _agree(self, response: requests.Response, url: str, offset: int) -> int | None:
+        """The file's size, if it is known. Raises if it is another file, or not the range that was asked."""
         status = response.status_code
-        offset = 0
-        length = whole_number(response.headers.get("Content-Length"))
-        if status == 206 and partial:
-            content_range = parse_content_range(response.headers.get("Content-Range"))
-            if content_range is None or content_range.start != partial.done:
+        total = whole_number(response.headers.get("Content-Length"))
+        if status == 206 and offset:
+            start, whole = parse_content_range(response.headers.get("Content-Range")) or (None, None)
+            if start != offset:
                 raise _StartOver("the server sent another range than the one asked for")
-            fresh = strong_validator(response.headers)
-            if partial.url == redact(url) and fresh and partial.validator and fresh != partial.validator:
-                raise _StartOver(_REPLACED)
-            if None not in (content_range.total, partial.total) and content_range.total != partial.total:
-                raise _StartOver(_REPLACED)
-            offset = partial.done
-            total = content_range.total
-            if total is None and length is not None:
-                total = offset + length
-        elif status == 200:
-            total = length
-        elif status == 416 and partial:
+            total = whole or (None if total is None else offset + total)
+        elif status == 416 and offset:
             raise _StartOver("the server has no more bytes after those already here")
-        else:
+        elif status != 200:
             refuse(response, url)
-        if status == 200 and not zip_expected(url, self.name):
+        elif not zip_expected(url, self.name):
             refuse_page(response, url)
         if self.size is not None and total is not None and total != self.size:
             if status == 200:
@@ -333,35 +246,19 @@ class Transfer:
                 fix="the file at this address is not the one the manifest names: try another mirror "
                 f"({MIRROR_VARIABLE}), or report it",
             )
-        return offset, total if total is not None else self.size
-
-    def _check_space(self, offset: int, total: int | None) -> None:
-        if total is None:
-            return
-        free = shutil.disk_usage(self.into.parent).free
-        if free < total - offset:
-            raise OSError(errno.ENOSPC, "too little space")
+        return total if total is not None else self.size
 
     def _stream(
-        self,
-        response: requests.Response,
-        url: str,
-        partial: _Partial,
-        digest: hashlib._Hash,
-        total: int | None,
+        self, response: requests.Response, url: str, offset: int, digest: hashlib._Hash, total: int | None
     ) -> int:
         """Write and hash the body; returns the size of the file. After an error the part file stays."""
-        received = synced = partial.done
-        folder = self.into.parent
+        received, folder = offset, self.into.parent
         self.progress.start(self.name, total, received)
         with disk_errors(folder, None if total is None else total - received):
             # Unbuffered: a kill loses no byte that was counted.
-            out = self.part.open("r+b" if received else "wb", buffering=0)
+            out = self.part.open("ab" if received else "wb", buffering=0)
         with out, _hashing(digest) as hashed:
             try:
-                with disk_errors(folder, None):
-                    out.seek(received)
-                    partial.write(self.record)
                 for block in body_of(response, self.patience):
                     if received == 0:
                         check_start(block, response, url, self.name)
@@ -373,23 +270,14 @@ class Transfer:
                         )
                     with disk_errors(folder, None if total is None else total - received):
                         write_all(out.fileno(), block)
-                        received += len(block)
-                        if received - synced >= CHECKPOINT:
-                            self._checkpoint(out, partial, received)
-                            synced = received
+                    received += len(block)
                     hashed(block)
                     self.progress.advance(len(block))
-                with disk_errors(folder, None):
-                    self._sync(out.fileno())
             except IntegrityError:
-                self._discard()
-                raise
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    self._checkpoint(out, partial, received)
+                self.part.unlink(missing_ok=True)
                 raise
         if received == 0:
-            self._discard()
+            self.part.unlink(missing_ok=True)
             raise IntegrityError(
                 f"{redact(url)}: the server sent an empty file", fix=f"try a mirror ({MIRROR_VARIABLE})"
             )
@@ -397,20 +285,9 @@ class Transfer:
             raise NetworkError(f"the transfer ended after {received} of {total} bytes")
         return received
 
-    def _sync(self, descriptor: int) -> None:
-        """Flush a file without a known hash; with one, the next use notices what a crash cut off."""
-        if self.sha256 is None:
-            os.fsync(descriptor)
-
-    def _checkpoint(self, out: FileIO, partial: _Partial, received: int) -> None:
-        """Sync the received bytes, so that they count without a known hash."""
-        if self.sha256 is None:
-            os.fsync(out.fileno())
-            replace(partial, done=received).write(self.record)
-
     def _land(self, url: str, digest: str, size: int, *, resumed: bool) -> Fetched:
         if self.sha256 not in (None, digest):
-            self._discard()
+            self.part.unlink(missing_ok=True)
             if resumed:
                 raise _StartOver("the resumed file has another hash than expected")
             raise IntegrityError(
@@ -419,16 +296,12 @@ class Transfer:
                 "was replaced at its source: do not use it before its publisher explains why",
             )
         with disk_errors(self.into.parent, None):
-            self.part.replace(self.into)
-            self._discard()
             if self.sha256 is None:
-                sync_folder(self.into.parent)
+                # With a hash, the next use notices what a crash cut off.
+                with self.part.open("rb") as whole:
+                    os.fsync(whole.fileno())
+            self.part.replace(self.into)
         return Fetched(self.into, digest, size)
-
-    def _discard(self) -> None:
-        self.record.unlink(missing_ok=True)
-        self.part.unlink(missing_ok=True)
-        remove_interrupted(self.record)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import pytest
 
 from provisioning import download
 from provisioning.base.errors import EnvironmentLacking, ToolkitError
+from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
 from provisioning.download import Patience, fetch
 from tests.support.http_server import FileServer, Reply
@@ -96,7 +97,7 @@ def test_memory_stays_flat_for_any_size(tmp_path: Path) -> None:
         stream.truncate(size)
     half = Reply(chunk=1 << 20, cut=size // 2)
     with FileServer(big, [half], usual=Reply(chunk=1 << 20)) as server:
-        done = run_fetch(server.url(), tmp_path / "file.bin", size=size)
+        done = run_fetch(server.url(), tmp_path / "file.bin", sha256=hash_file(big), size=size)
     assert done.returncode == 0, done.stdout + done.stderr
     (tmp_path / "file.bin").unlink()
     digest, peak = done.stdout.splitlines()

@@ -19,7 +19,7 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How to answer one request. By default: the server's body, ranges honoured, with its ETag."""
+    """How to answer one request. By default: the server's body, ranges honoured."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -63,19 +63,15 @@ class FileServer:
         *,
         usual: Reply | None = None,
         paths: Mapping[str, Reply] | None = None,
-        validator: str = "etag",
         certificate: Path | None = None,
     ) -> None:
         self.body = body
         self.usual = usual or Reply()
         self.paths = paths
-        self.validator = validator
-        """`etag`, `weak` (an ETag that promises nothing), `date` or `none`."""
         self.requests: list[Request] = []
         self.body_bytes = 0
         """How many bytes of bodies went out."""
         self._replies = list(replies)
-        self._version = 1
         self._lock = threading.Lock()
         self._closing = threading.Event()
         server = self
@@ -130,7 +126,6 @@ class FileServer:
                 reply = self.usual
             if reply.fresh_body is not None:
                 self.body = reply.fresh_body
-                self._version += 1
             return reply
 
     def count(self, sent: int) -> None:
@@ -139,14 +134,6 @@ class FileServer:
 
     def wait_for_closing(self, seconds: float) -> None:
         self._closing.wait(seconds)
-
-    def validators(self) -> dict[str, str]:
-        return {
-            "etag": {"ETag": f'"v{self._version}"'},
-            "weak": {"ETag": f'W/"v{self._version}"'},
-            "date": {"Last-Modified": f"Mon, 0{self._version} Jun 2026 10:00:00 GMT"},
-            "none": {},
-        }[self.validator]
 
     def size(self) -> int:
         return len(self.body) if isinstance(self.body, bytes) else self.body.stat().st_size
@@ -173,7 +160,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         status, first, end = reply.status, 0, whole
         out: dict[str, str] = {}
         if status == 200 and reply.body is None:
-            out.update(self.owner.validators())
             status, first = self._range(reply, headers, whole)
             if status == 206:
                 out["Content-Range"] = f"bytes {first}-{end - 1}/{whole}"
@@ -201,8 +187,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _range(self, reply: Reply, headers: Mapping[str, str], whole: int) -> tuple[int, int]:
         match = re.fullmatch(r"bytes=(\d+)-", headers.get("range", ""))
-        current = next(iter(self.owner.validators().values()), None)
-        if match is None or not reply.ranges or headers.get("if-range", current) != current:
+        if match is None or not reply.ranges:
             return 200, 0
         first = int(match.group(1))
         return (206, first) if first < whole else (416, 0)
