@@ -25,7 +25,7 @@ from provisioning.base.command_line import STARTED_BY, STARTED_IN, Verb
 from provisioning.base.errors import ToolkitError
 from provisioning.base.secrets import handed_on, hide
 from provisioning.python_environments import PythonEnvironments, uv_program
-from qnn_ci.command import VERBS, program_of
+from qnn_ci.command import VERBS, check, program_of
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "none"
@@ -37,7 +37,14 @@ os.environ.setdefault("QNN_CI_RUN", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpi
 
 
 def run_verb(session: nox.Session, verb: str) -> None:
-    package, environment = program_of(verb, session.posargs, user_folder(session))
+    folder = user_folder(session)
+    package, environment = program_of(verb, session.posargs, folder)
+    environments = PythonEnvironments(session.cache_dir.parent, session.log)
+    if not environments.made(environment) and not {"-h", "--help"} & {*session.posargs}:
+        try:
+            check(verb, session.posargs, folder)
+        except ToolkitError as error:
+            session.error(f"{error.message}: {error.fix}" if error.fix else error.message)
     run(session, environment, "-m", package, verb)
 
 

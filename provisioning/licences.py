@@ -57,7 +57,8 @@ def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict
 
 
 def _known() -> set[str]:
-    from provisioning.manifest import load_profile, profile_names
+    from provisioning.base.settings import profile_names
+    from provisioning.manifest import load_profile
 
     components = [row for name in profile_names() for row in load_profile(name).components.values()]
     return {row.licence.id for row in components if row.licence is not None}

@@ -11,7 +11,7 @@ from pydantic import Field, RootModel, StringConstraints, field_validator, model
 from provisioning.base.chips import chip_named, simple
 from provisioning.base.documents import Model, Name, Regex, load
 from provisioning.base.errors import ManifestError, UnknownName, UsageError
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.components import ComponentName
 from provisioning.sources import Https, Version
 from provisioning.sources.archive import Archive
@@ -224,10 +224,6 @@ class PythonEnvironment(Model):
 
 class PythonEnvironments(RootModel[dict[Name, PythonEnvironment]]):
     """manifests/environments.toml."""
-
-
-def profile_names() -> list[str]:
-    return sorted(path.stem for path in (MANIFESTS / "profiles").glob("*.toml"))
 
 
 @cache

@@ -39,6 +39,9 @@ SELDOM_IMPORTED = (
 )
 """Parts of packages of which hardly anything is imported: half of all that there is to compile."""
 
+STAMP = "qnn-ci.stamp"
+"""The file in an environment that says what it was made of, once it is complete."""
+
 UV_ENVIRONMENT = "nox"
 """The environment whose lock has uv."""
 
@@ -63,20 +66,26 @@ class PythonEnvironments:
     torch: Path = TORCH
     locks: Path = LOCKS
 
-    def interpreter(self, name: str) -> str:
-        """The Python of an environment, made or rebuilt first if it is not exactly its lock."""
-        lock_file = self.locks / f"{name}.txt"
-        text = lock_file.read_text(encoding="utf-8")
+    def made(self, name: str) -> str:
+        """The Python of an environment that is exactly its lock; empty where it is yet to be made."""
+        text = self._lock(name)
         in_image = Path(os.environ.get(IN_IMAGE) or os.devnull, name)
         if _text(in_image / "lock.txt") == text:
             return str(in_image / "bin" / "python")
         home = self.folder / name
-        python = home / "bin" / "python"
-        wanted = hashlib.sha256(f"{base_python()}\n{sys.version}\n{text}".encode()).hexdigest()
-        stamp = home / "qnn-ci.stamp"
-        if _text(stamp) == wanted:
-            return str(python)
+        return str(home / "bin" / "python") if _text(home / STAMP) == _stamp(text) else ""
+
+    def _lock(self, name: str) -> str:
+        return (self.locks / f"{name}.txt").read_text(encoding="utf-8")
+
+    def interpreter(self, name: str) -> str:
+        """The Python of an environment, made or rebuilt first if it is not exactly its lock."""
+        if made := self.made(name):
+            return made
         from filelock import FileLock
+
+        text, home = self._lock(name), self.folder / name
+        python, stamp, wanted = home / "bin" / "python", home / STAMP, _stamp(text)
 
         self.folder.mkdir(parents=True, exist_ok=True)
         # On a terminal, uv shows its progress.
@@ -170,6 +179,10 @@ class PythonEnvironments:
                 fix=ACCEPT,
             )
         raise EnvironmentLacking(f"{requirement} could not be installed:\n{output}")
+
+
+def _stamp(lock: str) -> str:
+    return hashlib.sha256(f"{base_python()}\n{sys.version}\n{lock}".encode()).hexdigest()
 
 
 def uv_program() -> str | None:

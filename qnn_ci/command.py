@@ -7,9 +7,11 @@ imports this module.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -18,12 +20,14 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from ci.__main__ import VERBS as CI  # noqa: E402
-from ci.pipeline.compile_flags import LANES, lane_of  # noqa: E402
+from ci.pipeline import flags  # noqa: E402
+from ci.pipeline.compile_flags import LANES, check_model, lane_of  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
-from provisioning.base.errors import UsageError  # noqa: E402
+from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
 from provisioning.base.secrets import handed_on, hide  # noqa: E402
-from provisioning.base.settings import CLONE  # noqa: E402
+from provisioning.base.selection import selection_of  # noqa: E402
+from provisioning.base.settings import CLONE, profile_names  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
 NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "site")
@@ -44,6 +48,27 @@ ONE_MODEL = (
     "run",
 )
 """They take a model of any lane, and run in that lane's environment."""
+
+
+PROGRAMS = ("run", "dump", "forecast")
+"""Of these, the verbs that take a program that is compiled already, or choose the lane's form of a model."""
+
+
+def check(verb: str, arguments: Sequence[str], folder: Path) -> None:
+    """Refuse what the words alone show to be wrong, before minutes go into an environment."""
+    if verb == "shell":
+        return
+    args = command_line.checked("qnn-ci", verb, VERBS[verb], arguments, folder)
+    if isinstance(suites := getattr(args, "suite", None), list):
+        flags.check(suites)
+    # The verb itself says which chip it is where the user named one otherwise.
+    with redirect_stderr(io.StringIO()):
+        if hasattr(args, "soc"):
+            profile, known = selection_of(args).profile, profile_names()
+            if profile not in known:
+                raise UnknownName(f"there is no profile {profile!r}", profile, known)
+        if verb in ONE_MODEL and verb not in PROGRAMS:
+            check_model(args, folder)
 
 
 def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, str]:
@@ -89,7 +114,10 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
             "shell --image works on the images of a clone",
             fix="clone the repository: nox -s shell -- --image",
         )
-    python = PythonEnvironments(environments_folder(), _log).interpreter(environment)
+    environments = PythonEnvironments(environments_folder(), _log)
+    if not environments.made(environment):
+        check(verb, arguments, Path.cwd())
+    python = environments.interpreter(environment)
     here = str(Path.cwd())
     os.environ[command_line.STARTED_IN] = here
     os.environ[command_line.STARTED_BY] = sys.executable

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.pipeline.flags import add_work, host_selection, work_of
-from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.models.user_model import MODEL_HELP, user_model
 from ci.pipeline.options import RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
+from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.chips import chip_named
 from provisioning.base.command_line import Parser, count, duration, repeatable
 from provisioning.base.errors import UsageError
@@ -126,6 +127,16 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         dimensions=tuple(args.dimension),
         options=tuple(args.option),
     )
+
+
+def check_model(args: argparse.Namespace, folder: Path) -> None:
+    """Refuse what the words alone show to be wrong: a model, chip or precision that is not there."""
+    lane = one_model_of(args).lane
+    if not args.model or lane == CHECKPOINT:
+        return
+    user_model(args.model, folder)
+    for precision in getattr(args, "precisions", None) or filter(None, [args.precision]):
+        precision_named(precision) if lane == ONNX else scheme_named(precision)
 
 
 def add_lane(parser: argparse.ArgumentParser) -> None:

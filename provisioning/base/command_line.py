@@ -104,7 +104,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         error = self._explained(message)
         answer.add_error(error)
-        super().error(f"{message}\n  try: {error.fix}")
+        words = [action.metavar or action.dest for action in self._get_positional_actions()]
+        usage = " ".join(["usage:", self.prog, *map(str, words), "[options]"])
+        self.exit(UsageError.exit_code, f"error: {message}\n  try: {error.fix}\n{usage}\n")
 
     def _explained(self, message: str) -> UsageError:
         """With the flag or the choice that was meant."""
@@ -340,14 +342,17 @@ def parsed(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     return known
 
 
-def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
-    hide()
+def checked(program: str, name: str, verb: Verb, argv: Sequence[str], started_in: Path) -> argparse.Namespace:
+    """What the words mean to a verb, which is not run. Where its command line refuses them, so does this."""
+    Parser.started_in = str(started_in)
+    try:
+        return _parser(program, name, verb).parse_args(answer.taken(argv)[0])
+    finally:
+        Parser.started_in = ""
+
+
+def _parser(program: str, name: str, verb: Verb) -> Parser:
     module = _module_of(verb)
-    # Child processes resolve relative paths from their own folder.
-    started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
-    for variable in PATHS:
-        if value := os.environ.get(variable):
-            os.environ[variable] = str(user_path(value, variable, started_in))
     parser = Parser(
         prog=as_here(f"{program} {name}"),
         description=verb.summary,
@@ -357,8 +362,19 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     )
     module.configure(parser)
     parser.add_argument("--debug", action="store_true", help=DEBUG)
+    return parser
+
+
+def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
+    hide()
+    # Child processes resolve relative paths from their own folder.
+    started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
+    for variable in PATHS:
+        if value := os.environ.get(variable):
+            os.environ[variable] = str(user_path(value, variable, started_in))
+    parser = _parser(program, name, verb)
     answer.add_parser(parser)
     args = parser.parse_args(argv)
     if verb.foreign_code:
         refuse_keys(name, os.environ)
-    return module.run(args)
+    return _module_of(verb).run(args)

@@ -76,7 +76,6 @@ def outputs_path() -> Path:
 
 
 def cache_folder() -> Path:
-    # As platformdirs has it, which is slow to import and not installed where nox is.
     return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME") / "qnn-ci"
 
 
@@ -91,10 +90,12 @@ def store_path(flag: Path | None = None, environ: Mapping[str, str] = os.environ
     if flag is not None or environ.get("QNN_CI_STORE"):
         name = "QNN_CI_STORE" if flag is None else "--store"
         return user_path(environ["QNN_CI_STORE"] if flag is None else flag, name).absolute()
-    from platformdirs import user_cache_path
-
-    return user_cache_path("qnn-ci") / "store"
+    return cache_folder().absolute() / "store"
 
 
 def reports_path(flag: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
     return user_path(flag or environ.get("QNN_CI_REPORTS") or "reports", "QNN_CI_REPORTS")
+
+
+def profile_names() -> list[str]:
+    return sorted(path.stem for path in (MANIFESTS / "profiles").glob("*.toml"))

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from provisioning.base.commands import session
 from provisioning.base.findings import Severity
-from provisioning.base.settings import WINDOWS
+from provisioning.base.settings import WINDOWS, profile_names
 from provisioning.components import QNN_SDK
-from provisioning.manifest import Profile, Soc, load_profile, load_socs, profile_names
+from provisioning.manifest import Profile, Soc, load_profile, load_socs
 from provisioning.symbol_versions import version_key
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import ComponentTree, Context, Need

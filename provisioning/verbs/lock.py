@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from provisioning import lock_files, torch_builds
-    from provisioning.manifest import profile_names
+    from provisioning.base.settings import profile_names
 
     environments = _environments(args.environment)
     profiles = args.profile or profile_names()
@@ -180,7 +180,8 @@ def _record_wheels(store: Store) -> None:
 
 
 def _every_component() -> list[Component]:
-    from provisioning.manifest import load_profile, profile_names
+    from provisioning.base.settings import profile_names
+    from provisioning.manifest import load_profile
 
     return [component for name in profile_names() for component in load_profile(name).components.values()]
 

@@ -169,7 +169,8 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
 
 def _of_profiles() -> dict[str, Component]:
     """The components that profiles name, by definition."""
-    from provisioning.manifest import load_profile, profile_names
+    from provisioning.base.settings import profile_names
+    from provisioning.manifest import load_profile
     from provisioning.store.tree_plan import definition_of
 
     named = [pair for profile in profile_names() for pair in load_profile(profile).pins.items()]

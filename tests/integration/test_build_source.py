@@ -23,8 +23,8 @@ from filelock import FileLock
 from ci.builds.link_tree import make_overlay
 from ci.builds.tree import SourceTree, Submodule, open_tree, submodules
 from provisioning import elf
-from provisioning.base.settings import ROOT
-from provisioning.manifest import load_profile, profile_names
+from provisioning.base.settings import ROOT, profile_names
+from provisioning.manifest import load_profile
 from provisioning.sources.git import Git
 from provisioning.store import Store
 from tests.support.builds import Built, build, gone

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ci.__main__ import VERBS
 from provisioning.base.command_line import main
+from provisioning.base.settings import ROOT
 from provisioning.python_environments import LOCKS
 from qnn_ci.command import VERBS as ALL
 from qnn_ci.command import program_of
@@ -54,6 +57,51 @@ def folder(tmp_path: Path) -> Path:
 def test_the_environment_is_that_of_the_model_or_the_lane(folder: Path, words: str, environment: str) -> None:
     verb, *arguments = words.split()
     assert program_of(verb, arguments, folder) == ("ci", environment)
+
+
+WRONG = {
+    "compile nothere.py:make -o out": "did you mean net.py",
+    "compile net.py:mak -o out": "did you mean make",
+    "compile net.py:make --soc SM9999 -o out": "SM9999",
+    "compile net.py:make --precision 9a9w -o out": "9a9w",
+    "compile net.onnx --precision 16a2w -o out": "16a2w",
+    "compile net.py:make --precison 8a8w -o out": "did you mean --precision",
+    "audit net.py:make --precision 9a9w": "9a9w",
+    "test_lowering --suite nothere.toml": "nothere.toml",
+    "validate --profile whels": "did you mean wheels",
+    "gate --frobnicate": "--frobnicate",
+}
+RIGHT = (
+    "compile net.py:make --soc 8-elite --precision w8a16 -o out",
+    "run out/net.pte",
+    "forecast fit",
+    "gate",
+)
+
+
+def test_wrong_words_are_refused_with_no_package_at_hand(folder: Path) -> None:
+    """Before any environment is made (-S: no package is seen)."""
+    (folder / "net.py").write_text("def make(): ...\n")
+    write(conv_model(), folder / "net.onnx")
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from provisioning.base.command_line import guarded\n"
+        "from qnn_ci.command import check\n"
+        "for words in sys.argv[2:]:\n"
+        "    verb, *rest = words.split()\n"
+        "    try: code = guarded(lambda: check(verb, rest, Path.cwd()) or 0, debug=False)\n"
+        "    except SystemExit as end: code = end.code\n"
+        "    print(code, file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-S", "-c", script, str(ROOT)]
+    ran = subprocess.run([*command, *WRONG], cwd=folder, capture_output=True, text=True, check=True)
+    said = ran.stderr.split("2\n")
+    assert [hint in text for hint, text in zip(WRONG.values(), said, strict=False)] == [True] * len(WRONG), (
+        ran
+    )
+    ran = subprocess.run([*command, *RIGHT], cwd=folder, capture_output=True, text=True, check=True)
+    assert ran.stderr.split() == ["0"] * len(RIGHT)
 
 
 @pytest.mark.parametrize("words", ["--help", "", "--json x.json --help"])

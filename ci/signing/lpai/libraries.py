@@ -16,10 +16,10 @@ from ci.signing.headers import BadLibrary
 from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.build_id import build_ids, version_in
 from provisioning.environment import Environment, Root
-from provisioning.manifest import Soc, load_profile, load_socs, profile_names, soc_named
+from provisioning.manifest import Soc, load_profile, load_socs, soc_named
 from provisioning.sources import Version
 from provisioning.symbol_versions import version_key
 from provisioning.validation import tables
