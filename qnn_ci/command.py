@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 
@@ -23,16 +23,25 @@ from ci.__main__ import VERBS as CI  # noqa: E402
 from ci.pipeline import flags  # noqa: E402
 from ci.pipeline.compile_flags import LANES, check_model, lane_of  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
-from provisioning.base import answer, command_line  # noqa: E402
+from provisioning.base import answer, command_line, toml  # noqa: E402
+from provisioning.base.command_line import Verb  # noqa: E402
 from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
 from provisioning.base.secrets import handed_on, hide  # noqa: E402
 from provisioning.base.selection import selection_of  # noqa: E402
 from provisioning.base.settings import CLONE, profile_names  # noqa: E402
+from provisioning.base.units import aligned  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
-NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "site")
-"""They work on our own sources, git history or Dockerfile."""
+SESSIONS_ALONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "site")
+"""They work on our own sources, git history or Dockerfile: sessions of a clone, and no verbs of `qnn-ci`."""
 
+MAP = {
+    "one model": ("compile", "audit", "run", "divergence", "tune", "repair", "forecast"),
+    "a gate": ("gate", "report", "compare", "diagnose"),
+    "devices and builds": ("build_android", "bundle"),
+    "environment": ("provision", "validate"),
+}
+"""What `qnn-ci` alone prints; `qnn-ci help all` has the others."""
 
 ONE_MODEL = (
     "dump",
@@ -91,13 +100,59 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
     return package, table[verb].environment
 
 
+def _map(verbs: Mapping[str, Verb]) -> str:
+    lines = ["usage: qnn-ci VERB [options]", "", "Run PyTorch and ONNX models on Qualcomm's NPUs.", ""]
+    rows = iter(aligned((f"  {name}", verbs[name].summary) for names in MAP.values() for name in names))
+    for group, names in MAP.items():
+        lines += [group, *(next(rows) for _ in names), ""]
+    more = "`qnn-ci help VERB` explains one, with examples; `qnn-ci help all` lists the others."
+    return "\n".join([*lines, more, ""])
+
+
+def _version() -> str:
+    if CLONE:
+        return str(toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+    from importlib.metadata import version
+
+    return version("qnn-ci")
+
+
+def _complete(verbs: Mapping[str, Verb]) -> None:
+    """Answer a shell in which `eval "$(qnn-ci completion bash)"` was typed, and end."""
+    import argcomplete
+
+    parser = command_line.Parser(prog="qnn-ci")
+    of_verbs = parser.add_subparsers()
+    typed = os.environ["COMP_LINE"].split()[1:2]
+    for name, verb in verbs.items():
+        of_verb = of_verbs.add_parser(name, help=verb.summary)
+        if name in typed:
+            command_line.module_of(verb).configure(of_verb)
+    argcomplete.autocomplete(parser)
+
+
 def main() -> int:
     argv = sys.argv[1:]
-    verbs = {name: verb for name, verb in VERBS.items() if CLONE or name not in NEEDS_CLONE}
+    verbs = {name: verb for name, verb in VERBS.items() if name not in SESSIONS_ALONE}
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(verbs)
+    if argv in (["version"], ["--version"]):
+        sys.stdout.write(f"qnn-ci {_version()}\n")
+        return 0
+    if argv[:1] == ["completion"] and argv[1:] in (["bash"], ["zsh"], ["fish"]):
+        import argcomplete
+
+        sys.stdout.write(argcomplete.shellcode(["qnn-ci"], shell=argv[1]))
+        return 0
+    if argv in ([], ["help"], ["-h"], ["--help"]):
+        sys.stdout.write(_map(verbs))
+        return 0 if argv else UsageError.exit_code
+    if argv[0] == "help":
+        argv = ["--help"] if argv[1] == "all" else [argv[1], "--help"]
     # Help needs none of the packages; on a new machine they are minutes away.
-    helps = argv[-1:] in (["-h"], ["--help"]) and (len(argv) == 2 or argv[0] != "shell")
-    if helps or not argv or argv[0] not in verbs:
-        return command_line.main("qnn-ci", "CI and provisioning for Qualcomm's NPUs.", verbs, argv)
+    helps = argv[-1:] in (["-h"], ["--help"]) and (len(argv) <= 2 or argv[0] != "shell")
+    if helps or argv[0] not in verbs:
+        return command_line.main("qnn-ci", "Run PyTorch and ONNX models on Qualcomm's NPUs.", verbs, argv)
     # The verb itself writes its answer: what is written here is why it did not start.
     words, place = answer.taken(argv[1:])
     return command_line.answering(argv[0], words, place, lambda: _start(argv[0], argv[1:]), starts=True)

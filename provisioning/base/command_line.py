@@ -323,7 +323,7 @@ def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
     return "\n".join([*lines, "", f"`{program} VERB --help` explains each, with examples.", ""])
 
 
-def _module_of(verb: Verb) -> VerbModule:
+def module_of(verb: Verb) -> VerbModule:
     path, _, attribute = verb.module.partition(":")
     imported_module: Any = importlib.import_module(path)
     return cast(VerbModule, getattr(imported_module, attribute) if attribute else imported_module)
@@ -334,7 +334,7 @@ def parsed(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
 
     Where its command line refuses them, what was parsed before: the verb itself says what is wrong."""
     parser = Parser(allow_abbrev=False)
-    _module_of(verb).configure(parser)
+    module_of(verb).configure(parser)
     parser.add_argument("--debug", action="store_true")
     known = argparse.Namespace()
     with suppress(SystemExit), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -352,7 +352,7 @@ def checked(program: str, name: str, verb: Verb, argv: Sequence[str], started_in
 
 
 def _parser(program: str, name: str, verb: Verb) -> Parser:
-    module = _module_of(verb)
+    module = module_of(verb)
     parser = Parser(
         prog=as_here(f"{program} {name}"),
         description=verb.summary,
@@ -377,4 +377,4 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if verb.foreign_code:
         refuse_keys(name, os.environ)
-    return _module_of(verb).run(args)
+    return module_of(verb).run(args)

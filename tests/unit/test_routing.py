@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +15,8 @@ from ci.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.settings import ROOT
 from provisioning.python_environments import LOCKS
+from qnn_ci.command import MAP, SESSIONS_ALONE, program_of
 from qnn_ci.command import VERBS as ALL
-from qnn_ci.command import program_of
 from tests.support.onnx_models import conv_model, write
 
 
@@ -125,3 +128,24 @@ def test_a_flag_that_an_onnx_model_would_ignore_is_refused(
     assert main("qnn-ci", "", VERBS, words.format(model=model, out=out).split()) == 2
     assert f"leave {flag} out" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_the_command_alone_is_a_map_of_few_verbs_and_completes_words() -> None:
+    def type_words(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = f"exec 8>&1; exec {shlex.join([sys.executable, '-m', 'qnn_ci', *words])}"
+        environ = {**os.environ, **variables}
+        return subprocess.run(
+            ["bash", "-c", command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        )
+
+    shown, everything = type_words(), type_words("help", "all")
+    assert (shown.returncode, everything.returncode) == (2, 0)
+    verbs = {name for names in MAP.values() for name in names}
+    assert len(verbs) <= 16 and verbs <= set(re.findall(r"^  (\w+)", shown.stdout, re.MULTILINE))
+    assert set(re.findall(r"^  (\w+)", everything.stdout, re.MULTILINE)) == {*ALL} - {*SESSIONS_ALONE}
+    assert type_words("help", "chips").stdout == type_words("chips", "--help").stdout
+    assert type_words("version").stdout == type_words("--version").stdout
+    assert "qnn-ci" in type_words("completion", "bash").stdout
+    asked = "qnn-ci compile net.py:make --prec"
+    completed = type_words(COMP_LINE=asked, COMP_POINT=str(len(asked)), _ARGCOMPLETE="1", COMP_TYPE="9")
+    assert re.split(r"\W*[\v\n ]\W*", completed.stdout.strip()) == ["--precision", "precision-file"]
