@@ -96,7 +96,6 @@ PAGES = {
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
     "docs/docker.md": "ci.image.published:page",
     ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",
-    "manifests/actions.toml": "ci.dev.actions:table",
     "manifests/schema/answer.json": "ci.dev.answer_schema:text",
     "skills/qnn-ci/SKILL.md": "ci.agents.skill:page",
 }

