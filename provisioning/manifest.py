@@ -16,12 +16,11 @@ from provisioning.components import ComponentName
 from provisioning.sources import Https, Version
 from provisioning.sources.archive import Archive
 from provisioning.sources.git import Git
-from provisioning.sources.maven import Maven
 from provisioning.sources.wheel import Wheel
 
 Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows"]
 
-Source = Annotated[Archive | Wheel | Maven | Git, Field(discriminator="type")]
+Source = Annotated[Archive | Wheel | Git, Field(discriminator="type")]
 
 
 class Placement(Model):

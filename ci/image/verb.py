@@ -49,7 +49,6 @@ class ImageOptions:
     builder: str
     apt: Apt
     save: Path | None
-    validate: bool
     check_reproducible: bool
     lock: bool
     renew_base: bool
@@ -77,7 +76,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="build twice, compare, and keep neither",
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the image as an archive")
-    parser.add_argument("--no-validate", action="store_true", help="do not run `validate` inside")
     parser.add_argument(
         "--apt-sources", type=Path, metavar="FILE", help="fetch Debian packages as this file says"
     )
@@ -113,7 +111,6 @@ def run(args: argparse.Namespace) -> int:
         builder=args.builder,
         apt=Apt(args.apt_sources, args.apt_conf),
         save=args.save,
-        validate=not args.no_validate,
         check_reproducible=args.check_reproducible,
         lock=args.lock,
         renew_base=args.renew_base,
@@ -232,8 +229,6 @@ def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, optio
         stage.add(
             "image-validate", Severity.NOTE, plan.tag, "holds no SDK, so there is nothing to validate inside"
         )
-    elif not options.validate:
-        stage.add("image-validate", Severity.WARNING, plan.tag, "was not validated: --no-validate")
     else:
         with _timed(stage, "validate_seconds"):
             _validate(stage, plan, engine)

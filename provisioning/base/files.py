@@ -97,11 +97,11 @@ def write_named(path: Path, text: str, *, append: bool = False, fix: str = "") -
         ) from error
 
 
-def hash_file(path: Path, algorithm: str = "sha256") -> str:
-    """The hexadecimal digest of a file's bytes."""
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
     import hashlib
 
-    digest = hashlib.new(algorithm)
+    digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)

@@ -8,7 +8,7 @@ bytes are the right ones.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,14 +16,13 @@ from provisioning.base.mutex import mutex
 from provisioning.base.progress import SILENT, Progress
 from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact, redact_text
 from provisioning.download.disk import disk_errors
-from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, NotThere, Patience
+from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, Patience
 from provisioning.download.transfer import Fetched, Transfer
 
 __all__ = [
     "BUNDLE_VARIABLES",
     "MIRROR_VARIABLE",
     "Fetched",
-    "NotThere",
     "Patience",
     "alone",
     "copied",
@@ -40,14 +39,13 @@ def fetch(
     url: str,
     into: Path,
     *,
-    mirrors: Sequence[str] = (),
     sha256: str | None,
     size: int | None,
     progress: Progress = SILENT,
     name: str | None = None,
     patience: Patience = PATIENCE,
 ) -> Fetched:
-    """Put the file at `url` (or the first mirror that gives it) at `into`, whole and verified.
+    """Put the file at `url` at `into`, whole and verified.
 
     A file that is already there is used again if its hash is right. Without `sha256` the hash found is
     returned for the caller to record. Raises UpstreamError or IntegrityError for errors of the network and
@@ -55,7 +53,7 @@ def fetch(
     """
     transfer = Transfer(into, sha256, size, progress, name or file_name(url), patience)
     with alone(into, transfer.progress):
-        return transfer.reuse() or transfer.first_of((url, *mirrors))
+        return transfer.reuse() or transfer.run(url)
 
 
 def copied(

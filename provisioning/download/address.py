@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 from provisioning.base.errors import UsageError
 
 MIRROR_VARIABLE = "QNN_CI_MIRROR"
-"""A base URL that takes the place of scheme and host of every archive and Maven URL. The path stays, after
+"""A base URL that takes the place of scheme and host of every archive's URL. The path stays, after
 the path of the base: with `https://mirror.example/sdk`, `https://vendor.example/a/b.zip` is fetched from
 `https://mirror.example/sdk/a/b.zip`, and from nowhere else."""
 

@@ -61,10 +61,6 @@ class Patience:
 PATIENCE = Patience()
 
 
-class NotThere(UpstreamError):
-    """The server answered that it has no such file."""
-
-
 class NetworkError(Exception):
     """The network failed in a way that another attempt may not. Its text holds no secret."""
 
@@ -183,7 +179,7 @@ def refuse(response: requests.Response, url: str) -> NoReturn:
         404: f"the file has moved: name a mirror in {MIRROR_VARIABLE}, or correct the manifest",
         407: "the proxy needs credentials: put them in HTTPS_PROXY",
     }
-    raise (NotThere if status in (404, 410) else UpstreamError)(
+    raise UpstreamError(
         f"{shown}: {reason}",
         fix=fixes.get(status, f"try another mirror ({MIRROR_VARIABLE}) or try again later"),
     )

@@ -9,7 +9,7 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,28 +105,15 @@ class Transfer:
             self.progress.finish()
         return self._land(str(local), digest.hexdigest(), size, resumed=False)
 
-    def first_of(self, urls: Sequence[str]) -> Fetched:
-        failures: list[UpstreamError] = []
+    def run(self, url: str) -> Fetched:
         with open_session() as session:
-            for url in urls:
-                if failures:
-                    self.progress.note(f"{self.name}: {failures[-1].message}; trying {redact(url)}")
-                try:
-                    return self._from(session, url)
-                except UpstreamError as error:
-                    failures.append(error)
-                finally:
-                    self.progress.finish()
-        if len(failures) == 1:
-            raise failures[0]
-        worst = next((f for f in failures if isinstance(f, IntegrityError)), failures[0])
-        raise type(worst)(
-            f"{self.name}: no address gave it: " + "; ".join(f.message for f in failures),
-            fix=worst.fix,
-        )
+            try:
+                return self._from(session, url)
+            finally:
+                self.progress.finish()
 
     def _from(self, session: requests.Session, url: str) -> Fetched:
-        """Try one address until it succeeds, or until too many attempts in a row made no progress."""
+        """Try until it succeeds, or until too many attempts in a row made no progress."""
         import urllib3
 
         retry = self.patience.retry()

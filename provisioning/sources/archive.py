@@ -1,4 +1,4 @@
-"""An https zip from its vendor, from a mirror the manifest names, or from the user's own mirror."""
+"""An https zip from its vendor, or from the user's own mirror."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class Archive(FileSource):
 
     type: Literal["archive"]
     url: Https
-    mirrors: tuple[Https, ...] = ()
     strip: str = ""
     """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
     case_sensitive: bool = False
@@ -34,12 +33,9 @@ class Archive(FileSource):
         return self.strip
 
     def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
-        url = mirrored(self.url)
         return fetch(
-            url,
+            mirrored(self.url),
             self.landing_place(downloads),
-            # If the user has a mirror, ask no other host: a closed network stays closed.
-            mirrors=self.mirrors if url == self.url else (),
             sha256=self.sha256,
             size=self.size,
             progress=progress,

@@ -56,7 +56,7 @@ def definition_of(name: str, component: Component) -> str:
     """A digest of what the component is, whatever is selected of it and wherever its bytes are fetched."""
     parts = []
     for part in component.parts:
-        source = part.source.model_dump(mode="json", exclude={"mirrors", "size"})
+        source = part.source.model_dump(mode="json", exclude={"size"})
         if source.get("sha256"):
             source.pop("url", None)
         parts.append([part.name, source, [place.model_dump(mode="json") for place in part.place]])

@@ -26,7 +26,7 @@ EXAMPLES = """\
   nox -s lock
   nox -s lock -- --check
   nox -s lock -- --component qnn-sdk --accept-licence qualcomm-ai-stack
-  nox -s lock -- --environment tests --upgrade pytest
+  nox -s lock -- --upgrade pytest
 """
 
 
@@ -36,7 +36,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     repeatable(parser, "--component", "NAME", "provision this component and record its hashes")
     parser.add_argument("--profile", action="append", default=[], help="only this profile; may be repeated")
-    repeatable(parser, "--environment", "NAME", "only this lock file")
     parser.add_argument(
         "--upgrade",
         action="append",
@@ -56,16 +55,14 @@ def run(args: argparse.Namespace) -> int:
     from provisioning import lock_files, torch_builds
     from provisioning.base.settings import profile_names
 
-    environments = _environments(args.environment)
-    profiles = args.profile or profile_names()
+    environments, profiles = lock_files.lockable(), args.profile or profile_names()
     if args.check:
         return _check(environments, profiles)
     if args.torch:
         return _record_torch()
-    # If a component, profile or environment is named, only that is done.
-    if args.component or args.profile or not args.environment:
-        _record(store_path(args.store), profiles, args.component, args.accept)
-    if args.environment or args.upgrade or not (args.component or args.profile):
+    # If a component or profile is named, only that is done.
+    _record(store_path(args.store), profiles, args.component, args.accept)
+    if args.upgrade or not (args.component or args.profile):
         everything = "" in (args.upgrade or [])
         packages = [package for package in args.upgrade or [] if package]
         for name in environments:
@@ -91,16 +88,6 @@ def _record_torch() -> int:
             fix="name an index that has it: PIP_EXTRA_INDEX_URL=URL before the same command",
         )
     return 0
-
-
-def _environments(named: list[str]) -> list[str]:
-    from provisioning import lock_files
-
-    known = lock_files.lockable()
-    for name in named:
-        if name not in known:
-            raise UnknownName(f"there is no environment {name!r} to lock", name, known)
-    return named or known
 
 
 def _check(environments: list[str], profiles: list[str]) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,10 +28,8 @@ EXAMPLES = """\
   QNN_SDK_ROOT=/opt/qairt/2.37.0.250724 nox -s validate -- --profile qnn-2.37
   nox -s validate -- --target aarch64-linux --soc SM8650 --soc SM8750 --strict
   python -m provisioning validate --rule hexagon-arch --tree out/package
-  python -m provisioning validate --ignore 'absolute-rpath:*libCustomOp.so' --format sarif
+  python -m provisioning validate --ignore 'absolute-rpath:*libCustomOp.so'
 """
-
-FORMATS = ("console", "json", "junit", "sarif", "github", "markdown")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +45,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tree", type=Path, metavar="DIR", help="check this directory's libraries, not an environment"
     )
-    parser.add_argument("--format", choices=FORMATS, default="console", help="what to print [%(default)s]")
     parser.add_argument("--no-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached
     parser.add_argument(
         "--no-annotations",
@@ -58,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from provisioning.base.rendering import terminal
     from provisioning.base.stage_run import StageRun
 
     if args.list:
@@ -71,9 +69,10 @@ def run(args: argparse.Namespace) -> int:
         results = _validate(stage, selection, args.rule or (), args.ignore, args.tree)
 
     def show(report: Report) -> None:
-        _print(report, results, args.format)
-        if not args.no_annotations:
-            _annotate(report, args.format, os.environ)
+        sys.stdout.write(_states(results))
+        terminal.show(report)
+        if not args.no_annotations and os.environ.get("GITHUB_ACTIONS") == "true":
+            _annotate(report, os.environ.get("GITHUB_STEP_SUMMARY"))
 
     return stage.close(selection.reports, strict=args.strict, show=show)
 
@@ -133,30 +132,6 @@ def _metrics(contexts: Sequence[Context], results: Sequence[Result], ignored: in
     }
 
 
-def _print(report: Report, results: Sequence[Result], wanted: str) -> None:
-    from provisioning.base.rendering import code_scanning, job_summary, junit_xml, terminal, workflow_commands
-
-    if wanted == "console":
-        sys.stdout.write(_states(results))
-        terminal.show(report)
-    elif wanted == "json":
-        sys.stdout.write(report.as_json())
-    elif wanted == "junit":
-        sys.stdout.write(junit_xml.junit([report]))
-    elif wanted == "sarif":
-        from provisioning.validation import catalogue
-
-        texts = {
-            rule.id: code_scanning.RuleText(rule.text.summary, " ".join(rule.text.why.split()), rule.text.fix)
-            for rule in catalogue().values()
-        }
-        sys.stdout.write(code_scanning.sarif([report], texts))
-    elif wanted == "github":
-        sys.stdout.write(workflow_commands.github_annotations(report))
-    else:
-        sys.stdout.write(job_summary.markdown([report]))
-
-
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "not applicable": "–", "could not run": "∅"}
 
 
@@ -176,15 +151,12 @@ def _states(results: Sequence[Result]) -> str:
     return "".join(lines) + "\n"
 
 
-def _annotate(report: Report, wanted: str, environ: Mapping[str, str]) -> None:
-    """Write, in a job on GitHub, annotations and the job's summary."""
-    if environ.get("GITHUB_ACTIONS") != "true":
-        return
+def _annotate(report: Report, summary: str | None) -> None:
+    """In a job on GitHub."""
     from provisioning.base.rendering import job_summary, workflow_commands
 
-    if wanted == "console":
-        sys.stdout.write(workflow_commands.github_annotations(report))
-    if summary := environ.get("GITHUB_STEP_SUMMARY"):
+    sys.stdout.write(workflow_commands.github_annotations(report))
+    if summary:
         write_named(Path(summary), job_summary.markdown([report]), append=True)
 
 

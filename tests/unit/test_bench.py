@@ -27,5 +27,5 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
 @pytest.mark.parametrize(("check", "outcome"), [(True, Outcome.FAIL), (False, Outcome.PASS)])
 def test_a_missed_aim_fails_when_it_is_to_be_checked(tmp_path: Path, check: bool, outcome: Outcome) -> None:
     stub = SimpleNamespace(prepared=prepared)
-    assert run_benchmark("stub", stub, 1, tmp_path / "reports", check=check, work=tmp_path / "work") == check
+    assert run_benchmark("stub", stub, 1, tmp_path / "reports", check=check) == check
     assert Report.read(tmp_path / "reports/bench-stub.json").outcome is outcome

@@ -239,6 +239,6 @@ def test_what_is_no_serial_is_refused(text: str) -> None:
 
 
 def test_the_serial_is_read_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '[ "$*" = "-s abc shell cat /sys/devices/soc0/serial_number" ] && echo 4660'
+    text = '[ "$*" = "shell cat /sys/devices/soc0/serial_number" ] && echo 4660'
     monkeypatch.setenv("PATH", f"{script(tmp_path / 'tools' / 'adb', text).parent}:/usr/bin:/bin")
-    assert device_serial.read_serial("abc") == 0x1234
+    assert device_serial.read_serial() == 0x1234

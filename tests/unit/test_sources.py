@@ -5,29 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError
+from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.sources.archive import Archive
 from provisioning.sources.directory import adopt
-from provisioning.sources.maven import Maven
 from tests.support.http_server import FileServer, Reply
 
 AAR = b"PK\x03\x04" + bytes(range(256)) * 40
 SHA = hashlib.sha256(AAR).hexdigest()
-AAR_PATH = "/m2/com/vendor/qti/qnn-runtime/2.37.0/qnn-runtime-2.37.0.aar"
 
 
-def archive(url: str, sha256: str | None = None, mirrors: tuple[str, ...] = ()) -> Archive:
-    return Archive(type="archive", url=url, sha256=sha256, mirrors=mirrors)
-
-
-def maven_source(server: FileServer) -> Maven:
-    return Maven(
-        type="maven",
-        repository=server.url("/m2/"),
-        group="com.vendor.qti",
-        artifact="qnn-runtime",
-        version="2.37.0",
-    )
+def archive(url: str, sha256: str | None = None) -> Archive:
+    return Archive(type="archive", url=url, sha256=sha256)
 
 
 def test_an_unlocked_archive_is_fetched_once_and_taken_over_when_locked(tmp_path: Path) -> None:
@@ -43,7 +31,7 @@ def test_an_unlocked_archive_is_fetched_once_and_taken_over_when_locked(tmp_path
 
 
 def test_the_users_mirror_is_the_only_host_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = archive("https://vendor.invalid/sdk/v1.zip", SHA, ("https://second.invalid/v1.zip",))
+    source = archive("https://vendor.invalid/sdk/v1.zip", SHA)
     with FileServer(b"", paths={"/all/sdk/v1.zip": Reply(body=AAR)}) as server:
         monkeypatch.setenv("QNN_CI_MIRROR", server.url("/all"))
         fetched = source.fetch(tmp_path)
@@ -53,29 +41,6 @@ def test_the_users_mirror_is_the_only_host_asked(tmp_path: Path, monkeypatch: py
             source.fetch(tmp_path)
     assert fetched.sha256 == SHA
     assert "invalid" not in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("sha256", f"{SHA.upper()}  qnn-runtime-2.37.0.aar\n"),
-        ("sha1", hashlib.sha1(AAR).hexdigest()),
-    ],
-)
-def test_an_unlocked_artifact_is_held_to_the_repositorys_sum(kind: str, text: str, tmp_path: Path) -> None:
-    paths = {AAR_PATH: Reply(body=AAR), f"{AAR_PATH}.{kind}": Reply(body=text.encode())}
-    with FileServer(b"", paths=paths) as server:
-        fetched = maven_source(server).fetch(tmp_path)
-    assert fetched.sha256 == SHA
-
-
-@pytest.mark.parametrize("kind", ["sha256", "sha1"])
-def test_an_artifact_that_belies_its_sum_is_not_kept(kind: str, tmp_path: Path) -> None:
-    wrong = b"0" * {"sha256": 64, "sha1": 40}[kind]
-    paths = {AAR_PATH: Reply(body=AAR), f"{AAR_PATH}.{kind}": Reply(body=wrong)}
-    with FileServer(b"", paths=paths) as server, pytest.raises(IntegrityError, match=f"{kind} 0000"):
-        maven_source(server).fetch(tmp_path)
-    assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 
 
 # A user's own folders.

@@ -47,7 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=count, default=5, help="how often each contender runs [5]")
     parser.add_argument("--quick", action="store_true", help="a small case, to see that everything works")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
-    parser.add_argument("--work", type=Path, help="where to work; needs some GB [a new temporary directory]")
     parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
     parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         os.environ["QNN_CI_STORE"] = str(store_path(args.store))
     module = cast(BenchmarkModule, importlib.import_module(f"{__name__}.{args.name}"))
     reports = reports_path(args.reports)
-    return run_benchmark(args.name, module, args.rounds, reports, args.quick, args.check, args.work)
+    return run_benchmark(args.name, module, args.rounds, reports, args.quick, args.check)
 
 
 def run_benchmark(
@@ -74,9 +73,8 @@ def run_benchmark(
     reports: Path,
     quick: bool = False,
     check: bool = False,
-    work: Path | None = None,
 ) -> int:
-    """Measure in `work`, judge the aims, write the report; returns the exit code."""
+    """Measure in a temporary folder (TMPDIR), judge the aims, write the report; returns the exit code."""
     import tempfile
 
     from ci.dev.bench.frame import measure, rendered
@@ -89,15 +87,8 @@ def run_benchmark(
         typed("nox -s bench --", [name, "--rounds", str(rounds), *flags]),
     )
     with stage.reported(reports, "bench-not-measured", name):
-        if work is not None:
-            try:
-                work.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(
-                    f"--work {work}: {error.strerror}", fix="name a directory that you may write"
-                ) from error
         with (
-            tempfile.TemporaryDirectory(prefix="qnn-ci-bench-", dir=work) as folder,
+            tempfile.TemporaryDirectory(prefix="qnn-ci-bench-") as folder,
             module.prepared(Path(folder), quick=quick) as benchmark,
         ):
             measured = measure(

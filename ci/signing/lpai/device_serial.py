@@ -24,16 +24,15 @@ def parse_serial(text: str) -> int:
     return serial
 
 
-def read_serial(device: str | None = None) -> int:
-    """Ask the one device that adb sees, or the one named."""
+def read_serial() -> int:
+    """Ask the one device that adb sees, or the one that ANDROID_SERIAL names."""
     adb = shutil.which("adb")
     if adb is None:
         raise EnvironmentLacking(
             "there is no adb on PATH", fix="install Android's platform-tools, or use --serial"
         )
-    command = [adb, *(["-s", device] if device else []), "shell", "cat", SERIAL_FILE]
     try:
-        done = captured(command, timeout=SECONDS)
+        done = captured([adb, "shell", "cat", SERIAL_FILE], timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentLacking(
             f"the device did not answer within {SECONDS:g} s", fix="see `adb devices`"
@@ -43,7 +42,7 @@ def read_serial(device: str | None = None) -> int:
         message = (done.stderr.strip() or answer or "no answer").splitlines()[-1]
         raise EnvironmentLacking(
             f"the device's serial number could not be read: {message}",
-            fix="see `adb devices`; name one of several with --device, or give the number with --serial",
+            fix="see `adb devices`; name one of several in ANDROID_SERIAL, or give the number with --serial",
         )
     serial = int(answer)
     if not 0 < serial <= 0xFFFFFFFF:

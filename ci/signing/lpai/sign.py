@@ -43,7 +43,6 @@ class SignOptions:
     libraries: Sequence[Path]
     serial: str | None
     from_device: bool
-    device: str | None
     signer: str
     output: Path
     accepted_disclaimers: Sequence[str]
@@ -308,7 +307,7 @@ def _environment(options: SignOptions, selection: Selection) -> Environment | No
 def _serial(options: SignOptions) -> int:
     if options.serial is not None:
         return device_serial.parse_serial(options.serial)
-    return device_serial.read_serial(options.device) if options.from_device else 0
+    return device_serial.read_serial() if options.from_device else 0
 
 
 def _overlay(output: Path, environment: Environment | None, selection: Selection) -> Path:

@@ -40,7 +40,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     serial = what.add_mutually_exclusive_group()
     serial.add_argument("--serial", help="a test signature for this device (0x…) instead of libraries")
     serial.add_argument("--from-device", action="store_true", help="the same, its serial read with adb")
-    what.add_argument("--device", metavar="ADB_SERIAL", help="which of several devices to read")
     how = parser.add_argument_group("how")
     how.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
     how.add_argument("-o", "--output", type=Path, default=OVERLAY, help="the overlay [%(default)s]")
@@ -80,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
         libraries=args.library,
         serial=args.serial,
         from_device=args.from_device,
-        device=args.device,
         signer=args.signer,
         output=args.output,
         accepted_disclaimers=args.accept_disclaimer,
