@@ -60,8 +60,6 @@ class CiJob(Model):
 
 
 class GateTable(Model):
-    annotates: tuple[str, ...] = ()
-    """Sessions that print GitHub's annotations themselves, unless they are called with --no-annotations."""
     stage: tuple[GateStage, ...] = ()
     ignored_changes: dict[str, IgnoredChanges] = Field(default_factory=dict)
     row: dict[str, CiJob] = Field(default_factory=dict)

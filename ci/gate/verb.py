@@ -223,7 +223,7 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection) -> S
     with folded(stage.name, session(stage.name, *flags), os.environ):
         # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
         argv = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program, stage.name, *flags]
-        code = supervise([*argv, *without_annotations(stage.name, os.environ)], os.environ, log)
+        code = supervise(argv, os.environ, log)
     duration = round(time.monotonic() - started, 3)
     result = judge(stage, code, selection, duration, session(stage.name, *flags), memory_kills() - kills)
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
@@ -289,13 +289,6 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
             write(github_annotations(report), sys.stdout)
     page, _ = publish(reports, directory, environ)
     _print(f"the whole report: {page}")
-
-
-def without_annotations(stage: str, environ: Mapping[str, str]) -> list[str]:
-    """The flag of a stage that prints GitHub's annotations itself; the gate prints them instead."""
-    from ci.gate.table import gate_table
-
-    return ["--no-annotations"] if stage in gate_table().annotates and _on_github(environ) else []
 
 
 def selection_flags(

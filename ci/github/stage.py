@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ci.engine.supervision import death, log_of, memory_kills, report_of, supervise
 from ci.engine.trouble import how_it_ended
-from ci.gate.verb import without_annotations
 from ci.github.files import annotate, set_outputs
 from ci.github.packages import as_root
 from provisioning.base.commands import session
@@ -47,8 +46,6 @@ def run(environ: Mapping[str, str]) -> int:
     nox = shutil.which("nox")
     if nox is None:
         raise EnvironmentLacking("nox is not on PATH", fix="python -m pip install nox")
-    typed = session(stage, *arguments)
-    arguments += without_annotations(stage, environ)
     command = [nox, "-f", str(ROOT / "noxfile.py"), "-s", stage, *(["--", *arguments] if arguments else [])]
     inner = {**environ}
     if stage == "tests":
@@ -66,7 +63,7 @@ def run(environ: Mapping[str, str]) -> int:
     started, kills, log = time.monotonic(), memory_kills(), log_of(stage, reports)
     code = supervise(command, inner, log)
     blank = replace(
-        StageRun(stage, DEFAULT_PROFILE, "", typed).finish(Outcome.ERROR),
+        StageRun(stage, DEFAULT_PROFILE, "", session(stage, *arguments)).finish(Outcome.ERROR),
         seconds=round(time.monotonic() - started, 3),
     )
     report = report_from(report_file, code, blank, log, memory_kills() - kills)

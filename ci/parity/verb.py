@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from ci.parity.differences import Difference
     from ci.parity.mapping import Mapping
     from ci.parity.tree import Tree
-    from provisioning.base.findings import Report
     from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
@@ -42,9 +39,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fix", action="store_true", help="fix the Buck files where the fix is certain")
     parser.add_argument(
         "--dry-run", action="store_true", help="with --fix: write only the patch, beside the report"
-    )
-    parser.add_argument(
-        "--no-annotations", action="store_true", help="print no annotations on GitHub: the caller does"
     )
 
 
@@ -68,16 +62,7 @@ def run(args: argparse.Namespace) -> int:
         mapping = load_mapping(mapping_file)
         patch_into = selection.reports if args.fix else None
         _check(stage, root, mapping_file, mapping, patch_into, dry_run=args.dry_run)
-    return stage.close(selection.reports, show=partial(_show, annotate=not args.no_annotations))
-
-
-def _show(report: Report, *, annotate: bool) -> None:
-    from provisioning.base.rendering.terminal import show
-    from provisioning.base.rendering.workflow_commands import github_annotations
-
-    show(report)
-    if annotate and os.environ.get("GITHUB_ACTIONS") == "true":
-        sys.stdout.write(github_annotations(report))
+    return stage.close(selection.reports)
 
 
 def _check(

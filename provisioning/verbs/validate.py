@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import write_named
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 from provisioning.base.units import aligned
@@ -46,11 +45,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tree", type=Path, metavar="DIR", help="check this directory's libraries, not an environment"
     )
     parser.add_argument("--no-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached
-    parser.add_argument(
-        "--no-annotations",
-        action="store_true",
-        help="leave GitHub's annotations to the caller, as the gate does",
-    )
     parser.add_argument("--list", action="store_true", help="print the catalogue of rules and end")
 
 
@@ -71,8 +65,6 @@ def run(args: argparse.Namespace) -> int:
     def show(report: Report) -> None:
         sys.stdout.write(_states(results))
         terminal.show(report)
-        if not args.no_annotations and os.environ.get("GITHUB_ACTIONS") == "true":
-            _annotate(report, os.environ.get("GITHUB_STEP_SUMMARY"))
 
     return stage.close(selection.reports, strict=args.strict, show=show)
 
@@ -149,15 +141,6 @@ def _states(results: Sequence[Result]) -> str:
                 parts.append(f"{mark} {state}: {', '.join(ids)}")
         lines.append(f"{chapter:<10}  {'   '.join(parts)}\n")
     return "".join(lines) + "\n"
-
-
-def _annotate(report: Report, summary: str | None) -> None:
-    """In a job on GitHub."""
-    from provisioning.base.rendering import job_summary, workflow_commands
-
-    sys.stdout.write(workflow_commands.github_annotations(report))
-    if summary:
-        write_named(Path(summary), job_summary.markdown([report]), append=True)
 
 
 def _catalogue() -> str:

@@ -29,7 +29,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tag", action="append")
     parser.add_argument("--recheck")
     parser.add_argument("--keep-programs", action="store_true")
-    parser.add_argument("--no-annotations", action="store_true")
     args = parser.parse_args(argv)
     if args.name == "gate":
         return _gate(args)
