@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ci.report.comparison import comparison_of
 from ci.report.frontiers import frontiers_of
 from ci.report.lanes import onnx_of
 from ci.report.models import models_of
@@ -85,7 +84,6 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         profiled=profiles_of(reports),
         profile_note=NOTE,
         frontiers=frontiers_of(reports),
-        comparison=comparison_of(reports),
         findings=sorted(findings, key=lambda pair: ranks[pair[1].severity]),
         ranks=ranks,
         finding_stages=dict.fromkeys(stage for stage, _ in findings),

@@ -117,7 +117,7 @@ def build() -> Mapping[str, str | bytes]:
     add_errors(site)
     _faults(site, texts["docs/findings.md"])
     wheel = load_forecasts().wheel.version
-    shown = {"plots": phones.plots(), "ways": phones.WAYS}
+    shown = {"phones": phones.phones(), "ways": phones.WAYS}
     site.page(PHONES, "phones.html.j2", "Forecasts and phones", **shown, wheel=wheel)
     _repairs(site)
     _trained(site)

@@ -157,24 +157,7 @@ COMMANDS: dict[str, Metric] = {
     },
 }
 
-COMPARISON: dict[str, Metric] = {
-    "base": "2.37.0",
-    "order": ["2.37.0", "2.51.0"],
-    "verdicts": {"2.51.0": {"worse": 1}},
-    "comparison": {
-        "net/u8u8/SM8650": {
-            "2.37.0": {"judgement": "same", "figures": {"sqnr_db": 30.0}, "costs": {"ddr_read": 2048}},
-            "2.51.0": {
-                "judgement": "worse",
-                "error": "it died",
-                "differences": ["SQNR"],
-                "worse": ["sqnr_db"],
-            },
-        },
-    },
-}
-
-OURS = frozenset({"pass", "fail", "cpu", "worse", "better", "same", "sqnr_db"})
+OURS = frozenset({"pass", "fail", "cpu", "sqnr_db"})
 
 
 def with_text_everywhere(text: str) -> list[Report]:
@@ -192,7 +175,6 @@ def with_text_everywhere(text: str) -> list[Report]:
     lowering, emulator, profile = reports()
     commands = report_of("audit", metrics=COMMANDS)
     onnx = _of_programs("test_onnx", ONNX)
-    compare = report_of("compare", metrics=COMPARISON)
     found, figure = replace(ERF, subject="elsewhere"), {"figure" + text: "1" + text}
     other = report_of("other" + text, found, outcome=Outcome.FAIL, metrics=figure)
 
@@ -215,7 +197,7 @@ def with_text_everywhere(text: str) -> list[Report]:
                 Artifact(kind, named("build/a.pte"), named("ab"), 1234) for kind in ("log", named("pte"))
             ),
         )
-        for report in (commands, lowering, emulator, profile, onnx, speaker(), compare, other)
+        for report in (commands, lowering, emulator, profile, onnx, speaker(), other)
     ]
 
 

@@ -325,7 +325,6 @@ def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
         "ONNX Runtime",
         "Language models",
         "Profiles",
-        "What changes",
         "Findings",
         "Artifacts",
         "Figures",
