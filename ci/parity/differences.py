@@ -7,17 +7,39 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Literal
+
+from pydantic import Field
 
 from ci.parity.mapping import Mapping
 from ci.parity.model import TreePlace
 from ci.parity.tree import Tree
-from provisioning.base.parity_rules import parity_texts
+from provisioning.base.documents import Model, load
+from provisioning.base.settings import MANIFESTS
 
 ROOTS = ("parity-not-evaluated", "parity-target-missing")
 """Rules whose findings explain others, and so come first."""
 NEW = ("parity-missing-in-buck", "parity-unknown-file")
 """Rules that find a file that Buck lacks."""
+
+
+class ParityText(Model):
+    summary: str
+    message: str
+    """Of a finding, with {what}, {where}, {mapping} and words of the rule's own."""
+    fix: str
+    """The same, for its fix."""
+
+
+class ParityTexts(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    rule: dict[str, ParityText]
+
+
+@cache
+def parity_texts() -> dict[str, ParityText]:
+    return load(MANIFESTS / "parity_checks.toml", ParityTexts).rule
 
 
 @dataclass(frozen=True, slots=True)

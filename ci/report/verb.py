@@ -13,7 +13,7 @@ from pathlib import Path
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import SCHEMA, Outcome, Report
-from provisioning.base.rendering.code_scanning import RuleText, code_quality, sarif
+from provisioning.base.rendering.code_scanning import code_quality, sarif
 from provisioning.base.rendering.job_summary import markdown
 from provisioning.base.rendering.junit_xml import junit
 from provisioning.base.rendering.terminal import console, overview, terminal_width, wants_colour, write
@@ -96,15 +96,6 @@ def as_json(reports: Sequence[Report]) -> str:
     return json.dumps(together, indent=2, sort_keys=True) + "\n"
 
 
-def _sarif(reports: Sequence[Report]) -> str:
-    from provisioning.base.parity_rules import parity_texts
-    from provisioning.validation.tables import rule_texts
-
-    texts = {rule: RuleText(text.summary, text.why, text.fix) for rule, text in rule_texts().items()}
-    texts |= {rule: RuleText(text.summary) for rule, text in parity_texts().items()}
-    return sarif(reports, texts)
-
-
 def _github(reports: Sequence[Report]) -> str:
     return "".join(github_annotations(report) for report in reports if verdict(report) != "not run")
 
@@ -112,7 +103,7 @@ def _github(reports: Sequence[Report]) -> str:
 RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {
     "json": as_json,
     "junit": junit,
-    "sarif": _sarif,
+    "sarif": sarif,
     "code-quality": code_quality,
     "markdown": markdown,
     "github": _github,

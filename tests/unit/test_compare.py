@@ -25,7 +25,6 @@ from ci.upgrades.compare.stage import (
     in_range,
     judge,
     measure,
-    of_onnxruntime,
     stacks,
 )
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -197,7 +196,6 @@ def test_what_cannot_be_compared_is_a_usage_error(refused: ComparedBuilds) -> No
 @pytest.mark.parametrize(
     "words",
     [
-        ("--lane", "executorch", "--onnxruntime-qnn", "2.5..2.7"),
         ("--where", "--qnn", "2.51.0"),
         ("--bisect", "--accept"),
     ],
@@ -263,10 +261,6 @@ def test_a_range_has_the_known_versions_between_its_ends() -> None:
     for name in ("3..4", "2.47..x"):
         with pytest.raises(UsageError):
             in_range([name], known, "--qnn")
-
-
-def test_a_version_of_onnxruntime_qnn_is_the_build_that_it_brings() -> None:
-    assert of_onnxruntime(["2.4..2.5"]) == ["2.49.40", "2.48.40"]
 
 
 def bisected(folder: Path, rows: dict[str, dict[str, Any]]) -> tuple[int, Report]:

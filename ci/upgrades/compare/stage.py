@@ -168,17 +168,6 @@ def _release(text: str, typed: str) -> tuple[int, ...]:
         raise UsageError(f"{typed}: {text!r} is no version", fix="--qnn 2.47..2.51") from error
 
 
-def of_onnxruntime(names: Sequence[str]) -> list[str]:
-    """The QNN builds that these versions of onnxruntime-qnn bring."""
-    builds = {build.version: build.qnn for build in reversed(compat.load_builds().builds)}
-    names = in_range(names, [*builds], "--onnxruntime-qnn")
-    if unknown := [name for name in names if name not in builds]:
-        raise UnknownName(
-            f"--onnxruntime-qnn {unknown[0]}: manifests/compat.toml has no such version", unknown[0], builds
-        )
-    return [builds[name] for name in names]
-
-
 def measure(
     stack: Stack, selection: Selection, choice: ComparedBuilds, environ: Mapping[str, str], stage: StageRun
 ) -> Measurement:

@@ -38,12 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lane", choices=("onnx", "executorch"), default="onnx", help="through what [%(default)s]"
     )
-    repeatable(
-        parser,
-        "--onnxruntime-qnn",
-        "VERSION",
-        "for --lane onnx: the QNN build that this version of it brings",
-    )
     parser.add_argument(
         "--bisect",
         action="store_true",
@@ -66,20 +60,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.upgrades.compare.bisect import bisect
-    from ci.upgrades.compare.stage import ComparedBuilds, compare, of_onnxruntime
+    from ci.upgrades.compare.stage import ComparedBuilds, compare
     from provisioning.base.errors import UsageError
     from provisioning.base.selection import selection_of
 
-    if args.onnxruntime_qnn and args.lane != "onnx":
-        raise UsageError(
-            "--onnxruntime-qnn chooses for the ONNX lane",
-            fix="--qnn, for a build that this executorch drives",
-        )
     flags = [flag for name in args.case for flag in ("--case", name)]
     flags += [flag for name in args.tag for flag in ("--tag", name)]
     flags += ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
-    builds = (*args.qnn, *of_onnxruntime(args.onnxruntime_qnn))
-    choice = ComparedBuilds(args.lane, builds, tuple(args.executorch), args.suite, tuple(flags), args.accept)
+    choice = ComparedBuilds(
+        args.lane, tuple(args.qnn), tuple(args.executorch), args.suite, tuple(flags), args.accept
+    )
     if args.bisect:
         if args.accept:
             raise UsageError("--bisect measures a part, and --accept wants all", fix="leave one of them out")

@@ -10,8 +10,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +18,7 @@ from provisioning.base.command_line import Parser
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import place_of
+from provisioning.base.rules import explained
 from provisioning.base.site import page_of
 
 QUALITY = {Severity.ERROR: "major", Severity.WARNING: "minor", Severity.NOTE: "info"}
@@ -30,22 +30,12 @@ _IN_REPOSITORY = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RuleText:
-    """The catalogue's text of one rule."""
-
-    summary: str
-    why: str = ""
-    fix: str = ""
-
-
-def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None) -> str:
-    """One run over all reports. Rules that the catalogue lacks are listed by their id alone."""
-    rules = rules or {}
-    used = sorted({finding.rule for report in reports for finding in report.findings} | set(rules))
+def sarif(reports: Sequence[Report]) -> str:
+    """One run over all reports."""
+    used = sorted({finding.rule for report in reports for finding in report.findings})
     index = {rule: position for position, rule in enumerate(used)}
     run = {
-        "tool": {"driver": {"name": "qnn-ci", "rules": [_rule(rule, rules.get(rule)) for rule in used]}},
+        "tool": {"driver": {"name": "qnn-ci", "rules": [*map(_rule, used)]}},
         "columnKind": "unicodeCodePoints",
         "invocations": [_invocation(report) for report in reports],
         "results": [
@@ -138,14 +128,10 @@ def _invocation(report: Report) -> dict[str, object]:
     return fields
 
 
-def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
+def _rule(rule: str) -> dict[str, object]:
     fields: dict[str, object] = {"id": rule}
-    if text is not None:
-        fields["shortDescription"] = {"text": text.summary}
-        if text.why:
-            fields["fullDescription"] = {"text": " ".join(text.why.split())}
-        if text.fix:
-            fields["help"] = {"text": text.fix}
+    if known := explained(rule):
+        fields |= {"shortDescription": {"text": known.summary}, "help": {"text": known.fix}}
     if page := page_of(rule):
         fields["helpUri"] = page
     return fields
