@@ -41,7 +41,8 @@ class MeasuredPhone:
 def phones() -> list[MeasuredPhone]:
     programs: dict[str, list[MeasuredProgram]] = defaultdict(list)
     figures: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
-    for subject, values in load_accepted(ACCEPTED).subjects.items():
+    accepted: Mapping[str, Mapping[str, Any]] = load_accepted(ACCEPTED).subjects
+    for subject, values in accepted.items():
         kind, _, name = subject.partition("/")
         if kind == "phones":
             phone, precision = name.split("/")
