@@ -1,9 +1,8 @@
-"""`store`: list, verify, repair and prune provisioned trees, or print where one is."""
+"""`store`: list, verify, repair and prune provisioned trees."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import time
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from provisioning.base import answer
 from provisioning.base.commands import session
-from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.progress import for_stream
-from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import Selection, store_path
+from provisioning.base.settings import store_path
 from provisioning.base.units import size
 from provisioning.components import QNN_SDK
 
@@ -30,7 +28,6 @@ EXAMPLES = """\
   python -m provisioning store verify
   python -m provisioning store repair
   python -m provisioning store gc --older-than 30d --dry-run
-  cd "$(python -m provisioning store path qnn-sdk)"
 """
 
 
@@ -60,14 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--all-downloads", action="store_true", help="also downloads kept for widening and repair"
     )
     gc.add_argument("--dry-run", action="store_true", help="only list what would be removed")
-    path = add("path", "print the root of a component's tree")
-    path.add_argument("component", metavar="COMPONENT")
-    add_selection(path)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.what == "path":
-        return _path(selection_of(args), args.component)
     if args.what == "list":
         return _list(store_path(args.store))
     if args.what == "verify":
@@ -175,30 +167,6 @@ def _of_profiles() -> dict[str, Component]:
 
     named = [pair for profile in profile_names() for pair in load_profile(profile).pins.items()]
     return {definition_of(name, component): component for name, component in named}
-
-
-def _path(selection: Selection, name: str) -> int:
-    from provisioning.environment import provision_flags
-    from provisioning.manifest import load_profile, soc_named
-    from provisioning.store import FileSelection, Store
-
-    profile = load_profile(selection.profile)
-    components = profile.pins
-    if name not in components:
-        raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, components)
-    want = FileSelection(
-        frozenset(selection.targets),
-        frozenset(soc_named(soc).arch for soc in selection.socs),
-    )
-    tree = Store(selection.store).find(name, components[name], want)
-    if tree is None:
-        flags = [*provision_flags(selection, os.environ), "--component", name]
-        raise EnvironmentLacking(
-            f"{name} {components[name].version} is not in the store ({selection.store}) for this selection",
-            fix=session("provision", *flags),
-        )
-    sys.stdout.write(f"{tree.root}\n")
-    return 0
 
 
 def _described(store: Store, tree: Tree) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from provisioning.base.findings import Outcome, Report
 
 
 @contextmanager
-def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
+def prepared(work: Path) -> Iterator[Benchmark]:
     """Its aim is to be twice as fast as a contender that takes no time.
 
     On a busy machine that one takes some time too."""

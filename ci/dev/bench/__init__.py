@@ -30,7 +30,7 @@ BENCHMARKS = {
 EXAMPLES = """\
   nox -s bench -- --list
   nox -s bench -- gate
-  nox -s bench -- gate --quick --rounds 1
+  nox -s bench -- gate --rounds 1
   nox -s bench -- validate --check
 """
 
@@ -38,14 +38,13 @@ EXAMPLES = """\
 class BenchmarkModule(Protocol):
     """A benchmark's module: its contenders can run while the context lasts."""
 
-    def prepared(self, work: Path, *, quick: bool) -> AbstractContextManager[Benchmark]: ...
+    def prepared(self, work: Path) -> AbstractContextManager[Benchmark]: ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark to run; --list names them")
     parser.add_argument("--list", action="store_true", help="list the benchmarks and stop")
     parser.add_argument("--rounds", type=count, default=5, help="how often each contender runs [5]")
-    parser.add_argument("--quick", action="store_true", help="a small case, to see that everything works")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
     parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         os.environ["QNN_CI_STORE"] = str(store_path(args.store))
     module = cast(BenchmarkModule, importlib.import_module(f"{__name__}.{args.name}"))
     reports = reports_path(args.reports)
-    return run_benchmark(args.name, module, args.rounds, reports, args.quick, args.check)
+    return run_benchmark(args.name, module, args.rounds, reports, args.check)
 
 
 def run_benchmark(
@@ -71,7 +70,6 @@ def run_benchmark(
     module: BenchmarkModule,
     rounds: int,
     reports: Path,
-    quick: bool = False,
     check: bool = False,
 ) -> int:
     """Measure in a temporary folder (TMPDIR), judge the aims, write the report; returns the exit code."""
@@ -79,7 +77,7 @@ def run_benchmark(
 
     from ci.dev.bench.frame import measure, rendered
 
-    flags = [flag for flag, given in (("--quick", quick), ("--check", check)) if given]
+    flags = ["--check"] if check else []
     stage = StageRun(
         f"bench-{name}",
         DEFAULT_PROFILE,
@@ -89,7 +87,7 @@ def run_benchmark(
     with stage.reported(reports, "bench-not-measured", name):
         with (
             tempfile.TemporaryDirectory(prefix="qnn-ci-bench-") as folder,
-            module.prepared(Path(folder), quick=quick) as benchmark,
+            module.prepared(Path(folder)) as benchmark,
         ):
             measured = measure(
                 benchmark, rounds, Path(folder) / "rounds", report=functools.partial(print, file=sys.stderr)

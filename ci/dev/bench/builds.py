@@ -24,8 +24,7 @@ SOURCE = "backends/qualcomm/runtime/QnnManager.cpp"
 
 
 @contextmanager
-def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
-    """`quick` builds for the target alone, without what Python loads."""
+def prepared(work: Path) -> Iterator[Benchmark]:
     if not (named := os.environ.get("EXECUTORCH_ROOT")):
         raise EnvironmentLacking(
             "EXECUTORCH_ROOT names no tree to build", fix="export EXECUTORCH_ROOT=DIRECTORY"
@@ -33,11 +32,10 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     tree = work / OWN_NAME
     shutil.copytree(named, tree, symlinks=True, ignore=shutil.ignore_patterns(".git"))
     environment = {**os.environ, "EXECUTORCH_ROOT": str(tree), "CCACHE_DIR": str(work / "ccache")}
-    flags = ["--target-only"] if quick else []
 
     def build(folder: Path, into: Path) -> None:
         places = ["--build-dir", str(folder / "build"), "--output", str(folder / "dist")]
-        run_stage("build_x86", [*places, *flags], store_path(), into, environment)
+        run_stage("build_x86", places, store_path(), into, environment)
 
     def change(into: Path) -> None:
         source = tree / SOURCE

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,42 +25,36 @@ from provisioning.environment import resolve
 COLD, WARM, PLAIN = "ours, cold", "ours, nothing changed", "plain script"
 AIMS = (Aim(COLD, PLAIN, 2.2), Aim(WARM, 1.2))
 STAGES = ("test_lowering", "test_emulator")
-QUICK = ("op_gelu", "op_topk", "op_where")
 
 
 @contextmanager
-def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
-    """`quick` takes a few programs of the pr tag."""
+def prepared(work: Path) -> Iterator[Benchmark]:
     if runner_of(ROOT / "dist" / DEFAULT_TARGET) is None:
         raise EnvironmentLacking("qnn_executor_runner is not built yet", fix="nox -s build_runner")
-    words = QUICK if quick else ()
-    programs = choose(all_programs([]), tags=["pr"], words=words)
+    programs = choose(all_programs([]), tags=["pr"])
     environment = resolve(default_selection(work / "reports"), os.environ)
     ours = {**os.environ, "QNN_SDK_ROOT": str(environment.root(QNN_SDK).path)}
     plain = environment.merged(os.environ)
     kept = work / "kept"
-    _ours(words, ours, kept, work / "first")
+    _ours(ours, kept, work / "first")
     yield Benchmark(
         contenders=(
-            Contender(COLD, lambda into: _ours(words, ours, into / "store", into), _check(len(programs), 0)),
-            Contender(PLAIN, lambda into: _plain(words, plain, into), _check_plain(len(programs))),
-            Contender(
-                WARM, lambda into: _ours(words, ours, kept, into), _check(len(programs), len(programs))
-            ),
+            Contender(COLD, lambda into: _ours(ours, into / "store", into), _check(len(programs), 0)),
+            Contender(PLAIN, lambda into: _plain(plain, into), _check_plain(len(programs))),
+            Contender(WARM, lambda into: _ours(ours, kept, into), _check(len(programs), len(programs))),
         ),
         aims=AIMS,
         facts={"programs": len(programs), "sdk": environment.root(QNN_SDK).version or "directory"},
     )
 
 
-def _ours(words: Sequence[str], environment: Mapping[str, str], store: Path, into: Path) -> None:
-    chosen = [part for word in words for part in ("-k", word)]
+def _ours(environment: Mapping[str, str], store: Path, into: Path) -> None:
     for stage in STAGES:
-        run_stage(stage, ["--tag", "pr", *chosen], store, into, environment)
+        run_stage(stage, ["--tag", "pr"], store, into, environment)
 
 
-def _plain(words: Sequence[str], environment: Mapping[str, str], into: Path) -> None:
-    command = [sys.executable, "-m", "ci.dev.bench.gate_plain", str(into), *words]
+def _plain(environment: Mapping[str, str], into: Path) -> None:
+    command = [sys.executable, "-m", "ci.dev.bench.gate_plain", str(into)]
     run_whole(command, into / "plain.log", cwd=ROOT, environment=environment)
 
 

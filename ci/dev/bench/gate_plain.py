@@ -1,8 +1,8 @@
 """A simple script's way to run the suite: one process lowers and runs each program in turn and caches
 nothing.
 
-`python -m ci.dev.bench.gate_plain DIR WORD…` takes the programs whose names contain a WORD, runs them with
-ExecuTorch's own Python runtime and writes DIR/done.json.
+`python -m ci.dev.bench.gate_plain DIR` runs them with ExecuTorch's own Python runtime and writes
+DIR/done.json.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
 
 
-def main(work: Path, words: list[str]) -> None:
+def main(work: Path) -> None:
     from ci.engine.workers.child import output_to
     from ci.lanes.executorch.lower import lower
     from ci.pipeline.own_output import forget_torch
 
     done: dict[str, float] = {}
-    for program in choose(all_programs([]), tags=["pr"], words=words):
+    for program in choose(all_programs([]), tags=["pr"]):
         folder, log = work / program.name.replace("/", "-"), work / "log"
         with output_to(log):
             facts = lower(program.case, program.run, program.soc, program.search_path, folder, log)
@@ -55,4 +55,4 @@ def _run(program: ExecutorchProgram, folder: Path, facts: dict[str, Any]) -> flo
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]))

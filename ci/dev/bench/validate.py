@@ -30,8 +30,8 @@ AIMS = (Aim(ALL, 1.4),)
 
 
 @contextmanager
-def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
-    """The tree with all targets and arches, from the user's store; `quick` has nothing to make smaller."""
+def prepared(work: Path) -> Iterator[Benchmark]:
+    """The tree with all targets and arches, from the user's store."""
     readelf = shutil.which("readelf")
     if readelf is None:
         raise EnvironmentLacking(
