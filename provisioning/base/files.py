@@ -10,9 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from provisioning.base.errors import ManifestError, UsageError
+
+if TYPE_CHECKING:
+    import hashlib
 
 
 @contextmanager
@@ -97,12 +100,16 @@ def write_named(path: Path, text: str, *, append: bool = False, fix: str = "") -
         ) from error
 
 
-def hash_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
+def digest_of(path: Path) -> hashlib._Hash:
+    """The SHA-256 of a file's bytes, to be continued; in constant memory."""
     import hashlib
 
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with path.open("rb", buffering=0) as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
-    return digest.hexdigest()
+    return digest
+
+
+def hash_file(path: Path) -> str:
+    return digest_of(path).hexdigest()

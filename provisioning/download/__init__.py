@@ -15,9 +15,8 @@ from pathlib import Path
 from provisioning.base.mutex import mutex
 from provisioning.base.progress import SILENT, Progress
 from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact, redact_text
-from provisioning.download.disk import disk_errors
 from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, Patience
-from provisioning.download.transfer import Fetched, Transfer
+from provisioning.download.transfer import Fetched, Transfer, disk_errors
 
 __all__ = [
     "BUNDLE_VARIABLES",

@@ -14,11 +14,12 @@ from urllib.parse import urljoin, urlsplit
 
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, causes
 from provisioning.download.address import MIRROR_VARIABLE, redact
-from provisioning.download.disk import BLOCK
 
 if TYPE_CHECKING:
     import requests
     from urllib3.util import Retry
+
+BLOCK = 1 << 20
 
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base import units
-from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
-from provisioning.base.files import hash_file, write_all
+from provisioning.base.disk import ANOTHER_STORE, disk_error
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError
+from provisioning.base.files import digest_of, hash_file, write_all
 from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
-from provisioning.download.disk import BLOCK, digest_of, disk_errors
 from provisioning.download.server import (
+    BLOCK,
     NetworkError,
     Patience,
     body_of,
@@ -289,6 +290,18 @@ class Transfer:
                     os.fsync(whole.fileno())
             self.part.replace(self.into)
         return Fetched(self.into, digest, size)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path, needed: int | None) -> Iterator[None]:
+    """Every error of the disk becomes one of ours; those of the network pass."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, (ConnectionError, TimeoutError)):
+            raise
+        other = EnvironmentLacking(f"{folder}: {error.strerror or error}", fix=ANOTHER_STORE)
+        raise disk_error(error, ANOTHER_STORE, folder, needed) or other from error
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ import pytest
 from ci.engine.runs import Repeats, Run, Runs
 from ci.lanes.upstream.adapters import UpstreamComparison
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.junit import junit_text
 from ci.lanes.upstream.ledger import (
     ExpectedTests,
     Ledger,
@@ -24,6 +23,7 @@ from ci.lanes.upstream.ledger import (
     load_ledger,
     load_record,
 )
+from ci.lanes.upstream.stage import junit_text
 from ci.lanes.upstream.suite import SUITES, SuiteKeyContext
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import part_of_report

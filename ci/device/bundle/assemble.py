@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ci.device.bundle import checks, contents, manifest, scripts
 from ci.device.bundle.contents import BundleItem, Model
-from ci.device.bundle.signatures import signature_findings
 from provisioning.base.commands import captured, quoted
-from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Artifact, Severity
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.findings import Artifact, Finding, Report, Severity
 from provisioning.base.settings import ROOT, WINDOWS, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.dist import RUNNER, build_of
 from provisioning.environment import resolve
 from provisioning.manifest import Soc, soc_named
+
+SIGNATURE_SECONDS = 300
 
 TARGETS = ("aarch64-android", "aarch64-linux", WINDOWS)
 
@@ -221,3 +224,22 @@ def write(
 def _file(root: Path, kind: str, place: str) -> manifest.BundledFile:
     artifact = Artifact.of(kind, root / place)
     return manifest.BundledFile(place, kind, artifact.sha256, artifact.size)
+
+
+def signature_findings(libraries: Sequence[Path], root: Path | None) -> tuple[Finding, ...]:
+    """An error for what is not signed or does not fit its hashes, or does not end in `root`.
+
+    Where no root is named, a warning says that somebody unknown signed.
+    """
+    command = [sys.executable, "-m", "ci", "signing", "verify", "--allow-unchecked", "signature"]
+    command += ["--root", str(root.absolute())] if root else ["--allow-unchecked", "root"]
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-") as reports:
+        command += ["--reports", reports, *(str(path.absolute()) for path in libraries)]
+        done = captured(command, cwd=ROOT, timeout=SIGNATURE_SECONDS)
+        try:
+            return Report.read(Path(reports) / "signing_verify.json").findings
+        except (OSError, ValueError) as error:
+            raise EnvironmentLacking(
+                f"signatures could not be verified: {done.stderr.strip() or error}",
+                fix="nox -s bundle, which has what verifying needs",
+            ) from error

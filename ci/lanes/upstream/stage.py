@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from xml.etree import ElementTree
 
+from ci.engine.workers.parent import tail
 from ci.lanes.upstream.choice import memo_of, prepare
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
-from ci.lanes.upstream.junit import junit_text
 from ci.lanes.upstream.operator_cells import TABLED
 from ci.lanes.upstream.operators_page import accept_table, write_table
 from ci.lanes.upstream.process import RunTest, UpstreamPlan, verdict_of
@@ -28,8 +29,12 @@ from provisioning.base.commands import quoted
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.rendering import terminal
+from provisioning.base.rendering.junit_xml import document, testcase
 from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.base.stage_run import StageRun
+
+LOG_CHARACTERS = 8000
+"""Of the log of an unexpected failure, in JUnit XML."""
 
 Verdicts = Mapping[str, UpstreamVerdict]
 """On the tests of a suite, by test."""
@@ -180,6 +185,30 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
     text = junit_text(verdicts.values(), judge, stage.stage, plan.suite.path)
     junit.write_text(text, encoding="utf-8")
     stage.artifacts.append(Artifact.of("junit", junit))
+
+
+def junit_text(verdicts: Iterable[UpstreamVerdict], judge: Judge, suite: str, module: str) -> str:
+    """A test that the ledger names is a skipped case with its cause; a surprise is a failure with its log."""
+    root = ElementTree.Element("testsuite", name=suite)
+    for verdict in sorted(verdicts, key=lambda row: row.test):
+        owner, _, name = verdict.test.rpartition(".")
+        case = testcase(root, f"{module}.{owner}", name, verdict.seconds)
+        entry = judge.ledger.entry(verdict.test, judge.soc)
+        if judge.is_surprise(verdict):
+            reason = "; ".join(text for text, _ in judge.changes(verdict)) or verdict.reason
+            if entry and verdict.outcome == "passed":
+                reason = f"passes, and the ledger has it as {entry.outcome}"
+            failure = ElementTree.SubElement(case, "failure", message=reason, type=verdict.outcome)
+            failure.text = "\n".join(f"{where} {error}".strip() for where, error in verdict.problems)
+            log = tail(judge.logs / f"{verdict.test}.log", LOG_CHARACTERS)
+            ElementTree.SubElement(case, "system-out").text = log
+        elif entry or verdict.outcome != "passed":
+            why = f"{entry.outcome}: {entry.cause}" if entry else f"{verdict.outcome}: {verdict.reason}"
+            ElementTree.SubElement(case, "skipped", message=why)
+        if verdict.cached:
+            properties = ElementTree.SubElement(case, "properties")
+            ElementTree.SubElement(properties, "property", name="cached", value="true")
+    return document(root)
 
 
 def _write_tables(
