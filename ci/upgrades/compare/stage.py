@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -15,6 +16,7 @@ from ci.pipeline.baseline import COSTS, Tolerances, load_tolerances
 from ci.pipeline.costs import cost_rule
 from ci.upgrades import releases
 from ci.upgrades.compare.judge import RANK, FigureChange, Row, differences, severity_of, verdict_of
+from ci.upgrades.compat.stage import provision, with_sdk
 from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.commands import logged
@@ -26,7 +28,6 @@ from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.compat import ONNX_PACKAGES, Build, Builds, Release
 from provisioning.components import QNN_SDK
-from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
 from provisioning.store import FileSelection, Store
 
@@ -248,21 +249,17 @@ def environment_of(
     build: Build, selection: Selection, lane: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of a process that uses only this build."""
-    store, want = Store(selection.store), FileSelection(targets=frozenset({"x86_64-linux"}))
-    others = {
-        name: value for name, value in environ.items() if name not in ("QNN_CI_PROFILE", "QNN_SDK_ROOT")
-    }
+    store = Store(selection.store)
     if lane == "onnx":
+        want = FileSelection(targets=frozenset({"x86_64-linux"}))
+        dropped = ("QNN_CI_PROFILE", "QNN_SDK_ROOT")
+        others = {name: value for name, value in environ.items() if name not in dropped}
         tree = store.provision(
             ONNX_PACKAGES, build.packages(), want, locked=True, progress=progress.for_stream()
         )
         return releases.first_on_path(tree.root, build.package, build.version, others)
     pinned = load_profile(compat.load_builds().profile).components[QNN_SDK]
-    tree = store.provision(
-        QNN_SDK, build.component(pinned), want, locked=True, progress=progress.for_stream()
-    )
-    libraries = str(tree.root / "lib" / HOST_LIBRARIES)
-    return {**others, "QNN_SDK_ROOT": str(tree.root), "LD_LIBRARY_PATH": libraries}
+    return with_sdk(environ, provision(build, pinned, store))
 
 
 def judge(stage: StageRun, measurements: Sequence[Measurement], choice: ComparedBuilds) -> None:
@@ -270,13 +267,13 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Compared
     base, *others = measurements
     tolerances = load_tolerances()
     counts = {other.stack.name: {"better": 0, "same": 0, "worse": 0} for other in others}
-    programs: dict[str, Metric] = {}
+    programs: dict[str, Any] = {}
     names = dict.fromkeys(name for measurement in measurements for name in measurement.programs)
     if not names:
         raise UsageError("nothing gave a single program", fix="read the logs below reports/compare/")
     for name in names:
         before = base.programs.get(name, {})
-        row: dict[str, Metric] = {base.stack.name: _shown(before)}
+        row: dict[str, Any] = {base.stack.name: _shown(before)}
         for other in others:
             after = other.programs.get(name, {})
             changes = differences(before, after, tolerances)
@@ -324,10 +321,9 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Compared
             sys.stderr.write("".join(f"  {verdict}: {name}\n" for name in named))
 
 
-def judgement(row: Metric, build: str) -> Metric:
-    """Of a program on one of the other builds."""
-    cell = row.get(build) if isinstance(row, dict) else None
-    return cell.get("judgement") if isinstance(cell, dict) else None
+def judgement(row: Mapping[str, Any], build: str) -> str:
+    """Of a program on one of the other builds; empty for the first."""
+    return str(row.get(build, {}).get("judgement", ""))
 
 
 def _losses(name: str, earlier: Measurement, later: Measurement, tolerances: Tolerances) -> Iterator[Finding]:
@@ -389,34 +385,22 @@ def rows_of(report: Report) -> dict[str, Row]:
     )
 
 
-def table_of(metrics: Mapping[str, Metric]) -> str:
+def table_of(metrics: Mapping[str, Any]) -> str:
     """One row for each program, the worst first: accuracy on the first build, then how the others differ."""
-    base, builds, programs = metrics["base"], metrics["builds"], metrics["comparison"]
-    assert isinstance(base, str) and isinstance(builds, dict) and isinstance(programs, dict)
-    others = [name for name in builds if name != base]
+    base, programs = metrics["base"], metrics["comparison"]
+    others = [name for name in metrics["builds"] if name != base]
     lines = [
         f"| program | {base} | " + " | ".join(others) + " |",
         "| --- | --- |" + " --- |" * len(others),
     ]
     for name in sorted(programs, key=lambda name: (_rank(programs[name]), name)):
         row = programs[name]
-        assert isinstance(row, dict)
-        first = row[base]
-        figures = first.get("figures") if isinstance(first, dict) else None
-        numbers = {
-            name: value
-            for name, value in (figures.items() if isinstance(figures, dict) else ())
-            if isinstance(value, int | float)
-        }
+        figures = row[base].get("figures") or {}
+        numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
         cells = [in_words(numbers).replace(" SQNR", "") or "refused"]
         for other in others:
-            cell = row[other]
-            assert isinstance(cell, dict)
-            changes = cell["differences"]
-            assert isinstance(changes, list)
-            cells.append(
-                "same" if not changes else f"**{cell['judgement']}**: " + "; ".join(map(str, changes))
-            )
+            changes = "; ".join(row[other]["differences"])
+            cells.append(f"**{judgement(row, other)}**: {changes}" if changes else "same")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -433,7 +417,6 @@ def folded(table: str) -> str:
     return "\n".join(shown).lstrip("\n") + "\n"
 
 
-def _rank(row: Metric) -> int:
-    assert isinstance(row, dict)
+def _rank(row: Mapping[str, Any]) -> int:
     judgements = {judgement(row, build) for build in row}
     return min((rank for verdict, rank in RANK.items() if verdict in judgements), default=RANK["same"])

@@ -106,7 +106,7 @@ def report_builds(
         sys.stderr.flush()
         folder = Path(selection.reports).absolute() / "compat"
         folder = folder / f"executorch-{release.version}" / build.qnn if release else folder / build.qnn
-        steps = measure(tools, soc, variables(environ, sdk), folder, table.profile)
+        steps = measure(tools, soc, with_sdk(environ, sdk), folder, table.profile)
         values = {**others, "package": f"{build.package} {build.version}", **steps}
         pair = Pair(executorch, build.qnn, build.build_id, soc, values)
         sys.stderr.write(("works" if pair.works else pair.error) + "\n")
@@ -132,7 +132,7 @@ def report_builds(
     stage.artifacts.append(Artifact.of("compat", tools.accepted))
 
 
-def variables(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
+def with_sdk(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
     """The variables of a process that uses this SDK. With QNN_CI_PROFILE, stages would use the profile's own
     SDK."""
     others = {name: value for name, value in environ.items() if name != "QNN_CI_PROFILE"}
