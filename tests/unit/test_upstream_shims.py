@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,9 @@ def stand_in() -> Iterator[None]:
     shims.forget()
     assert shims.install([ABSENT]) == [ABSENT]
     yield
-    shims.remove()
+    sys.meta_path.pop()
+    for name in [name for name in sys.modules if name.partition(".")[0] == ABSENT]:
+        del sys.modules[name]
 
 
 def absent(name: str = "thing") -> typing.Any:

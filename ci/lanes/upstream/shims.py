@@ -86,15 +86,6 @@ _vision: list[Any] = []
 """The definitions end with this object."""
 
 
-def remove() -> None:
-    """Remove all stand-ins."""
-    finders = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
-    for finder in finders:
-        sys.meta_path.remove(finder)
-    for name in [name for name, module in sys.modules.items() if isinstance(module, _AbsentModule)]:
-        del sys.modules[name]
-
-
 def _use(name: str) -> NoReturn:
     _touched.append(f"{name} is used, and {name.partition('.')[0]} is not installed here")
     raise NotAvailableHere(_touched[-1])
