@@ -24,7 +24,7 @@ READERS = (
     "provisioning.base.selection",
     "ci.pipeline.flags",
     "ci.pipeline.compile_flags",
-    "ci.lanes.upstream.flags",
+    "ci.lanes.upstream.all_verb",
 )
 """They add flags that several verbs share, and read them: `run` may hand its Namespace to these alone."""
 
