@@ -24,7 +24,7 @@ READERS = (
     "provisioning.base.selection",
     "ci.pipeline.flags",
     "ci.pipeline.compile_flags",
-    "ci.lanes.upstream.all_verb",
+    "ci.lanes.upstream.flags",
 )
 """They add flags that several verbs share, and read them: `run` may hand its Namespace to these alone."""
 

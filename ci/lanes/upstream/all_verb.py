@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-from ci.pipeline.flags import add_accept, add_recheck, add_work, host_selection, work_of
-from ci.pipeline.options import Choice, WorkOptions
-from provisioning.base.command_line import count, repeatable
-from provisioning.base.selection import add_selection
-from provisioning.base.settings import Selection
+from ci.lanes.upstream.flags import add_tests, options_of
 
 EXAMPLES = """\
   python -m ci test_upstream --sample
@@ -21,66 +16,6 @@ EXAMPLES = """\
   python -m ci test_upstream passes qat --soc SM8750
   python -m ci test_upstream --list
 """
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamOptions:
-    selection: Selection
-    choice: Choice
-    flows: tuple[str, ...]
-    sample: str | None
-    """I/N; empty for the ledger's own, and None for all tests."""
-    work: WorkOptions
-    list_only: bool
-    report_upstream: bool
-    fail_fast: bool
-    resume: bool
-    accept: bool
-
-
-def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The flags that all suites share; returns those that choose tests, for more of them."""
-    parser.set_defaults(flows=None)
-    add_selection(parser)
-    choice = parser.add_argument_group("which tests")
-    repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
-    choice.add_argument(
-        "--sample",
-        nargs="?",
-        const="",
-        metavar="I/N",
-        help="the ledger's sample of quick, different tests; I/N: every N-th test, the same each time",
-    )
-    choice.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
-    choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
-    how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
-    add_work(how, "a test", cached=False)
-    how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
-    add_recheck(how)
-    how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
-    how.add_argument("--resume", action="store_true", help="take the surprises of an interrupted run too")
-    how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")
-    add_accept(how, "outcomes, lengths and figures in manifests/upstream, and docs/operators.md")
-    how.add_argument(
-        "--report-upstream", action="store_true", help="print what upstream should be told; runs nothing"
-    )
-    return choice
-
-
-def options_of(args: argparse.Namespace) -> UpstreamOptions:
-    return UpstreamOptions(
-        selection=host_selection(args),
-        choice=Choice(words=tuple(args.expressions), shard=args.shard or ""),
-        flows=tuple(args.flows or ()),
-        sample=args.sample,
-        work=work_of(args),
-        list_only=args.list,
-        report_upstream=args.report_upstream,
-        fail_fast=args.fail_fast,
-        resume=args.resume,
-        accept=args.accept,
-    )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from ci.engine.jobs import FunctionSlot, Job, default_slots, run_jobs
 from ci.engine.memo import CachedResult, Memo, WorkDone
 from ci.engine.progress import Line, progress
 from ci.engine.workers.parent import WorkerSpec
-from ci.lanes.upstream.all_verb import UpstreamOptions
+from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import NOT_RUN, Ledger, RecordedTest, SuiteRecord, load_ledger, load_record
 from ci.lanes.upstream.operator_cells import TABLED

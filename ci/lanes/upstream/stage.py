@@ -9,8 +9,8 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 from ci.engine.workers.parent import tail
-from ci.lanes.upstream.all_verb import UpstreamOptions
 from ci.lanes.upstream.choice import memo_of, prepare
+from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.operator_cells import TABLED
 from ci.lanes.upstream.operators_page import accept_table, write_table
