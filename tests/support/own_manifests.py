@@ -15,6 +15,7 @@ import pytest
 import tomlkit
 
 from provisioning import compat, lock_files, manifest
+from provisioning.base import settings
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
 from provisioning.store import pinned
@@ -29,7 +30,7 @@ def own_manifests(folder: Path) -> Iterator[Path]:
     (folder / "environments.toml").touch()
     caches = manifest.load_profile, pinned.load_lists
     with pytest.MonkeyPatch.context() as patch:
-        for module in (manifest, lock):
+        for module in (manifest, lock, settings):
             patch.setattr(module, "MANIFESTS", folder)
         patch.setattr(lock_files, "LOCKS", folder / "locks")
         patch.setattr(pinned, "LISTS", folder / "wheels.json")

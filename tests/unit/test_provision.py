@@ -15,6 +15,7 @@ from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.manifest import Component
+from provisioning.store import Store
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests, write_profile
 from tests.support.sdk_archives import component, sdk_zip
@@ -50,8 +51,7 @@ class User:
         return Report.read(self.home / "reports" / "provision.json")
 
     def root(self) -> Path:
-        self.types("store", "path", "qnn-sdk")
-        return Path(self.out.strip())
+        return next(tree.root for tree in Store(self.store).trees() if tree.component == "qnn-sdk")
 
 
 @pytest.fixture
