@@ -29,9 +29,15 @@ def own_manifests(folder: Path) -> Iterator[Path]:
     shutil.copy(MANIFESTS / "socs.toml", folder)
     (folder / "environments.toml").touch()
     caches = manifest.load_profile, pinned.load_lists
+
+    def profiles() -> list[str]:
+        return sorted(path.stem for path in (folder / "profiles").glob("*.toml"))
+
     with pytest.MonkeyPatch.context() as patch:
-        for module in (manifest, lock, settings):
+        for module in (manifest, lock):
             patch.setattr(module, "MANIFESTS", folder)
+        for module in (manifest, settings):
+            patch.setattr(module, "profile_names", profiles)
         patch.setattr(lock_files, "LOCKS", folder / "locks")
         patch.setattr(pinned, "LISTS", folder / "wheels.json")
         patch.setattr(compat, "MANIFEST", folder / "compat.toml")
