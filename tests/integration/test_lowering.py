@@ -80,6 +80,7 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     cases["named"] = {"factory": "lowering_models:alone", "case": inputs}
     cases["good"] = {}
     cases["volume"] = dying("volume")
+    cases["other"] = {"run": 'executorch = "<1"'}
     if not request.config.getoption(whole.FLAG):
         cases = {name: case for name, case in cases.items() if name not in WITH_WHOLE}
     (base / "lowering_extra.py").write_text("WIDTH = 32\n")
@@ -109,6 +110,12 @@ class TestBadInput:
     @of_cases(["good", "named"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
         assert not done.rules(case) and done.code == 3
+
+    def test_a_run_for_other_versions_of_executorch_is_no_pass(self, done: Done) -> None:
+        (finding,) = [finding for finding in done.report.findings if finding.subject.startswith("other/")]
+        assert (finding.rule, finding.severity) == ("lowering-not-run", Severity.NOTE)
+        programs = done.report.metrics["programs"]
+        assert isinstance(programs, dict) and finding.subject not in programs
 
 
 @pytest.mark.parametrize(
@@ -235,6 +242,12 @@ def test_what_the_compiler_dies_of_is_told_without_a_fix_too(
     assert workaround is not None
     assert (workaround.lowered, sorted(workaround.cpu_nodes)) == (None, nodes)
     assert tried in workaround.tried and set(search.alone) == {not brief}
+
+
+@pytest.mark.parametrize("stage", ["test_lowering", "test_emulator"])
+def test_a_suite_for_other_versions_of_executorch_alone_is_not_green(tmp_path: Path, stage: str) -> None:
+    case = {"net": {"run": 'executorch = "<1"'}}
+    assert run(stage, tmp_path, "--suite", suite(tmp_path, case)).code == 3
 
 
 def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Path) -> None:

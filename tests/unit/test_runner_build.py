@@ -17,7 +17,7 @@ from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
 from ci.builds.programs import BuildTool
 from ci.builds.qemu_check import DATA, EXPECTED, TOLERANCE, difference, outputs, try_runner
 from ci.builds.runner_inputs import changed_since
-from ci.pipeline.runner import EXECUTORCHS, OURS, Dialect, Runner
+from ci.pipeline.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
@@ -55,6 +55,19 @@ def test_a_runner_must_give_what_pytorch_gave(
 def test_a_runner_that_hangs_on_the_probe_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match=r"0\.2 s"):
         outputs(Runner(Path("sh")), probe(tmp_path), ["sh", "-c", "exec sleep 60"], seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ("Loading of method forward failed with status 0x14", "OperatorMissing"),
+        ("Execution of method forward failed with status 0x12", "InvalidArgument"),
+        ("Execution failed with status 0x99", ""),
+        ("expected magic number: 0x14", ""),
+    ],
+)
+def test_an_error_of_executorchs_runner_gets_its_name(message: str, named: str) -> None:
+    assert with_names(message) == (f"{message} ({named})" if named else message)
 
 
 SELECTION = Selection("wheels", "x86_64-linux", "SM8650", Path("/store"), Path("/reports"))

@@ -56,6 +56,7 @@ class TestModel:
             ("{ cosine = 0.99 }", "{ cosin = 0.99 }", "cosin"),
             ("{ cosine = 0.99 }", "{ sqnr_db = -1 }", "sqnr_db"),
             ('precision = "8a8w"', 'precision = "8a4w"\nqat = true', "8a8w"),
+            ('precision = "8a8w"', 'precision = "8a8w"\nexecutorch = "1.5"', ">=1.5.1"),
             ("factory =", 'backend = "dsp"\nfactory =', "backend"),
             ("factory =", "inputs = [{ shape = [1], low = 2 }]\nfactory =", "low"),
             (

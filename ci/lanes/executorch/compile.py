@@ -56,6 +56,8 @@ class ExecutorchPlan(AnyPlan[ExecutorchProgram]):
     basis: KeyContext
     refused: dict[str, Finding]
     """Programs that this SDK cannot compile at all."""
+    left_out: tuple[ExecutorchProgram, ...] = ()
+    """Those that their suite has for other versions of executorch."""
     quantize_only: bool = False
     """End with the quantized model."""
     needs: tuple[Mapping[str, Any], ...] | None = None

@@ -216,6 +216,7 @@ class Emulation(Lowering):
     def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
         compiled, measured = results[COMPILED], results[RAN]
         stage.metrics |= {"build_id": plan.basis.build_id, "runner": find_runner(os.environ).described}
+        self.note_left_out(stage, plan)
         failed_rows = {finding.subject for finding in stage.findings if finding.severity is Severity.ERROR}
         for name, result in measured.items():
             if result.folder and name in failed_rows:

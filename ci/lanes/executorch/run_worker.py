@@ -14,7 +14,7 @@ from typing import Any
 from ci.engine.trouble import InTrouble, how_it_ended, of_ending
 from ci.engine.workers.child import Answer, blame, doing, places_of, serve, threads
 from ci.engine.workers.parent import tail
-from ci.pipeline.runner import LINE_OF_ERROR, Runner
+from ci.pipeline.runner import LINE_OF_ERROR, Runner, with_names
 
 TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
@@ -92,7 +92,7 @@ def _message(code: int, log: Path) -> str:
     known = nearest(text)
     return (
         f"the runner {how_it_ended(code)}"
-        + (": " + ": ".join(map(str.strip, errors[-1].splitlines())) if errors else "")
+        + (": " + with_names(": ".join(map(str.strip, errors[-1].splitlines()))) if errors else "")
         + (f". {known}" if known else "")
     )
 

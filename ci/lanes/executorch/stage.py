@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 from ci.artifacts.against_sdk import sdk_arches
@@ -35,6 +36,7 @@ from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Lane, Mine, Results, agreed_of
 from ci.pipeline.options import StageOptions, WorkOptions
 from ci.pipeline.stage import baselines_of
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
@@ -107,7 +109,17 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
         return {job.name: job for job in jobs_of(programs, profile)}
 
     def plan(self, programs: Sequence[ExecutorchProgram], options: StageOptions) -> ExecutorchPlan:
-        return plan_of(programs, options.selection, options.work, self.rules)
+        plan = plan_of(programs, options.selection, options.work, self.rules)
+        executorch = version("executorch")
+        fitting = tuple(program for program in programs if program.lowers_with(executorch))
+        if programs and not fitting:
+            raise EnvironmentLacking(
+                f"{programs[0].name} is for executorch {programs[0].run.executorch}, and so are all that were"
+                f" chosen for others than this {executorch}",
+                fix="choose others, or take that executorch",
+            )
+        left_out = tuple(program for program in programs if not program.lowers_with(executorch))
+        return replace(plan, programs=fitting, left_out=left_out)
 
     def do(self, plan: ExecutorchPlan, *, new_baseline: bool) -> Results:
         return {COMPILED: compile_programs(plan)}
@@ -162,6 +174,18 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
 
     def close(self, stage: StageRun, plan: ExecutorchPlan, results: Results) -> None:
         stage.metrics |= {"build_id": plan.basis.build_id, "sdk": str(plan.sdk)}
+        self.note_left_out(stage, plan)
+
+    def note_left_out(self, stage: StageRun, plan: ExecutorchPlan) -> None:
+        for program in plan.left_out:
+            stage.add(
+                f"{self.rules}-not-run",
+                Severity.NOTE,
+                program.name,
+                f"not run: its suite has it for executorch {program.run.executorch}, and this is"
+                f" {version('executorch')}",
+                "take that executorch to run it",
+            )
 
     def lacking(self, findings: Sequence[Finding]) -> bool:
         return only_library_missing(findings)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ci.pipeline.models.inputs import most_calibrating
 from ci.pipeline.precision import ExecutorchScheme, scheme_named
@@ -45,6 +46,14 @@ def _scheme(value: object) -> object:
         return value
 
 
+def _versions(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(f"versions as >=1.5.1, found {text!r}") from None
+    return text
+
+
 Scheme = Annotated[ExecutorchScheme, BeforeValidator(_scheme)]
 AS_IT_IS = ("fp16", "qdq")
 """Schemes that do not quantize the model: it is float, or quantized already."""
@@ -72,12 +81,16 @@ class ModuleScheme(Model):
 
 
 class ExecutorchRun(MixedRun):
-    judged_later: ClassVar = MixedRun.judged_later | {"emulator_fault", "delegates", "cpu_budget"}
+    judged_later: ClassVar = MixedRun.judged_later | {
+        "executorch", "emulator_fault", "delegates", "cpu_budget",
+    }  # fmt: skip
 
     precision: Scheme
     nodes: dict[Scheme, tuple[str, ...]] = Field(default={})  # type: ignore[assignment]
     backend: Backend | None = None
     """The processor; [the case's]."""
+    executorch: Annotated[str, AfterValidator(_versions)] = ""
+    """The versions that can lower it, as `>=1.5.1`; with others it is not run, and a note says so."""
     emulator_fault: str = ""
     """Part of the runner's error, for a program that lowers but is known not to run. It has no thresholds."""
     qat: bool = False
@@ -195,6 +208,10 @@ class ExecutorchProgram(AnyProgram[ExecutorchCase, ExecutorchRun]):
         words = [f"{file}:{function}" if function else str(file), "--precision", self.run.precision]
         samples = ["--calibrate", str(self.search_path / case.samples)] if case.samples else []
         return [*words, "--soc", self.soc, *samples]
+
+    def lowers_with(self, executorch: str) -> bool:
+        """Whether its suite has it run with this version."""
+        return SpecifierSet(self.run.executorch).contains(executorch, prereleases=True)
 
     @property
     def backend(self) -> Backend:
