@@ -126,6 +126,9 @@ class Build:
         worked = False
         for project in self.projects:
             if not configured:
+                if not (project.tree / "build.ninja").is_file():
+                    # Of a configuring that failed: CMake would not look again for what was missing then.
+                    (project.tree / "CMakeCache.txt").unlink(missing_ok=True)
                 ask(project.tree)
                 self._execute(self.configuring(project, state.options.get(project.name, ())))
             worked |= self._execute(self.building(project)) or not configured

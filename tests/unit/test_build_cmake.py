@@ -91,6 +91,17 @@ def test_what_is_configured_already_is_configured_again_only_when_that_may_give_
     assert [times(globbed), times(globbed)] == [3, 3]
 
 
+@pytest.mark.parametrize("generated", [False, True])
+def test_what_a_failed_configuring_did_not_find_is_looked_for_again(build: Build, generated: bool) -> None:
+    build.run()
+    cache = build.folder / "build" / "CMakeCache.txt"
+    cache.touch()
+    if generated:
+        (cache.parent / "build.ninja").touch()
+    defining(build, A="2").run()
+    assert cache.exists() == generated
+
+
 def test_variables_that_would_change_the_build_unseen_are_not_passed_on(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
