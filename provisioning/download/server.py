@@ -155,9 +155,8 @@ def check_start(block: bytes, response: requests.Response, url: str, name: str) 
     if not zip_expected(url, name) or any(start.startswith(block[:4]) for start in ZIP_STARTS):
         return
     kind = "a web page" if _is_page(response) or block.lstrip()[:1] == b"<" else "something else"
-    text = _printable(block)
     raise IntegrityError(
-        f"{redact(url)}: expected a zip file, the server sent {kind}" + (f": {text}" if text else ""),
+        f"{redact(url)}: expected a zip file, the server sent {kind}",
         fix=f"open the address in a browser to see what it says; another network or a mirror "
         f"({MIRROR_VARIABLE}) may have the file",
     )
@@ -197,26 +196,6 @@ def refuse_page(response: requests.Response, url: str) -> None:
             f"{redact(url)}: the server sent a web page instead of the file",
             fix="open the address in a browser to see what it says (a sign-in, a licence, an error)",
         )
-
-
-def excerpt(response: requests.Response, total: int) -> str:
-    """The text of a short answer: some servers explain an error in a body with status 200."""
-    import requests
-    import urllib3
-
-    if total > 4096:
-        return ""
-    try:
-        text = _printable(response.raw.read(512, decode_content=False))
-    except (urllib3.exceptions.HTTPError, requests.exceptions.RequestException, OSError):
-        return ""
-    return f": {text}" if text else ""
-
-
-def _printable(block: bytes) -> str:
-    text = block[:200].decode("ascii", errors="ignore")
-    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return words if len(words) > len(block[:200]) // 2 else ""
 
 
 def zip_expected(url: str, name: str) -> bool:

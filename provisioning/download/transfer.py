@@ -21,12 +21,10 @@ from provisioning.base.files import digest_of, hash_file, write_all
 from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.server import (
-    BLOCK,
     NetworkError,
     Patience,
     body_of,
     check_start,
-    excerpt,
     in_words,
     open_session,
     parse_content_range,
@@ -87,24 +85,10 @@ class Transfer:
         return None
 
     def copy(self, local: Path) -> Fetched:
-        """Copy a file of this machine, with the same checks as for a download."""
-        size = local.stat().st_size
-        if self.size not in (None, size):
-            raise IntegrityError(
-                f"{local}: expected {self.size} bytes, found {size}",
-                fix=f"remove {local}, it is another file",
-            )
-        digest = hashlib.sha256()
-        self.progress.start(self.name, size)
-        try:
-            with local.open("rb") as stream, disk_errors(self.into.parent, size), self.part.open("wb") as out:
-                while block := stream.read(BLOCK):
-                    digest.update(block)
-                    out.write(block)
-                    self.progress.advance(len(block))
-        finally:
-            self.progress.finish()
-        return self._land(str(local), digest.hexdigest(), size, resumed=False)
+        """Copy a file of this machine, with the same check as for a download."""
+        with disk_errors(self.into.parent, local.stat().st_size):
+            shutil.copyfile(local, self.part)
+        return self._land(str(local), hash_file(self.part), self.part.stat().st_size, resumed=False)
 
     def run(self, url: str) -> Fetched:
         with open_session() as session:
@@ -229,8 +213,7 @@ class Transfer:
             if status == 200:
                 refuse_page(response, url)
             raise IntegrityError(
-                f"{redact(url)}: expected {self.size} bytes, the server has {total}"
-                + excerpt(response, total),
+                f"{redact(url)}: expected {self.size} bytes, the server has {total}",
                 fix="the file at this address is not the one the manifest names: try another mirror "
                 f"({MIRROR_VARIABLE}), or report it",
             )
