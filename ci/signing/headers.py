@@ -30,10 +30,9 @@ class BadLibrary(CheckFailed):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The structures of one ELF class and byte order."""
+    """The structures of one ELF class, little-endian as Hexagon's libraries are."""
 
     bits: int
-    order: str
     header: struct.Struct
     segment: struct.Struct
     section: struct.Struct
@@ -46,23 +45,18 @@ class Format:
         return (1 << self.bits) - 1
 
 
-def _format(bits: int, order: str) -> Format:
+def _format(bits: int) -> Format:
     word, segment, section, fields = {
         32: ("I", "8I", "10I", "type offset vaddr paddr filesz memsz flags align"),
         64: ("Q", "IIQQQQQQ", "IIQQQQIIQQ", "type flags offset vaddr paddr filesz memsz align"),
     }[bits]
-    header = struct.Struct(f"{order}16sHHI3{word}I6H")
-    of_segment, of_section = struct.Struct(order + segment), struct.Struct(order + section)
-    return Format(bits, order, header, of_segment, of_section, tuple(fields.split()))
+    header, of_segment, of_section = map(struct.Struct, (f"<16sHHI3{word}I6H", f"<{segment}", f"<{section}"))
+    return Format(bits, header, of_segment, of_section, tuple(fields.split()))
 
 
-_FORMATS = {
-    bytes((bits // 32, place)): _format(bits, order)
-    for bits in (32, 64)
-    for place, order in enumerate("<>", start=1)
-}
+_FORMATS = {bytes((bits // 32, 1)): _format(bits) for bits in (32, 64)}
+"""By class and byte order."""
 ELF32 = _FORMATS[b"\1\1"]
-"""Little-endian, as Hexagon's libraries are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +139,7 @@ def layout(data: Bytes) -> Layout:
     kind = bytes(data[4:6])
     form = _FORMATS.get(kind)
     if form is None:
-        raise BadLibrary("ELF header", f"class and byte order: expected 1 or 2, found {kind.hex(' ')}")
+        raise BadLibrary("ELF header", f"expected class 1 or 2 and little-endian, found {kind.hex(' ')}")
     header = Header(*_unpack(data, 0, form.header, "ELF header"))
     return Layout(form, header, tuple(_segments(data, form, header)), len(data))
 

@@ -110,8 +110,6 @@ def layout_of(data: Bytes) -> Layout:
         raise BadLibrary("file", f"{size} bytes is more than a library has (limit {MOST_BYTES})")
     parsed = layout(data)
     form, header = parsed.format, parsed.header
-    if form.order != "<":
-        raise BadLibrary("ELF header", "byte order: expected little-endian, found big-endian")
     if header.ehsize != form.header.size:
         raise BadLibrary("ELF header", f"e_ehsize: expected {form.header.size}, found {header.ehsize}")
     if not parsed.segments:
