@@ -9,14 +9,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ci.github.files import annotate, export, set_outputs
+from ci.github.files import annotate, append, export, set_outputs
 from ci.github.place import SetupInputs, store_of
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.foreign import visible
 from provisioning.base.rendering.text import plural
 from provisioning.base.rendering.workflow_commands import command
-from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
+from provisioning.base.settings import (
+    DEFAULT_SOC,
+    DEFAULT_TARGET,
+    ROOT,
+    Selection,
+    outputs_path,
+    reports_path,
+)
 from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
 
 ALIASES: Mapping[str, tuple[str, ...]] = {ANDROID_NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}
@@ -48,8 +55,6 @@ def run(environ: Mapping[str, str]) -> int:
     outputs = dict.fromkeys(("sdk-root", "ndk-root", "version", "build-id"), "")
     if not wanted.components or QNN_SDK in wanted.components:
         outputs |= _environment_outputs(selection, environ)
-        if environ.get("GITHUB_ENV"):
-            code = _verb(["env", "--target", selection.target, "--format", "github", "--append"], environ)
     else:
         for component in wanted.components:
             outputs |= _component_outputs(component, selection, environ)
@@ -57,13 +62,17 @@ def run(environ: Mapping[str, str]) -> int:
     chosen = {"QNN_CI_PROFILE": wanted.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
     export({**chosen, "QNN_CI_SOC": ",".join(wanted.socs)}, environ)
     set_outputs({**outputs, "repaired": str(bool(damage)).lower()}, environ)
-    return code
+    return 0
 
 
 def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
     from provisioning.environment import HOST_LIBRARIES, resolve
 
-    environment = resolve(selection, environ)
+    environment = resolve(selection, environ).with_runner(environ, outputs_path())
+    environment.explain()
+    # The runner keeps PATH itself and prepends each line of GITHUB_PATH, so the last line comes first.
+    export({name: value for name, value in environment.variables.items() if name != "PATH"}, environ)
+    append("GITHUB_PATH", "".join(f"{entry}\n" for entry in reversed(environment.path_entries)), environ)
     outputs = {}
     if (sdk := environment.roots.get(QNN_SDK)) is not None:
         library = sdk.path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"

@@ -112,16 +112,3 @@ def test_eval_sets_the_environment_whatever_the_paths_hold(sdk: Path) -> None:
         ["sh", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     assert ran.stdout == f"{sdk}|{sdk}/lib/x86_64-linux-clang"
-
-
-def test_appending_on_github_adds_variables_and_path_to_their_files(
-    sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("GITHUB_ENV", "GITHUB_PATH"):
-        (tmp_path / name).write_text("BEFORE=1\n")
-        monkeypatch.setenv(name, str(tmp_path / name))
-    _run("--format", "github", "--append")
-    variables = read_github((tmp_path / "GITHUB_ENV").read_text())
-    assert (variables["BEFORE"], variables["QNN_SDK_ROOT"]) == ("1", str(sdk))
-    assert "PATH" not in variables
-    assert (tmp_path / "GITHUB_PATH").read_text() == f"BEFORE=1\n{sdk}/bin/x86_64-linux-clang\n"

@@ -23,6 +23,7 @@ from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Outcome
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.base.stage_run import StageRun
+from provisioning.environment import HOST_LIBRARIES
 from tests.support import engine, needs
 from tests.support.environments import write_sdk
 from tests.support.repositories import repository
@@ -346,14 +347,17 @@ def test_later_steps_have_the_chips_that_were_chosen_and_no_other(
     tmp_path: Path, chosen: str, exported: str
 ) -> None:
     """Not the one of the exported environment, which would be the only one that the stages then take."""
-    write_sdk(tmp_path / "sdk")
+    programs = write_sdk(tmp_path / "sdk") / "bin" / HOST_LIBRARIES
+    programs.mkdir(parents=True, exist_ok=True)
     paths = {"GITHUB_ENV": "env", "GITHUB_PATH": "path", "QNN_SDK_ROOT": "sdk", "QNN_CI_STORE": "store"}
     places = {name: str(tmp_path / path) for name, path in paths.items()}
     assert (
         setup.run({**os.environ, **places, "QNN_CI_SOC": chosen, "QNN_CI_REPORTS": places["QNN_CI_STORE"]})
         == 0
     )
-    assert pairs(tmp_path / "env")["QNN_CI_SOC"] == exported
+    variables = pairs(tmp_path / "env")
+    assert (variables["QNN_CI_SOC"], variables["QNN_SDK_ROOT"]) == (exported, places["QNN_SDK_ROOT"])
+    assert "PATH" not in variables and (tmp_path / "path").read_text() == f"{programs}\n"
 
 
 @pytest.mark.parametrize("restored", ["true", ""])
