@@ -131,7 +131,13 @@ def _invocation(report: Report) -> dict[str, object]:
 def _rule(rule: str) -> dict[str, object]:
     fields: dict[str, object] = {"id": rule}
     if known := explained(rule):
-        fields |= {"shortDescription": {"text": known.summary}, "help": {"text": known.fix}}
+        # GitHub asks for both descriptions.
+        summary = {"text": known.summary}
+        fields |= {
+            "shortDescription": summary,
+            "fullDescription": summary,
+            "help": {"text": known.fix},
+        }
     if page := page_of(rule):
         fields["helpUri"] = page
     return fields
