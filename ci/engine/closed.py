@@ -20,9 +20,9 @@ from provisioning.base.settings import MANIFESTS
 
 class PlaceVariables(Model):
     passed: tuple[str, ...]
-    search: tuple[str, ...]
     text: tuple[str, ...]
-    roots: dict[str, str]
+    temporary: tuple[str, ...]
+    roots: tuple[str, ...]
 
 
 class Transport(Model):
@@ -67,7 +67,8 @@ def table() -> Variables:
 def closed(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker whose stage has `environ`. What its lane and suite declare comes on top."""
     place, transport = table().place, table().transport
-    names = (*place.passed, *place.search, *transport.passed, *transport.in_key, *table().torch.in_key)
+    places = (*place.passed, *place.text, *place.temporary)
+    names = (*places, *transport.passed, *transport.in_key, *table().torch.in_key)
     return {**table().fixed, **{name: environ[name] for name in names if name in environ}}
 
 
@@ -95,13 +96,11 @@ def limits() -> Iterator[tuple[int, int, int]]:
         yield number, soft, hard
 
 
-def homes(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The user's folders by the variable that names them, so that another home means other files."""
-    folders: dict[str, str] = {}
-    for name, usual in table().place.roots.items():
-        folders[name] = environ.get(name) or os.path.expanduser(usual.format_map(folders))  # noqa: PTH111
-        if folders[name].strip("/"):
-            yield name, folders[name]
+def folders_of_user(environ: Mapping[str, str]) -> dict[str, str]:
+    """The user's folders by the variable that names them."""
+    named = {name: environ.get(name, "") for name in table().place.roots}
+    named["HOME"] = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
+    return {name: folder for name, folder in named.items() if folder.strip("/")}
 
 
 def not_passed(asked: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

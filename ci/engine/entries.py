@@ -78,10 +78,23 @@ class Entries:
         folder.mkdir(parents=True)
         return folder
 
-    def place(self, key: Mapping[str, Json], name: str, files: Mapping[str, str]) -> Path:
+    def place(self, key: Mapping[str, Json], entry: Document, files: Mapping[str, str]) -> Path:
         """Where the files of a result belong. Named by their content, so that it is never replaced while
         another process reads it."""
-        return self.folder(key) / f"{name}-{key_of(dict(files))[:16]}"
+        return self.folder(key) / f"{name_of(entry)}-{key_of(dict(files))[:16]}"
+
+    def product(self, folder: Path, entry: Document) -> Path | None:
+        """The files of a result, if it has any; `folder` is its key's."""
+        return folder / entry["folder"] if entry["folder"] else None
+
+    def kept(self, key: Mapping[str, Json], entry: Document, product: Path | None) -> Document:
+        """What an entry says of the files of its result, which are moved into their place."""
+        if product is None:
+            return {"folder": None, "files": {}}
+        files = digests_of(product)
+        folder = self.place(key, entry, files)
+        self.put(product, folder, files)
+        return {"folder": folder.name, "files": files}
 
     def put(self, product: Path, folder: Path, files: Mapping[str, str]) -> None:
         """Move a result's files into their place, unless they are there."""
@@ -131,6 +144,11 @@ class Entries:
             replace_text(self.set_file(name), text)
             self._sets[name] = tuple(inputs)
         return name
+
+
+def name_of(entry: Document) -> str:
+    """Entries of one key differ in their inputs."""
+    return key_of({"inputs": entry["inputs"], "sets": entry["sets"]})[:32]
 
 
 def set_of(inputs: Sequence[Sequence[str]]) -> tuple[str, str]:

@@ -15,10 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ci.engine.closed import homes, key_of_environment, table
+from ci.engine.closed import folders_of_user, key_of_environment, table
 from ci.engine.digests import Digests
 from ci.engine.distributions import installed, site_folders
-from ci.engine.interpreter import digest_of_value
 from ci.engine.watch import LOADER_CACHE, Stamp, absence_of, details_of, listing_of, modules_of, stamp_of
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Metric as Json
@@ -34,14 +33,8 @@ INSTALLED = "installed"
 NO_USER_CODE = "no code of the user's"
 """The part of a key that says that the work runs none: our own code asks for a path's time to no effect."""
 
-EDITABLE = re.compile(r"/(?:site|dist)-packages/(?:[^/]+\.pth|__editable__[^/]+)$")
-"""Files that hold the absolute paths of editable projects."""
-
 SHARED = ("suite", "toolkit", "python", "base", "packages", "store")
-"""Roots below which other clones and machines have the same files; so are the SDKs (`QNN_SDK_ROOT`)."""
-
-LIBRARIES = ("PYTHONPATH", "LD_LIBRARY_PATH")
-"""Search paths whose folders have names of their own where no root has them."""
+"""Roots below which other clones and machines have the same files, as SDKs do. A suite's is a repository."""
 
 SYSTEM = (
     "/usr/",
@@ -85,14 +78,9 @@ class Roots:
         return re.sub(pattern, lambda match: f"{{{names[match[1]]}}}", text.replace("{", "{{"))
 
     def of_user(self, environ: Mapping[str, str]) -> Roots:
-        """With the user's folders added, the Python below the interpreter, which is often in one of them, and
-        the folders of the search paths that no other root has."""
-        named = Roots({**self.named, "base": sys.base_prefix, **dict(homes(environ))})
-        for variable in LIBRARIES:
-            for number, folder in enumerate(folders_of(environ, variable)):
-                if named.name(folder) == folder:
-                    named.named[f"{variable} {number}"] = folder
-        return Roots(named.named)
+        """With the user's folders added, and the Python below the interpreter, which is often in one of
+        them."""
+        return Roots({**self.named, "base": sys.base_prefix, **folders_of_user(environ)})
 
     def path(self, name: str) -> str:
         for root, path in self._named:
@@ -101,24 +89,20 @@ class Roots:
         return name
 
 
-def folders_of(environ: Mapping[str, str], variable: str) -> list[str]:
-    """The folders of a search path."""
-    return [os.path.abspath(part) for part in environ.get(variable, "").split(os.pathsep) if part]
-
-
 def python_name() -> str:
     return f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}"
 
 
 def search_key(roots: Roots, environ: Mapping[str, str]) -> dict[str, Json]:
-    """Where modules and libraries are searched, what is installed, and the variables of a closed
-    environment: part of every key."""
+    """What is installed, and the variables of a closed environment, with the places that they name: part of
+    every key."""
     store, folders = roots.named.get("store"), site_folders(roots.named.get("packages"))
-    search, kept = folders_of(environ, "PYTHONPATH"), Path(store) if store else None
+    parts = {name: environ[name].split(os.pathsep) for name in table().place.passed if name in environ}
+    search, kept = [*map(os.path.abspath, parts.get("PYTHONPATH", ()))], Path(store) if store else None
     return {
         "environment": dict(key_of_environment(environ)),
         INSTALLED: dict(installed(folders, search, kept, roots.names_in)),
-        **{name: [*map(roots.name, folders_of(environ, name))] for name in table().place.search},
+        **{name: [*map(roots.name, folders)] for name, folders in parts.items()},
     }
 
 
@@ -162,16 +146,7 @@ class CurrentState:
             digest, _ = self._digests.of(path)
         except OSError:
             return "absent"
-        return self.content(path, digest) + self.target(path)
-
-    def content(self, path: str, digest: str) -> str:
-        """The digest. Paths of an editable project are named by root, so that clones share results."""
-        if EDITABLE.search(path):
-            with contextlib.suppress(OSError):
-                text = Path(path).read_bytes()
-                if hashlib.sha256(text).hexdigest() == digest:
-                    return digest_of_value(self.roots.names_in(os.fsdecode(text)))
-        return digest
+        return digest + self.target(path)
 
     def target(self, path: str) -> str:
         """The target of a path after symbolic links, so that re-pointing a link is a change."""

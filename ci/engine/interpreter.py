@@ -56,7 +56,10 @@ def begin() -> None:
         return
     _began = time.time()
     _tell_of_queries()
-    os.fstat = _told(os.fstat)
+    told = _told(os.stat)
+    for supported in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
+        supported.add(told)
+    os.fstat, os.stat = _told(os.fstat), told
     environ: Any = type(os.environ)
     environ.__getitem__ = _note_absent(environ.__getitem__)
     sys.addaudithook(_note_event)
@@ -80,17 +83,17 @@ def begin() -> None:
     sys.path_importer_cache.clear()
 
 
-def _told(fstat: Any) -> Any:
+def _told(ask: Any) -> Any:
     """Where user code asks of an open file, its path is asked too, so that the watch sees it: each opening
     makes the same system call."""
 
-    def fstat_told(fd: Any) -> Any:
-        if not is_library(sys._getframe(1).f_code.co_filename):
+    def asked_of_path(path: Any, **how: Any) -> Any:
+        if isinstance(path, int) and _reader("/genericpath.py", 2) == "user":
             with contextlib.suppress(OSError):
-                os.stat(f"/proc/self/fd/{fd}")
-        return fstat(fd)
+                os.stat(f"/proc/self/fd/{path}")
+        return ask(path, **how)
 
-    return fstat_told
+    return asked_of_path
 
 
 def _tell_of_queries() -> None:

@@ -7,11 +7,9 @@ of the result are whole. Otherwise it says why not, and the work is done again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,21 +21,19 @@ from ci.engine.entries import (
     RUN,
     Document,
     Entries,
-    digests_of,
     load,
+    name_of,
     prune,
     set_of,
     store,
 )
-from ci.engine.inputs import ORDER, CurrentState, Roots, change_in_words, key_of
+from ci.engine.exchange import Exchange
+from ci.engine.inputs import ORDER, CurrentState, Roots, change_in_words
 from ci.engine.observed import Observation, Observed
-from ci.engine.runs import UNKNOWN_MAKER, Maker, Run, processor_kind
+from ci.engine.runs import UNKNOWN_MAKER, Maker, Run, flat, processor_kind
 from ci.engine.watch import Touched
-from ci.sharing.packed import begin, pack
-from ci.sharing.remote import ENTRIES, Remote, remote_of
-from provisioning.base.files import replace_text
+from ci.sharing.remote import ENTRIES
 from provisioning.base.findings import Metric as Json
-from provisioning.base.secrets import RESULTS, handed_on
 
 MOST_FAILED = MOST_RUNS = 64
 
@@ -100,11 +96,7 @@ class Memo:
         self._state = CurrentState(self.roots, self._digests)
         self._observer = Observation(self.roots, self._digests)
         self._changes: dict[str, str] = {}
-        self.remote = remote_of(handed_on(os.environ))
-        self.results = os.environ.get(RESULTS, "")
-        """Where what it remembers is packed for `cache push`, if anywhere."""
-        if self.results:
-            begin(Path(self.results))
+        self.exchange = Exchange(self._entries)
 
     @property
     def place(self) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -134,7 +126,7 @@ class Memo:
             return Miss("its entry is damaged")
         if change := self._change(entry):
             return Miss(change)
-        folder = path.parent / entry["folder"] if entry["folder"] else None
+        folder = self._entries.product(path.parent, entry)
         if damage := self._entries.damage(folder, entry["files"]):
             return _Damaged(damage)
         inputs = set_of(entry["inputs"])[0]
@@ -165,12 +157,17 @@ class Memo:
         if not why:
             try:
                 self._write_run(key, run, observed)
-                document = self._document(key, result, observed, folder)
-                document |= {
-                    "asked": dict(work.touched.asked),
-                    "maker": list(Maker(processor_kind(), threads)),
-                }
-                return self._write(subject, key, document, observed)
+                document = self._named_inputs(observed)
+                document |= self._entries.kept(key, document, folder)
+                document |= {"result": dict(result), "asked": dict(work.touched.asked)}
+                document["maker"] = list(Maker(processor_kind(), threads))
+                self._entries.write(key, f"{name_of(document)}.json", document, ENTRIES)
+                store(self._entries.subject(subject), {"parts": dict(key)})
+                self._remove(key, FAILED)
+                if not observed.bound:
+                    self.exchange.pack(key, document)
+                place = self._entries.product(self._entries.folder(key), document)
+                return CachedResult(document["result"], place)
             except OSError as error:
                 why = str(error.strerror or error)
         return CachedResult(dict(result), folder, not_remembered=why)
@@ -188,9 +185,9 @@ class Memo:
             if known:
                 self._write_run(key, run, observed)
                 document = self._named_inputs(observed)
-            self._entries.write(key, f"{key_of(document)[:32]}.{FAILED}", document, MOST_FAILED)
-            if document["inputs"]:
-                self._pack(key, {**document, FAILED: True}, observed)
+            self._entries.write(key, f"{name_of(document)}.{FAILED}", document, MOST_FAILED)
+            if document["inputs"] and not observed.bound:
+                self.exchange.pack(key, {**document, FAILED: True})
 
     def runs(self, key: Mapping[str, Json]) -> tuple[Run, ...]:
         """Earlier runs of the work with the inputs of now, the last one last."""
@@ -251,7 +248,7 @@ class Memo:
         last = load(self._entries.subject(subject))
         if last is None:
             return "not run before"
-        before, after = dict(_flat(last["parts"])), dict(_flat(key))
+        before, after = dict(flat(last["parts"])), dict(flat(dict(key)))
         for name in sorted({*before, *after}):
             if before.get(name) != after.get(name):
                 return f"{name}: {_abbreviated(before.get(name))} → {_abbreviated(after.get(name))}"
@@ -260,27 +257,6 @@ class Memo:
     def _named_inputs(self, observed: Observed) -> Document:
         sets = [self._entries.write_set(observed.shared)] if observed.shared else []
         return {"inputs": [list(input_) for input_ in observed.inputs], "sets": sets}
-
-    def _document(
-        self, key: Mapping[str, Json], result: Mapping[str, Any], observed: Observed, product: Path | None
-    ) -> Document:
-        """An entry, whose files are in their place."""
-        named = self._named_inputs(observed)
-        files = digests_of(product) if product else {}
-        folder = self._entries.place(key, _name_of(named), files) if product else None
-        if product and folder:
-            self._entries.put(product, folder, files)
-        return {**named, "result": dict(result), "folder": folder.name if folder else None, "files": files}
-
-    def _write(
-        self, subject: str, key: Mapping[str, Json], document: Document, observed: Observed
-    ) -> CachedResult:
-        self._entries.write(key, f"{_name_of(document)}.json", document, ENTRIES)
-        store(self._entries.subject(subject), {"parts": dict(key)})
-        self._remove(key, FAILED)
-        self._pack(key, document, observed)
-        folder = self._entries.folder(key) / document["folder"] if document["folder"] else None
-        return CachedResult(document["result"], folder)
 
     def _write_run(self, key: Mapping[str, Json], run: Run | None, observed: Observed) -> None:
         if run is not None:
@@ -295,81 +271,26 @@ class Memo:
             if document is None or not self._change(document):
                 path.unlink(missing_ok=True)
 
-    def _pack(self, key: Mapping[str, Json], document: Mapping[str, Any], observed: Observed) -> None:
-        """For other machines, unless it holds for this one alone."""
-        if self.results and not observed.bound:
-            blobs = {name: self._entries.set_file(name) for name in document["sets"]}
-            if document.get("folder"):
-                folder = self._entries.folder(key) / document["folder"]
-                blobs |= {digest: folder / file for file, digest in document["files"].items()}
-            pack(Path(self.results), self._remote_key(key), document, blobs)
-
-    def _remote_key(self, key: Mapping[str, Json]) -> str:
-        return hashlib.sha256(f"{self._entries.kind.name} {key_of(key)}".encode()).hexdigest()
-
     def _from_remote(self, key: Mapping[str, Json]) -> CachedResult | None:
-        """What another machine remembers, put into our own store; nothing for work that failed since, here or
-        there."""
-        if self.remote is None or any(
-            (mark := load(path)) is None or not self._change(mark) for path in self._entries.of(key, FAILED)
-        ):
+        """What another machine remembers; nothing for work that failed since, here or there."""
+        marks = map(load, self._entries.of(key, FAILED))
+        if not self.exchange.remote or any(mark is None or not self._change(mark) for mark in marks):
             return None
-        for document in self.remote.find(self._remote_key(key)):
+        for document in self.exchange.offered(key):
             with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
-                if not self._is_current(document, self.remote):
+                if self._change(document):
                     continue
                 if FAILED in document:
                     return None
-                if entry := self._take(key, document, self.remote):
-                    return entry
+                if entry := self.exchange.taken(key, document):
+                    folder = self._entries.product(self._entries.folder(key), entry)
+                    return _cached(entry, folder, "remote")
         return None
-
-    def _is_current(self, document: Mapping[str, Any], remote: Remote) -> bool:
-        for name in document["sets"]:
-            if self._entries.set(name) is None:
-                text = remote.text(name)
-                if text is None:
-                    return False
-                replace_text(self._entries.set_file(name), text.decode())
-        return not self._change(document)
-
-    def _take(
-        self, key: Mapping[str, Json], document: Mapping[str, Any], remote: Remote
-    ) -> CachedResult | None:
-        files: dict[str, str] = dict(document["files"])
-        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-            return None
-        folder = self._entries.place(key, _name_of(document), files) if document["folder"] else None
-        if folder and self._entries.damage(folder, files):
-            scratch = self.scratch()
-            for file, digest in files.items():
-                (scratch / file).parent.mkdir(parents=True, exist_ok=True)
-                if not remote.download(digest, scratch / file):
-                    shutil.rmtree(scratch, ignore_errors=True)
-                    return None
-            self._entries.put(scratch, folder, files)
-        names = ("inputs", "sets", "result", "files", "asked", "maker")
-        kept = {name: document[name] for name in names if name in document}
-        kept["folder"] = folder.name if folder else None
-        self._entries.write(key, f"{_name_of(document)}.json", kept, ENTRIES)
-        return _cached(kept, folder, "remote")
-
-
-def _name_of(document: Mapping[str, Any]) -> str:
-    return key_of({"inputs": document["inputs"], "sets": document["sets"]})[:32]
 
 
 def _cached(document: Mapping[str, Any], folder: Path | None, origin: str) -> CachedResult:
     maker = Maker(*document.get("maker", ()))
     return CachedResult(dict(document["result"]), folder, origin=origin, asked=document["asked"], maker=maker)
-
-
-def _flat(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in parts.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _abbreviated(value: Any) -> str:

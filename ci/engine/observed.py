@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,12 +25,15 @@ from ci.engine.inputs import (
 from ci.engine.interpreter import OURS
 from ci.engine.watch import Stamp, Touched, source_of, stamp_of_installed
 from provisioning.base.findings import Metric as Json
+from provisioning.base.settings import ROOT
 
 MODULES = (".py", ".pyc", ".so")
 """Files that each import asks for the time of: they count by their bytes."""
 
-OF_HOME = (b"~/", b"'~'", b'"~"', b"HOME", b"expanduser", b".home")
+OF_HOME = rb"""~/|'~'|"~"|HOME|expanduser|\.home"""
 """By which code finds the home folder, and below it its own repository, or another clone's."""
+OF_PLACE = rb"getcwd|\.cwd\(|basename\(|in __file__|__file__[.[]|__file__(?s:.*)\.(?:name|parts)\b"
+"""By which code decides by the names of the folders that it lies in."""
 
 LARGEST_CODE = 1 << 20
 
@@ -60,6 +64,9 @@ class Observation:
         self._around = tuple(
             {f"{spelt}/" for root in roots.named.values() for spelt in (str(root), os.path.realpath(root))}
         )
+        suite = roots.named.get("suite", ROOT)
+        known = f"{suite}/".startswith(f"{ROOT}/") or os.path.lexists(f"{suite}/.git")
+        self._shared_roots = SHARED if known else SHARED[1:]
         self._commons: list[tuple[Touched, list[Input], list[str]]] = []
 
     def observed(
@@ -70,7 +77,7 @@ class Observation:
         if NO_USER_CODE in key:
             touched = replace(touched, details={})
         reasons = list(touched.unseen)
-        inputs = {*self._inputs(touched, reasons, below), *_libraries(self._roots, touched)}
+        inputs = {*self._inputs(touched, reasons, below)}
         reasons += [
             f"{path} stays there and decided what was done: write it below tempfile.gettempdir()"
             for path in touched.left
@@ -90,7 +97,7 @@ class Observation:
             if known is common:
                 return inputs, reasons
         reasons = list(common.unseen)
-        inputs = sorted({*self._inputs(common, reasons, own), *_libraries(self._roots, common)})
+        inputs = sorted({*self._inputs(common, reasons, own)})
         self._commons.append((common, inputs, reasons))
         return inputs, reasons
 
@@ -115,7 +122,7 @@ class Observation:
             if changed:
                 reasons.append(f"{path} changed while it was read")
                 return
-            yield "file", name(path), today.content(path, digest) + today.target(path)
+            yield "file", name(path), digest + today.target(path)
 
         def is_around(path: str) -> bool:
             """Roots and the work's own files are found through it wherever they are."""
@@ -138,6 +145,10 @@ class Observation:
                 yield "file", name(path), today.of("file", name(path))
         for kind, folders in (("listing", touched.listed), ("modules", touched.queried)):
             yield from ((kind, name(path), state) for path, state in folders.items() if not is_own(path))
+        # By which name in ld.so's cache a library was found.
+        for library, (first, *_) in libraries_by_name().items():
+            if str(first) in touched.opened:
+                yield "library", library, name(str(first))
 
     def _read(self, path: str, stamp: Stamp, touched: Touched) -> tuple[str, bool]:
         """The digest of a file, and whether it may have been another when it was read."""
@@ -160,13 +171,15 @@ class Observation:
     def _is_bound(self, input_: Input) -> bool:
         """Whether the same name may mean another file for another clone or machine."""
         kind, name, state = input_
-        if kind == "details":
-            return True
-        if kind in ("library", "place"):
-            return kind == "place"
+        if kind in ("details", "library", "place"):
+            return kind != "library"
         if name.startswith("/dev/shm/") and state == "absent":
             return False
-        return not all(map(_is_shared, (name, *state.split(" -> ")[1:])))
+        return not all(map(self._is_shared, (name, *state.split(" -> ")[1:])))
+
+    def _is_shared(self, name: str) -> bool:
+        root = name[1:].partition("}")[0] if name.startswith("{") else ""
+        return root in self._shared_roots or root.endswith("_ROOT") or f"{name}/".startswith(SYSTEM)
 
     def _names_its_place(self, key: Mapping[str, Json], touched: Touched) -> bool:
         """Whether a file, or the key, names the suite's own repository in another way than by where it is
@@ -177,6 +190,7 @@ class Observation:
             return False
         home = os.path.realpath(self._roots.named.get("HOME", "/nowhere"))
         at_home = any(f"{place}/".startswith(f"{home}/") for place in spelt)
+        code = re.compile(OF_PLACE + (b"|" + OF_HOME) * at_home)
         # Bytecode always names its source, which counts in its place.
         inside = [
             path
@@ -186,7 +200,7 @@ class Observation:
             and not path.startswith(OURS)
         ]
         return any(place in json.dumps(key) for place in spelt) or any(
-            _has(path, [os.fsencode(place) for place in spelt], OF_HOME if at_home else ()) for path in inside
+            _has(path, [os.fsencode(place) for place in spelt], code) for path in inside
         )
 
     def _installed_since(self, path: str) -> bool:
@@ -202,27 +216,14 @@ class Observation:
         return max(modified, changed) > at
 
 
-def _is_shared(name: str) -> bool:
-    root = name[1:].partition("}")[0] if name.startswith("{") else ""
-    return root in SHARED or root.endswith("_ROOT") or f"{name}/".startswith(SYSTEM)
-
-
-def _libraries(roots: Roots, touched: Touched) -> Iterator[Input]:
-    """Libraries that ld.so found by its cache, by the names that lead to them."""
-    for name, paths in libraries_by_name().items():
-        if str(paths[0]) in touched.opened:
-            yield "library", name, roots.name(str(paths[0]))
-
-
-def _has(path: str, texts: Iterable[bytes], in_code: Iterable[bytes]) -> bool:
-    """Whether a file has one of the texts in it, or is code with one of the others."""
+def _has(path: str, texts: Iterable[bytes], in_code: re.Pattern[bytes]) -> bool:
+    """Whether a file has one of the texts in it, or is code with such a word."""
     try:
         with (
             Path(path).open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as content,
         ):
-            if len(content) <= LARGEST_CODE and b"\0" not in content[:4096]:
-                texts = (*texts, *in_code)
-            return any(content.find(text) >= 0 for text in texts)
+            is_code = len(content) <= LARGEST_CODE and b"\0" not in content[:4096]
+            return any(content.find(text) >= 0 for text in texts) or bool(is_code and in_code.search(content))
     except (OSError, ValueError):
         return False

@@ -84,10 +84,9 @@ class Repeats:
 
     def facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Those that repeat, as they are cached, by dotted name."""
-        flat = dict(_flat(json.loads(json.dumps(dict(facts)))))
         return {
             name: value
-            for name, value in flat.items()
+            for name, value in flat(json.loads(json.dumps(dict(facts))))
             if name.rpartition(".")[2] not in MEASURED and not self.is_changing(name)
         }
 
@@ -176,12 +175,13 @@ class Runs:
         return f"in {sum(run.rechecked for run in self.runs)} of {len(self.runs)} runs"
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is in dicts and lists, by dotted name."""
     parts: Iterable[tuple[Any, Any]]
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     empty = True
     for part, inner in parts:
         empty = False
-        yield from _flat(inner, f"{name}.{part}" if name else str(part))
+        yield from flat(inner, f"{name}.{part}" if name else str(part))
     if empty:
         yield name, value

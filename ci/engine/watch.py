@@ -61,8 +61,8 @@ class Call(NamedTuple):
     be asked of it, a `glance` for no times of a folder."""
 
     what: Literal[
-        "open", "open2", "create", "use", "pair", "look", "glance", "run", "list", "connect", "bind", "send",
-        "share", "escape",
+        "open", "open2", "create", "use", "pair", "look", "glance", "run", "list", "attributes", "connect",
+        "bind", "send", "share", "escape",
     ]  # fmt: skip
     directory: int | None = None
     path: int = 0
@@ -86,7 +86,8 @@ _CALLS = {
     266: Call("use", 1, 2),
     **dict.fromkeys((82, 86), Call("pair")),
     **dict.fromkeys((264, 316, 265), Call("pair", 0, 1, target=(2, 3))),
-    29: Call("share"),
+    # shmget, semget, msgget, mq_open, add_key, request_key, keyctl
+    **dict.fromkeys((29, 64, 68, 240, 248, 249, 250), Call("share")),
     **dict.fromkeys((4, 191, 194), Call("look")),
     262: Call("look", 0, 1, 3),
     332: Call("look", 0, 1, 2),
@@ -96,6 +97,8 @@ _CALLS = {
     59: Call("run"),
     322: Call("run", 0, 1),
     **dict.fromkeys((78, 217), Call("list")),
+    # fgetxattr, flistxattr
+    **dict.fromkeys((193, 196), Call("attributes")),
     42: Call("connect"),
     49: Call("bind"),
     **dict.fromkeys((44, 46, 307), Call("send")),
@@ -360,7 +363,7 @@ class Supervisor:
         elif call.what == "escape":
             self._unseen(f"{_program(process)} changed what paths mean (system call {number})")
         elif call.what == "share":
-            self._unseen(f"{_program(process)} used memory that processes share (shmget)")
+            self._unseen(f"{_program(process)} used what processes share beside files (system call {number})")
         elif call.what in ("connect", "bind"):
             self._connection(process, arguments[1], arguments[2], bind=call.what == "bind")
         elif call.what == "send":
@@ -368,8 +371,12 @@ class Supervisor:
                 arguments[4:6] = struct.unpack("QI", _memory(process, arguments[1], 12))
             if arguments[4]:
                 self._connection(process, arguments[4], arguments[5])
-        elif call.what == "list":
-            self._listing(os.readlink(f"/proc/{process}/fd/{_signed(arguments[0])}"), process)
+        elif call.what in ("list", "attributes"):
+            path = os.readlink(f"/proc/{process}/fd/{_signed(arguments[0])}")
+            if call.what == "list":
+                self._listing(path, process)
+            elif path.startswith("/"):
+                self._named(process, path, "look")
         else:
             self._path(process, call, arguments)
 

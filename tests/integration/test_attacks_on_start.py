@@ -58,6 +58,15 @@ ROWS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "HOME": ("return os.environ['HOME']", lambda folder: {"HOME": str(folder / "other")}),
     "~": ("return os.path.expanduser('~')", lambda folder: {"HOME": str(folder / "other")}),
     "PATH": ("return os.environ['PATH']", lambda folder: {"PATH": f"{folder}/bin:{os.environ['PATH']}"}),
+    "an entry of PATH that is the working folder": (
+        "return os.environ['PATH'][0]",
+        lambda folder: {"PATH": f":{os.environ['PATH']}"},
+    ),
+    "a place that it did not name before": (
+        "return os.environ.get('HF_HOME')",
+        lambda folder: {"HF_HOME": str(Path.home() / ".cache/huggingface")},
+    ),
+    "a folder of temporary files": ("return os.environ.get('TEMP') == '/'", lambda folder: {"TEMP": "/"}),
     "PATH of a child": (
         "import subprocess\n return subprocess.getoutput('echo $PATH')",
         lambda folder: {"PATH": f"{folder}/bin:{os.environ['PATH']}"},

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ci.engine.closed import closed, declared, homes, key_of_declared, not_passed
+from ci.engine.closed import closed, declared, key_of_declared, not_passed
 from ci.engine.inputs import key_of
 from ci.engine.workers.child import THREADS
 from ci.engine.workers.parent import Worker
@@ -110,23 +109,6 @@ def test_two_users_with_two_numbers_of_jobs_differ_by_their_homes_alone(place: P
     assert seen[0] == seen[1]
 
 
-def test_a_package_of_the_search_path_counts_wherever_it_is(place: Place, tmp_path: Path) -> None:
-    place.write("net.py", "import part\ndef work(): return part.x")
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "part.py").write_text("x = 1")
-    answers: list[tuple[Any, str]] = []
-    for name in ("one", "two", "two"):
-        place.environ = closed({**os.environ, "PYTHONPATH": str(tmp_path / name)})
-        place.worker = start(place.store / "logs", place.environ)
-        answers.append(place.do())
-        place.worker.end()
-        if len(answers) == 2:
-            (tmp_path / "two" / "part.py").write_text("x = 23")
-    assert answers[:2] == [(1, "not run before"), (1, "")]
-    assert answers[2][0] == 23
-
-
 def test_who_asks_for_what_is_set_and_not_passed_is_told_the_line_to_add(place: Place) -> None:
     place.write(
         "net.py",
@@ -141,8 +123,3 @@ def test_who_asks_for_what_is_set_and_not_passed_is_told_the_line_to_add(place: 
         ("NET_TOKEN", "secrets"),
         ("NET_WIDTH", "variables"),
     ]
-
-
-def test_folders_of_the_user_follow_one_another() -> None:
-    assert dict(homes({"HOME": "/h", "HF_HOME": "/hub"}))["HF_HUB_CACHE"] == "/hub/hub"
-    assert dict(homes({"HOME": "/h"}))["HF_HUB_CACHE"] == "/h/.cache/huggingface/hub"

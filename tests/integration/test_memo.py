@@ -15,8 +15,8 @@ import pytest
 from ci.engine.closed import closed
 from ci.engine.digests import Digests
 from ci.engine.entries import prune
-from ci.engine.inputs import Roots, key_of
-from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
+from ci.engine.inputs import key_of
+from ci.engine.memo import CachedResult, Miss, WorkDone
 from ci.engine.watch import YOUNG_SECONDS, Touched, stamp_of
 from ci.engine.workers.parent import Worker, WorkerDied
 from ci.sharing.remote import ENTRIES
@@ -571,26 +571,6 @@ def test_inputs_of_another_type_are_another_key_and_their_order_is_none() -> Non
     inputs: list[dict[str, Any]] = [{"a": 1}, {"a": "1"}, {"a": True}, {"a": None}, {"a": [1]}, {"b": 1}]
     assert len({key_of(input_) for input_ in inputs}) == len(inputs)
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
-
-
-@pytest.mark.parametrize("name", ["net.pth", "__editable___net_finder.py"])
-def test_clones_share_what_an_editable_project_gave_and_another_folder_of_it_is_a_change(
-    name: str, tmp_path: Path
-) -> None:
-    def installed(clone: str, source: str) -> tuple[Memo, Path]:
-        packages, folder = tmp_path / "store" / clone, f"{tmp_path}/{clone}/{source}"
-        file = packages / "site-packages" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{folder}\n" if name == "net.pth" else f"MAPPING = {{'net': '{folder}'}}\n")
-        roots = Roots({"suite": tmp_path / clone, "packages": packages, "store": tmp_path / "store"})
-        return Memo(tmp_path / "store", "test", roots, environ={}), file
-
-    memo, file = installed("one", "src")
-    touched = Touched(opened={str(file): stamp_of(file.stat())})
-    assert not memo.remember("net", {"a": 1}, {"value": 1}, WorkDone(touched)).not_remembered
-    assert isinstance(installed("other", "src")[0].find("net", {"a": 1}), CachedResult)
-    assert isinstance(installed("other", "source")[0].find("net", {"a": 1}), Miss)
-    assert isinstance(installed("other", "../one/src")[0].find("net", {"a": 1}), Miss)
 
 
 def test_a_file_of_which_work_makes_a_hard_link_is_remembered(place: Place) -> None:

@@ -50,7 +50,9 @@ CALLS = {
     "all of stat": "info = os.stat(d / 'w')\nreturn [*info[:7], info.st_mtime_ns]",
     "all of an open file": "with open(d / 'w') as f: info = os.fstat(f.fileno())\n"
     "return [*info[:7], info.st_mtime_ns]",
+    "attributes of an open file": "with open(d / 'w') as f: return sorted(os.listxattr(f.fileno()))",
     "all of lstat": "info = os.lstat(d / 'w')\nreturn [*info[:7], info.st_mtime_ns]",
+    "time of an open file": "with open(d / 'w') as f: return os.path.getmtime(f.fileno())",
     "statx by a child": "return subprocess.getoutput(f'stat -c \"%s %Y %a %u %h %i %d\" {d}/w')",
     "may run": "return os.access(d / 'w', os.X_OK)",
     "link": "return os.readlink(d / 'w')",
@@ -107,6 +109,10 @@ CALLS = {
     "os.rename(own / 'w', d / 'w')\nreturn text",
     "shared memory of processes": "shared = ctypes.CDLL(None).shmget(0x51, 4096, 0o1600)\n"
     "return shared > 0 and (d / 'w').read_text()",
+    "messages of processes": "queue = ctypes.CDLL(None).msgget(0x51, 0o1600)\n"
+    "return queue >= 0 and (d / 'w').read_text()",
+    "the names of its folders": "return Path(__file__).parts[-3:]",
+    "the working folder's name": "return os.path.basename(os.getcwd()) and (d / 'w').read_text()",
     "beside bytecode": "return (d / '__pycache__' / 'w').read_text()",
     "may there be something beside bytecode": "return (d / '__pycache__' / 'x').exists()",
 }  # fmt: skip
@@ -117,6 +123,7 @@ LEAVES = {
     "open to read and write",
     "moved away and back",
     "shared memory of processes",
+    "messages of processes",
     "link of its own",
     "truncate",
 }
@@ -226,11 +233,11 @@ def cases(call: str) -> Iterator[Case]:
 
 
 def sample(call: str) -> list[Case]:
-    """Few of them: this call meets each change, in one of the places, at one of the times."""
+    """Few of them: this call meets each change, in one of the places, while or after it is done."""
     offset = list(CALLS).index(call)
     places = list(PLACES)
     return [
-        Case(call, change, WHEN[(at // 2) % 3], places[at % len(places)], WHOSE[(at // 6) % 3])
+        Case(call, change, WHEN[1 + (at // 2) % 2], places[at % len(places)], WHOSE[(at // 6) % 3])
         for at, change in enumerate(CHANGES, offset)
     ]
 

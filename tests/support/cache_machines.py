@@ -32,7 +32,7 @@ class Machine:
         self, folder: Path, url: str, token: str = "", *, writes: bool = False, pushes: bool = True
     ) -> None:
         self.folder, self.store = folder / "clone", folder / "store"
-        self.folder.mkdir(parents=True)
+        (self.folder / ".git").mkdir(parents=True)
         self.shares, self.pushes = True, pushes
         self.remote = Remote(url, token, (OURS.public_key(),))
         self.results = folder / "results" if writes else None
@@ -46,8 +46,8 @@ class Machine:
 
     def memo(self) -> Memo:
         memo = Memo(self.store, "test", Roots({"suite": self.folder, "store": self.store}))
-        memo.remote = self.remote if self.shares else None
-        memo.results = str(self.results or "")
+        memo.exchange.remote = self.remote if self.shares else None
+        memo.exchange.results = str(self.results or "")
         return memo
 
     def push(self) -> None:

@@ -30,7 +30,7 @@ from ci.engine.watch import Supervisor, Unavailable, install
 _SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
 _UNFORESEEN = 70
 _CHANNEL = 900
-TEMPORARY = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+TEMPORARY = ("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that name the work's own folder for temporary files."""
 UMASK = 0o022
 
