@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import Field, field_validator
 
 from provisioning.base.documents import Model, load
@@ -64,6 +63,8 @@ class Fault(Model):
     @field_validator("versions")
     @classmethod
     def _can_be_compared(cls, value: str) -> str:
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
         try:
             SpecifierSet(value)
         except InvalidSpecifier as error:
@@ -81,6 +82,9 @@ class Fault(Model):
         return f"manifests/faults/{path.name}" if path.is_file() else ""
 
     def concerns(self, product: str, version: str) -> bool:
+        # Importing it takes as long as all else here.
+        from packaging.specifiers import SpecifierSet
+
         return product == self.product and SpecifierSet(self.versions).contains(version, prereleases=True)
 
 

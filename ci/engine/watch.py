@@ -176,8 +176,7 @@ def stamp_of_installed(info: os.stat_result) -> Stamp:
     """Without its ctime if it has several names: an installer links the files of its cache into each
     environment that it makes, which sets that for all of them. An edit of such a file is not seen if its size
     stays and its time is put back."""
-    size, mtime, ctime, inode = stamp_of(info)
-    return size, mtime, ctime if info.st_nlink == 1 else 0, inode
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns if info.st_nlink == 1 else 0, info.st_ino
 
 
 def changed_too_recently(stamp: Stamp) -> bool:

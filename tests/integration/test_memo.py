@@ -339,6 +339,16 @@ def test_two_clones_share_what_is_equal_and_nothing_that_differs(place: Place, t
     assert (place.do(), other.do()) == ((1, ""), (2, ""))
 
 
+def test_copies_without_a_repository_share_nothing(place: Place, tmp_path: Path) -> None:
+    other = Place(tmp_path / "other", place.store, place.worker)
+    for copy in (place, other):
+        (copy.folder / ".git").rmdir()
+        copy.write("net.py", "def work(): return 1")
+    place.do()
+    assert other.do()[1]
+    assert (place.do(), other.do()) == ((1, ""), (1, ""))
+
+
 def test_each_program_has_the_files_that_its_module_reads_at_its_top(place: Place) -> None:
     place.write("shared.py", "text = open('HERE/w.bin').read()")
     place.write("w.bin", "1")

@@ -193,6 +193,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "time of the other folder": lambda d: os.utime(d / "b", (1, 1)),
     "bytes of what is there twice": lambda d: _same_stamp(d / "a" / "f", "3"),
     "modules": _modules,
+    "bytes of what the work made": lambda d: [
+        path.write_text("7") for name in ("x", "y", "new", "e/f") if (path := d / name).is_file()
+    ],
     "bytes beside bytecode": lambda d: _same_stamp(d / "__pycache__" / "w", "2"),
 }
 
@@ -233,13 +236,15 @@ def cases(call: str) -> Iterator[Case]:
 
 
 def sample(call: str) -> list[Case]:
-    """Few of them: this call meets each change, in one of the places, while or after it is done."""
-    offset = list(CALLS).index(call)
-    places = list(PLACES)
-    return [
-        Case(call, change, WHEN[1 + (at // 2) % 2], places[at % len(places)], WHOSE[(at // 6) % 3])
+    """Few of them: each change when the work is done, and every third one in another way too."""
+    plain = [Case(call, change, "after", "inside the repository", "the same clone") for change in CHANGES]
+    offset, places = list(CALLS).index(call), list(PLACES)
+    drawn = [
+        Case(call, change, WHEN[1 + (at // 3) % 2], places[at % len(places)], WHOSE[(at // 6) % 3])
         for at, change in enumerate(CHANGES, offset)
+        if at % 3 == 0
     ]
+    return plain + drawn
 
 
 class World:
