@@ -237,8 +237,8 @@ def details_of(path: str) -> str:
     except OSError:
         return "absent"
     asked = [
-        f"{info.st_size} {info.st_mtime_ns} {info.st_mode:o} {info.st_uid}:{info.st_gid} {info.st_nlink}"
-        f" {info.st_dev}:{info.st_ino}"
+        f"{info.st_size} {info.st_mtime_ns} {info.st_ctime_ns} {info.st_mode:o} {info.st_uid}:{info.st_gid}"
+        f" {info.st_nlink} {info.st_dev}:{info.st_ino}"
         for info in infos
     ]
     return " -> ".join(asked) + (f" {own}" if own else "")

@@ -46,6 +46,7 @@ CALLS = {
     "kind": "return [(d / 'w').is_file(), (d / 'w').is_dir(), (d / 'w').is_symlink()]",
     "size": "return os.path.getsize(d / 'w')",
     "time": "return os.path.getmtime(d / 'w')",
+    "time of its last change": "return os.path.getctime(d / 'w')",
     "time, and read": "return os.path.getmtime(d / 'w'), (d / 'w').read_text()",
     "all of stat": "info = os.stat(d / 'w')\nreturn [*info[:7], info.st_mtime_ns]",
     "all of an open file": "with open(d / 'w') as f: info = os.fstat(f.fileno())\n"
@@ -124,6 +125,7 @@ LEAVES = {
     "moved away and back",
     "shared memory of processes",
     "messages of processes",
+    "a child's hard links",
     "link of its own",
     "truncate",
 }
@@ -181,6 +183,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "size": lambda d: (d / "w").write_text("123"),
     "time": lambda d: os.utime(d / "w", (2e9, 2e9)),
     "mode": lambda d: (d / "w").chmod(0o755),
+    "mode, and back": lambda d: [(d / "w").chmod(mode) for mode in (0o600, 0o644)],
     "owner": lambda d: os.chown(d / "w", 12345, 12345),
     "attribute": lambda d: os.setxattr(d / "w", "user.a", b"1"),
     "names": _appear,
