@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ci.pipeline.models.inputs import most_calibrating
@@ -47,6 +46,8 @@ def _scheme(value: object) -> object:
 
 
 def _versions(text: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
@@ -211,6 +212,10 @@ class ExecutorchProgram(AnyProgram[ExecutorchCase, ExecutorchRun]):
 
     def lowers_with(self, executorch: str) -> bool:
         """Whether its suite has it run with this version."""
+        if not self.run.executorch:
+            return True
+        from packaging.specifiers import SpecifierSet
+
         return SpecifierSet(self.run.executorch).contains(executorch, prereleases=True)
 
     @property
