@@ -74,13 +74,11 @@ def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path:
 
 
 def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path) -> None:
-    code, report = delegate(tmp_path, "-k", ONE, "--no-cache")
+    code, report = delegate(tmp_path, "-k", ONE)
     assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 1, 0)
     code, report = delegate(tmp_path, "-k", ONE)
     assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 1, 1)
     assert not (tmp_path / "reports" / "delegate" / "TestQNNQuantizedOperator.test_qnn_backend_abs").exists()
-    code, report = delegate(tmp_path, "-k", ONE, "--recheck", "100%")
-    assert (code, report.metrics["rechecked"], report.findings) == (0, "1 of 1", ())
 
 
 @pytest.mark.whole

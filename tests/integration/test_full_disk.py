@@ -119,12 +119,10 @@ def test_it_ends_with_3_and_what_was_cached_stays(house: House, stage: str, full
     assert (again.code, house.report(stage)["metrics"]["cached"]) == (0, cached), again.text
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("model", "full"),
-    [
-        pytest.param("lowering_models.py:net", "temporary", marks=pytest.mark.whole),
-        ("net.onnx", "store/cache/memo/onnx/work"),
-    ],
+    [("lowering_models.py:net", "temporary"), ("net.onnx", "store/cache/memo/onnx/work")],
 )
 def test_compile_ends_with_3(house: House, model: str, full: str) -> None:
     write(conv_model(), house.folder / "net.onnx")

@@ -92,6 +92,7 @@ def test_a_model_in_a_package_called_ci_is_compiled(qnn_ci: Command, tmp_path: P
     assert (tmp_path / "home" / "out" / "models-net-SM8650-fp16.pte").is_file()
 
 
+@pytest.mark.whole
 def test_inputs_are_the_users_own_files(qnn_ci: Command, tmp_path: Path) -> None:
     home, store = tmp_path / "home", ("--store", str(store_path()))
     write(conv_model(), home / "net.onnx")

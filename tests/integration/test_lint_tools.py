@@ -12,6 +12,9 @@ import pytest
 from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.examples import example
 
+# The lint itself is a job of every pull request; that it sees what is planted changes with its tools.
+pytestmark = pytest.mark.whole
+
 GATE = ".github/workflows/gate.yml"
 ACTION = ".github/actions/run-stage/action.yml"
 
@@ -117,10 +120,7 @@ def test_the_workflow_that_comments_may_be_copied_as_it_is_and_its_one_exception
     assert code == 1 and "dangerous-triggers" in output, output
 
 
-@pytest.mark.parametrize(
-    "check",
-    [pytest.param(name, marks=pytest.mark.whole if name in ("actions", "site") else ()) for name in PLANTED],
-)
+@pytest.mark.parametrize("check", PLANTED)
 def test_what_is_planted_is_found(python: Path, clone: Path, check: str) -> None:
     (clone / "careless").touch()
     for file, good, bad, _ in PLANTED[check]:

@@ -43,6 +43,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
     return make_speaker(tmp_path_factory.mktemp("speaker"))
 
 
+@pytest.mark.whole
 def test_genie_says_what_float_says(speaker: Speaker) -> None:
     from ci.lanes.llm.genie import generate
 
@@ -57,6 +58,7 @@ def test_genie_says_what_float_says(speaker: Speaker) -> None:
         assert (len(got.tokens), got.stopped) == (12, "length") or (following, got.stopped) == (1, "eos")
 
 
+@pytest.mark.whole
 def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path) -> None:
     from ci.lanes.llm.genie import generate
 
@@ -67,6 +69,7 @@ def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path)
     assert text.stopped == "context" and len(text.tokens) == 128 - 3
 
 
+@pytest.mark.whole
 def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> None:
     from ci.lanes.llm.genie import generate
 
@@ -81,6 +84,7 @@ def test_each_of_several_ends_ends_a_text(speaker: Speaker, tmp_path: Path) -> N
         assert generated(folder, ends) == whole[:place]
 
 
+@pytest.mark.whole
 def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
     """Float ends where transformers says, so a text that goes on there differs from it."""
     from ci.lanes.llm.architecture import read_architecture
@@ -113,6 +117,7 @@ def test_an_end_that_our_reader_missed_is_heard(tmp_path: Path) -> None:
     assert choices(shape, reference, [prefix], [ended])["prefill"]["first_choice"] == 1
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("where", "value", "key"),
     [
@@ -132,6 +137,7 @@ def test_what_genie_refuses_is_explained_by_the_key_to_change(
     assert key in error.value.fix
 
 
+@pytest.mark.whole
 def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:
     """Genie says nothing of it, so that the words must show it."""
     from ci.lanes.llm.genie import generate
@@ -195,6 +201,7 @@ TEMPLATE = (
 )
 
 
+@pytest.mark.whole
 def test_a_chat_is_the_same_tokens_to_genie_and_to_upstreams_runner(speaker: Speaker, tmp_path: Path) -> None:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
 
@@ -666,6 +673,7 @@ def test_an_index_without_metadata_is_read_by_the_reference_too(tmp_path: Path) 
     assert np.array_equal(logits_of(load_reference(model), TOKENS), expected)
 
 
+@pytest.mark.whole
 def test_a_choice_between_words_that_rounding_alone_exchanges_is_no_loss(tmp_path: Path) -> None:
     """Random weights find two of many words equally good at every tenth place."""
     from ci.lanes.llm.measure import rounded_model, scheme_of
@@ -689,6 +697,7 @@ def test_a_choice_between_words_that_rounding_alone_exchanges_is_no_loss(tmp_pat
     assert first_choice(wrong, tie) < 0.9
 
 
+@pytest.mark.whole
 def test_rounding_costs_more_where_calibration_saw_less(tmp_path: Path) -> None:
     """What is rounded has the ranges that quantizing had, and those cut off what it did not see."""
     from ci.lanes.llm.measure import rounded_model, scheme_of
@@ -719,6 +728,7 @@ def test_rounding_costs_more_where_calibration_saw_less(tmp_path: Path) -> None:
     assert itself < 1.5 * by_others < by_few / 3
 
 
+@pytest.mark.whole
 def test_a_cache_of_16_bits_costs_through_genie_what_one_of_8_costs(tmp_path: Path) -> None:
     """As the emulator computes: onnxruntime-qnn reads the second factor of two activations as 8 bits."""
     from ci.lanes.llm.measure import rounded_model, scheme_of
@@ -769,6 +779,7 @@ def test_our_reader_agrees_with_transformers(tmp_path: Path, kind: str, changes:
     assert np.abs(our_logits(model, TOKENS) - logits_of(load_reference(model), TOKENS)).max() < 1e-3
 
 
+@pytest.mark.whole
 def test_only_caches_and_weights_have_few_bits(tmp_path: Path) -> None:
     """ONNX Runtime's quantizer would give a cache's bits to all that meets it."""
     import onnx
@@ -829,8 +840,8 @@ def merged(model: Path, adapter: Path, folder: Path, scale: float) -> Path:
 @pytest.mark.parametrize(
     ("kind", "targets", "settings", "scale"),
     [
-        ("llama", ["self_attn.q_proj", "mlp.down_proj"], {}, 4.0),
-        ("llama", ["self_attn.v_proj"], {"use_rslora": True}, 8.0),
+        pytest.param("llama", ["self_attn.q_proj", "mlp.down_proj"], {}, 4.0, marks=pytest.mark.whole),
+        pytest.param("llama", ["self_attn.v_proj"], {"use_rslora": True}, 8.0, marks=pytest.mark.whole),
         ("phi3", ["self_attn.qkv_proj", "mlp.gate_up_proj"], {}, 4.0),
     ],
 )

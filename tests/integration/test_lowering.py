@@ -53,6 +53,10 @@ DYING = {
 whether Python's runtime has kernels of what is left on the CPU."""
 
 WITH_WHOLE = (
+    "nonsense",
+    "alone",
+    "missing",
+    "places",
     "text_input",
     "spectrum",
     "changes_input",
@@ -79,7 +83,6 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     inputs = "inputs = [{ shape = [1, 8, 16], low = -2 }]"
     cases["named"] = {"factory": "lowering_models:alone", "case": inputs}
     cases["good"] = {}
-    cases["volume"] = dying("volume")
     cases["other"] = {"run": 'executorch = "<1"'}
     if not request.config.getoption(whole.FLAG):
         cases = {name: case for name, case in cases.items() if name not in WITH_WHOLE}
@@ -118,20 +121,15 @@ class TestBadInput:
         assert isinstance(programs, dict) and finding.subject not in programs
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.whole if name != "volume" else ()) for name in DYING]
-)
+@pytest.mark.whole
+@pytest.mark.parametrize("name", DYING)
 def test_the_operator_that_the_compiler_dies_of_is_named_with_a_fix_that_works(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str
+    tmp_path: Path, name: str
 ) -> None:
     _, operator, code, reloads = DYING[name]
-    if name == "volume":
-        died: Done = request.getfixturevalue("done")
-    else:
-        died = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {name: dying(name)}))
+    died = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {name: dying(name)}))
     (finding,) = (finding for finding in died.report.findings if finding.subject.startswith(f"{name}/"))
-    # Beside `volume` is a model that memory does not suffice for.
-    assert (died.code, finding.rule) == (3 if name == "volume" else 1, "lowering-compile")
+    assert (died.code, finding.rule) == (1, "lowering-compile")
     assert operator in finding.message and code in finding.message
     options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.fix)
     cases = {name: {**dying(name), "run": "\n".join(options)}}

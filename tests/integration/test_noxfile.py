@@ -44,7 +44,7 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("tell", "number"),
     [
-        pytest.param(os.killpg, signal.SIGINT, id="both-by-a-terminal"),
+        pytest.param(os.killpg, signal.SIGINT, id="both-by-a-terminal", marks=pytest.mark.whole),
         pytest.param(os.kill, signal.SIGTERM, id="only-nox-by-kill"),
     ],
 )
@@ -138,6 +138,7 @@ class TestTorch:
             return f"{error.message}: {error.fix}"
         return next(home.glob("lib/*/site-packages/torch-*.dist-info")).name
 
+    @pytest.mark.whole
     @pytest.mark.parametrize(("name", "installer"), [(WHEEL, "uv"), (PLAIN, "pip")])
     def test_a_recorded_build_is_installed(self, torch: Path, name: str, installer: str) -> None:
         for wheel in (self.WHEEL, self.PLAIN):
@@ -151,6 +152,7 @@ class TestTorch:
         error = self.install(torch)
         assert "not on record" in error and "nox -s lock -- --torch" in error
 
+    @pytest.mark.whole
     def test_the_command_records_what_the_users_index_has(self, torch: Path) -> None:
         self.record(torch, self.PLAIN, "0" * 64)
         self.offer(torch, self.WHEEL, recorded=False)
@@ -194,12 +196,13 @@ class TestKeptWheels:
             python = Path(environments.interpreter("small"))
         return next(python.parents[1].glob("lib/python*/site-packages"))
 
-    @pytest.mark.parametrize("uv", [str(UV), None], ids=["uv", "pip"])
+    @pytest.mark.parametrize("uv", [str(UV), pytest.param(None, marks=pytest.mark.whole)], ids=["uv", "pip"])
     def test_an_environment_is_made_of_them_alone(self, kept: Path, uv: str | None) -> None:
         packages = self.make(kept, uv)
         assert (packages / "mine").is_dir() and (packages / "torch").is_dir()
         assert len(list(kept.iterdir())) == 2
 
+    @pytest.mark.whole
     def test_a_verb_in_another_environment_is_given_the_one_that_is_there(
         self, kept: Path, tmp_path: Path
     ) -> None:
@@ -219,7 +222,7 @@ class TestKeptWheels:
         assert not done.stdout and made.stat().st_ino == before
 
     @pytest.mark.parametrize("uv", [str(UV), pytest.param(None, marks=pytest.mark.whole)], ids=["uv", "pip"])
-    @pytest.mark.parametrize("name", WHEELS)
+    @pytest.mark.parametrize("name", [pytest.param(WHEELS[0], marks=pytest.mark.whole), WHEELS[1]])
     def test_a_changed_one_is_refused_and_the_index_has_another(
         self, kept: Path, name: str, uv: str | None, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -232,7 +235,7 @@ class TestKeptWheels:
         assert name.split("-")[0] in printed.err and "are refused" in printed.out
         assert not kept.exists()
 
-    @pytest.mark.parametrize("name", WHEELS)
+    @pytest.mark.parametrize("name", [WHEELS[0], pytest.param(WHEELS[1], marks=pytest.mark.whole)])
     def test_nothing_is_installed_of_a_changed_one_where_there_is_no_index(
         self, kept: Path, name: str
     ) -> None:

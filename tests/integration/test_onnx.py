@@ -106,6 +106,7 @@ class TestCompile:
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["net_ctx.json", "net_ctx.onnx"]
         assert json.loads((tmp_path / "out" / "net_ctx.json").read_text())["arch"] == 79
 
+    @pytest.mark.whole
     def test_one_file_for_two_chips(self, model: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"
         done = onnx_command("compile", model, "--soc", "SM8650", "--and-soc", "SM8750", "-o", out)
@@ -197,6 +198,7 @@ class TestCompile:
             "onnx/known/fp16/SM8650": ["Erf"]
         }
 
+    @pytest.mark.whole
     def test_where_qnn_takes_nothing_of_a_quantized_model_the_operator_is_named(
         self, tmp_path: Path, samples: Path
     ) -> None:
@@ -231,6 +233,7 @@ class TestCompile:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.whole
 class TestRefused:
     def test_a_node_is_named_with_qnns_code_and_reason_and_the_printed_commands_work(
         self, tmp_path: Path
@@ -262,7 +265,8 @@ class TestBadInput:
         assert "error: " in ended.stderr
         assert not out.exists() or list(out.iterdir()) == []
 
-    @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.whole), signal.SIGTERM])
+    @pytest.mark.whole
+    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
     def test_an_interruption_leaves_nothing_behind(
         self, model: Path, tmp_path: Path, how: signal.Signals
     ) -> None:
@@ -327,6 +331,7 @@ class TestRun:
         assert "was changed after it was compiled" in ended.stderr
 
 
+@pytest.mark.whole
 class TestAudit:
     def test_what_stays_on_the_cpu_is_named_and_measured_and_is_no_program(self, tmp_path: Path) -> None:
         nodes = [
@@ -375,6 +380,7 @@ print(json.dumps(facts["forms_equal"]))
 """
 
 
+@pytest.mark.whole
 def test_an_embedded_context_is_held_to_the_one_beside_its_model(model: Path, tmp_path: Path) -> None:
     # In a process of its own, for the provider can take one down.
     ended = subprocess.run(
@@ -510,6 +516,7 @@ def with_inputs():
 """
 
 
+@pytest.mark.whole
 def test_a_factory_gets_the_inputs_and_samples_that_the_suite_names_as_through_executorch(
     tmp_path: Path,
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_path_whose_changes_nobody_would_see_is_refused(tmp_path: Path, store:
         installed(requirements(tmp_path, f"einops\n{line}\n"), store)
 
 
+@pytest.mark.whole
 def test_what_a_build_reads_is_seen_and_an_error_does_not_outlive_its_cause(
     tmp_path: Path, store: Path
 ) -> None:

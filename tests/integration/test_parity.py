@@ -77,6 +77,7 @@ def test_a_directory_that_could_not_be_evaluated_is_not_compared() -> None:
     assert {finding.rule for finding in checked(files).differences} == {"parity-not-evaluated"}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("text", "rules"),
     [
@@ -102,6 +103,7 @@ def test_a_deliberate_difference_that_is_gone_is_an_error_on_its_line() -> None:
     assert (finding.rule, finding.place.file) == ("parity-stale-entry", "manifests/parity.toml")
 
 
+@pytest.mark.whole
 def test_of_a_deliberate_difference_each_name_must_be_needed_and_each_variant_allowed() -> None:
     files = _with(TOP_CMAKE, {LINK: f"{LINK}target_compile_definitions(wrappers PRIVATE A=2)\n"})
     entry = Deliberate(rule="parity-definition-differs", what=("A=2", "B"), reason="because it was once so")
@@ -117,6 +119,7 @@ def test_of_a_deliberate_difference_each_name_must_be_needed_and_each_variant_al
     assert {rule for rule, _ in found(variants=("hexagon",))} == {stale[0], "parity-definition-differs"}
 
 
+@pytest.mark.whole
 def test_a_row_for_newer_trees_is_not_missed_in_an_older_one() -> None:
     pipeline = f"{QUALCOMM}/genai_pipeline/"
     files = {path: text for path, text in miniature_tree.files().items() if not path.startswith(pipeline)}
@@ -128,6 +131,7 @@ def test_what_two_programs_compile_is_a_note_and_no_error() -> None:
     assert ("parity-compiled-twice", "qnn_multimodal_runner") in notes
 
 
+@pytest.mark.whole
 def test_a_reason_for_a_dependency_that_is_gone_is_an_error() -> None:
     files = _with(TOP_CMAKE, {"pybind11::lto": ""})
     [finding] = differences(files, "parity-stale-entry")
@@ -142,6 +146,7 @@ def _with_renamed_target(old: str, new: str, *paths: str) -> dict[str, str]:
     return files
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("files", "file", "old", "new"),
     [
@@ -167,6 +172,7 @@ def test_a_target_that_is_renamed_is_one_finding_where_the_new_name_is(
     assert new in finding.message
 
 
+@pytest.mark.whole
 def test_where_a_renamed_target_is_still_named_is_one_finding_a_file_after_it() -> None:
     files = _with(WRAPPERS_BUCK, {'name = "wrappers"': 'name = "qnn_wrappers"'})
     assert [(finding.rule, finding.place.file) for finding in checked(files).differences] == [
@@ -191,6 +197,7 @@ ONE_JNI_MORE = _with(ARCHIVE_CMAKE, {"jni/jni_layer_llama.cpp": "jni/jni_layer_l
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("files", "rule", "file", "what"),
     [
@@ -232,6 +239,7 @@ def test_a_folder_of_the_archive_that_is_gone_is_a_stale_entry() -> None:
 OPERATORS = f"{EXAMPLES}/operators/Operator.cpp"
 
 
+@pytest.mark.whole
 def test_a_library_of_the_examples_is_no_part_of_the_backend() -> None:
     at, path = "add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/executor_runner)\n", f"{EXAMPLES}/CMakeLists.txt"
     library = (
@@ -250,6 +258,7 @@ def test_a_library_of_the_examples_is_no_part_of_the_backend() -> None:
     assert (finding.rule, finding.what) == ("parity-unmapped-target", "more_ops_lib")
 
 
+@pytest.mark.whole
 def test_a_function_of_the_project_above_is_known() -> None:
     files = _with(TOP_CMAKE, {LINK: f"{LINK}executorch_link_logging(wrappers)\n"})
     files[UTILS_CMAKE] += (
@@ -263,6 +272,7 @@ def test_a_function_of_the_project_above_is_known() -> None:
 NAMESPACE = '        header_namespace = "pal",\n'
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("path", "old", "new", "text"),
     [
@@ -280,12 +290,14 @@ def test_a_namespace_that_breaks_includes_is_one_finding_at_its_library(
     assert text in files[path].split("\n")[finding.place.line - 1]
 
 
+@pytest.mark.whole
 def test_a_namespace_that_spells_the_packages_path_is_silent() -> None:
     namespace = f'        header_namespace = "executorch/{QUALCOMM}/aot/wrappers",\n'
     files = _with(WRAPPERS_BUCK, {"        platforms": f"{namespace}        platforms"})
     assert checked(files).differences == ()
 
 
+@pytest.mark.whole
 def test_a_definition_that_both_builds_hand_on_differs_only_where_one_hands_it_further() -> None:
     name, flags = '        name = "schema",\n', '        exported_preprocessor_flags = ["-DHANDED=1"],\n'
     files = _with(f"{QUALCOMM}/targets.bzl", {name: name + flags})
@@ -295,6 +307,7 @@ def test_a_definition_that_both_builds_hand_on_differs_only_where_one_hands_it_f
     assert (finding.rule, finding.where) == ("parity-definition-differs", "wrappers")
 
 
+@pytest.mark.whole
 def test_the_standard_of_buckconfig_is_held_against_each_project_of_cmake() -> None:
     files = _with(".buckconfig", {"-std=c++17": "-std=c++20"})
     places = {(finding.rule, finding.place.file) for finding in checked(files).differences}
@@ -303,6 +316,7 @@ def test_the_standard_of_buckconfig_is_held_against_each_project_of_cmake() -> N
     }
 
 
+@pytest.mark.whole
 def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
     files = miniature_tree.files()
     files |= {f"{QUALCOMM}/pipeline/{name}.py": "# new\n" for name in ("__init__", "a", "deep/b", "deep/c")}
@@ -716,11 +730,13 @@ class TestFix:
     def fixed(self, files: dict[str, str]) -> dict[str, str]:
         return {**files, **fix.fix(changed(files), mapping(), check_tree)}
 
+    @pytest.mark.whole
     @pytest.mark.parametrize("name", UNCERTAIN)
     def test_what_is_not_certain_is_reported_and_left_alone(self, name: str) -> None:
         assert checked(UNCERTAIN[name]).differences
         assert self.fixed(UNCERTAIN[name]) == UNCERTAIN[name]
 
+    @pytest.mark.whole
     def test_a_heavy_dependency_is_a_note_and_stays(self) -> None:
         files = _with(f"{QUALCOMM}/tests/BUCK", {'deps = [":models"],': f'deps = [":models", "{HEAVY}"],'})
         assert {note.what for note in checked(files).notes} >= {HEAVY.replace("//executorch", "/")}
@@ -729,12 +745,14 @@ class TestFix:
     def test_the_forgotten_backend_comes_back_and_the_slip_goes(self) -> None:
         assert checked(self.fixed(_with(RUNTIME_BUCK, FORGOTTEN))).differences == ()
 
+    @pytest.mark.whole
     def test_a_dependency_within_a_pair_comes_back_once_and_its_twin_does_too(self) -> None:
         files = _with(RUNTIME_BUCK, {'                ":pal",\n': ""})
         assert checked(self.fixed(files)).differences == ()
         files = _with(RUNTIME_BUCK, {'":pal",': '":pal_static",'})
         assert self.fixed(files) == files
 
+    @pytest.mark.whole
     def test_a_renamed_module_is_found_as_one_and_takes_the_place_of_the_old(self) -> None:
         path = f"{QUALCOMM}/BUCK"
         files = miniature_tree.files()
@@ -746,6 +764,7 @@ class TestFix:
         files[f"{QUALCOMM}/another.py"] = "import os\n"
         assert self.fixed(files) == files
 
+    @pytest.mark.whole
     def test_a_file_of_both_halves_of_a_condition_goes_into_the_common_list(self) -> None:
         files = _with(RUNTIME_BUCK, {'                    "backends/htp/*.cpp",\n': ""})
         assert self.fixed(files)[RUNTIME_BUCK] == miniature_tree.files()[RUNTIME_BUCK]

@@ -42,12 +42,6 @@ def test_net(qnn: Qnn):
     assert done.program.is_file() and model.training, "the net is left as it was"
 
 
-@pytest.mark.qnn(precision="8a8w", soc="SM8650")
-def test_equal_net(qnn: Qnn, capfd):
-    assert qnn.compile(*net()).sqnr_db >= 20
-    assert "runs on the emulator: 1 cached" in capfd.readouterr().err
-
-
 def test_not_so_good(qnn: Qnn):
     assert qnn.compile(*net(), precision="8a8w", soc="SM8650").sqnr_db >= 200
 
@@ -141,18 +135,16 @@ def test_a_users_tests_hold_their_nets_to_figures_on_two_workers(
     folder.mkdir()
     (folder / "test_net.py").write_text(TESTS, encoding="utf-8")
     FILES["ONNX convolution"](folder / "net.onnx")
-    first = pytest_in(folder, site, variables, "-n2", "-k", "8a8w or function", "--junitxml=junit.xml")
-    assert "2 passed" in first, first
+    said = pytest_in(folder, site, variables, "-n2", "--junitxml=junit.xml")
+    assert "1 failed, 3 passed" in said and "1 error" in said, said
+    assert "200" in said and "expected @pytest.mark.qnn(precision, soc, python)" in said
     # The interpreter of the work is said, and is not the tests' own word alone.
-    assert "compiled and run by" in first
+    assert "compiled and run by" in said
     (case,) = (
         node for node in ET.parse(folder / "junit.xml").iter("testcase") if "8a8w" in node.get("name", "")
     )
     properties = {element.get("name"): element.get("value", "") for element in case.iter("property")}
     assert float(properties["qnn_sqnr_db"]) > 20 and properties["qnn_python"]
-    second = pytest_in(folder, site, variables, "-k", "equal or not_so_good or onnx or marker")
-    assert "1 failed, 2 passed" in second and "1 error" in second, second
-    assert "200" in second and "expected @pytest.mark.qnn(precision, soc, python)" in second
     assert sorted(path.name for path in folder.iterdir()) == ["junit.xml", "net.onnx", "test_net.py"]
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from provisioning.base.settings import ROOT
 
 FILE = """
@@ -41,6 +43,7 @@ def test_what_did_not_run_is_counted_in_a_line_a_kind(tmp_path: Path) -> None:
     assert lines[-1].startswith("1 passed")
 
 
+@pytest.mark.whole
 def test_shards_have_every_test_once_and_whole_files(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / f"test_{name}.py").write_text("def test_a(): ...\ndef test_b(): ...\n")

@@ -82,6 +82,7 @@ def test_nothing_that_a_hung_test_started_is_left(whole: Suite) -> None:
                 assert str(whole.logs) not in str((entry / "cwd").readlink())
 
 
+@pytest.mark.whole
 def test_files_of_failed_tests_are_kept_and_of_others_only_on_request(whole: Suite, suite: Suite) -> None:
     kept = {path.name.removeprefix("TestOps.test_") for path in whole.logs.iterdir() if path.is_dir()}
     assert {"fails", "aborts"} <= kept and "abs" not in kept
@@ -225,6 +226,7 @@ def test_a_test_runs_again_for_another_chip_or_variable(
     assert remembered.executed == {"abs"}
 
 
+@pytest.mark.whole
 def test_a_runner_in_another_place_is_as_good(remembered: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another clone."""
     remembered.run("-k", "*_abs")
@@ -391,6 +393,7 @@ def test_a_warm_up_that_ends_its_worker_is_a_verdict_and_not_the_end(suite: Suit
     assert (code, counts(report)) == (1, {"passed": 1, "failed": 1})
 
 
+@pytest.mark.whole
 def test_updating_the_ledger_makes_the_next_run_pass(suite: Suite) -> None:
     chosen = ("-k", "fails or skips or expected", "-k", "*_abs")
     assert suite.run(*chosen, "--accept")[0] == 0
@@ -431,14 +434,9 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--shard", "3/2"),
-        ("--sample", "3/2"),
         ("--shard", "1/2", "--accept"),
-        ("--target", "aarch64-linux"),
         ("--soc", "SM8650,SM8750"),
-        ("-k", "no_such_test"),
         ("-k", "abs", "-k", "no_such_test", "--list"),
-        ("-k", "abs conv"),
     ],
 )
 def test_usage_errors_run_nothing(suite: Suite, flags: tuple[str, ...]) -> None:
@@ -463,6 +461,7 @@ def test_what_upstream_has_removed_is_an_error_until_an_update_removes_it_here(s
     assert set(load_record("delegate", "wheels", "SM8650").tests) == {"TestOps.test_abs"}
 
 
+@pytest.mark.whole
 def test_tests_that_cannot_be_imported_are_an_environment_error(suite: Suite) -> None:
     suite.write(
         suite.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py", "import nothing"

@@ -78,6 +78,7 @@ def measured(table: Path) -> set[str]:
     return {operator for operator, chips in read(table).cells.items() if "SM8650" in chips}
 
 
+@pytest.mark.whole
 def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(suite: Suite) -> None:
     code, _ = both(suite, "-k", "conv1d", "-k", "relu")
     assert (code, suite.executed) == (0, {"conv1d", "relu"})

@@ -51,26 +51,3 @@ def browse(
     body = done.stdout.partition("<body>")[2].partition("</body>")[0]
     console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
     return {**json.loads(unescape(body)), "console": console, "requested": requested}
-
-
-SHOWN = """<!DOCTYPE html><html><body><script>
-(async () => {
-  const frame = document.createElement("iframe");
-  frame.style = "width: 1280px; height: 900px; border: 0";
-  frame.src = "/page.html";
-  await new Promise((done) => { frame.onload = done; document.body.append(frame); });
-  const page = frame.contentDocument, shown = {};
-  for (const selector of SELECTORS)
-    shown[selector] = [...page.querySelectorAll(selector)]
-      .filter((element) => element.checkVisibility()).map((element) => element.innerText ?? element.id);
-  document.body.textContent = JSON.stringify({shown});
-})();
-</script></body></html>
-"""
-
-
-def shown(page: Path, selectors: list[str], folder: Path) -> dict[str, list[str]]:
-    """By selector the texts of what a reader sees of it, without opening or typing anything."""
-    questions = SHOWN.replace("SELECTORS", json.dumps(selectors))
-    texts: dict[str, list[str]] = browse(questions, {"page.html": page.read_text()}, folder)["shown"]
-    return texts

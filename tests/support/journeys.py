@@ -21,7 +21,6 @@ from ci.engine.workers.fork_server import FORK_SERVERS
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import ROOT, store_path
 from provisioning.components import KINDS
-from tests.support.browser import NEEDS, shown
 from tests.support.journey_files import FILES
 from tests.support.scripts import locked_environment, script
 
@@ -57,8 +56,6 @@ class Row(Model):
     """Files, as patterns."""
     facts: dict[str, Any] = Field(default_factory=dict)
     """By JSON file: what is in it, perhaps among more. A text such as "> 30" is for a number."""
-    shows: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """By page and selector: what one of the texts that a browser shows there matches."""
 
     @property
     def name(self) -> str:
@@ -76,8 +73,8 @@ class Row(Model):
             raise ValueError(f"{self.name}: type and small go together, with a story")
         if bool(self.job) != bool(self.why):
             raise ValueError(f"{self.name}: job and why go together")
-        if self.story and not (self.leaves or self.facts or self.shows or self.code):
-            raise ValueError(f"{self.name}: expected leaves, facts or shows, which show what it has done")
+        if self.story and not (self.leaves or self.facts or self.code):
+            raise ValueError(f"{self.name}: expected leaves or facts, which show what it has done")
         return self
 
 
@@ -106,11 +103,8 @@ class Journeys(Model):
 
     def of_lane(self, lane: str) -> list[Any]:
         """As parameters of a test."""
-        return [
-            pytest.param(row, id=row.name, marks=[NEEDS] if row.shows else [])
-            for row in self.row
-            if row.story and self.story[row.story].lane == lane
-        ]
+        rows = [row for row in self.row if row.story]
+        return [pytest.param(row, id=row.name) for row in rows if self.story[row.story].lane == lane]
 
 
 def journeys() -> Journeys:
@@ -220,15 +214,7 @@ class Stage:
         """Why the row's promise is not kept; empty where it is. Its story is played when first asked for."""
         if row.story not in self._played:
             self._played[row.story] = dict(self._play(row.story))
-        return self._played[row.story][row.name] or "\n".join(self._not_shown(row))
-
-    def _not_shown(self, row: Row) -> Iterator[str]:
-        """Only here, since a machine without a browser leaves out the row and plays the story."""
-        for page, patterns in row.shows.items():
-            seen = shown(self.base / row.story / page, [*patterns], self.base)
-            for selector, pattern in patterns.items():
-                if not any(re.search(pattern, text) for text in seen[selector]):
-                    yield f"{page}: {selector} shows no {pattern!r} but {seen[selector][:9]}"
+        return self._played[row.story][row.name]
 
     def _play(self, name: str) -> Iterator[tuple[str, str]]:
         folder = self.base / name
