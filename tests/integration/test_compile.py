@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from ci.__main__ import VERBS
-from ci.lanes.executorch.suite import programs_of
 from ci.pipeline.models.factory import find, make
 from ci.pipeline.models.imports import search_first
 from ci.pipeline.models.inputs import InputsUsed
@@ -21,8 +20,6 @@ from ci.pipeline.models.other_python import export_with
 from ci.pipeline.models.samples import samples_of
 from ci.pipeline.models.user_model import BadFactory, user_model
 from ci.pipeline.output import writing_into
-from ci.pipeline.suite_file import accepted_path
-from provisioning.base.accepted import load_accepted
 from provisioning.base.command_line import Parser, main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT
@@ -35,15 +32,6 @@ def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),)
 """
-
-
-WORSE = NET.replace("nn.ReLU())", "nn.ReLU(), Coarse())").replace(
-    "def net",
-    """class Coarse(nn.Module):
-    def forward(self, x):
-        return torch.where(x > 0.1, x, -x)
-def net""",
-)
 
 
 READS_SEED = NET.replace("(0)", '(int(open("seed.txt").read()))')
@@ -170,46 +158,6 @@ def test_a_python_without_torch_and_a_model_that_does_not_export_are_reported(tm
     bare.chmod(0o755)
     with pytest.raises(EnvironmentLacking):
         export_with(bare, named, None, tmp_path, seed=0, timeout=100)
-
-
-@pytest.mark.whole
-def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "net.py").write_text(READS_SEED)
-    (tmp_path / "seed.txt").write_text("0")
-    done = ci(
-        "compile", "models/net.py:net", "--soc", "SM8750", "--verify", "none", "-o", "out", cwd=tmp_path
-    )
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "net-SM8750-fp16.json",
-        "net-SM8750-fp16.pte",
-    ]
-    record = json.loads((tmp_path / "out" / "net-SM8750-fp16.json").read_text())
-    assert (record["delegates"], record["on_cpu"], record["accuracy"]) == (1, [], {})
-    assert record["costs"]["pte_bytes"] == (tmp_path / "out" / record["program"]).stat().st_size
-    assert record["stack"].keys() == {"executorch", "torch", "qnn"}
-    assert "1 delegate" in done.stdout and "not run" in done.stdout
-
-
-@pytest.mark.whole
-def test_from_a_model_to_a_gate_that_fails_when_the_model_gets_worse(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET)
-    suite = tmp_path / "models.toml"
-    done = ci(
-        "compile", "net.py:net", "--precision", "8a8w", "-o", "out", "--suite", "models.toml", cwd=tmp_path
-    )
-    assert "suite: models.toml" in done.stdout
-    accepted = load_accepted(accepted_path(suite, "wheels"))
-    assert accepted.of("executorch/net/8a8w") and accepted.of("executorch/net/8a8w/SM8650")
-    ci("test_lowering", "--suite", suite, cwd=tmp_path)
-    ci("test_emulator", "--suite", suite, cwd=tmp_path)
-    (tmp_path / "net.py").write_text(WORSE)
-    ci("test_emulator", "--suite", suite, cwd=tmp_path, code=1)
-    # One more chip is added to the run, and the model as it is now agreed to.
-    words = ("--precision", "a8w8", "--soc", "SM8750", "-o", "out", "--suite", suite)
-    ci("compile", "net.py:net", *words, cwd=tmp_path)
-    assert [program.soc for program in programs_of(suite)] == ["SM8650", "SM8750"]
-    ci("test_emulator", "--suite", suite, cwd=tmp_path)
 
 
 @pytest.mark.whole

@@ -44,7 +44,6 @@ def qnn_ci(package: Path, tmp_path: Path) -> Command:
     variables |= {
         "QNN_CI_ENVIRONMENTS": str(tmp_path / "environments"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
     start = "import sys; sys.path[0] = sys.argv.pop(1); import qnn_ci; sys.exit(qnn_ci.main())"
 

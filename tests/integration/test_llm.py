@@ -864,6 +864,7 @@ def test_an_adapter_is_merged_as_it_is_by_hand(
     assert np.abs(logits_of(load_reference(model, adapter), TOKENS) - expected).max() < 1e-3
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what executorch imports
 def test_executorchs_layouts_say_what_float_says(tmp_path: Path) -> None:
     """As PyTorch computes them: prefill that hands its cache to decode, and a cache in buffers."""

@@ -148,28 +148,6 @@ class TestCompile:
         done = onnx_command("compile", product, "-o", tmp_path / "out")
         assert "SM8650 qdq" in done.stdout
 
-    @pytest.mark.whole
-    def test_a_suite_of_a_compiled_model_passes_until_more_is_asked_of_it(
-        self, model: Path, samples: Path, tmp_path: Path
-    ) -> None:
-        shutil.copy(model, tmp_path / "net.onnx")
-        suite = tmp_path / "models.toml"
-        arguments = ("--precision", "u16u8", "--calibrate", samples, "-o", "out", "--suite", suite)
-        onnx_command("compile", "net.onnx", *arguments, cwd=tmp_path)
-        stage = ("test_onnx", "--suite", suite, "--reports", tmp_path / "reports")
-        onnx_command(*stage)
-        report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
-        assert report["metrics"]["cached"] == 1, "it is compiled once"
-        accepted = accepted_path(suite, "wheels")
-        text = accepted.read_text()
-        accepted.write_text(re.sub(r'(least.sqnr_db": )[\d.]+', r"\g<1>150", text))
-        assert accepted.read_text() != text
-        onnx_command(*stage, code=1)
-        report = json.loads((tmp_path / "reports" / "test_onnx.json").read_text())
-        assert {finding["rule"] for finding in report["findings"] if finding["severity"] == "error"} == {
-            "onnx-accuracy"
-        }
-
     def test_a_suite_can_hold_that_qnn_refuses_an_operator(self, model: Path, tmp_path: Path) -> None:
         erf = model_of([helper.make_node("Erf", ["x"], ["y"], name="erf")], output=(1, 3, 8, 8))
         write(erf, tmp_path / "erf.onnx")
@@ -198,31 +176,12 @@ class TestCompile:
             "onnx/known/fp16/SM8650": ["Erf"]
         }
 
-    @pytest.mark.whole
-    def test_where_qnn_takes_nothing_of_a_quantized_model_the_operator_is_named(
-        self, tmp_path: Path, samples: Path
-    ) -> None:
-        erf = model_of([helper.make_node("Erf", ["x"], ["y"], name="erf")], output=(1, 3, 8, 8))
-        arguments = ("--precision", "u8u8", "--calibrate", samples, "-o", tmp_path / "out")
-        ended = onnx_command("compile", write(erf, tmp_path / "erf.onnx"), *arguments, code=1)
-        assert "(Erf)" in ended.stderr
-
     def test_an_unchanged_model_is_compiled_once(self, compiled: Path, model: Path, samples: Path) -> None:
         arguments = (model, "--precision", "u16u8", "--calibrate", samples)
         before = (compiled / "net_ctx_qnn.bin").read_bytes()
         done = onnx_command("compile", *arguments, "-o", compiled)
         assert "1 cached, 0 to do" in done.stderr and "dB SQNR" in done.stdout
         assert (compiled / "net_ctx_qnn.bin").read_bytes() == before
-
-    @pytest.mark.whole
-    def test_calibrates_by_a_function_of_the_users(self, model: Path, tmp_path: Path) -> None:
-        code = "import numpy as np\ndef some():\n    rng = np.random.default_rng(0)\n"
-        code += "    for _ in range(3):\n        yield rng.standard_normal((1, 3, 8, 8)).astype(np.float32)\n"
-        (tmp_path / "mine.py").write_text(code)
-        arguments = (model, "--precision", "u16u8", "--calibrate", "mine:some", "-o", "out")
-        ended = onnx_command("compile", *arguments, cwd=tmp_path)
-        assert "against float on 1 sample, calibrated on 2 of 3" in ended.stdout
-        assert re.search(r"[1-9][\d,]* bytes read from DDR in a run", ended.stdout)
 
     def test_a_run_that_fails_is_not_repeated_on_the_cpu(self, model: Path, tmp_path: Path) -> None:
         (tmp_path / "adapter.bin").write_bytes(bytes(64))

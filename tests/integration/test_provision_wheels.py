@@ -60,5 +60,4 @@ def test_each_widening_fetches_only_what_was_never_fetched(fetched: tuple[User, 
 
 def test_the_whole_tree_verifies(fetched: tuple[User, list[float]]) -> None:
     user = fetched[0]
-    user.types("provision")
     assert ": whole (" in user.types("store", "verify")

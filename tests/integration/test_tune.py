@@ -144,12 +144,14 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads((folder / "found.json").read_text())
 
 
+@pytest.mark.whole
 def test_what_two_calls_of_a_layer_read_has_types_that_need_no_cast(quantized: Any) -> None:
     """ExecuTorch casts int64, and a cast that two parts of the program need is an input neither knows."""
     *_, types = quantized
     assert "torch.int8" in types and "torch.int64" not in types
 
 
+@pytest.mark.whole
 def test_the_quantizer_gives_named_operators_their_precision(quantized: Any) -> None:
     kinds, units, _ = quantized
     assert kinds == {"conv2d": 2**8 - 1, "linear": 2**16 - 1}

@@ -145,14 +145,6 @@ def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(sui
         assert suite.executed == {"aborts"}
 
 
-@pytest.mark.whole
-def test_a_line_marks_surprises_alone(suite: Suite, capfd: pytest.CaptureFixture[str]) -> None:
-    suite.ledger({"hangs_in_native_code": "timeout"})
-    suite.run("-k", "hangs or fails", "--timeout", "3")
-    lines = capfd.readouterr().err
-    assert "TIMEOUT " in lines and "FAILED! " in lines
-
-
 def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(suite: Suite) -> None:
     suite.ledger({"abs": "failed"})
     code, report = suite.run("-k", "*_abs", "-k", "skips")
@@ -340,20 +332,6 @@ def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(suite:
     better = worse == "crash"
     assert (code, finding.rule) == ((0, "delegate-better") if better else (1, "delegate-changed"))
     assert f"{worse} 30.0 dB" in finding.message and "wrong" in finding.message
-
-
-@pytest.mark.whole
-def test_a_test_that_fails_and_passed_when_it_was_recorded_is_told_with_both_figures(suite: Suite) -> None:
-    path = ledgers.record_path("delegate", "wheels", "SM8650")
-    suite.write(
-        path,
-        SuiteRecord(
-            "x", {"TestOps.test_outputs": RecordedTest(1, 1, (RecordedPart("passed", 30.0),))}
-        ).as_json(),
-    )
-    _, report = suite.run("-k", "outputs")
-    (finding,) = report.findings
-    assert "passed 30.0 dB" in finding.message and "wrong 0.4 dB" in finding.message
 
 
 def test_a_known_failure_for_another_reason_is_an_error_until_an_update_accepts_it(suite: Suite) -> None:

@@ -182,9 +182,10 @@ def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, set[tuple
     return done.returncode, {(finding["rule"], Path(finding["subject"]).name) for finding in findings}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "profile",
-    [pytest.param(profile, marks=pytest.mark.whole if profile != "wheels" else ()) for profile in PROFILES],
+    PROFILES,
 )
 def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str) -> None:
     flags = ("--profile", profile, "--target", WINDOWS, "--soc", PROFILES[profile])
