@@ -60,6 +60,7 @@ def run(scratch: Path, steps: str) -> JobResult:
         return run_steps(github)
 
 
+@pytest.mark.whole
 @pytest.mark.heavy
 def test_later_steps_have_the_environment_and_the_outputs_and_a_stage_its_reports(tmp_path: Path) -> None:
     """setup-qnn's example, and a stage after it."""

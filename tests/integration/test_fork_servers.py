@@ -21,7 +21,6 @@ from ci.engine.workers.child import MEMORY, THREADS
 from ci.engine.workers.fork_server import FORK_SERVERS
 from ci.engine.workers.forked import shared_fork_servers
 from ci.engine.workers.parent import Worker, WorkerDied, WorkerSpec
-from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from tests.support.builds import gone
 
@@ -368,12 +367,6 @@ class TestTrouble:
             silent.connect(str(path))
             assert report(workers(spec_of(place)))["value"] == 1
         assert imports(place) == 1
-
-    def test_imports_that_fail_are_reported_with_their_error(self, place: Path, shared: Path) -> None:
-        (place / "heavy.py").write_text("raise ImportError('no such library')\n")
-        pause()
-        with pytest.raises(EnvironmentLacking, match="no such library"):
-            Worker(spec_of(place))
 
 
 def command(place: Path, what: str) -> list[str]:

@@ -11,7 +11,8 @@ from tests.support.lowering_suites import run
 from tests.support.onnx_models import conv_model, write
 from tests.support.stale_entries import Document, alter, alter_file, entries
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+# The same of a lane of a few lines is in every run: tests/unit/test_lane.py.
+pytestmark = [pytest.mark.heavy, pytest.mark.whole, pytest.mark.timeout(900)]
 
 NET = """\
 import torch
@@ -42,7 +43,7 @@ def stale(document: Document) -> None:
     )
 
 
-@pytest.mark.parametrize("stage", [pytest.param("test_lowering", marks=pytest.mark.whole), "test_onnx"])
+@pytest.mark.parametrize("stage", LANES)
 def test_a_stale_result_is_found_and_what_is_right_is_equal(stage: str, tmp_path: Path) -> None:
     kind, model, precision = LANES[stage]
     models = tmp_path / "models"

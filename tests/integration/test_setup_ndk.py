@@ -76,6 +76,7 @@ def test_a_job_gets_the_ndk_of_a_profile_verified(tmp_path: Path, toolkit: Path)
     assert f"the NDK {REVISION} is " in done.log
 
 
+@pytest.mark.whole
 def test_an_ndk_of_the_users_own_is_used_as_it_is(tmp_path: Path, toolkit: Path) -> None:
     own = tmp_path / "my-ndk"
     for name, data in FILES.items():

@@ -14,8 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ci.lanes.upstream import ledger as ledgers
-from ci.lanes.upstream.ledger import Kind, RecordedTest, SuiteRecord, load_ledger, load_record
-from ci.lanes.upstream.verdict import RecordedPart
+from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord, load_ledger, load_record
 from provisioning.base.findings import Report, Severity
 from tests.support.stale_entries import alter, entries
 from tests.support.upstream_suite import Suite, counts, findings
@@ -237,30 +236,6 @@ def test_a_surprise_runs_each_time_until_the_ledger_expects_it(suite: Suite) -> 
     assert suite.executed == set()
 
 
-EXPECTED: dict[str, Kind] = {
-    "fails": "failed",
-    "aborts": "crash",
-    "outputs": "wrong",
-    "skips": "not_run",
-    "subtests": "failed",
-}
-OF_EVERY_KIND = ("-k", "fails or aborts or outputs or skips or subtests", "-k", "*_abs")
-
-
-@pytest.mark.whole
-def test_what_is_cached_and_right_passes_a_recheck(suite: Suite) -> None:
-    suite.ledger(EXPECTED)
-    suite.run(*OF_EVERY_KIND)
-    before = {path: path.read_bytes() for path in entries(suite.root / "store", "test_delegate")}
-    assert len(before) > len(EXPECTED)
-    code, report = suite.run(*OF_EVERY_KIND, "--recheck", "100%")
-    assert (code, suite.executed) == (0, {*EXPECTED, "abs"})
-    assert report.metrics["rechecked"] == "6 of 6" and not any(f.rule[:5] == "cache" for f in report.findings)
-    assert {path: path.read_bytes() for path in before} == before
-    suite.run(*OF_EVERY_KIND, "--recheck", "1%")
-    assert len(suite.executed) == 1
-
-
 def test_a_stale_verdict_is_found_and_the_test_has_its_new_one(suite: Suite) -> None:
     """In the cache the test fails, as the ledger has it; now it passes."""
     suite.ledger({"fails": "failed", "abs": "failed"})
@@ -318,41 +293,6 @@ def _wait_for(suite: Suite, name: str) -> None:
     while name not in suite.executed_so_far():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("worse", ["crash", "whole"])
-def test_a_test_that_gave_another_result_when_it_was_recorded_is_an_error(suite: Suite, worse: str) -> None:
-    suite.ledger({"outputs": "wrong"})
-    path = ledgers.record_path("delegate", "wheels", "SM8650")
-    record = SuiteRecord("x", {"TestOps.test_outputs": RecordedTest(1, 1, (RecordedPart(worse, 30.0),))})
-    suite.write(path, record.as_json())
-    code, report = suite.run("-k", "outputs")
-    (finding,) = report.findings
-    better = worse == "crash"
-    assert (code, finding.rule) == ((0, "delegate-better") if better else (1, "delegate-changed"))
-    assert f"{worse} 30.0 dB" in finding.message and "wrong" in finding.message
-
-
-def test_a_known_failure_for_another_reason_is_an_error_until_an_update_accepts_it(suite: Suite) -> None:
-    chosen = ("-k", "aborts or absent or fails or skips")
-    suite.run(*chosen, "--accept")
-    path = suite.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
-    text = path.read_text(encoding="utf-8").replace("SIGSEGV", "SIGABRT").replace("libc++", "libother")
-    text = text.replace("import torchvision", "import torchvision, timm").replace(
-        "def test_absent(self):", "def test_absent(self):\n        timm.create_model()"
-    )
-    suite.write(path, text.replace("self.assertEqual(1, 2", "self.assertEqual(3, 4"))
-    code, report = suite.run(*chosen)
-    changed = {name for name, (rule, _) in findings(report).items() if rule == "delegate-changed"}
-    assert (code, changed) == (1, {"aborts", "absent"})
-    messages = {f.subject.partition("_")[2]: f.message for f in report.findings}
-    assert "SIGSEGV" in messages["aborts"] and "SIGABRT" in messages["aborts"]
-    assert "torchvision" in messages["absent"] and "timm" in messages["absent"]
-    suite.run(*chosen, "--accept")
-    code, report = suite.run(*chosen)
-    assert (code, {f.severity for f in report.findings}) == (0, {Severity.NOTE})
-    assert "SIGABRT" in {f.subject.partition("_")[2]: f.message for f in report.findings}["aborts"]
 
 
 WARM_UP = """

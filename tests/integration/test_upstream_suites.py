@@ -179,47 +179,6 @@ def test_tests_without_a_record_are_counted(suite: Suite) -> None:
     )
 
 
-@pytest.mark.whole
-def test_rules_have_the_name_of_their_stage(suite: Suite) -> None:
-    _, report = suite.run("passes", "-k", "killed or relu", "--fail-fast", stage="test_upstream")
-    assert [finding.rule for finding in report.findings if finding.subject == "test_upstream"] == [
-        "upstream-stopped"
-    ]
-    suite.write(suite.tests / "test_passes.py", "import nothing")
-    code, report = both(suite)
-    assert (code, [finding.rule for finding in report.findings]) == (3, ["upstream-not-measured"])
-
-
 def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remembers(suite: Suite) -> None:
     assert suite.run("delegate", "-k", "*_abs", stage="test_upstream")[0] == 0
     assert (suite.run("-k", "*_abs")[0], suite.executed) == (0, set())
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("stage", "words", "rule", "log"),
-    [
-        ("test_upstream", ["delegate"], "upstream-not-run", "upstream/delegate"),
-        ("test_delegate", [], "delegate-not-run", "delegate"),
-    ],
-)
-def test_a_finding_of_the_delegate_suite_names_the_command_that_was_run(
-    suite: Suite, stage: str, words: list[str], rule: str, log: str
-) -> None:
-    _, report = suite.run(*words, "-k", "skips", stage=stage)
-    (finding,) = report.findings
-    assert (finding.rule, finding.fix) == (
-        rule,
-        " ".join(["nox -s", stage, "--", *words, "-k test_skips"]),
-    )
-    assert (suite.root / "reports" / log / "TestOps.test_skips.log").is_file()
-
-
-@pytest.mark.whole
-def test_a_chip_without_a_record_is_named(suite: Suite, capfd: pytest.CaptureFixture[str]) -> None:
-    chosen = ("qat", "--soc", "SM8750")
-    suite.run(*chosen, stage="test_upstream")
-    assert "no record of qat for SM8750: " in capfd.readouterr().err
-    suite.run(*chosen, "--accept", stage="test_upstream")
-    suite.run(*chosen, stage="test_upstream")
-    assert "no record" not in capfd.readouterr().err
