@@ -113,6 +113,7 @@ def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> N
     assert all((part.sqnr_db or 0) > 40 for part in measured.parts)
 
 
+@pytest.mark.whole
 def test_an_operator_on_the_cpu_alone_is_whole_in_a_chain_with_a_figure_of_each_draw(tmp_path: Path) -> None:
     words = ["chains", "-k", "*-clone-chain] or *-erf-chain]", "--flow", "8a8w", "--no-cache"]
     done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())

@@ -31,7 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FACTORY = "ci.pipeline.models.shipped.operators:convolution"
 
 
-@pytest.mark.parametrize("lane", ["onnx", pytest.param("executorch", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("lane", ["onnx", "executorch"])
 def test_calls_are_saved_with_their_parameters_and_no_program(model: Path, tmp_path: Path, lane: str) -> None:
     words = (model,) if lane == "onnx" else (FACTORY, "--scheme", "8a8w")
     done = typed("dump", "calls", *words, "-o", tmp_path / "calls")
@@ -43,6 +44,7 @@ def test_calls_are_saved_with_their_parameters_and_no_program(model: Path, tmp_p
     assert typed("dump", "calls", *words, "-o", tmp_path / "calls").returncode == 2
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("lane", ["onnx", "executorch"])
 def test_a_graph_becomes_a_dlc(model: Path, tmp_path: Path, lane: str) -> None:
     words = (model,) if lane == "onnx" else (FACTORY, "--scheme", "8a8w")

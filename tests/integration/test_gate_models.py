@@ -19,6 +19,7 @@ from provisioning.base.accepted import Accepted, accept
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Outcome, Report
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
+from tests.support import whole
 from tests.support.lowering_suites import Done, run, suite
 from tests.support.runner import dist, runner_reports
 
@@ -33,12 +34,16 @@ CASES: dict[str, dict[str, str]] = {
     "undelegated": {"factory": "lowering_models:with_erf"},
     "dearer": {"arguments": "width = 512"},
 }
+WITH_WHOLE = ("undelegated", "dearer")
+"""Those that the whole suites have beside the ordinary run's."""
 
 
 def _as_the_good_one(accepted: Accepted) -> Accepted:
     """The thresholds of all, and the costs of the one that costs more."""
-    thresholds = {f"executorch/{case}/16a8w": accepted.of("executorch/good/16a8w") for case in CASES}
-    costs = {"executorch/dearer/16a8w/SM8650": accepted.of("executorch/good/16a8w/SM8650")}
+    there = {name.split("/")[1] for name in accepted.subjects}
+    thresholds = {f"executorch/{case}/16a8w": accepted.of("executorch/good/16a8w") for case in there}
+    good = accepted.of("executorch/good/16a8w/SM8650")
+    costs = {f"executorch/{case}/16a8w/SM8650": good for case in there & {"dearer"}}
     return accepted.updated({**thresholds, **costs})
 
 
@@ -65,10 +70,11 @@ def base(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gate(base: Path) -> Done:
+def gate(request: pytest.FixtureRequest, base: Path) -> Done:
     """All are held to the thresholds and the costs of the good one, as the toolkit measured them."""
     defaults = {"scheme": "16a8w", "thresholds": ""}
-    path = suite(base, {name: {**defaults, **case} for name, case in CASES.items()})
+    left = () if request.config.getoption(whole.FLAG) else WITH_WHOLE
+    path = suite(base, {name: {**defaults, **case} for name, case in CASES.items() if name not in left})
     lowered = run("test_lowering", base, "--suite", path, "--accept")
     assert run("test_emulator", base, "--suite", path, "--case", "good", "--accept").code == 0
     accept(accepted_path(path, DEFAULT_PROFILE), _as_the_good_one)
@@ -116,6 +122,7 @@ def test_one_changed_weight_in_the_compiled_program_alone_is_found(reports: dict
     assert "nox -s divergence -- " in finding.fix and "-k wrong_program/16a8w/SM8650" in finding.fix
 
 
+@pytest.mark.whole
 def test_an_operator_on_the_cpu_is_named_with_line_reason_and_way_out(reports: dict[str, Report]) -> None:
     rules = {finding.rule: finding for finding in _errors(reports["test_lowering"], "undelegated")}
     assert "lowering-cpu-operator" in rules and "lowering-delegates" not in rules
@@ -126,6 +133,7 @@ def test_an_operator_on_the_cpu_is_named_with_line_reason_and_way_out(reports: d
     assert "expected 1 delegates, found 2" in finding.message
 
 
+@pytest.mark.whole
 def test_a_model_that_costs_more_is_named_with_the_bytes(reports: dict[str, Report]) -> None:
     rules = {finding.rule: finding for finding in _errors(reports["test_lowering"], "dearer")}
     assert {"cost-ddr-read", "cost-pte-bytes"} <= set(rules)

@@ -148,6 +148,7 @@ def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:
     assert list(text.tokens) != speaker.choices(prompt, text.tokens)[:-1]
 
 
+@pytest.mark.whole
 def test_genies_own_logits_are_floats_and_tell_a_rope_that_the_next_word_hides(
     speaker: Speaker, tmp_path: Path
 ) -> None:

@@ -67,7 +67,9 @@ def test_the_pages_of_onnx_models_show_what_is_printed(folder: Path) -> None:
     assert {name: lines for name, lines in wrong.items() if lines} == {}
 
 
-@pytest.mark.parametrize("name", sorted(SHOWN))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.whole if name == README else ()) for name in sorted(SHOWN)]
+)
 def test_the_first_pages_show_what_is_printed(name: str, tmp_path: Path) -> None:
     for file in (ROOT / "docs" / "example").iterdir():
         shutil.copy(file, tmp_path)

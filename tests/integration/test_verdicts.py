@@ -46,6 +46,7 @@ socs = ["SM8650"]
 """
 
 
+@pytest.mark.whole
 def test_in_onnx_runtimes_lane_other_classes_fail(tmp_path: Path) -> None:
     path = suite(tmp_path / "models", {})
     path.write_text(ONNX)

@@ -85,6 +85,8 @@ class Story(Model):
     """Which of the two files of tests has it: each is one worker's."""
     files: dict[str, str] = Field(default_factory=dict)
     """By name: which of FILES lies there."""
+    nightly: str = ""
+    """Why its rows are typed in the whole suites alone."""
 
 
 class Journeys(Model):
@@ -104,7 +106,11 @@ class Journeys(Model):
     def of_lane(self, lane: str) -> list[Any]:
         """As parameters of a test."""
         rows = [row for row in self.row if row.story]
-        return [pytest.param(row, id=row.name) for row in rows if self.story[row.story].lane == lane]
+        return [
+            pytest.param(row, id=row.name, marks=pytest.mark.whole if self.story[row.story].nightly else ())
+            for row in rows
+            if self.story[row.story].lane == lane
+        ]
 
 
 def journeys() -> Journeys:
