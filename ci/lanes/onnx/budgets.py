@@ -18,6 +18,8 @@ def forecast_of(program: OnnxProgram, facts: Mapping[str, Any]) -> Forecasted:
 
 def over_budget(program: OnnxProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """An error where even the least that is forecast is above the budget, a warning where the most is."""
+    if not program.run.budget:
+        return
     again, found = SUITES.repeat(program), forecast_of(program, facts)
     for phone, limit in program.run.budget.items():
         of_phone, most = found.of([phone]), float(limit.removesuffix(" ms"))
