@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,11 @@ WITH_WHOLE = ("undelegated", "dearer")
 """Those that the whole suites have beside the ordinary run's."""
 
 
-def _as_the_good_one(accepted: Accepted) -> Accepted:
+def _as_the_good_one(accepted: Accepted, cases: Collection[str]) -> Accepted:
     """The thresholds of all, and the costs of the one that costs more."""
-    there = {name.split("/")[1] for name in accepted.subjects}
-    thresholds = {f"executorch/{case}/16a8w": accepted.of("executorch/good/16a8w") for case in there}
+    thresholds = {f"executorch/{case}/16a8w": accepted.of("executorch/good/16a8w") for case in cases}
     good = accepted.of("executorch/good/16a8w/SM8650")
-    costs = {f"executorch/{case}/16a8w/SM8650": good for case in there & {"dearer"}}
+    costs = {f"executorch/{case}/16a8w/SM8650": good for case in cases if case == "dearer"}
     return accepted.updated({**thresholds, **costs})
 
 
@@ -74,10 +74,11 @@ def gate(request: pytest.FixtureRequest, base: Path) -> Done:
     """All are held to the thresholds and the costs of the good one, as the toolkit measured them."""
     defaults = {"scheme": "16a8w", "thresholds": ""}
     left = () if request.config.getoption(whole.FLAG) else WITH_WHOLE
-    path = suite(base, {name: {**defaults, **case} for name, case in CASES.items() if name not in left})
+    cases = {name: {**defaults, **case} for name, case in CASES.items() if name not in left}
+    path = suite(base, cases)
     lowered = run("test_lowering", base, "--suite", path, "--accept")
     assert run("test_emulator", base, "--suite", path, "--case", "good", "--accept").code == 0
-    accept(accepted_path(path, DEFAULT_PROFILE), _as_the_good_one)
+    accept(accepted_path(path, DEFAULT_PROFILE), partial(_as_the_good_one, cases=cases))
     _give_program(lowered, "wrong_weight", "wrong_program")
     stages = [part for stage in ("test_lowering", "test_emulator") for part in ("--only", stage)]
     return run("gate", base, *stages, "--suite", path)
