@@ -202,8 +202,6 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "bytes beside bytecode": lambda d: _same_stamp(d / "__pycache__" / "w", "2"),
 }
 
-ALWAYS = ("bytes, with size and time put back", "names")
-
 OWN = "Path(__file__).parent"
 PLACES = {
     "inside the repository": f"{OWN} / 'data'",
@@ -241,7 +239,6 @@ def cases(call: str) -> Iterator[Case]:
 
 
 def sample(call: str) -> list[Case]:
-<<<<<<< HEAD
     """Few of them: each change when the work is done, and every third one in another way too."""
     plain = [Case(call, change, "after", "inside the repository", "the same clone") for change in CHANGES]
     offset, places = list(CALLS).index(call), list(PLACES)
@@ -249,16 +246,6 @@ def sample(call: str) -> list[Case]:
         Case(call, change, WHEN[1 + (at // 3) % 2], places[at % len(places)], WHOSE[(at // 6) % 3])
         for at, change in enumerate(CHANGES, offset)
         if at % 3 == 0
-=======
-    """Few of them: this call meets other bytes, other names and each fourth of the other changes, in one of
-    the places, at one of the times."""
-    offset = list(CALLS).index(call)
-    places = list(PLACES)
-    return [
-        Case(call, change, WHEN[(at // 2) % 3], places[at % len(places)], WHOSE[(at // 6) % 3])
-        for at, change in enumerate(CHANGES, offset)
-        if change in ALWAYS or at % 4 == 0
->>>>>>> 67cd89f1 (Tests: what repeats runs in the whole suites; the ordinary run has each in its smallest form)
     ]
     return plain + drawn
 
