@@ -59,6 +59,7 @@ RUN = {
 EXECUTORCH_RUN = RUN | {
     "precision": "16a8w",
     "backend": "lpai",
+    "executorch": ">=1.5.1",
     "emulator_fault": "it does not run",
     "qat": True,
     "per_channel": False,
@@ -134,7 +135,7 @@ LLM_CASE = {"quarantine": SWAYS, "non_finite": True, "perplexity": 5.0}
 JUDGED = {
     "quarantine",
     *("label", "tags", "thresholds", "socs", "limits", "htp_against_cpu", "perplexity"),
-    *("cpu_budget", "delegates", "emulator_fault", "files", "budget", "precision_file"),
+    *("cpu_budget", "delegates", "emulator_fault", "executorch", "files", "budget", "precision_file"),
 }
 """Fields whose change does no work again."""
 
