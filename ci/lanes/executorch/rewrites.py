@@ -84,15 +84,6 @@ def _reads(node: Node) -> set[Any]:
     return {user.args[1] if len(user.args) > 1 else None for user in node.users}
 
 
-@one(
-    "stride-written",
-    aten.max_pool2d.default,
-    when=lambda _, node: len(node.args) < 3 or not node.args[2],
-)
-def stride_written(x: Tensor, kernel: Any, stride: Any = (), *rest: Any) -> Any:
-    return aten.max_pool2d.default(x, kernel, kernel, *rest)
-
-
 @search("gelu-for-erf")
 def gelu_for_erf(model: Exported) -> Iterator[NodeMatch]:
     for erf in model.all_of(aten.erf.default):
@@ -128,11 +119,6 @@ def _is_positive(_: Exported, node: Node) -> bool:
         if not isinstance(amount, int | float) or amount < 0:
             return False
     return isinstance(maker, Node) and maker.target in POSITIVE
-
-
-@one("cumprod-as-sum", aten.cumprod.default, when=_is_positive, low=1e-6)
-def cumprod_as_sum(x: Tensor, dim: int) -> Tensor:
-    return torch.exp(torch.cumsum(torch.log(x), dim))
 
 
 def _has_equal_bags(model: Exported, node: Node) -> bool:
@@ -292,11 +278,6 @@ def _pools_by_four(model: Exported, node: Node) -> bool:
     return node.target is not aten.avg_pool2d.default or node.args[1] in (4, [4, 4], (4, 4))
 
 
-@one("pool-by-two-twice", aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, when=_pools_by_four)
-def pool_by_two_twice(x: Tensor, *_: Any) -> Tensor:
-    return functional.avg_pool2d(functional.avg_pool2d(x, 2, 2), 2, 2)
-
-
 AVERAGES: dict[Any, tuple[int, Callable[..., Tensor]]] = {
     aten.avg_pool1d.default: (1, functional.conv1d),
     aten.avg_pool2d.default: (2, functional.conv2d),
@@ -411,31 +392,8 @@ def pad_by_slices(x: Tensor, pads: Sequence[int], mode: str, *_: Any) -> Tensor:
     return x
 
 
-@one(
-    "roll-by-positive-dimensions",
-    aten.roll.default,
-    when=lambda _, node: any(dim < 0 for dim in _sizes(node.args[2:3])),
-)
-def roll_by_positive_dimensions(x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:
-    return torch.roll(x, tuple(shifts), tuple(dim % x.dim() for dim in dims))
-
-
 def _sizes(arguments: Sequence[Any]) -> Sequence[int]:
     return arguments[0] if arguments else ()
-
-
-@one(
-    "slice-by-positive-dimension",
-    aten.narrow.default,
-    when=lambda _, node: int(str(node.args[1])) < 0,
-)
-def slice_by_positive_dimension(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    return torch.narrow(x, dim % x.dim(), start, length)
-
-
-@one("root-of-variance", aten.std.default, aten.std.dim, aten.std.correction)
-def root_of_variance(x: Tensor, *rest: Any, **more: Any) -> Tensor:
-    return torch.sqrt(torch.var(x, *rest, **more))
 
 
 @one(
@@ -447,11 +405,6 @@ def pool_as_mean(x: Tensor, sizes: Sequence[int]) -> Tensor:
     if sizes[0] == 1:
         return x.mean(-1, keepdim=True)
     return x.reshape(*x.shape[:-1], sizes[0], -1).mean(-1)
-
-
-@one("root-of-squares", aten.hypot.default)
-def root_of_squares(x: Tensor, y: Tensor) -> Tensor:
-    return torch.sqrt(x * x + y * y)
 
 
 @one(
@@ -469,78 +422,29 @@ def transposed_convolution_by_group(
     padding: Any,
     more: Any,
     groups: int,
-    dilation: Any = 1,
+    *rest: Any,
 ) -> Tensor:
-    call: Any = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[
-        x.dim() - 3
+    calls: Any = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+    call, biases = calls[x.dim() - 3], [None] * groups if bias is None else bias.chunk(groups)
+    parts = zip(x.chunk(groups, 1), weight.chunk(groups), biases, strict=True)
+    results = [
+        call(
+            part,
+            of_weight.clone(),
+            added if added is None else added.clone(),
+            stride,
+            padding,
+            more,
+            1,
+            *rest,
+        )
+        for part, of_weight, added in parts
     ]
-    parts = zip(
-        x.chunk(groups, 1),
-        weight.chunk(groups),
-        bias.chunk(groups) if bias is not None else [None] * groups,
-        strict=True,
-    )
-    return torch.cat(
-        [
-            call(
-                part,
-                of_weight.clone(),
-                None if added is None else added.clone(),
-                stride,
-                padding,
-                more,
-                1,
-                dilation,
-            )
-            for part, of_weight, added in parts
-        ],
-        1,
-    )
-
-
-@one(
-    "truncated-before-cast",
-    aten.to.dtype,
-    when=lambda model, node: (
-        node.args[1] in (torch.int64, torch.int32)
-        and model.value(node.args[0]).is_floating_point()
-        and _maker(node) is not aten.trunc.default
-    ),
-)
-def truncated_before_cast(x: Tensor, kind: torch.dtype, *_: Any) -> Tensor:
-    return torch.trunc(x).to(kind)
-
-
-@one(
-    "where-for-cast",
-    aten.to.dtype,
-    when=lambda model, node: (
-        node.args[1] == torch.float32
-        and model.value(node.args[0]).dtype == torch.bool
-        and any(user.target is aten.linear.default for user in node.users)
-    ),
-)
-def where_for_cast(x: Tensor, *_: Any) -> Tensor:
-    return torch.where(x, 1.0, 0.0)
+    return torch.cat(results, 1)
 
 
 def _softplus(x: Tensor) -> Tensor:
     return torch.relu(x) + torch.log1p(torch.exp(-torch.clamp(x.abs(), max=20)))
-
-
-@one("softplus-by-absolute", aten.softplus.default, when=lambda _, node: len(node.args) == 1)
-def softplus_by_absolute(x: Tensor) -> Tensor:
-    return _softplus(x)
-
-
-@one("softplus-by-absolute", aten.mish.default)
-def mish_by_absolute(x: Tensor) -> Tensor:
-    return x * torch.tanh(_softplus(x))
-
-
-@one("exp-of-clamped", aten.exp.default, when=lambda _, node: _maker(node) is not aten.clamp.default)
-def exp_of_clamped(x: Tensor) -> Tensor:
-    return torch.exp(x.clamp(min=-80))
 
 
 @one("group-norm-for-instance-norm", aten.instance_norm.default)
@@ -555,21 +459,6 @@ def group_norm_for_instance_norm(
 
 def _is_along_another(model: Exported, node: Node) -> bool:
     return int(str(node.args[1])) not in (-1, len(_shape(model, node)) - 1)
-
-
-@one("softmax-along-the-last", aten.softmax.int, aten._softmax.default, when=_is_along_another)
-def softmax_along_the_last(x: Tensor, dim: int, *_: Any) -> Tensor:
-    return torch.softmax(x.transpose(dim, -1), -1).transpose(dim, -1)
-
-
-@one("cumsum-along-the-last", aten.cumsum.default, when=_is_along_another)
-def cumsum_along_the_last(x: Tensor, dim: int, **more: Any) -> Tensor:
-    return torch.cumsum(x.transpose(dim, -1), -1, **more).transpose(dim, -1)
-
-
-@one("bias-added-alone", aten.linear.default, when=lambda _, node: len(node.args) > 2 and bool(node.args[2]))
-def bias_added_alone(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return functional.linear(x, weight) + bias
 
 
 LARGER_BY = 64.0
@@ -592,66 +481,6 @@ def _log_of_larger(log: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return log(x * LARGER_BY) - float(log(torch.tensor(LARGER_BY)))
 
 
-@one(
-    "product-for-linear",
-    aten.linear.default,
-    when=lambda model, node: model.value(node.args[1]).numel() == 1 and len(node.args) < 3,
-)
-def product_for_linear(x: Tensor, weight: Tensor) -> Tensor:
-    return x * weight.reshape(1).clone()
-
-
-@one("ceil-by-floor", aten.ceil.default)
-def ceil_by_floor(x: Tensor) -> Tensor:
-    return -torch.floor(-x)
-
-
-@one(
-    "floor-of-quotient",
-    aten.floor_divide.default,
-    when=lambda model, node: model.value(node).is_floating_point(),
-)
-def floor_of_quotient(x: Tensor, y: Any) -> Tensor:
-    return torch.floor(x / y)
-
-
-@one("small-values-apart", aten.softmax.int, when=lambda model, node: _largest(model, node.args[0]) < SMALL)
-def small_softmax_apart(x: Tensor, dim: int, *_: Any) -> Tensor:
-    return torch.softmax(x + 1, dim)
-
-
-@one(
-    "small-values-apart",
-    aten.elu.default,
-    when=lambda model, node: node.args[1:] in ((), (1.0,)) and _largest(model, node.args[0]) < SMALL,
-)
-def small_elu_apart(x: Tensor, *_: Any) -> Tensor:
-    return torch.relu(x) + torch.exp(x.clamp(max=0)) - 1
-
-
-@one("power-as-exp", aten.pow.Scalar, when=lambda _, node: float(str(node.args[0])) > 0)
-def power_as_exp(base: float, x: Tensor) -> Tensor:
-    return torch.exp(x * math.log(base))
-
-
-@one("scatter-of-a-tensor", aten.scatter.value)
-def scatter_of_a_tensor(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
-    return torch.scatter(x, dim, index, torch.full(index.shape, value, dtype=x.dtype))
-
-
-@one(
-    "second-input-alone",
-    aten.matmul.default,
-    when=lambda model, node: (
-        isinstance(node.args[1], Node)
-        and model.varies(node.args[1])
-        and (len(node.args[1].users) > 1 or node.args[0] is node.args[1])
-    ),
-)
-def second_input_alone(x: Tensor, y: Tensor) -> Tensor:
-    return torch.matmul(x, y * 1.0)
-
-
 def _is_depthwise(model: Exported, node: Node) -> bool:
     weight, rest = _shape(model, node.args[1]), [*node.args[3:]]
     plain = all(
@@ -670,16 +499,6 @@ def depthwise_as_product(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any
 def _is_of_two(model: Exported, node: Node) -> bool:
     values: Any = model.value(node)
     return _reads(node) == {0} and values[0].dim() > 0 and values[0].shape[0] == 2
-
-
-@one("amax-for-max", aten.max.dim, when=_is_of_two)
-def amax_for_max(x: Tensor, dim: int, keepdim: bool = False) -> Any:
-    return torch.amax(x, dim, keepdim), None
-
-
-@one("amax-for-max", aten.min.dim, when=_is_of_two)
-def amin_for_min(x: Tensor, dim: int, keepdim: bool = False) -> Any:
-    return torch.amin(x, dim, keepdim), None
 
 
 @search("matmul-for-einsum")
@@ -712,11 +531,6 @@ def _is_by_condition(model: Exported, node: Node) -> bool:
     mask, value = model.value(indices[0]), model.value(node.args[2])
     same = mask.shape == model.value(node.args[0]).shape
     return bool(same and mask.dtype == torch.bool and value.numel() == 1)
-
-
-@one("where-for-assignment", aten.index_put.default, aten.index_put_.default, when=_is_by_condition)
-def where_for_assignment(x: Tensor, indices: Sequence[Tensor], value: Tensor, *_: Any) -> Tensor:
-    return torch.where(indices[0], value, x)
 
 
 def _is_causal(_: Exported, node: Node) -> bool:
@@ -946,3 +760,107 @@ def retyped(model: Exported, name: str) -> Iterator[Node]:
             and all(user.target in CASTS for user in node.users)
         ):
             yield node
+
+
+# Rewrites of single nodes that one expression says.
+
+one(
+    "stride-written",
+    aten.max_pool2d.default,
+    when=lambda _, node: len(node.args) < 3 or not node.args[2],
+)(lambda x, kernel, stride=(), *rest: aten.max_pool2d.default(x, kernel, kernel, *rest))
+one("cumprod-as-sum", aten.cumprod.default, when=_is_positive, low=1e-6)(
+    lambda x, dim: torch.exp(torch.cumsum(torch.log(x), dim))
+)
+one("pool-by-two-twice", aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, when=_pools_by_four)(
+    lambda x, *_: functional.avg_pool2d(functional.avg_pool2d(x, 2, 2), 2, 2)
+)
+one(
+    "roll-by-positive-dimensions",
+    aten.roll.default,
+    when=lambda _, node: any(dim < 0 for dim in _sizes(node.args[2:3])),
+)(lambda x, shifts, dims: torch.roll(x, tuple(shifts), tuple(dim % x.dim() for dim in dims)))
+one(
+    "slice-by-positive-dimension",
+    aten.narrow.default,
+    when=lambda _, node: int(str(node.args[1])) < 0,
+)(lambda x, dim, start, length: torch.narrow(x, dim % x.dim(), start, length))
+one("root-of-variance", aten.std.default, aten.std.dim, aten.std.correction)(
+    lambda x, *rest, **more: torch.sqrt(torch.var(x, *rest, **more))
+)
+one("root-of-squares", aten.hypot.default)(lambda x, y: torch.sqrt(x * x + y * y))
+one(
+    "truncated-before-cast",
+    aten.to.dtype,
+    when=lambda model, node: (
+        node.args[1] in (torch.int64, torch.int32)
+        and model.value(node.args[0]).is_floating_point()
+        and _maker(node) is not aten.trunc.default
+    ),
+)(lambda x, kind, *_: torch.trunc(x).to(kind))
+one(
+    "where-for-cast",
+    aten.to.dtype,
+    when=lambda model, node: (
+        node.args[1] == torch.float32
+        and model.value(node.args[0]).dtype == torch.bool
+        and any(user.target is aten.linear.default for user in node.users)
+    ),
+)(lambda x, *_: torch.where(x, 1.0, 0.0))
+one("softplus-by-absolute", aten.softplus.default, when=lambda _, node: len(node.args) == 1)(_softplus)
+one("softplus-by-absolute", aten.mish.default)(lambda x: x * torch.tanh(_softplus(x)))
+one("exp-of-clamped", aten.exp.default, when=lambda _, node: _maker(node) is not aten.clamp.default)(
+    lambda x: torch.exp(x.clamp(min=-80))
+)
+one("softmax-along-the-last", aten.softmax.int, aten._softmax.default, when=_is_along_another)(
+    lambda x, dim, *_: torch.softmax(x.transpose(dim, -1), -1).transpose(dim, -1)
+)
+one("cumsum-along-the-last", aten.cumsum.default, when=_is_along_another)(
+    lambda x, dim, **more: torch.cumsum(x.transpose(dim, -1), -1, **more).transpose(dim, -1)
+)
+one("bias-added-alone", aten.linear.default, when=lambda _, node: len(node.args) > 2 and bool(node.args[2]))(
+    lambda x, weight, bias: functional.linear(x, weight) + bias
+)
+one(
+    "product-for-linear",
+    aten.linear.default,
+    when=lambda model, node: model.value(node.args[1]).numel() == 1 and len(node.args) < 3,
+)(lambda x, weight: x * weight.reshape(1).clone())
+one("ceil-by-floor", aten.ceil.default)(lambda x: -torch.floor(-x))
+one(
+    "floor-of-quotient",
+    aten.floor_divide.default,
+    when=lambda model, node: model.value(node).is_floating_point(),
+)(lambda x, y: torch.floor(x / y))
+one("small-values-apart", aten.softmax.int, when=lambda model, node: _largest(model, node.args[0]) < SMALL)(
+    lambda x, dim, *_: torch.softmax(x + 1, dim)
+)
+one(
+    "small-values-apart",
+    aten.elu.default,
+    when=lambda model, node: node.args[1:] in ((), (1.0,)) and _largest(model, node.args[0]) < SMALL,
+)(lambda x, *_: torch.relu(x) + torch.exp(x.clamp(max=0)) - 1)
+one("power-as-exp", aten.pow.Scalar, when=lambda _, node: float(str(node.args[0])) > 0)(
+    lambda base, x: torch.exp(x * math.log(base))
+)
+one("scatter-of-a-tensor", aten.scatter.value)(
+    lambda x, dim, index, value: torch.scatter(x, dim, index, torch.full(index.shape, value, dtype=x.dtype))
+)
+one(
+    "second-input-alone",
+    aten.matmul.default,
+    when=lambda model, node: (
+        isinstance(node.args[1], Node)
+        and model.varies(node.args[1])
+        and (len(node.args[1].users) > 1 or node.args[0] is node.args[1])
+    ),
+)(lambda x, y: torch.matmul(x, y * 1.0))
+one("amax-for-max", aten.max.dim, when=_is_of_two)(
+    lambda x, dim, keepdim=False: (torch.amax(x, dim, keepdim), None)
+)
+one("amax-for-max", aten.min.dim, when=_is_of_two)(
+    lambda x, dim, keepdim=False: (torch.amin(x, dim, keepdim), None)
+)
+one("where-for-assignment", aten.index_put.default, aten.index_put_.default, when=_is_by_condition)(
+    lambda x, indices, value, *_: torch.where(indices[0], value, x)
+)
