@@ -259,7 +259,10 @@ def accuracy_of_one_model(
     causes: Causes,
     judged: HowJudged,
 ) -> list[Finding]:
-    """As a suite's program without thresholds of its own is judged."""
+    """As a suite's program without thresholds of its own is judged. Without `divergence`, a command, it
+    is the quantized model itself."""
+    if not divergence:
+        figures = {**figures, "reference_sqnr_db": math.inf}
     low, severity = missed(Thresholds(), figures, judged.kind), Severity.ERROR
     if not (misses := low or below_usual(judged.kind, figures)):
         return []
@@ -272,18 +275,21 @@ def accuracy_of_one_model(
     return [Finding("compile-accuracy", severity, subject, message, fix)]
 
 
-def accuracy_of_quantized(
-    subject: str, figures: Mapping[str, float], where: str, causes: Causes, judged: HowJudged
-) -> list[Finding]:
-    """As `accuracy_of_one_model`, of the quantized model itself: no chip can be the cause."""
-    of_quantized = {**figures, "reference_sqnr_db": math.inf}
-    return accuracy_of_one_model(subject, of_quantized, "", where, causes, judged)
-
-
-def apart(judged: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
-    """The errors, and the others as warnings."""
-    errors = [finding for finding in judged if finding.severity is Severity.ERROR]
-    return errors, [f"{finding.message}; {finding.fix}" for finding in judged if finding not in errors]
+def verdict_of_one_model(
+    subject: str,
+    figures: Mapping[str, float],
+    slices: Sequence[str],
+    divergence: str,
+    where: str,
+    causes: Causes,
+    judged: HowJudged,
+) -> tuple[list[Finding], list[str]]:
+    """The errors, and warnings of all else that its figures tell."""
+    found = accuracy_of_one_model(subject, figures, divergence, where, causes, judged)
+    errors = [finding for finding in found if finding.severity is Severity.ERROR]
+    suspect = filter(None, (nearly_constant(figures, slices), differs_on_chip(figures, divergence)))
+    low = (f"{finding.message}; {finding.fix}" for finding in found if finding not in errors)
+    return errors, [*suspect, *low]
 
 
 PROVISIONAL = "provisional, on random inputs: "

@@ -15,13 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.jobs import default_slots
 from ci.engine.watch import Touched
 from ci.engine.workers.forked import shared_fork_servers
 from ci.engine.workers.parent import Refused, WorkerDied
-from ci.pipeline.models.arrays import Sample
+from ci.pipeline.models.arrays import Sample, save_one
 from ci.pipeline.models.pieces import NotAPiece, Pieces
 from ci.pipeline.output import keep_origins, require_own
 from ci.pipeline.reduce import REPEATS, Condition, PieceSearch, Reduced, Subgraph
@@ -36,6 +36,7 @@ from provisioning.base.rendering.text import plural
 
 G = TypeVar("G")
 N = TypeVar("N")
+PIECE, SAMPLES = "piece", "samples"
 SCRIPT_SECONDS = 600.0
 NAME = re.compile(r"[^a-z0-9]+")
 
@@ -61,20 +62,33 @@ def outcome_facts(
 
 
 class Reduction(ABC, Generic[G]):
-    def __init__(self, pieces: Pieces[G], place: Path, jobs: int | None) -> None:
-        self.pieces, self.place = pieces, place
+    suffix: ClassVar[str]
+    """Of a program's file."""
+
+    def __init__(self, name: str, pieces: Pieces[G], place: Path, jobs: int | None) -> None:
+        self.name, self.pieces, self.place = name, pieces, place
         self.at_once = jobs or default_slots()
         self.programs = 0
         self.seen: dict[Subgraph, Outcome | None] = {}
 
-    @property
     @abstractmethod
-    def name(self) -> str:
-        """Of the whole program."""
+    def save(self, model: G, sample: Sample, path: Path) -> None: ...
 
-    @abstractmethod
     def write(self, model: G, inputs: Sequence[Sample], folder: Path) -> None:
         """A program's files, for `tried`. The same are written each time, so that its result is cached."""
+        self.save(model, inputs[0], folder / f"{PIECE}{self.suffix}")
+        (folder / SAMPLES).mkdir()
+        # One is compared, and others are calibrated by.
+        for number, sample in enumerate([*inputs, *inputs[: len(inputs) == 1]]):
+            save_one(folder / SAMPLES / f"{number}.npz", sample)
+
+    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
+        """Write the program and its inputs there."""
+        model, inputs = self.pieces.built(piece)
+        files = [folder / f"{name}{self.suffix}", folder / f"{name}.npz"]
+        self.save(model, inputs[0], files[0])
+        save_one(files[1], inputs[0])
+        return files
 
     @abstractmethod
     def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
@@ -82,10 +96,6 @@ class Reduction(ABC, Generic[G]):
 
     @abstractmethod
     def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer: ...
-
-    @abstractmethod
-    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
-        """Write the program and its inputs there."""
 
     @abstractmethod
     def operators_of(self, piece: Subgraph) -> list[str]:

@@ -6,16 +6,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from ci.pipeline.accuracy import below_floor, in_words
 from ci.pipeline.losses import where_of
+from ci.pipeline.suite import AnyProgram
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned, in_decibels
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
 
 MOST_PROGRAMS = 12
 KEPT_BACK = 3
@@ -377,10 +380,17 @@ def settings_of(
     return cheap, {exact: names} if names else {}
 
 
-def label_of(units: Sequence[Unit], choice: frozenset[int]) -> str:
+def _label_of(units: Sequence[Unit], choice: frozenset[int]) -> str:
     """Names the run of a choice."""
     digest = hashlib.sha256(repr(sorted(choice)).encode()).hexdigest()[:8]
     return f"tune-{len(choice)}-of-{len(units)}-{digest}"
+
+
+def mixed(program: P, units: Sequence[Unit], choice: frozenset[int], exact: str) -> P:
+    """A choice of all is the program that the exact precision gives anyway."""
+    precision, nodes = settings_of(units, choice, program.run.precision, exact)
+    update = {"precision": precision, "nodes": nodes, "label": _label_of(units, choice)}
+    return replace(program, run=program.run.model_copy(update=update))
 
 
 def noise(decibels: float) -> float:

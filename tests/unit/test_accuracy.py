@@ -31,7 +31,6 @@ from ci.pipeline.findings import (
     accuracy_fix,
     accuracy_message,
     accuracy_of_one_model,
-    accuracy_of_quantized,
     chip_differs,
     constant_outputs,
     differs_on_chip,
@@ -415,7 +414,7 @@ def test_a_known_fault_is_suspected_where_the_chip_may_have_it(figures: dict[str
 
 def test_of_the_quantized_model_itself_quantizing_is_the_cause_and_no_chip() -> None:
     causes = Causes("quantizing loses most in aten.add", known=["cumsum is wrong"])
-    (found,) = accuracy_of_quantized("net", {"sqnr_db": 3.0}, "where", causes, QUANTIZED)
+    (found,) = accuracy_of_one_model("net", {"sqnr_db": 3.0}, "", "where", causes, QUANTIZED)
     assert found.message.endswith("suspected: quantizing loses most in aten.add")
     assert found.fix == "where names the operators where quantizing loses"
 

@@ -314,9 +314,9 @@ def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_i
     weights = {"large": np.array([300.0], "f4"), "mask": np.array([-3e38], "f4")}
     write(model_of(nodes, output=(1, 3, 8, 8), weights=weights), tmp_path / "net.onnx")
     samples = [{"x": np.full((1, 3, 8, 8), value, "f4")} for value in (1.0, 1000.0)]
-    (found,) = beyond_half(tmp_path / "net.onnx", {}, samples, tmp_path / "exposed.onnx")
+    (found,) = beyond_half(tmp_path / "net.onnx", {}, samples, tmp_path)
     assert (found["node"], found["largest"]) == ("far", 300_000)
-    assert not beyond_half(tmp_path / "net.onnx", {}, samples[:1], tmp_path / "exposed.onnx")
+    assert not beyond_half(tmp_path / "net.onnx", {}, samples[:1], tmp_path)
 
 
 def test_a_softmax_over_another_axis_is_another_operator_in_a_forecasts_difference() -> None:

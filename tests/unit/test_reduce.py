@@ -13,10 +13,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from ci.lanes.onnx.cuts import every_output
-from ci.lanes.onnx.node_graph import Graph
 from ci.lanes.onnx.pieces import OnnxPieces
 from ci.lanes.onnx.reproducer import HTP, HowCompiled, ids_of, reproducer
+from ci.lanes.onnx.values import values_of
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece
 from ci.pipeline.models.simple_values import FORMS, simple, source_of
@@ -48,8 +47,7 @@ def chain(path: Path) -> OnnxPieces:
     graph = helper.make_graph(nodes, "chain", values[:1], values[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     samples = [{"x": generator.normal(0, 1, shape).astype("f4")} for _ in range(2)]
-    outputs = every_output(Graph(model), path / "exposed.onnx", samples)
-    return OnnxPieces(model, [{**one, **other} for one, other in zip(samples, outputs, strict=True)])
+    return OnnxPieces(model, values_of(model, samples, path))
 
 
 @pytest.fixture
@@ -61,18 +59,18 @@ class Told(Reduction[onnx.ModelProto]):
     """Each piece is built and checked; a function says what becomes of it."""
 
     facts: ClassVar = {}
-    name = "chain"
+    suffix = ".onnx"
     environment: ClassVar = {}
 
     def __init__(
         self, pieces: OnnxPieces, place: Path, outcome: Callable[[set[str]], Outcome | None]
     ) -> None:
-        super().__init__(pieces, place, 2)
+        super().__init__("chain", pieces, place, 2)
         self.outcome, self.asked = outcome, list[set[str]]()
 
-    def write(self, model: onnx.ModelProto, inputs: Sequence[Sample], folder: Path) -> None:
+    def save(self, model: onnx.ModelProto, sample: Sample, path: Path) -> None:
         onnx.checker.check_model(model, full_check=True)
-        onnx.save(model, str(folder / "piece.onnx"))
+        onnx.save(model, str(path))
 
     def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
         self.asked += [
@@ -81,9 +79,6 @@ class Told(Reduction[onnx.ModelProto]):
         return [self.outcome(names) for names in self.asked[-len(folders) :]]
 
     def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer:
-        raise AssertionError("a search writes nothing")
-
-    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
         raise AssertionError("a search writes nothing")
 
     def operators_of(self, piece: Subgraph) -> list[str]:

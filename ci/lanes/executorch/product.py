@@ -31,10 +31,7 @@ from ci.pipeline.findings import (
     BEYOND_FIX,
     NO_FIX,
     HowJudged,
-    accuracy_of_one_model,
-    apart,
-    differs_on_chip,
-    nearly_constant,
+    verdict_of_one_model,
 )
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product
@@ -138,18 +135,12 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         if self.how.search:
             # What is likely is said where nothing is measured.
             causes = replace(causes, losses="", known=())
-        suspect = (nearly_constant(figures, slices), differs_on_chip(figures, divergence))
-        warnings = [*notes_of(facts), *filter(None, suspect)]
-        judged = accuracy_of_one_model(
-            stem,
-            figures,
-            divergence,
+        where, judged = (
             self.command("quantize", program.soc, "--where"),
-            causes,
             HowJudged(program.run.kind, inputs_used(facts)),
         )
-        wrong, low = apart(judged)
-        warnings += low
+        wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
+        warnings = [*notes_of(facts), *low]
         outcome = Outcome(
             figures={**figures, "size": path.stat().st_size, "ddr": costs["ddr_read"] + costs["ddr_written"]},
             on_cpu=tuple(row["operator"] for row in facts["left"]),

@@ -12,7 +12,7 @@ from ci.lanes.executorch.emulate import causes_of
 from ci.lanes.executorch.product import PytorchModel, files_of, notes_of, tensors_of
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done, stack_of
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import HowJudged, accuracy_of_quantized, apart, nearly_constant
+from ci.pipeline.findings import HowJudged, verdict_of_one_model
 from ci.pipeline.lane_model import Product
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.options import Choice, OneModel
@@ -50,8 +50,8 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
         words += ", both in PyTorch"
         where, causes = taken.command("quantize", program.soc, "--where"), causes_of(program, facts, slices)
         judged = HowJudged(program.run.kind, inputs_used(facts))
-        wrong, low = apart(accuracy_of_quantized(stem, figures, where, causes, judged))
-        warnings = [*notes_of(facts), *filter(None, [nearly_constant(figures, slices)]), *low]
+        wrong, low = verdict_of_one_model(stem, figures, slices, "", where, causes, judged)
+        warnings = [*notes_of(facts), *low]
         lines = [words, *(f"  {line}" for line in slices)]
         products.append(Product(files_of(path, stem, record), lines, warnings, Outcome(wrong=wrong)))
     return products

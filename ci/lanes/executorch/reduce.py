@@ -24,11 +24,11 @@ from ci.lanes.executorch.reproducer import reproducer
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, stack_of
 from ci.pipeline.forecast import ONNX_ALONE, TO_ONNX
-from ci.pipeline.models.arrays import Sample, save_one
+from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduce import Condition, Subgraph
-from ci.pipeline.reduction import Reduction, outcome_facts
+from ci.pipeline.reduction import PIECE, SAMPLES, Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.runner import ready_runner
 from ci.pipeline.steps import Ask, run_step
@@ -38,7 +38,7 @@ from provisioning.base.commands import captured_module, without_result
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 
-MODEL, SAMPLES, BASE = "piece.pt2", "samples", "model.pt2"
+BASE = "model.pt2"
 CHILD = "ci.lanes.executorch.export_for_reduce"
 WITHOUT: Mapping[str, Any] = {
     "cpu_nodes": (),
@@ -99,6 +99,8 @@ def outcome_of(lowered: Result, ran: Result | None) -> Outcome | None:
 
 
 class TorchReduction(Reduction[GraphModule]):
+    suffix = ".pt2"
+
     def __init__(self, model: OneModel, program: ExecutorchProgram, place: Path) -> None:
         self.model, self.program = model, program
         self.plan = replace(plan_of_model(model, "reduce", [program]), logs=place / "logs")
@@ -107,22 +109,14 @@ class TorchReduction(Reduction[GraphModule]):
         self.runner = ready_runner(os.environ, model.selection.reports)
         torch.set_grad_enabled(False)
         exported, samples = exported_for(program, self.plan, place)
-        super().__init__(TorchPieces(exported, samples), place, model.work.jobs)
+        super().__init__(program.name, TorchPieces(exported, samples), place, model.work.jobs)
 
-    @property
-    def name(self) -> str:
-        return self.program.name
-
-    def write(self, model: GraphModule, inputs: Sequence[Sample], folder: Path) -> None:
+    def save(self, model: GraphModule, sample: Sample, path: Path) -> None:
         try:
-            exported = torch.export.export(model, tensors_of(inputs[0]))
+            exported = torch.export.export(model, tensors_of(sample))
         except Exception as error:
             raise NotAPiece(str(error)) from error
-        torch.export.save(exported, folder / MODEL)
-        (folder / SAMPLES).mkdir()
-        # One is compared, and others are calibrated by.
-        for number, sample in enumerate([*inputs, *inputs[: len(inputs) == 1]]):
-            torch.save(tensors_of(sample), folder / SAMPLES / f"{number}.pt")
+        torch.export.save(exported, path)
 
     def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
         programs = [self.program_in(folder) for folder in folders]
@@ -143,7 +137,10 @@ class TorchReduction(Reduction[GraphModule]):
     def program_in(self, folder: Path) -> ExecutorchProgram:
         run = self.program.run.model_copy(update=WITHOUT)
         case = ExecutorchCase(
-            factory=MODEL, samples=SAMPLES, non_finite=self.program.case.non_finite, run=(run,)
+            factory=f"{PIECE}{self.suffix}",
+            samples=SAMPLES,
+            non_finite=self.program.case.non_finite,
+            run=(run,),
         )
         return replace(
             self.program, suite=folder / NO_SUITE, case_name=folder.name, case=case, run=case.runs[0]
@@ -155,13 +152,6 @@ class TorchReduction(Reduction[GraphModule]):
         needs = ", ".join(f"{package} {version}" for package, version in stack_of().items())
         needs += f", QNN {self.plan.basis.build_id} on LD_LIBRARY_PATH"
         return reproducer(name, title, needs, module, self.pieces.sources(piece), run, soc)
-
-    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
-        module, inputs = self.pieces.built(piece)
-        sample = tensors_of(inputs[0])
-        torch.export.save(torch.export.export(module, sample), folder / f"{name}.pt2")
-        save_one(folder / f"{name}.npz", inputs[0])
-        return [folder / f"{name}.pt2", folder / f"{name}.npz"]
 
     def operators_of(self, piece: Subgraph) -> list[str]:
         assert isinstance(self.pieces, TorchPieces)

@@ -21,7 +21,7 @@ from ci.pipeline.options import OneModel
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.runner import ready_runner
 from ci.pipeline.steps import Ask, run_step
-from ci.pipeline.tuning import Goal, Point, Tuned, TuneSearch, Unit, label_of, settings_of, unit_of
+from ci.pipeline.tuning import Goal, Point, Tuned, TuneSearch, mixed, unit_of
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Metric
 
@@ -111,10 +111,10 @@ def tuned(
     runner = ready_runner(os.environ, model.selection.reports)
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
-        programs = {choice: _mixed(program, units, choice, exact) for choice in choices}
+        programs = {choice: mixed(program, units, choice, exact) for choice in choices}
         plan = plan_of_model(model, "tune", list(programs.values()))
         compiled = compile_programs(plan)
-        runnable = [mixed for mixed in plan.programs if (done := compiled.get(mixed.name)) and done.folder]
+        runnable = [one for one in plan.programs if (done := compiled.get(one.name)) and done.folder]
         runs = run_step(RunUnheld(plan, runner, compiled, goal.metric), runnable)
         return [
             _point(choice, mixed, plan, compiled, runs.get(mixed.name)) for choice, mixed in programs.items()
@@ -134,15 +134,6 @@ def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) 
     """The same for a script that quantizes by itself."""
     listed = {name: list(members) for name, members in nodes.items()}
     return PYTHON.format(comment=comment, nodes=json.dumps(listed, indent=4), precision=precision)
-
-
-def _mixed(
-    program: ExecutorchProgram, units: Sequence[Unit], choice: frozenset[int], exact: str
-) -> ExecutorchProgram:
-    """A choice of all is the program that the exact precision gives anyway."""
-    precision, nodes = settings_of(units, choice, program.run.precision, exact)
-    update = {"precision": precision, "nodes": nodes, "label": label_of(units, choice)}
-    return replace(program, run=program.run.model_copy(update=update))
 
 
 def _point(

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import TensorProto, helper
 
-from ci.lanes.onnx import provider
+from ci.lanes.onnx.values import values_of
 from ci.pipeline.accuracy import tie_noise
 from ci.pipeline.models.arrays import Array, Sample
 
@@ -77,17 +76,7 @@ def _chosen_among(
     samples: Sequence[Sample],
     into: Path,
 ) -> dict[str, list[Array]]:
-    """The model's operands of these choosers, computed on the CPU; a copy of it is written to `into`."""
-    model = onnx.load(str(path))
-    known = {value.name for value in (*model.graph.output, *model.graph.input)}
+    """The model's operands of these choosers, computed on the CPU."""
     operands = {name: str(choosers[name].input[0]) for name in names}
-    model.graph.output.extend(
-        helper.make_tensor_value_info(tensor, TensorProto.FLOAT, None)
-        for tensor in dict.fromkeys(operands.values())
-        if tensor not in known
-    )
-    into.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, str(into / "choices.onnx"))
-    outputs = provider.on_cpu(into / "choices.onnx", samples)
-    every = [{**sample, **output} for sample, output in zip(samples, outputs, strict=True)]
+    every = values_of(onnx.load(str(path)), samples, into, operands.values())
     return {name: [row[tensor] for row in every] for name, tensor in operands.items()}

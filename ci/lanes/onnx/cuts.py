@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import numpy_helper
 
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.events import SourcePlace
 from ci.lanes.onnx.node_graph import Graph
 from ci.lanes.onnx.options import Settings
+from ci.lanes.onnx.values import values_of
 from ci.pipeline.accuracy import Pair, least_sqnr_db
 from ci.pipeline.divergence import Cuts
 from ci.pipeline.losses import HALF_MOST, MOST_DB
@@ -66,9 +67,8 @@ def losses(
 ) -> list[dict[str, Any]]:
     """The operators whose outputs are farther from the float model's than their inputs, the worst first."""
     floats, rounded = (Graph(onnx.load(str(path))) for path in (source, quantized))
-    wanted, found = (
-        every_output(graph, into / "exposed.onnx", [sample], (TensorProto.FLOAT,))[0]
-        for graph in (floats, rounded)
+    (wanted,), (found,) = (
+        values_of(graph.model, [sample], into, graph.floats) for graph in (floats, rounded)
     )
     reached: dict[str, float] = {}
     every: list[tuple[float, dict[str, Any]]] = []
@@ -95,7 +95,7 @@ NOT_BEYOND = ("Where",)
 
 
 def beyond_half(
-    source: Path, places: Mapping[str, SourcePlace], samples: Sequence[Sample], scratch: Path
+    source: Path, places: Mapping[str, SourcePlace], samples: Sequence[Sample], into: Path
 ) -> list[dict[str, Any]]:
     """The operators of a float model whose outputs leave fp16, while their inputs do not, each with its line
     and its largest value."""
@@ -104,8 +104,8 @@ def beyond_half(
     most = {weight.name: _most(numpy_helper.to_array(weight)) for weight in graph.model.graph.initializer}
     found: dict[str, dict[str, Any]] = {}
     for sample in samples:
-        outputs = every_output(graph, scratch, [sample], (TensorProto.FLOAT,))[0]
-        of_sample = most | {name: _most(array) for name, array in {**sample, **outputs}.items()}
+        (values,) = values_of(graph.model, [sample], into, graph.floats)
+        of_sample = most | {name: _most(array) for name, array in values.items()}
         for node in operators:
             name, largest = node.output[0], of_sample.get(node.output[0], 0.0)
             if largest <= HALF_MOST or any(of_sample.get(given, 0.0) > HALF_MOST for given in node.input):
@@ -120,19 +120,3 @@ def _most(values: Array) -> float:
     """The largest that is finite."""
     finite = values[numpy.isfinite(values)] if values.dtype.kind == "f" else values[:0]
     return float(abs(finite).max(initial=0.0))
-
-
-def every_output(
-    graph: Graph, path: Path, samples: Sequence[Sample], kinds: Collection[int] = ()
-) -> list[Sample]:
-    """The tensors of a model by name, computed on the CPU: all, or those of these kinds. The model is written
-    to `path` for that."""
-    whole = onnx.ModelProto()
-    whole.CopyFrom(graph.model)
-    known = {value.name for value in whole.graph.output}
-    names = [name for node in whole.graph.node for name in node.output if name and name not in known]
-    whole.graph.output.extend(
-        onnx.ValueInfoProto(name=name) for name in names if not kinds or graph.types.get(name) in kinds
-    )
-    onnx.save(whole, str(path))
-    return provider.on_cpu(path, samples)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.cuts import every_output
 from ci.lanes.onnx.events import SourcePlace
 from ci.lanes.onnx.node_graph import QUANTIZERS, Graph
+from ci.lanes.onnx.values import values_of
 from ci.pipeline.models.arrays import Array, Sample
 
 MOST_SECONDS = 1e9
@@ -55,8 +55,7 @@ def scored(
     each model as a whole, and how many groups the time did not suffice for: those that err least."""
     over = time.monotonic() + seconds
     graph = Graph(onnx.load(str(source)))
-    (outputs,) = every_output(graph, into / "exposed.onnx", [sample], (TensorProto.FLOAT,))
-    values = {**outputs, **sample}
+    (values,) = values_of(graph.model, [sample], into, graph.floats)
     groups = groups_of(graph)
     made = [name for nodes in groups for node in nodes for name in node.output if name in values]
     errors = [_own_errors(path, values, into / "own.onnx") for path in quantized]

@@ -57,6 +57,11 @@ class Graph:
     def is_float(self, tensor: str) -> bool:
         return bool(self.types.get(tensor) == TensorProto.FLOAT)
 
+    @property
+    def floats(self) -> list[str]:
+        """What nodes compute."""
+        return [name for node in self.model.graph.node for name in node.output if self.is_float(name)]
+
     def is_output(self, tensor: str) -> bool:
         return any(value.name == tensor for value in self.model.graph.output)
 

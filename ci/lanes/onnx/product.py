@@ -24,11 +24,8 @@ from ci.lanes.onnx.user_program import (
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
     HowJudged,
-    accuracy_of_one_model,
-    apart,
-    differs_on_chip,
-    nearly_constant,
     not_in_fp16,
+    verdict_of_one_model,
 )
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product
@@ -118,17 +115,13 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             self.command("divergence", program.soc),
             self.command("quantize", program.soc, "--where"),
         )
-        suspect = (nearly_constant(near, context["slices"]), differs_on_chip(near, commands[0]))
-        warnings = [*self.drawn(program), *constant_inputs(facts), *filter(None, suspect)]
-        if program.run.kind == "fp16" and context["half_floats"] is False:
+        kind, name, slices = program.run.kind, self.model.typed, context["slices"]
+        judged = HowJudged(kind, inputs_used(facts))
+        wrong, low = verdict_of_one_model(name, near, slices, *commands, causes_of(context), judged)
+        warnings = [*self.drawn(program), *constant_inputs(facts), *low]
+        if kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
-        kind = program.run.kind
-        judged = accuracy_of_one_model(
-            self.model.typed, near, *commands, causes_of(context), HowJudged(kind, inputs_used(facts))
-        )
-        wrong, low = apart(judged)
-        warnings += low
         sizes = {"size": float(sum(path.stat().st_size for path in files))}
         if ddr:
             sizes |= {"ddr": ddr["read"] + ddr["written"]}

@@ -17,7 +17,7 @@ from ci.lanes.onnx.user_program import (
     program_of,
 )
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import HowJudged, accuracy_of_quantized, apart, nearly_constant
+from ci.pipeline.findings import HowJudged, verdict_of_one_model
 from ci.pipeline.lane_model import Product
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.options import Choice, OneModel
@@ -54,9 +54,10 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
     where = taken.command("quantize", program.soc, "--where")
     judged = HowJudged(kind, inputs_used(facts))
-    wrong, low = apart(accuracy_of_quantized(stem, facts["near"], where, causes_of(facts), judged))
-    constant = filter(None, [nearly_constant(facts["near"], facts["slices"])])
-    warnings = [*taken.drawn(program), *constant_inputs(facts), *constant, *low]
+    wrong, low = verdict_of_one_model(
+        stem, facts["near"], facts["slices"], "", where, causes_of(facts), judged
+    )
+    warnings = [*taken.drawn(program), *constant_inputs(facts), *low]
     return [
         Product(written, [words, *(f"  {line}" for line in facts["slices"])], warnings, Outcome(wrong=wrong))
     ]

@@ -31,12 +31,12 @@ from ci.lanes.onnx.pieces import OnnxPieces
 from ci.lanes.onnx.reproducer import HTP, HowCompiled, ids_of, reproducer
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep
-from ci.pipeline.models.arrays import Sample, save_one
+from ci.pipeline.models.arrays import Sample
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.reduce import Condition, Subgraph
-from ci.pipeline.reduction import Reduction, outcome_facts
+from ci.pipeline.reduction import PIECE, SAMPLES, Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.steps import Ask, asking, run_step
 from ci.pipeline.suite import NO_SUITE
@@ -45,7 +45,6 @@ from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.manifest import soc_named
 
-MODEL, SAMPLES = "piece.onnx", "samples"
 OPERATOR = re.compile(r" \((\w+)\): ")
 """In the message on nodes that would run on the CPU."""
 OBSERVED = "observed"
@@ -125,24 +124,18 @@ def observed(program: OnnxProgram, plan: OnnxPlan, into: Path) -> tuple[Path, li
 
 
 class OnnxReduction(Reduction[onnx.ModelProto]):
+    suffix = ".onnx"
+
     def __init__(self, program: OnnxProgram, plan: OnnxPlan, place: Path, *, estimated: bool) -> None:
         path, samples = observed(program, plan, place)
         model = onnx.load(str(path))
         make_plain(model)
         self.nodes = {node.name: node.op_type for node in model.graph.node}
-        super().__init__(OnnxPieces(model, samples), place, plan.work.jobs)
+        super().__init__(program.name, OnnxPieces(model, samples), place, plan.work.jobs)
         self.program, self.plan, self.estimated = program, plan, estimated
 
-    @property
-    def name(self) -> str:
-        return self.program.name
-
-    def write(self, model: onnx.ModelProto, inputs: Sequence[Sample], folder: Path) -> None:
-        onnx.save(model, str(folder / MODEL))
-        (folder / SAMPLES).mkdir()
-        # One is compared, and others are calibrated by.
-        for number, sample in enumerate([*inputs, *inputs[: len(inputs) == 1]]):
-            save_one(folder / SAMPLES / f"{number}.npz", sample)
+    def save(self, model: onnx.ModelProto, sample: Sample, path: Path) -> None:
+        onnx.save(model, str(path))
 
     def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
         programs = [self.program_in(folder) for folder in folders]
@@ -154,7 +147,10 @@ class OnnxReduction(Reduction[onnx.ModelProto]):
 
     def program_in(self, folder: Path) -> OnnxProgram:
         case = OnnxCase(
-            model=MODEL, samples=SAMPLES, non_finite=self.program.case.non_finite, run=self.program.case.runs
+            model=f"{PIECE}{self.suffix}",
+            samples=SAMPLES,
+            non_finite=self.program.case.non_finite,
+            run=self.program.case.runs,
         )
         return replace(self.program, suite=folder / NO_SUITE, case_name=folder.name, case=case)
 
@@ -182,12 +178,6 @@ class OnnxReduction(Reduction[onnx.ModelProto]):
     @property
     def environment(self) -> Mapping[str, str]:
         return environment()
-
-    def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
-        model, inputs = self.pieces.built(piece)
-        onnx.save(model, str(folder / f"{name}.onnx"))
-        save_one(folder / f"{name}.npz", inputs[0])
-        return [folder / f"{name}.onnx", folder / f"{name}.npz"]
 
     def operators_of(self, piece: Subgraph) -> list[str]:
         return [self.nodes[name] for name in piece.operators]

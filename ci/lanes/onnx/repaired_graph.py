@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from ci.lanes.onnx import provider
 from ci.lanes.onnx.events import SourcePlace, places_of
 from ci.lanes.onnx.graph import (
     REWRITTEN,
@@ -26,6 +25,7 @@ from ci.lanes.onnx.rewrites import FOLDED, REWRITES
 from ci.lanes.onnx.rewriting import Rewriting
 from ci.lanes.onnx.samples import calibration_samples
 from ci.lanes.onnx.suite import OnnxCase
+from ci.lanes.onnx.values import values_of
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.models.inputs import drawn
 from ci.pipeline.qnn_provider import installed_build
@@ -143,12 +143,8 @@ def _line(places: Mapping[str, SourcePlace], node: onnx.NodeProto) -> tuple[str,
 
 def _computed(model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> list[list[Array]]:
     """The outputs, in their order, for each sample."""
-    path, names = into / "whole.onnx", [value.name for value in model.graph.output]
-    try:
-        onnx.save(model, str(path))
-        return [[np.asarray(sample[name]) for name in names] for sample in provider.on_cpu(path, samples)]
-    finally:
-        path.unlink(missing_ok=True)
+    names = [value.name for value in model.graph.output]
+    return [[np.asarray(sample[name]) for name in names] for sample in values_of(model, samples, into, ())]
 
 
 def optimized(model: onnx.ModelProto, into: Path) -> onnx.ModelProto:

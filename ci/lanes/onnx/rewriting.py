@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.lanes.onnx import provider
 from ci.lanes.onnx.node_graph import Graph
+from ci.lanes.onnx.values import values_of
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.rewriting import Need, prove
 
@@ -105,25 +105,7 @@ class Rewriting:
 
     def values(self, names: Sequence[str]) -> list[Sample]:
         """Of tensors, by name, for each sample."""
-        whole = onnx.ModelProto()
-        whole.CopyFrom(self.model)
-        known = {value.name for value in whole.graph.output}
-        given = {value.name for value in whole.graph.input}
-        whole.graph.output.extend(
-            helper.make_empty_tensor_value_info(name)
-            for name in dict.fromkeys(names)
-            if name not in known | given
-        )
-        outputs = self.computed(whole, self.samples)
-        return [{**sample, **found} for sample, found in zip(self.samples, outputs, strict=True)]
-
-    def computed(self, model: onnx.ModelProto, samples: Sequence[Sample]) -> list[Sample]:
-        path = self.into / "part.onnx"
-        try:
-            onnx.save(model, str(path))
-            return provider.on_cpu(path, samples)
-        finally:
-            path.unlink(missing_ok=True)
+        return values_of(self.model, self.samples, self.into, names)
 
     def proved(self, match: OnnxMatch, need: Need, values: Sequence[Sample]) -> Writer:
         """What is to stand for the node. Raises NotTheSame."""
@@ -166,7 +148,7 @@ class Rewriting:
         )
         allow(model, MICROSOFT)
         samples = [dict(zip(operands, arrays, strict=True)) for arrays in inputs]
-        return [[sample[name] for name in names] for sample in self.computed(model, samples)]
+        return [[sample[name] for name in names] for sample in values_of(model, samples, self.into, ())]
 
     def _part(
         self,

@@ -608,15 +608,13 @@ def order_observe(order: Mapping[str, Any]) -> dict[str, Any]:
     """The values of all tensors of the prepared model for a few samples, in a file each."""
     import onnx
 
-    from ci.lanes.onnx.cuts import every_output
-    from ci.lanes.onnx.node_graph import Graph
+    from ci.lanes.onnx.values import values_of
 
     into, prepared = Path(order["into"]), Path(order["prepared"])
     calibration = saved(prepared / CALIBRATION) if (prepared / CALIBRATION).is_file() else []
     samples = [*saved(prepared / SAMPLES), *calibration[:OBSERVED]]
-    graph = Graph(onnx.load(order["model"]))
-    for number, outputs in enumerate(every_output(graph, into / "exposed.onnx", samples)):
-        save_one(into / f"{number}.npz", {**samples[number], **outputs})
+    for number, values in enumerate(values_of(onnx.load(order["model"]), samples, into)):
+        save_one(into / f"{number}.npz", values)
     return {"samples": len(samples)}
 
 
@@ -738,11 +736,7 @@ def _each_draw(
 def _beyond_half(source: Path, samples: Sequence[Sample], into: Path) -> list[dict[str, Any]]:
     from ci.lanes.onnx.cuts import beyond_half
 
-    scratch = into / "exposed.onnx"
-    try:
-        return beyond_half(source, places_of(load_graph(source)), samples, scratch)
-    finally:
-        scratch.unlink(missing_ok=True)
+    return beyond_half(source, places_of(load_graph(source)), samples, into)
 
 
 def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample], among: Choices) -> Iterator[Pair]:

@@ -19,7 +19,7 @@ from ci.pipeline.options import OneModel
 from ci.pipeline.phones import load_forecasts
 from ci.pipeline.precision import precision_named
 from ci.pipeline.steps import Ask, require_done, run_step
-from ci.pipeline.tuning import Goal, Point, Tuned, TuneSearch, Unit, label_of, settings_of, unit_of
+from ci.pipeline.tuning import Goal, Point, Tuned, TuneSearch, mixed, unit_of
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
@@ -107,7 +107,7 @@ def tuned(
     units = [unit_of(row) for row in scores_of(model, program, exact.name)["units"]]
 
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
-        programs = {choice: _mixed(program, units, choice, exact.name) for choice in choices}
+        programs = {choice: mixed(program, units, choice, exact.name) for choice in choices}
         plan = plan_of(list(programs.values()), model.selection, model.work)
         results = run_step(_step(model, plan, goal.metric), plan.programs)
         return [_point(choice, mixed, results[mixed.name], goal) for choice, mixed in programs.items()]
@@ -144,12 +144,6 @@ def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) 
     return PYTHON.format(
         comment=comment, nodes=text, activations=default.activations, weights=default.weights
     )
-
-
-def _mixed(program: OnnxProgram, units: Sequence[Unit], choice: frozenset[int], exact: str) -> OnnxProgram:
-    precision, nodes = settings_of(units, choice, program.run.precision, exact)
-    update = {"precision": precision, "nodes": nodes, "label": label_of(units, choice)}
-    return replace(program, run=program.run.model_copy(update=update))
 
 
 def _point(choice: frozenset[int], program: OnnxProgram, result: Result, goal: Goal) -> Point:
