@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from provisioning.base.accepted import load_accepted
+from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import version_in
@@ -14,6 +16,9 @@ from provisioning.fixes import words_of
 
 MANIFEST = MANIFESTS / "known_faults.toml"
 
+FIGURES = MANIFESTS / "accepted" / "faults.json"
+"""What each script printed last, which stands for FIGURE in its fault's effect."""
+FIGURE = "{figure}"
 SCRIPTS = MANIFESTS / "faults"
 """A script for each fault that can be shown with what is pinned, by its id, without code of this project."""
 
@@ -36,6 +41,8 @@ class Fault(Model):
     """The size of the output's first dimension with which alone it is met."""
     overloads: tuple[str, ...] = ()
     """Of the operator, with which alone it is met: `2 ** x` is pow.Scalar, and `x ** 2` is not."""
+    least: float | None = None
+    """A value of the program's inputs at or below which alone it is met."""
     shared: bool = False
     """Whether it needs a module that is called twice."""
     dies: bool = False
@@ -50,6 +57,7 @@ class Fault(Model):
     """Where it was seen."""
     lane: Lane
     effect: str
+    """With FIGURE where its script's figures stand."""
     show: str
     """The one command that shows it."""
     source: str
@@ -103,7 +111,14 @@ class Faults(Model):
 
 @cache
 def load_faults() -> tuple[Fault, ...]:
-    return load(MANIFEST, Faults).fault
+    """Their effects have the figures that their scripts printed."""
+    accepted = load_accepted(FIGURES, session("faults", "--accept"))
+
+    def filled(fault: Fault) -> Fault:
+        figure = str(accepted.of(fault.id).get("figure", "not measured yet"))
+        return fault.model_copy(update={"effect": fault.effect.replace(FIGURE, figure)})
+
+    return tuple(map(filled, load(MANIFEST, Faults).fault))
 
 
 def faults_of(product: str, version: str) -> list[Fault]:

@@ -23,6 +23,10 @@ class Met(NamedTuple):
         at = f" at {self.line}" if self.line else ""
         return f"known of {self.fault.operators[0]}{at}: {self.fault.title} ({self.fault.id})"
 
+    @property
+    def warning(self) -> str:
+        return f"{self}; {self.fault.fix}"
+
 
 def versions_of(build_id: str = "") -> dict[Product, str]:
     """Of what is installed here, and of a build of QNN; an empty id is of none."""
@@ -37,9 +41,10 @@ def faults_in(
     versions: Mapping[Product, str],
     *,
     dies: bool = False,
+    least: float | None = None,
 ) -> list[Met]:
     """Those of the emulator that programs of ExecuTorch can have, with these nodes (`delegated_nodes`): such
-    as give wrong numbers, or with `dies` no program."""
+    as give wrong numbers, or with `dies` no program. `least`: the least value of their inputs, if known."""
     arch = soc_named(soc).arch
     found = []
     for fault in load_faults():
@@ -51,10 +56,18 @@ def faults_in(
             and any(fault.concerns(product, version) for product, version in versions.items())
             and (not fault.schemes or scheme in fault.schemes)
             and (not fault.arches or arch in fault.arches)
+            and (fault.least is None or least is None or least <= fault.least)
         ):
             line = next((str(node["line"]) for node in _concerned(fault, nodes)), None)
             found += [] if line is None else [Met(fault, line)]
     return found
+
+
+def shown_by_inputs(facts: Mapping[str, Any], scheme: str, soc: str, build_id: str) -> Iterator[Met]:
+    """Those that the values of its inputs give a program with these facts of its compile."""
+    for met in faults_in(facts["nodes"], scheme, soc, versions_of(build_id), least=facts["least"]):
+        if met.fault.least is not None:
+            yield met
 
 
 def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

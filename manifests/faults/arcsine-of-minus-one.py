@@ -28,9 +28,9 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-whole, part = (
-    decibels(lambda x: x.asin(), (torch.linspace(-end, end, 64).reshape(4, 16),)) for end in (1, 0.99)
-)
-word = "changed" if part < 20 else "still" if whole < 20 else "gone"
-print(word, "-", f"{whole:.1f} dB to float for asin of [-1, 1], {part:.1f} dB of [-0.99, 0.99]")
+cases = (lambda x: x.asin(), 1), (lambda x: x.acos(), 1), (lambda x: x.asin(), 0.99)
+one, also, right = (decibels(net, (torch.linspace(-end, end, 64).reshape(4, 16),)) for net, end in cases)
+word = "still" if max(one, also) < 40 <= right else "gone" if min(one, also, right) >= 40 else "changed"
+figure = f"{one:.1f} dB to float for asin of [-1, 1], {also:.1f} for acos, {right:.1f} for asin of [-0.99, 0.99]"
+print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -32,9 +32,11 @@ def ended(net, size):
     os._exit(0)
 
 
-padded, ceil = torch.nn.AvgPool2d(2, 2, 1, count_include_pad=False), torch.nn.AvgPool2d(3, 2, ceil_mode=True)
-over, inside = [ended(padded, 8) for _ in range(4)] + [ended(ceil, 10)], ended(ceil, 9)
-good = [figure.endswith("dB") and int(figure.split()[0]) > 20 for figure in (inside, *over)]
-word = "changed" if not good[0] else "gone" if all(good) else "still"
-print(word, "-", f"{', '.join(over[:4])} of padding, {over[4]} of 10x10 with ceil_mode, {inside} of 9x9")
+pool = torch.nn.AvgPool2d
+wrong = ended(pool(2, 2, 1), 8), ended(pool(2, 2, 1, count_include_pad=False), 8), ended(pool(3, 2, ceil_mode=True), 10)
+right = ended(pool(3, 2, ceil_mode=True), 9)
+good = [figure.endswith("dB") and int(figure.split()[0]) > 20 for figure in (right, *wrong)]
+word = "still" if good == [True, False, False, False] else "gone" if all(good) else "changed"
+figure = f"{wrong[0]} for AvgPool2d(2, 2, padding=1) of 8x8, {right} for AvgPool2d(3, 2, ceil_mode=True) of 9x9"
+print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

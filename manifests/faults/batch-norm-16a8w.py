@@ -28,8 +28,10 @@ def decibels(net, inputs, scheme):
 
 
 torch.manual_seed(0)
-norm, inputs = torch.nn.BatchNorm2d(8), (torch.randn(1, 8, 6, 6),)
-sixteen, eight = (decibels(norm, inputs, scheme) for scheme in ("16a8w", "8a8w"))
-word = "changed" if eight < 20 else "still" if sixteen < 20 else "gone"
-print(word, "-", f"{sixteen:.1f} dB at 16a8w, {eight:.1f} dB at 8a8w")
+norm, drawn, inputs = torch.nn.BatchNorm2d(8), torch.nn.BatchNorm2d(8), (torch.randn(1, 8, 6, 6),)
+torch.nn.init.uniform_(drawn.weight, 0.6, 1)
+cases = (norm, "16a8w"), (drawn, "16a8w"), (norm, "8a8w")
+one, also, right = (decibels(net, inputs, scheme) for net, scheme in cases)
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+print(word, "-", f"{one:.1f} dB at 16a8w with weights of 1, {also:.1f} with weights in [0.6, 1], {right:.1f} at 8a8w")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

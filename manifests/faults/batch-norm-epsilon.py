@@ -27,8 +27,8 @@ def norm(epsilon):
 
 
 torch.manual_seed(0)
-inputs = (torch.randn(1, 8, 6, 6) * 0.1,)
-large, small = (decibels(norm(epsilon), inputs) for epsilon in (1e-3, 1e-5))
-word = "changed" if small < 40 else "still" if large < 40 else "gone"
-print(word, "-", f"{large:.1f} dB with an epsilon of 1e-3, {small:.1f} dB with 1e-5")
+nets = norm(1e-3), torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), norm(1e-3)), norm(1e-5)
+one, also, right = (decibels(net, (torch.randn(1, 8, 6, 6) * 0.1,)) for net in nets)
+word = "still" if max(one, also) < 40 <= right else "gone" if min(one, also, right) >= 40 else "changed"
+print(word, "-", f"{one:.1f} dB with an epsilon of 1e-3, {also:.1f} after a convolution, {right:.1f} with 1e-5")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -27,12 +27,17 @@ def decibels(net, inputs, scheme):
     return 20 * math.log10(max(1e-9, wanted.norm() / max(1e-9, (found - wanted).norm().nan_to_num(math.inf))))
 
 
-torch.manual_seed(0)
-inputs, norm = (torch.randn(1, 2, 6, 6),), torch.nn.BatchNorm2d(2)
-norm.bias.data = torch.tensor([0.5, 0.1])
-positive = decibels(norm, inputs, "8a8w")
-norm.bias.data = torch.tensor([-0.5, 0.1])
-negative = decibels(norm, inputs, "8a8w")
-word = "changed" if negative < 20 else "still" if positive < 20 else "gone"
-print(word, "-", f"{positive:.1f} dB with biases of 0.5 and 0.1, {negative:.1f} dB with -0.5 and 0.1")
+def biased(*biases):
+    torch.manual_seed(0)
+    inputs, norm = (torch.randn(1, len(biases), 6, 6),), torch.nn.BatchNorm2d(len(biases))
+    norm.bias.data = torch.tensor(biases)
+    return decibels(norm, inputs, "8a8w")
+
+
+wrong = biased(0.5, 0.1), biased(-1.0, 2.0, 1.0, 0.3)
+right = biased(-0.5, 0.1), biased(1.0, -2.0, 1.0, 0.3)
+word = "still" if max(wrong) < 20 <= min(right) else "gone" if min(*wrong, *right) >= 20 else "changed"
+figure = "{:.1f} dB with biases of 0.5 and 0.1, {:.1f} with -1, 2, 1 and 0.3"
+figure += "; {:.1f} with -0.5 and 0.1, {:.1f} with 1, -2, 1 and 0.3"
+print(word, "-", figure.format(*wrong, *right))
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -15,7 +15,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 def decibels(net, inputs, per_channel):
     module = torch.export.export(torch.fx.symbolic_trace(net).eval(), inputs, strict=True).module()
     quantizer = QnnQuantizer(soc_model=QcomChipset.SM8650)
-    quantizer.set_default_quant_config(QuantDtype.use_8a8w, is_linear_per_channel=per_channel)
+    channels = {"is_linear_per_channel": per_channel, "is_conv_per_channel": per_channel}
+    quantizer.set_default_quant_config(QuantDtype.use_8a8w, **channels)
     module = prepare_pt2e(module, quantizer)
     module(*inputs)
     module = convert_pt2e(module)
@@ -28,10 +29,13 @@ def decibels(net, inputs, per_channel):
 
 
 torch.manual_seed(0)
-layer = torch.nn.Linear(16, 16)
-layers = torch.nn.Sequential(layer, torch.nn.ReLU(), layer)
-inputs = (torch.rand(4, 16) * 2 - 1,)
-channel, tensor = (decibels(layers, inputs, per_channel) for per_channel in (True, False))
-word = "changed" if tensor < 20 else "still" if channel < 20 else "gone"
-print(word, "-", f"{channel:.1f} dB with weights per channel, {tensor:.1f} dB per tensor")
+linear, conv = torch.nn.Linear(16, 16), torch.nn.Conv2d(4, 4, 3, padding=1)
+cases = (linear, (4, 16), True), (conv, (1, 4, 8, 8), True), (linear, (4, 16), False)
+one, also, right = (
+    decibels(torch.nn.Sequential(layer, torch.nn.ReLU(), layer), (torch.rand(size) * 2 - 1,), per_channel)
+    for layer, size, per_channel in cases
+)
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+figure = f"{one:.1f} dB for a linear layer with weights per channel, {also:.1f} for a convolution, {right:.1f} per tensor"
+print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -29,12 +29,13 @@ def decibels(net, inputs):
 
 class Net(torch.nn.Sequential):
     def forward(self, x):
-        return self[0]((x > 0.1).float() if self.cast else torch.where(x > 0.1, 1.0, 0.0))
+        return self[0](self.gate(x))
 
 
 torch.manual_seed(0)
+gates = lambda x: (x > 0.1).float(), lambda x: (x <= 0.5).float(), lambda x: torch.where(x > 0.1, 1.0, 0.0)
 net, inputs = Net(torch.nn.Linear(16, 8)), (torch.rand(4, 16) * 2 - 1,)
-cast, chosen = (decibels(net, inputs) for net.cast in (True, False))
-word = "changed" if chosen < 20 else "still" if cast < 20 else "gone"
-print(word, "-", f"{cast:.1f} dB with a cast, {chosen:.1f} dB with torch.where")
+one, also, right = (decibels(net, inputs) for net.gate in gates)
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+print(word, "-", f"{one:.1f} dB with a cast of x > 0.1, {also:.1f} of x <= 0.5, {right:.1f} with torch.where")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -21,9 +21,9 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-five, four = (
-    decibels(lambda x, s=s: x + torch.ones(s), (torch.rand(s),)) for s in ((1, 2, 3, 7, 5), (2, 3, 7, 5))
-)
-word = "changed" if four < 20 else "still" if five < 20 else "gone"
-print(word, "-", f"{five:.1f} dB with five dimensions, {four:.1f} dB with four")
+ones, zeros = lambda x: x + torch.ones(x.shape), lambda x: x + torch.zeros(x.shape)
+cases = (ones, (1, 2, 3, 7, 5)), (zeros, (1, 2, 3, 7, 5)), (ones, (2, 3, 7, 5))
+one, also, right = (decibels(net, (torch.rand(shape),)) for net, shape in cases)
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+print(word, "-", f"{one:.1f} dB for ones of five dimensions, {also:.1f} for zeros, {right:.1f} for ones of four")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -28,11 +28,13 @@ def decibels(net, inputs, scheme):
 
 
 torch.manual_seed(0)
-inputs = (torch.rand(1, 8, 8, 8) * 2 - 1,)
-layers = [torch.nn.ConvTranspose2d(8, 8, 3, groups=groups) for groups in (2, 1)]
-for layer in layers:
+flat, image = torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d
+cases = (image, 2, [8, 8]), (flat, 2, [64]), (image, 1, [8, 8])
+nets = [(kind(8, 8, 3, groups=groups), (torch.rand(1, 8, *size) * 2 - 1,)) for kind, groups, size in cases]
+for layer, _ in nets:
     layer.weight.data[:, 1::2] *= 50
-grouped, whole = (decibels(layer, inputs, "8a8w") for layer in layers)
-word = "changed" if whole < 20 else "still" if grouped < 20 else "gone"
-print(word, "-", f"{grouped:.1f} dB in two groups, {whole:.1f} dB in one")
+one, *right = (decibels(layer, inputs, "8a8w") for layer, inputs in nets)
+word = "still" if one < 20 <= min(right) else "gone" if min(one, *right) >= 20 else "changed"
+figure = f"{one:.1f} dB for ConvTranspose2d in two groups, {right[0]:.1f} for ConvTranspose1d, {right[1]:.1f} in one group"
+print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

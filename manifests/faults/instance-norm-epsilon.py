@@ -21,8 +21,11 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-norms = [torch.nn.InstanceNorm2d(4, affine=True, eps=eps) for eps in (0.1, 1e-5)]
-large, usual = (decibels(norm, (torch.rand(1, 4, 8, 8),)) for norm in norms)
-word = "changed" if usual < 20 else "still" if large < 20 else "gone"
-print(word, "-", f"{large:.1f} dB with an epsilon of 0.1 for inputs in [0, 1], {usual:.1f} dB with 1e-5")
+one, also, right = (
+    decibels(torch.nn.InstanceNorm2d(4, affine=True, eps=eps), (torch.rand(1, 4, 8, 8) * end,))
+    for eps, end in ((0.1, 1), (1e-5, 0.01), (1e-5, 1))
+)
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+figure = f"{one:.1f} dB with eps=0.1 for inputs in [0, 1], {also:.1f} with 1e-5 in [0, 0.01], {right:.1f} with 1e-5 in [0, 1]"
+print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -12,10 +12,10 @@ from executorch.runtime import Runtime
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 
-def decibels(net, inputs):
+def decibels(net, inputs, scheme):
     module = torch.export.export(torch.fx.symbolic_trace(net).eval(), inputs, strict=True).module()
     quantizer = QnnQuantizer(soc_model=QcomChipset.SM8650)
-    quantizer.set_default_quant_config(QuantDtype.use_8a8w)
+    quantizer.set_default_quant_config(QuantDtype["use_" + scheme])
     module = prepare_pt2e(module, quantizer)
     module(*inputs)
     module = convert_pt2e(module)
@@ -28,7 +28,10 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-figure = decibels(lambda x: x.float() * 0.5, (torch.randint(-9, 9, (4, 16), dtype=torch.int32),))
-word = "still" if figure < 20 else "gone"
-print(word, "-", f"{figure:.1f} dB for x.float() of int32 at 8a8w")
+one, also, right = (
+    decibels(lambda x: x.float() * 0.5, (torch.randint(-9, 9, (4, 16), dtype=kind),), scheme)
+    for kind, scheme in ((torch.int32, "8a8w"), (torch.int32, "16a8w"), (torch.int16, "8a8w"))
+)
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+print(word, "-", f"{one:.1f} dB for x.float() of int32 at 8a8w, {also:.1f} at 16a8w, {right:.1f} of int16 at 8a8w")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

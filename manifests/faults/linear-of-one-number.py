@@ -30,7 +30,7 @@ def decibels(weight):
     return 20 * math.log10(max(1e-9, wanted.norm() / max(1e-9, (found - wanted).norm().nan_to_num(math.inf))))
 
 
-positive, negative = decibels(0.5), decibels(-0.5)
-word = "changed" if negative < 20 else "still" if positive < 20 else "gone"
-print(word, "-", f"{positive:.1f} dB with a weight of 0.5, {negative:.1f} dB with -0.5")
+one, also, right = decibels(0.5), decibels(2.0), decibels(-0.5)
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+print(word, "-", f"{one:.1f} dB with a weight of 0.5, {also:.1f} with 2, {right:.1f} with -0.5")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

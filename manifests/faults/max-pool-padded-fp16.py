@@ -21,10 +21,11 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-pools = [torch.nn.MaxPool2d(size, 2, padding=1) for size in (2, 3)]
-two, three = (decibels(pool, (torch.randn(1, 8, 10, 10),)) for pool in pools)
-word = "changed" if three < 20 else "still" if two < 20 else "gone"
-print(
-    word, "-", f"{two:.1f} dB for MaxPool2d(2, 2, padding=1), {three:.1f} dB for MaxPool2d(3, 2, padding=1)"
+one, also, right = (
+    decibels(torch.nn.MaxPool2d(kernel, 2, padding=1), (torch.randn(1, 8, size, size),))
+    for kernel, size in ((2, 10), (2, 8), (3, 10))
 )
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+figure = f"{one:.1f} dB for MaxPool2d(2, 2, padding=1) of 10x10, {also:.1f} of 8x8, {right:.1f} for MaxPool2d(3, 2, padding=1)"
+print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -1,4 +1,4 @@
-"""minus-infinity-on-v81: On V81 attention attends to what a mask of -inf excludes
+"""minus-infinity-on-v81: On V81 attention attends to what a mask of -inf, or of the least float32, excludes
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math
@@ -21,8 +21,19 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-mask = torch.zeros(4, 16).masked_fill(torch.arange(16) > 9, -math.inf)
-figure = decibels(lambda x, m: torch.softmax(x + m, -1), (torch.rand(4, 16), mask))
-word = "still" if figure < 20 else "gone"
-print(word, "-", f"{figure:.1f} dB for softmax under a mask of -inf as an input on SM8850")
+x = torch.rand(4, 16)
+
+
+def masked(value, net=lambda x, m: torch.softmax(x + m, -1)):
+    return decibels(net, (x, torch.zeros(4, 16).masked_fill(torch.arange(16) > 9, value)))
+
+
+least, kept = torch.finfo(torch.float32).min, (torch.arange(16) <= 9).float().repeat(4, 1)
+clamped = masked(-math.inf, lambda x, m: torch.softmax(torch.clamp(x + m, -1e4), -1))
+wrong = masked(-math.inf), masked(least), masked(-7e4), clamped
+right = masked(-65504.0), decibels(lambda x, m: torch.softmax(x + (1 - m) * least, -1), (x, kept))
+word = "still" if max(wrong) < 20 <= min(right) else "gone" if min(*wrong, *right) >= 20 else "changed"
+figure = "{:.1f} dB for softmax(x + mask) with -inf in the mask, {:.1f} with finfo(float32).min, {:.1f} with -7e4"
+figure += ", {:.1f} with clamp(x + mask, -1e4); {:.1f} with -65504, {:.1f} with x + (1 - mask) * finfo(float32).min"
+print(word, "-", figure.format(*wrong, *right))
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -28,9 +28,12 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-figure = decibels(
-    lambda x: torch.nn.functional.normalize(x, dim=-1), (torch.cat([torch.zeros(2, 8), torch.rand(2, 8)]),)
+one, also, right = (
+    decibels(
+        lambda x: torch.nn.functional.normalize(x, dim=-1), (torch.rand(4, 8) * (torch.arange(4)[:, None] >= rows),)
+    )
+    for rows in (2, 1, 0)
 )
-word = "still" if figure < 20 else "gone"
-print(word, "-", f"{figure:.1f} dB at 16a8w for rows of zeros among others")
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+print(word, "-", f"{one:.1f} dB at 16a8w for two rows of zeros of four, {also:.1f} for one, {right:.1f} for none")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -10,9 +10,9 @@ from executorch.backends.qualcomm.utils import utils as qnn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 
-def lowering(channels):
+def lowering(channels, kernel):
     inputs = (torch.rand(1, channels, 8, 8) * 2 - 1,)
-    net = torch.nn.Conv2d(channels, 8, 1).eval()
+    net = torch.nn.Conv2d(channels, 8, kernel).eval()
     module = torch.export.export(net, inputs, strict=True).module()
     quantizer = QnnQuantizer(soc_model=QcomChipset.SM8650)
     quantizer.set_default_quant_config(QuantDtype.use_fp16a8w, is_conv_per_channel=True)
@@ -24,10 +24,11 @@ def lowering(channels):
         qnn.to_edge_transform_and_lower_to_qnn(convert_pt2e(module), inputs, spec)
     except (AssertionError, KeyError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"[:80]
-    return ""
+    return "it lowers"
 
 
-three, four = lowering(3), lowering(4)
-word = "changed" if four else "still" if three else "gone"
-print(word, "-", f"3 channels: {three or 'it lowers'}; 4 channels: {four or 'it lowers'}")
+one, also, right = lowering(3, 1), lowering(4, 3), lowering(4, 1)
+lowers = [end == "it lowers" for end in (one, also, right)]
+word = "still" if lowers == [False, False, True] else "gone" if all(lowers) else "changed"
+print(word, "-", f"3 channels: {one}; a kernel of 3x3 with 4: {also}; 1x1 with 4: {right}")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

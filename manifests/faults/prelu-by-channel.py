@@ -21,9 +21,11 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-prelus = torch.nn.PReLU(3), torch.nn.PReLU()
-prelus[0].weight.data = torch.tensor([0.1, 0.5, 0.9])
-channels, one = (decibels(prelu, (torch.randn(1, 3, 8, 8),)) for prelu in prelus)
-word = "changed" if one < 20 else "still" if channels < 20 else "gone"
-print(word, "-", f"{channels:.1f} dB with a parameter for each channel, {one:.1f} dB with one for all")
+nets = torch.nn.PReLU(3), torch.nn.PReLU(4), torch.nn.PReLU()
+for net in nets[:2]:
+    net.weight.data = torch.linspace(0.1, 0.9, len(net.weight))
+one, also, right = (decibels(net, (torch.randn(1, n, 8, 8),)) for net, n in zip(nets, (3, 4, 3)))
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+figure = f"{one:.1f} dB with a parameter for each of 3 channels, {also:.1f} for each of 4, {right:.1f} with one for all"
+print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -28,11 +28,9 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-index, full = torch.tensor([[0, 2]] * 4), torch.full((4, 2), 0.5)
-number, tensor = (
-    decibels(net, (torch.rand(4, 6), index))
-    for net in (lambda x, i: torch.scatter(x, 1, i, 0.5), lambda x, i: torch.scatter(x, 1, i, full))
-)
-word = "changed" if tensor < 20 else "still" if number < 20 else "gone"
-print(word, "-", f"{number:.1f} dB for a number, {tensor:.1f} dB for a tensor of it")
+index, full, scatter = torch.tensor([[0, 2]] * 4), torch.full((4, 2), 0.5), torch.scatter
+nets = lambda x, i: scatter(x, 1, i, 0.5), lambda x, i: scatter(x, 1, i, 5.0), lambda x, i: scatter(x, 1, i, full)
+one, also, right = (decibels(net, (torch.rand(4, 6), index)) for net in nets)
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+print(word, "-", f"{one:.1f} dB for 0.5, {also:.1f} for 5.0, {right:.1f} for a tensor of 0.5")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

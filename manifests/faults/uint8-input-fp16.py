@@ -21,7 +21,11 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-figure = decibels(lambda x: x.float() * 2.0, (torch.randint(0, 9, (4, 16), dtype=torch.uint8),))
-word = "still" if figure < 20 else "gone"
-print(word, "-", f"{figure:.1f} dB for x.float() of uint8 at fp16")
+one, also, right = (
+    decibels(lambda x, v=v: x.float() * v, (torch.randint(0, 9, (4, 16), dtype=kind),))
+    for kind, v in ((torch.uint8, 2.0), (torch.uint8, 0.5), (torch.int32, 2.0))
+)
+word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
+figure = f"{one:.1f} dB for x.float() * 2 of uint8, {also:.1f} for x.float() * 0.5, {right:.1f} for x.float() * 2 of int32"
+print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

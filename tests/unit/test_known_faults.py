@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ci.inspect import verb
-from ci.operators.faults import faults_in
+from ci.operators.faults import faults_in, shown_by_inputs
 from provisioning.known_faults import Product, faults_of, faults_of_build
 from tests.support.programs import context
 from tests.support.typed import run_here
@@ -90,3 +90,10 @@ def test_an_operator_has_the_faults_of_its_scheme_and_chip(
     found = faults_in(nodes, scheme, soc, VERSIONS)
     assert {met.fault.id for met in found} == named and all("net.py:7" in str(met) for met in found)
     assert not faults_in(nodes, scheme, soc, {"executorch": "9"})
+
+
+@pytest.mark.parametrize(("least", "named"), [(-3e38, True), (-7e4, True), (-65536.0, False), (0.0, False)])
+def test_a_fault_of_values_is_named_where_an_input_has_them(least: float, named: bool) -> None:
+    nodes = {name: {"operator": name, "line": ""} for name in ("aten.softmax.int", "aten.exp.default")}
+    found = shown_by_inputs({"nodes": nodes, "least": least}, "fp16", "SM8850", "v2.49.40.260810104044")
+    assert [met.fault.id for met in found] == ["minus-infinity-on-v81"] * named

@@ -16,6 +16,7 @@ from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.timing import measure
 from ci.lanes.executorch.user_program import plan_of_model, program_of, pytorch_model, require_done
+from ci.operators.faults import shown_by_inputs
 from ci.operators.table import inexact, operators_in, taken_at
 from ci.pipeline.options import OneModel
 from ci.pipeline.runner import Runner, ready_runner
@@ -44,6 +45,8 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
             rows[scheme] = {"error": error.message, "fix": error.fix}
             continue
         rows[scheme] = row_of(result, scheme, selection.soc)
+        shown = shown_by_inputs(result.facts, scheme, selection.soc, plan.basis.build_id)
+        rows[scheme]["warnings"] = [met.warning for met in shown]
         if runner:
             rows[scheme]["measured"] = _measured(runner, result, plan.environment, model.work.timeout)
     _suggest_precisions(rows, selection.soc)

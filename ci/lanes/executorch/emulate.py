@@ -326,7 +326,7 @@ def causes_of(
     scheme = program.run.precision
     # Without a line it is of no code of the user's.
     nodes = {name: node for name, node in compiled.get("nodes", {}).items() if node.get("line")}
-    met = faults_in(nodes, scheme, program.soc, versions_of(build_id))
+    met = faults_in(nodes, scheme, program.soc, versions_of(build_id), least=compiled.get("least"))
     return Causes(
         losses=f"quantizing loses most in {lost_at(losses[0])}" if losses else "",
         slices=slices,

@@ -281,6 +281,7 @@ def lower(
         "left": [asdict(operator) for operator in cpu_operators],
         "partition": parts,
         "nodes": nodes,
+        "least": _least_of(samples),
         "losses": losses,
         "notes": [list(note) for note in loaded.notes],
         "delegates": sum(part["where"] != "cpu" for part in parts),
@@ -291,6 +292,12 @@ def lower(
         "loads": _loads(into / PROGRAM),
         "without_time": digest_without_time(into / PROGRAM),
     }
+
+
+def _least_of(samples: Sequence[tuple[Tensor, ...]]) -> float:
+    """The least value of the inputs of floats; -inf counts as the least number."""
+    floats = [tensor for sample in samples for tensor in sample if tensor.is_floating_point()]
+    return min((float(tensor.nan_to_num().min()) for tensor in floats if tensor.numel()), default=0.0)
 
 
 def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp", **more: bool) -> Any:

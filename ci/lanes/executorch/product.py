@@ -26,6 +26,7 @@ from ci.lanes.executorch.user_program import (
     samples_folder,
     stack_of,
 )
+from ci.operators.faults import shown_by_inputs
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
     BEYOND_FIX,
@@ -140,7 +141,8 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             HowJudged(program.run.kind, inputs_used(facts)),
         )
         wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
-        warnings = [*notes_of(facts), *low]
+        shown = shown_by_inputs(facts, program.run.precision, program.soc, plan.basis.build_id)
+        warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
         outcome = Outcome(
             figures={**figures, "size": path.stat().st_size, "ddr": costs["ddr_read"] + costs["ddr_written"]},
             on_cpu=tuple(row["operator"] for row in facts["left"]),

@@ -30,6 +30,7 @@ from ci.lanes.executorch.judge import (
     program_file,
 )
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.operators.faults import shown_by_inputs
 from ci.pipeline.baseline import Recorded, beside, load_tolerances
 from ci.pipeline.findings import notes
 from ci.pipeline.installed import ready_environment
@@ -139,6 +140,8 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
         yield from delegation(program, result.facts)
         yield from kept_on_cpu(program, result.facts)
         yield from notes(program, result.facts, SUITES.repeat(program, self.stage))
+        for met in shown_by_inputs(result.facts, program.run.precision, program.soc, build_id):
+            yield Finding("known-fault", Severity.WARNING, program.name, str(met), met.fault.fix)
         yield from artifact(program, result, build_id)
         yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from ci.lanes.upstream.ledger import ledger_path, load_ledger, load_record
 from ci.lanes.upstream.suite import SUITES
+from provisioning.base.accepted import load_accepted
 from provisioning.base.commands import as_installed, session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.components import QNN_SDK
-from provisioning.known_faults import Fault, load_faults
+from provisioning.known_faults import FIGURE, FIGURES, Fault, load_faults
 from provisioning.manifest import load_profile
 
 NAMES = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxruntime-qnn"}
@@ -28,18 +29,18 @@ STILL_THERE = """\
 ## Is each fault still there
 
 Each has a script in `manifests/faults` that has no code of this project, or says why not: run it with
-packages of your own, and send it to who can repair it. Its last line begins with `still`, `gone` or `changed`
-and has the figure; its exit code is 1, 0 or 2. Run them all with what is pinned, or some by name:
+packages of your own, and send it to who can repair it. Most try two models that have the fault, and one
+beside them that has not. Its last line begins with `still`, `gone` or `changed` and has the figures that
+stand here; its exit code is 1, 0 or 2. Run them all with what is pinned, or some by name:
 
 ```console
 $ nox -s faults -- bias-used-twice
-still    bias-used-twice: 7.3 dB with weights per channel, 40.7 dB per tensor
+still    bias-used-twice: {figure}
 ```
 
-`--jobs 2` runs two side by side, and `--resume` goes on where a run was interrupted, as long as script,
-packages and QNN are the same. A fault that is gone, or another one now, is an error until its entry says so:
-`--close` ends its versions. faults.yml runs them every night on newer pins, opens a pull request with what is
-gone, and is red where a fault changed or a newer version has it too.
+`--jobs 2` runs two side by side. A fault that is gone, or prints other figures now, is an error until its
+entry says so: `--close` ends its versions, `--accept` writes its figures. faults.yml runs them every night on
+newer pins, opens a pull request with what is gone, and is red where one changed or a newer version has it.
 """
 
 
@@ -60,7 +61,8 @@ def page() -> str:
     for title, measured in (("Measured here", True), ("Reported", False)):
         if faults := [fault for fault in load_faults() if fault.measured is measured]:
             lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
-    lines += [*_upstream(), *_suites(), *STILL_THERE.splitlines()]
+    figure = str(load_accepted(FIGURES).of("bias-used-twice").get("figure", ""))
+    lines += [*_upstream(), *_suites(), *STILL_THERE.replace(FIGURE, figure).splitlines()]
     head, rest = "\n".join(lines[:9]), "\n".join(lines[9:])
     return f"{head}\n{as_installed(rest)}".rstrip("\n") + "\n"
 

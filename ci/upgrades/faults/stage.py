@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,16 +14,17 @@ import tomlkit
 
 from ci.engine.closed import closed
 from ci.engine.jobs import FunctionSlot, Job, default_slots, memory_budget, run_jobs
+from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import captured, logged, session
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, UnknownName
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.errors import EnvironmentLacking, UnknownName
+from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.build_id import build_ids, version_in
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES, resolve
-from provisioning.known_faults import MANIFEST, SCRIPTS, Fault
+from provisioning.known_faults import FIGURES, MANIFEST, SCRIPTS, Fault
 from provisioning.python_environments import PythonEnvironments, environments_folder
 
 WORDS = {"gone": 0, "still": 1, "changed": 2}
@@ -31,6 +32,7 @@ WORDS = {"gone": 0, "still": 1, "changed": 2}
 
 SAID = re.compile(rf"({'|'.join(WORDS)}) - (.+)")
 
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 SCRIPT_MEMORY = 1 << 30
 
 
@@ -51,17 +53,18 @@ class HowToRun:
 
     timeout: float
     jobs: int | None
-    resume: bool
-    """Take what an interrupted run of the same scripts with the same versions has said already."""
+    close: bool = False
+    """End the versions of what is gone."""
+    accepts: bool = False
+    """Put what each script printed into the table of figures."""
     scripts: Path = SCRIPTS
+    figures: Path = FIGURES
 
 
 def check_all(
     selection: Selection,
     choose: Callable[[], Sequence[Fault]],
     how: HowToRun,
-    *,
-    close: bool,
     environ: Mapping[str, str],
 ) -> int:
     """A fault that is gone, or is another one now, is an error until its entry says so."""
@@ -81,10 +84,15 @@ def check_all(
             memory=memory_budget(),
         )
         found = {fault: runs[name] for name, fault in faults.items()}
-        ended = closing(found) if close else {}
+        ended = closing(found) if how.close else {}
         if ended:
             replace_text(MANIFEST, with_versions(MANIFEST.read_text(encoding="utf-8"), ended))
-        judge(stage, found, ended)
+        if how.accepts:
+            figures: dict[str, Values] = {
+                fault.id: {"figure": run.figure} for fault, run in found.items() if run.word == "still"
+            }
+            accept(how.figures, lambda before: before.updated(figures))
+        judge(stage, found, ended, load_accepted(how.figures))
         replace_text(folder / "table.md", table(found, ended))
         stage.artifacts.append(Artifact.of("table", folder / "table.md"))
     return stage.close(selection.reports)
@@ -110,47 +118,31 @@ def _run(
     how: HowToRun,
     environ: Mapping[str, str],
 ) -> FaultRun:
-    lane = _lane(fault)
-    python = pythons[lane]
-    log, kept, script = (
-        folder / f"{fault.id}.log",
-        folder / f"{fault.id}.json",
-        how.scripts / f"{fault.id}.py",
-    )
+    python, log = pythons[_lane(fault)], folder / f"{fault.id}.log"
     variables, version = closed(environ), ""
-    if lane == "executorch":
+    if _lane(fault) == "executorch":
         resolved = resolve(selection, environ)
         variables = closed(resolved.merged(environ))
         library = resolved.root(QNN_SDK).path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
         version = version_in(next(iter(build_ids(library)), ""))
-    packages = _packages(python)
-    key = {"script": hash_file(script), "qnn": version, "packages": packages}
-    if how.resume and kept.is_file() and (said_before := json.loads(kept.read_text("utf-8")))["key"] == key:
-        run = FaultRun(**said_before["run"])
-    else:
-        if fault.product != "qnn":
-            version = packages.get(fault.product, "")
-        try:
-            code = logged([python, script], log, variables, fault.id, timeout=how.timeout)
-            word, figure = said(log.read_text(encoding="utf-8", errors="replace"), code)
-        except EnvironmentLacking as error:
-            word, figure = "", str(error)
-        run = FaultRun(word, figure, version)
-        if word:
-            replace_text(kept, json.dumps({"key": key, "run": asdict(run)}))
+    if fault.product != "qnn":
+        version = _version(python, fault.product)
+    try:
+        code = logged([python, how.scripts / f"{fault.id}.py"], log, variables, fault.id, timeout=how.timeout)
+        word, figure = said(log.read_text(encoding="utf-8", errors="replace"), code)
+    except EnvironmentLacking as error:
+        word, figure = "", str(error)
+    run = FaultRun(word, figure, version)
     sys.stdout.write(f"{run.word or 'no word':8} {fault.id}: {run.figure}\n")
     sys.stdout.flush()
     return run
 
 
 @cache
-def _packages(python: str) -> Mapping[str, str]:
-    """The versions of what an interpreter has."""
-    listed = "import json, importlib.metadata as all; " + (
-        "print(json.dumps({d.name.replace('_', '-'): d.version for d in all.distributions()}))"
-    )
-    versions: dict[str, str] = json.loads(captured([python, "-c", listed]).stdout)
-    return versions
+def _version(python: str, package: str) -> str:
+    """Of what an interpreter has; empty if it has none."""
+    told = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    return captured([python, "-c", told]).stdout.strip()
 
 
 def said(printed: str, code: int) -> tuple[str, str]:
@@ -183,7 +175,9 @@ def with_versions(text: str, versions: Mapping[str, str]) -> str:
     return tomlkit.dumps(document)
 
 
-def judge(stage: StageRun, found: Mapping[Fault, FaultRun], ended: Mapping[str, str]) -> None:
+def judge(
+    stage: StageRun, found: Mapping[Fault, FaultRun], ended: Mapping[str, str], accepted: Accepted
+) -> None:
     """What is gone and holds for other versions than the one tried is well recorded."""
     for fault, run in found.items():
         concerned = not run.version or fault.concerns(fault.product, run.version)
@@ -194,6 +188,12 @@ def judge(stage: StageRun, found: Mapping[Fault, FaultRun], ended: Mapping[str, 
             message = f"{fault.product} {run.version} has it too ({run.figure}), beside {fault.versions}"
             fix = f"add it to `versions` of {fault.id} in {MANIFEST.relative_to(ROOT)}; {again}"
             stage.add("fault-wider", Severity.ERROR, fault.id, message, fix)
+        elif run.word == "still" and not alike(
+            run.figure, said_before := accepted.of(fault.id).get("figure")
+        ):
+            message = f"its script prints {run.figure!r}, and its effect has {said_before!r}"
+            fix = session("faults", "--accept", fault.id)
+            stage.add("fault-changed", Severity.ERROR, fault.id, message, fix)
         elif run.word == "changed":
             fix = f"correct its `effect` in {MANIFEST.relative_to(ROOT)} and manifests/faults/{fault.id}.py"
             stage.add("fault-changed", Severity.ERROR, fault.id, run.figure, f"{fix}; {again}")
@@ -205,24 +205,21 @@ def judge(stage: StageRun, found: Mapping[Fault, FaultRun], ended: Mapping[str, 
         stage.metrics[word] = sum(run.word == word for run in found.values())
 
 
+def alike(figure: str, accepted: object) -> bool:
+    """Whether two lines have the same words, and figures that differ by as much as two machines may."""
+    lines = [NUMBER.split(text) for text in (figure, str(accepted))]
+    figures = [[float(number) for number in NUMBER.findall(text)] for text in (figure, str(accepted))]
+    return lines[0] == lines[1] and all(
+        math.isclose(first, second, rel_tol=0.1, abs_tol=1) for first, second in zip(*figures, strict=True)
+    )
+
+
 def table(found: Mapping[Fault, FaultRun], ended: Mapping[str, str]) -> str:
-    """For the pull request: what each script said, and where what it needed is still written."""
+    """For the pull request: what each script said that its entry does not say."""
     rows = [
         f"| {fault.id} | {run.word} | {run.figure} | {run.version} | {ended.get(fault.id, '')} |"
         for fault, run in found.items()
         if run.word != "still" or (run.version and not fault.concerns(fault.product, run.version))
     ]
     head = ["| fault | now | figure | version | versions in this change |", "| --- | --- | --- | --- | --- |"]
-    places = [f"- {fault_id}: {', '.join(names)}" for fault_id in ended if (names := named_in(fault_id))]
-    remaining = ["", "Also named here, where what it needed can go:", "", *places] if places else []
-    text = [*head, *rows, *remaining] if rows else ["Every fault is still there."]
-    return "\n".join(text) + "\n"
-
-
-def named_in(fault_id: str) -> list[str]:
-    """The files of the clone that name a fault, but for its own."""
-    command = ["git", "grep", "-l", "-F", fault_id, "--", ".", ":!manifests", ":!docs/findings.md"]
-    done = captured(command, cwd=ROOT)
-    if done.returncode not in (0, 1):
-        raise CheckFailed(f"git grep: {done.stderr.strip()}", fix="run it in a clone")
-    return done.stdout.split()
+    return "\n".join([*head, *rows] if rows else ["Every fault is still there."]) + "\n"

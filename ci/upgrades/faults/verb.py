@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 
+from ci.pipeline.flags import add_accept
 from provisioning.base.command_line import add_timeout, count
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
   nox -s faults
   nox -s faults -- bias-used-twice ceil-16-bit
-  nox -s faults -- --jobs 2 --resume    go on where a run was interrupted
+  nox -s faults -- --accept     write what the scripts print into manifests/accepted/faults.json
   nox -s faults -- --close      write into manifests/known_faults.toml that what is gone ends here
 """
 
@@ -24,8 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--close", action="store_true", help="end the versions of faults that are gone in known_faults.toml"
     )
+    add_accept(parser, "the figures in manifests/accepted/faults.json")
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="scripts side by side [cores]")
-    parser.add_argument("--resume", action="store_true", help="take what an interrupted run has said already")
     add_timeout(parser, "a script", 600)
 
 
@@ -34,7 +35,5 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.selection import selection_of
     from provisioning.known_faults import load_faults
 
-    how = HowToRun(args.timeout, args.jobs, args.resume)
-    names = args.names
-    selection, close = selection_of(args), args.close
-    return check_all(selection, lambda: chosen(names, load_faults()), how, close=close, environ=os.environ)
+    how = HowToRun(args.timeout, args.jobs, args.close, args.accept)
+    return check_all(selection_of(args), lambda: chosen(args.names, load_faults()), how, os.environ)
