@@ -133,7 +133,7 @@ def test_what_a_script_prints_is_an_error_until_it_is_accepted(
     selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path / "reports")
 
     def run(*names: str, accepts: bool = False) -> int:
-        how = HowToRun(600, 2, accepts=accepts, scripts=tmp_path, figures=tmp_path / "figures.json")
+        how = HowToRun(600, accepts=accepts, scripts=tmp_path, figures=tmp_path / "figures.json")
         chosen = [faults[name] for name in names]
         return check_all(selection, lambda: chosen, how, {})
 

@@ -33,7 +33,6 @@ from ci.pipeline.findings import (
     below_usual_of,
     beyond_in_words,
     constant_outputs,
-    known_faults,
     operator_place,
     placeholder,
     shown_thresholds,
@@ -222,7 +221,6 @@ class Emulation(Lowering):
             if result.folder and name in failed_rows:
                 files = sorted(result.folder.rglob("*.raw"))
                 stage.artifacts += [Artifact.of("failure", path) for path in files]
-        stage.findings += known_faults(stage.findings, plan.basis.build_id, "executorch")
         if self.keep_programs:
             _keep(stage, compiled, plan.selection.reports / KEPT)
         if self.reload:

@@ -38,9 +38,9 @@ $ nox -s faults -- bias-used-twice
 still    bias-used-twice: {figure}
 ```
 
-`--jobs 2` runs two side by side. A fault that is gone, or prints other figures now, is an error until its
-entry says so: `--close` ends its versions, `--accept` writes its figures. faults.yml runs them every night on
-newer pins, opens a pull request with what is gone, and is red where one changed or a newer version has it.
+A fault that is gone, or prints other figures now, is an error until its entry says so: `--close` ends its
+versions, `--accept` writes its figures. faults.yml runs them every night on newer pins, opens a pull request
+with what is gone, and is red where one changed or a newer version has it.
 """
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import tomlkit
 
 from ci.engine.closed import closed
-from ci.engine.jobs import FunctionSlot, Job, default_slots, memory_budget, run_jobs
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import captured, logged, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
@@ -33,7 +32,6 @@ WORDS = {"gone": 0, "still": 1, "changed": 2}
 SAID = re.compile(rf"({'|'.join(WORDS)}) - (.+)")
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-SCRIPT_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,6 @@ class HowToRun:
     """How the scripts are run."""
 
     timeout: float
-    jobs: int | None
     close: bool = False
     """End the versions of what is gone."""
     accepts: bool = False
@@ -71,19 +68,7 @@ def check_all(
     stage = StageRun.as_typed("faults", selection.profile, selection.target)
     with stage.reported(selection.reports, "fault-not-measured"):
         folder = Path(selection.reports).absolute() / "faults"
-        faults = {fault.id: fault for fault in choose()}
-        environments = PythonEnvironments(environments_folder(), print)
-        # Before scripts run side by side: one of two would find an environment that the other one makes.
-        pythons = {lane: environments.interpreter(lane) for lane in {*map(_lane, faults.values())}}
-        runs = run_jobs(
-            [Job(name, memory=SCRIPT_MEMORY) for name in faults],
-            lambda: FunctionSlot(
-                lambda job: _run(faults[job.name], pythons, selection, folder, how, environ)
-            ),
-            slots=how.jobs or default_slots(),
-            memory=memory_budget(),
-        )
-        found = {fault: runs[name] for name, fault in faults.items()}
+        found = {fault: _run(fault, selection, folder, how, environ) for fault in choose()}
         ended = closing(found) if how.close else {}
         if ended:
             replace_text(MANIFEST, with_versions(MANIFEST.read_text(encoding="utf-8"), ended))
@@ -106,21 +91,13 @@ def chosen(names: Sequence[str], faults: Sequence[Fault]) -> list[Fault]:
     return [known[name] for name in dict.fromkeys(names or known)]
 
 
-def _lane(fault: Fault) -> str:
-    return "onnx" if fault.lane == "onnx" else "executorch"
-
-
 def _run(
-    fault: Fault,
-    pythons: Mapping[str, str],
-    selection: Selection,
-    folder: Path,
-    how: HowToRun,
-    environ: Mapping[str, str],
+    fault: Fault, selection: Selection, folder: Path, how: HowToRun, environ: Mapping[str, str]
 ) -> FaultRun:
-    python, log = pythons[_lane(fault)], folder / f"{fault.id}.log"
+    lane, log = "onnx" if fault.lane == "onnx" else "executorch", folder / f"{fault.id}.log"
+    python = PythonEnvironments(environments_folder(), print).interpreter(lane)
     variables, version = closed(environ), ""
-    if _lane(fault) == "executorch":
+    if lane == "executorch":
         resolved = resolve(selection, environ)
         variables = closed(resolved.merged(environ))
         library = resolved.root(QNN_SDK).path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"

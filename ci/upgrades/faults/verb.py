@@ -6,7 +6,7 @@ import argparse
 import os
 
 from ci.pipeline.flags import add_accept
-from provisioning.base.command_line import add_timeout, count
+from provisioning.base.command_line import add_timeout
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -26,7 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--close", action="store_true", help="end the versions of faults that are gone in known_faults.toml"
     )
     add_accept(parser, "the figures in manifests/accepted/faults.json")
-    parser.add_argument("--jobs", "-j", type=count, metavar="N", help="scripts side by side [cores]")
     add_timeout(parser, "a script", 600)
 
 
@@ -35,5 +34,5 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.selection import selection_of
     from provisioning.known_faults import load_faults
 
-    how = HowToRun(args.timeout, args.jobs, args.close, args.accept)
+    how = HowToRun(args.timeout, args.close, args.accept)
     return check_all(selection_of(args), lambda: chosen(args.names, load_faults()), how, os.environ)
