@@ -94,6 +94,8 @@ def test_an_operator_has_the_faults_of_its_scheme_and_chip(
 
 @pytest.mark.parametrize(("least", "named"), [(-3e38, True), (-7e4, True), (-65536.0, False), (0.0, False)])
 def test_a_fault_of_values_is_named_where_an_input_has_them(least: float, named: bool) -> None:
-    nodes = {name: {"operator": name, "line": ""} for name in ("aten.softmax.int", "aten.exp.default")}
+    nodes = {
+        name: {"operator": name, "line": ""} for name in ("aten._safe_softmax.default", "aten.exp.default")
+    }
     found = shown_by_inputs({"nodes": nodes, "least": least}, "fp16", "SM8850", "v2.49.40.260810104044")
     assert [met.fault.id for met in found] == ["minus-infinity-on-v81"] * named
