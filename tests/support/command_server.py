@@ -35,7 +35,7 @@ LATER = (
     *("ci.lanes.executorch.emulate", "ci.lanes.executorch.reload", "ci.lanes.executorch.user_program"),
     *("ci.pipeline.output", "ci.pipeline.models.other_python", "ci.report.html", "ci.github.release"),
     *("provisioning.sources.directory", "provisioning.validation.compiler"),
-    *("filelock", "jinja2", "platformdirs.unix", "rich.console", "rich.table", "tomlkit"),
+    *("filelock", "jinja2", "rich.console", "rich.table", "tomlkit"),
 )
 """What verbs import when they run."""
 
