@@ -100,6 +100,8 @@ FLOAT = "fp16"
 TRAIN_RATE = 1e-4
 NAMED = 3
 """How many of the operators at which quantizing loses accuracy are remembered of a program."""
+MOST_IN_A_FIX = 8
+"""How many nodes a fix lists; --keep-going prints all of them."""
 
 
 class Failed(Exception):
@@ -736,6 +738,7 @@ def _failed(
     workaround: Workaround, tried: str, constants: Callable[[], list[str]], lacking: Sequence[str] = ()
 ) -> Failed:
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
+    named = f" (in a suite's run cpu_nodes = [{nodes}])" if len(workaround.cpu_nodes) <= MOST_IN_A_FIX else ""
     fixes = list(dict.fromkeys(culprit.fix for culprit in workaround.culprits if culprit.fix))
     if CONSTANT in fixes and (last := constants()):
         # Half of such a computation as a buffer leaves the other half, which dies as well.
@@ -756,7 +759,7 @@ def _failed(
             f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
         ]
     else:
-        fixes += [f"--keep-going leaves it on the CPU (in a suite's run cpu_nodes = [{nodes}]): {tried}"]
+        fixes += [f"--keep-going leaves it on the CPU{named}: {tried}"]
     return Failed("compile", f"{DIES_OF}{Culprit.in_words(workaround.culprits)}", "; or ".join(fixes))
 
 
