@@ -178,12 +178,17 @@ def write_bytecode(path: Path, x: int) -> None:
     path.write_bytes(importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
 
 
+def _mode_and_back(folder: Path) -> None:
+    for mode in (0o600, 0o644):
+        (folder / "w").chmod(mode)
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "bytes, with size and time put back": lambda d: _same_stamp(d / "w", "2"),
     "size": lambda d: (d / "w").write_text("123"),
     "time": lambda d: os.utime(d / "w", (2e9, 2e9)),
     "mode": lambda d: (d / "w").chmod(0o755),
-    "mode, and back": lambda d: [(d / "w").chmod(mode) for mode in (0o600, 0o644)],
+    "mode, and back": _mode_and_back,
     "owner": lambda d: os.chown(d / "w", 12345, 12345),
     "attribute": lambda d: os.setxattr(d / "w", "user.a", b"1"),
     "names": _appear,
