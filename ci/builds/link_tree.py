@@ -50,7 +50,7 @@ def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path) -> Non
         if not (tree.root / folder / "__init__.py").is_file():
             (part / OWN_NAME / folder / "__init__.py").touch()
     for place, path in files.items():
-        shutil.copyfile(path, part / OWN_NAME / place)
+        shutil.copy(path, part / OWN_NAME / place)
     _state_version(tree, part)
     describe(part, tree.root)
     shutil.rmtree(into, ignore_errors=True)
@@ -74,7 +74,7 @@ def install(tree: Path, files: Mapping[str, Path]) -> None:
         for path in folder.glob(ADAPTORS):
             path.unlink()
     for place, path in files.items():
-        shutil.copyfile(path, tree / place)
+        shutil.copy(path, tree / place)
 
 
 def changed_since(tree: Path, when: float, but: Collection[Path] = ()) -> list[str]:

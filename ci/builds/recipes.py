@@ -39,10 +39,13 @@ class RecipeProject(Model):
 
 
 class Copy(Model):
-    """A file of the tree that its Python package also needs in another place."""
+    """A file that the tree's Python package also needs in another place."""
 
     file: Inside
     to: Inside
+    """As a folder, or with `built` as a file."""
+    built: bool = False
+    """Whether it is in the build folder, and not in the tree; what a build has not made is left out."""
 
 
 class Recipe(Model):

@@ -230,4 +230,7 @@ def _python_files(plan: SourcePlan) -> Iterator[tuple[str, Path]]:
         if path.is_file():
             yield str(path.relative_to(root)), path
     for copy in plan.recipe.copies:
-        yield f"{copy.to}/{Path(copy.file).name}", plan.tree.root / copy.file
+        if not copy.built:
+            yield f"{copy.to}/{Path(copy.file).name}", plan.tree.root / copy.file
+        elif (plan.build / copy.file).is_file():
+            yield copy.to, plan.build / copy.file

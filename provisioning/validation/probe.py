@@ -145,14 +145,15 @@ def _main(soc: str) -> int:
 
 
 def _flatc() -> str:
-    """Where ExecuTorch looks for it: a built tree has none, and takes that of FLATC_EXECUTABLE or PATH."""
+    """Where ExecuTorch looks for it: in its package, else FLATC_EXECUTABLE or PATH."""
     import importlib.util
     import os
 
-    spec = importlib.util.find_spec("executorch.data.bin")
+    spec = importlib.util.find_spec("executorch")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (program := Path(folder, "flatc")).is_file():
-            return str(program)
+        for place in ("exir/_serialize/flatbuffers-flatc", "data/bin/flatc"):
+            if (program := Path(folder, place)).is_file():
+                return str(program)
     return os.environ.get("FLATC_EXECUTABLE", "flatc")
 
 
