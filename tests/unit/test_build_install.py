@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from ci.builds import install, source
 from ci.builds.file_api import CMakeTarget
 from ci.builds.output_folders import replace_build
+from ci.builds.recipes import Copy
 from ci.builds.source_plan import SourcePlan
 from provisioning import overlay
 from provisioning.base.errors import CheckFailed
@@ -60,6 +63,19 @@ def test_after_installing_into_the_tree_no_overlay_hides_it(
     source.put_into_python(plan, run, install=True)
     assert (overlaid, (plan.dist / "overlay").exists()) == (plan.tree.root, False)
     assert f"export PYTHONPATH={plan.tree.root.parent}$" in capsys.readouterr().out
+
+
+def test_the_overlay_has_the_flatc_that_the_build_made(plan: SourcePlan) -> None:
+    plan.tree.root.mkdir(parents=True)
+    (made := plan.build / "third-party/flatc_ep/bin/flatc").parent.mkdir(parents=True)
+    made.touch(0o755)
+    copy = Copy(file="third-party/flatc_ep/bin/flatc", to="exir/flatc", built=True)
+    absent = Copy(file="third-party/other", to="exir/other", built=True)
+    plan = replace(plan, recipe=plan.recipe.model_copy(update={"copies": (copy, absent)}))
+    source.put_into_python(plan, StageRun("build_x86", "wheels", "x86_64-linux", ""), install=False)
+    folder = plan.dist / "overlay" / "executorch" / "exir"
+    assert os.access(folder / "flatc", os.X_OK)
+    assert sorted(path.name for path in folder.iterdir()) == ["__init__.py", "flatc"]
 
 
 def test_a_build_without_adaptor_leaves_no_overlay_of_an_earlier_one(plan: SourcePlan) -> None:

@@ -190,9 +190,15 @@ def built_tree(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder / "tree"), "QNN_SDK_ROOT": str(folder), "PATH": str(folder / "bin")}
 
 
-def test_the_compiler_of_a_built_tree_is_asked_with_flatc_of_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "place",
+    ["bin/flatc", "tree/executorch/exir/_serialize/flatbuffers-flatc", "tree/executorch/data/bin/flatc"],
+)
+def test_the_compiler_of_a_built_tree_is_asked_with_the_flatc_that_executorch_takes(
+    tmp_path: Path, place: str
+) -> None:
     variables = built_tree(tmp_path)
-    script(tmp_path / "bin" / "flatc", 'while [ "$1" != -o ]; do shift; done; : > "$2/options.bin"')
+    script(tmp_path / place, 'while [ "$1" != -o ]; do shift; done; : > "$2/options.bin"')
     answer = ask("SM8650", variables)
     assert (answer.made_device, answer.build_id) == (True, BUILD), answer.detail
 
