@@ -11,16 +11,14 @@ an __init__.py.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from ci.builds.tree import OWN_NAME, SourceTree
+from ci.builds.tree import OWN_NAME, REPOSITORY, SourceTree
 from provisioning.overlay import describe
 
-REPOSITORY = ".git"
 ADAPTORS = "Py*.so"
 STALE = (ADAPTORS, "*.fbs")
 """Files that an earlier build may have left in the tree. An overlay takes only our own."""
@@ -87,15 +85,6 @@ def changed_since(tree: Path, when: float, but: Collection[Path] = ()) -> list[s
             if _time_of(path) > when:
                 changed.append(str(path.relative_to(tree)))
     return changed
-
-
-def listing(tree: Path) -> str:
-    """A digest of the names of the tree's files. CMake looks for files when it configures, and only then."""
-    names = hashlib.sha256()
-    for folder, folders, files in os.walk(tree):
-        folders[:] = sorted(name for name in folders if name != REPOSITORY)
-        names.update("\0".join([folder, *sorted(files), ""]).encode("utf-8", "surrogateescape"))
-    return names.hexdigest()
 
 
 def _link(tree: Path, into: Path, folders: Iterable[str], without: Callable[[str], bool]) -> None:

@@ -17,7 +17,7 @@ from ci.builds.programs import find_cmake, find_ninja
 from ci.builds.recipes import Recipe, for_tree, load_recipe
 from ci.builds.source_plan import LocatedSdk, SourcePlan, default_jobs
 from ci.builds.toolchain import Toolchain
-from ci.builds.tree import open_tree, unread_options
+from ci.builds.tree import file_names, open_tree, unread_options
 from provisioning import overlay
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
@@ -75,6 +75,7 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
         target=selection.target,
         recipe=for_tree(recipe, tree.root),
         tree=tree,
+        names=file_names(tree.root),
         sdk=sdk_at(environment.root(QNN_SDK).path),
         toolchain=_toolchain(options, recipe, environment, environ),
         cmake=find_cmake(profile.host["cmake"].floor),
@@ -148,7 +149,7 @@ def notes_of(plan: SourcePlan, profile: Profile) -> list[Finding]:
             f"no CMake file of {plan.tree.root} reads this option of the recipe: it has no effect",
             "drop or rename it in manifests/recipes/ for this version of ExecuTorch",
         )
-        for name in unread_options(plan.recipe, plan.tree.root, plan.toolchain.files)
+        for name in unread_options(plan.recipe, plan.names, plan.toolchain.files)
     ]
     ndk = profile.components.get(ANDROID_NDK)
     if ndk is not None and plan.toolchain.version not in ("", ndk.version):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ci.builds import link_tree, loadable
 from ci.builds.cmake import STEERING
+from ci.builds.file_api import answer
 from ci.builds.install import PYTHON, assemble, collect, describe, identity, strip_program
-from ci.builds.loadable import LoadableFile
 from ci.builds.output_folders import BILL_OF_MATERIALS, OURS, alone_in, part_of, replace_build
 from ci.builds.programs import find_program
 from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
@@ -121,7 +121,6 @@ def _put_into_dist(
     plan: SourcePlan, stage: StageRun, glibc: str, options: BuildOptions, selection: Selection, worked: bool
 ) -> bool:
     """Replace the last build if the files pass every check; returns whether they did."""
-    built = collect(plan, options.target_only)
     strip = strip_program(plan.build) if plan.build_type == "Release" else ""
     if plan.build_type == "Release" and not strip:
         message = "CMake found no program that strips for this target: the files keep their symbols"
@@ -135,10 +134,12 @@ def _put_into_dist(
         options.target_only,
         list(map(str, private)),
         _own_code(),
+        [answer(plan.build / project.build).name for project in plan.recipe.projects],
     ]
     placed = plan.root / PLACED
-    if worked or options.tried or not _stands(placed, rules, built, plan.dist):
+    if worked or options.tried or not _stands(placed, rules, plan.dist):
         placed.unlink(missing_ok=True)
+        built = collect(plan, options.target_only)
         with part_of(plan.dist) as part:
             copies = assemble(list(built), part, strip)
             stage.findings += loadable.check(copies, plan.target, glibc, private)
@@ -148,7 +149,8 @@ def _put_into_dist(
                 return False
             describe(plan, copies, built.values(), part, selection.profile)
             replace_build(part, plan.dist)
-        replace_text(placed, json.dumps({"rules": rules, "stamps": _stamps(built, plan.dist)}, indent=2))
+        stamps = {"built": _stamps(file.path for file in built), "dist": _stamps(_placed_in(plan.dist))}
+        replace_text(placed, json.dumps({"rules": rules, **stamps}, indent=2))
     files = json.loads((plan.dist / MANIFEST).read_text(encoding="utf-8"))["files"]
     stage.artifacts += [
         Artifact(file["kind"], str(plan.dist / file["path"]), file["sha256"], file["size"]) for file in files
@@ -166,22 +168,22 @@ def _try_runner(plan: SourcePlan, part: Path, stage: StageRun) -> None:
     try_runner(runner, probe, find_program("qemu-aarch64"), Path(sysroot), stage)
 
 
-def _stands(placed: Path, rules: Sequence[object], built: Iterable[LoadableFile], dist: Path) -> bool:
-    """Whether dist/ has these files since an earlier build, checked by the same rules."""
+def _stands(placed: Path, rules: Sequence[object], dist: Path) -> bool:
+    """Whether dist/ has what CMake built since an earlier build, checked by the same rules."""
     try:
-        return bool(
-            json.loads(placed.read_text(encoding="utf-8"))
-            == json.loads(json.dumps({"rules": rules, "stamps": _stamps(built, dist)}))
-        )
-    except (OSError, ValueError):
+        record = json.loads(placed.read_text(encoding="utf-8"))
+        stamps = {"built": _stamps(map(Path, record["built"])), "dist": _stamps(_placed_in(dist))}
+        return bool(record == json.loads(json.dumps({"rules": rules, **stamps})))
+    except (OSError, ValueError, KeyError):
         return False
 
 
-def _stamps(built: Iterable[LoadableFile], dist: Path) -> dict[str, tuple[int, int, int]]:
-    """Of the built files, and of each in dist/ that is of a build."""
-    files = [file.path for file in built]
+def _placed_in(dist: Path) -> Iterator[Path]:
     for name in OURS:
-        files += [dist / name] if (dist / name).is_file() else (dist / name).rglob("*")
+        yield from [dist / name] if (dist / name).is_file() else (dist / name).rglob("*")
+
+
+def _stamps(files: Iterable[Path]) -> dict[str, tuple[int, int, int]]:
     stamps = {str(path): path.stat() for path in files}
     return {path: (stamp.st_size, stamp.st_mtime_ns, stamp.st_ino) for path, stamp in stamps.items()}
 

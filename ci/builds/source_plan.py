@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sysconfig
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.builds import link_tree
 from ci.builds.cmake import Build, ConfiguredProject
 from ci.builds.file_api import CMakeTarget, targets
 from ci.builds.programs import BuildTool
@@ -51,6 +52,8 @@ class SourcePlan:
     target: str
     recipe: Recipe
     tree: SourceTree
+    names: Mapping[str, Sequence[str]]
+    """The names of the tree's files, by folder, before the build."""
     sdk: LocatedSdk
     toolchain: Toolchain
     cmake: BuildTool
@@ -153,8 +156,15 @@ class SourcePlan:
             },
             variables=self.variables(),
             owned=("build", LINKS),
-            listing=link_tree.listing(self.tree.root),
+            listing=self._listing(),
         )
+
+    def _listing(self) -> str:
+        """A digest. CMake looks for files when it configures, and only then."""
+        names = hashlib.sha256()
+        for folder, files in self.names.items():
+            names.update("\0".join([folder, *files, ""]).encode("utf-8", "surrogateescape"))
+        return names.hexdigest()
 
     def _cmake_project(self, project: RecipeProject) -> ConfiguredProject:
         return ConfiguredProject(

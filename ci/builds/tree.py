@@ -5,7 +5,7 @@ from __future__ import annotations
 import configparser
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.components import EXECUTORCH_SOURCE
 
 MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcomm/CMakeLists.txt")
+REPOSITORY = ".git"
 OWN_NAME = "executorch"
 """The directory must have this name: headers are included as <executorch/…> from the folder above."""
 
 _CMAKE_FILE = re.compile(r"CMakeLists\.txt|.*\.cmake(?:\.in)?")
 _COMMENT = re.compile(r"(?m)^\s*#.*$")
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{3,}")
-_NOT_SOURCES = {".git", "node_modules", "__pycache__"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +107,25 @@ def _linked_commits(repository: Path, commit: str) -> dict[str, str]:
     return commits
 
 
-def unread_options(recipe: Recipe, root: Path, more: Iterable[Path] = ()) -> list[str]:
+def file_names(root: Path) -> dict[str, list[str]]:
+    """The names of the tree's files, by folder."""
+    names = {}
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != REPOSITORY)
+        names[folder] = sorted(files)
+    return names
+
+
+def unread_options(
+    recipe: Recipe, names: Mapping[str, Sequence[str]], more: Iterable[Path] = ()
+) -> list[str]:
     """Options of the recipe, except CMake's own, that no CMake file of the tree mentions."""
     wanted = {name for name in recipe.options if not name.startswith("CMAKE_")}
     for project in recipe.projects:
         wanted |= {name for name in project.options if not name.startswith("CMAKE_")}
     # CMake's own CTest module reads it.
     wanted -= {"BUILD_TESTING"}
-    for path in (*more, *cmake_files(root)):
+    for path in (*more, *_cmake_files(names)):
         if not wanted:
             break
         text = _read(path)
@@ -123,10 +134,9 @@ def unread_options(recipe: Recipe, root: Path, more: Iterable[Path] = ()) -> lis
     return sorted(wanted)
 
 
-def cmake_files(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in _NOT_SOURCES)
-        yield from (Path(folder) / name for name in sorted(files) if _CMAKE_FILE.fullmatch(name))
+def _cmake_files(names: Mapping[str, Sequence[str]]) -> Iterator[Path]:
+    for folder, files in names.items():
+        yield from (Path(folder, name) for name in files if _CMAKE_FILE.fullmatch(name))
 
 
 def _commit_in_store(folder: Path) -> str:

@@ -20,6 +20,7 @@ def make_plan(root: Path, target: str = "aarch64-linux", **changes: Any) -> Sour
         target=target,
         recipe=for_tree(load_recipe(target), root / "src" / "executorch"),
         tree=SourceTree(root / "src" / "executorch", "1.5.1", COMMIT, changed=False, time=1767323045),
+        names={},
         sdk=LocatedSdk(root / "sdk", "v2.37.0.250724175447_124859"),
         toolchain=Toolchain(
             "vendor g++ 12.2.0", {"CMAKE_CXX_COMPILER": "/opt/vendor/g++"}, values={"ndk": "/opt/ndk"}

@@ -70,5 +70,5 @@ def test_the_toolchains_own_files_read_options_too(tree: Path, tmp_path: Path) -
     toolchain = tmp_path / "android.toolchain.cmake"
     toolchain.write_text("if(ANDROID_ABI AND ANDROID_PLATFORM)\nendif()\n", encoding="utf-8")
     recipe = for_tree(load_recipe("aarch64-android"), tree)
-    assert trees.unread_options(recipe, tree) == ["ANDROID_ABI", "ANDROID_PLATFORM"]
-    assert trees.unread_options(recipe, tree, [toolchain]) == []
+    assert trees.unread_options(recipe, trees.file_names(tree)) == ["ANDROID_ABI", "ANDROID_PLATFORM"]
+    assert trees.unread_options(recipe, trees.file_names(tree), [toolchain]) == []
