@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ci.engine.workers.forked import shared_fork_servers
-from tests.support import engine, needs, shards, small_disk, whole
+from tests.support import engine, long_tests, needs, shards, small_disk, whole
 from tests.support.sources import forget
 
 # With it jsonschema compiles 38 grammars when it is imported, for two seconds in each worker, to check IRIs.
@@ -50,6 +50,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     whole.add_flag(parser)
+    long_tests.add_flag(parser)
     shards.add_flags(parser.getgroup("qnn-ci"))
 
 
@@ -109,7 +110,7 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, object, object]:
     whole.mark_properties(config, items)
-    reasons = (engine.reasons, needs.reasons, small_disk.reasons, whole.reasons)
+    reasons = (engine.reasons, needs.reasons, small_disk.reasons, whole.reasons, long_tests.reasons)
     why = {item: next(filter(None, (reason(item) for reason in reasons)), []) for item in items}
     config.stash[LEFT_OUT] = Counter(reason for reasons in why.values() for reason in reasons)
     config.hook.pytest_deselected(items=[item for item in items if why[item]])

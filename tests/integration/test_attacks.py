@@ -20,9 +20,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     shared.rmdir()
 
 
+@pytest.mark.parametrize(
+    "half", [0, pytest.param(1, marks=pytest.mark.long("a thousand cases of small work"))]
+)
 @pytest.mark.parametrize("call", CALLS)
-def test_a_result_is_fresh_or_not_cached(call: str, world: World) -> None:
-    assert [wrong for case in sample(call) if (wrong := world.stale(case))] == []
+def test_a_result_is_fresh_or_not_cached(call: str, half: int, world: World) -> None:
+    assert [wrong for case in sample(call, half) if (wrong := world.stale(case))] == []
 
 
 @pytest.mark.parametrize("call", sorted(CALLS.keys() - LEAVES))

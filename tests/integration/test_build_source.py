@@ -227,6 +227,7 @@ def test_a_vendors_toolchain_file_is_enough(sources: Sources, arm64: Built, tmp_
     assert "-DVENDOR=1" in ninja and "-ffile-prefix-map=" in ninja
 
 
+@pytest.mark.long("builds the tree three times")
 def test_a_changed_source_is_compiled_alone_and_what_fails_leaves_the_last_good_build(tmp_path: Path) -> None:
     tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
     first = build(ARM64, tmp_path, tree, sdk)
@@ -266,6 +267,7 @@ def test_a_changed_source_is_compiled_alone_and_what_fails_leaves_the_last_good_
     assert (with_paths.code, with_paths.rules(), hashes(good.dist)) == (1, {"build-paths"}, before)
 
 
+@pytest.mark.long("builds the tree twice")
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.whole), signal.SIGTERM])
 def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(
     sources: Sources, tmp_path: Path, how: signal.Signals
@@ -478,6 +480,7 @@ print([operator.name for plan in program.executorch_program.execution_plan for o
 """
 
 
+@pytest.mark.long("builds the tree, then lowers with its overlay")
 @pytest.mark.heavy
 def test_an_overlay_serves_a_program_that_quantizes_outside_of_a_delegate(tmp_path: Path) -> None:
     """Of the installed package, which stands for a tree: there the library is not yet built."""

@@ -130,6 +130,7 @@ def test_an_operator_on_the_cpu_alone_is_whole_in_a_chain_with_a_figure_of_each_
     assert read(tmp_path / "reports/operators.json").cells["erf"]["SM8650"]["8a8w"].result == "cpu"
 
 
+@pytest.mark.long("imports ExecuTorch's partitioner")
 def test_every_operator_that_the_partitioner_names_has_a_row_and_a_chain() -> None:
     """By the wheel's own lists. Quantizing adds the rest to any model."""
     asked = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=True)

@@ -67,6 +67,7 @@ BESIDE = (
 )
 
 
+@pytest.mark.long("compiles a detector twice")
 @pytest.mark.parametrize(
     ("stage", "lane", "beside"),
     [
@@ -162,6 +163,7 @@ FIXED = (
 SAMPLE = {"normed"}
 
 
+@pytest.mark.long("compiles each model before and after its fix")
 @pytest.mark.parametrize(
     "names",
     [

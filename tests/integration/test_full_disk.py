@@ -89,6 +89,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     return house
 
 
+@pytest.mark.long("fills a disk while it lowers")
 @pytest.mark.parametrize(
     ("stage", "full"),
     [

@@ -97,6 +97,7 @@ def _errors(report: Report, case: str) -> list[Finding]:
     ]
 
 
+@pytest.mark.long("runs a whole gate")
 def test_the_gate_is_red_and_the_good_model_is_not_to_blame(gate: Done, reports: dict[str, Report]) -> None:
     assert (gate.code, gate.report.outcome) == (1, Outcome.FAIL)
     assert not [finding for report in reports.values() for finding in _errors(report, "good")]

@@ -95,6 +95,7 @@ def of_cases(cases: Iterable[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", marked)
 
 
+@pytest.mark.long("each bad model starts a worker that imports torch")
 class TestBadInput:
     @of_cases(BAD)
     def test_each_ends_in_one_finding_that_says_why(self, done: Done, case: str) -> None:

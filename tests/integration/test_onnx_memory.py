@@ -169,6 +169,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
 }
 
 
+@pytest.mark.long("compiles after each change")
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_of_an_input_does_the_work_again_and_no_other(
     original: Path, clone: Path, what: str

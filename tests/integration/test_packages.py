@@ -188,6 +188,7 @@ REAL: dict[str, tuple[Callable[[Members], object], list[str]]] = {
 }
 
 
+@pytest.mark.long("compiles a program")
 @pytest.mark.heavy
 @pytest.mark.needs("clang++", "ld.lld")
 @pytest.mark.parametrize("how", REAL)

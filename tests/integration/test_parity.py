@@ -781,6 +781,7 @@ class TestVerb:
         code = main("python -m ci", "", VERBS, argv)
         return code, Report.read(reports / "buck_parity.json")
 
+    @pytest.mark.long("compares a tree before and after each fix")
     def test_fix_writes_the_file_with_its_line_ends_and_a_patch_that_can_be_applied(self, root: Path) -> None:
         path = f"{QUALCOMM}/aot/python/targets.bzl"
         files = _with(path, {'            "PyQnnManagerAdaptor.cpp",\n': '            "Adaptor.cpp",\n'})

@@ -26,7 +26,7 @@ TESTS = """\
 import numpy
 import pytest
 import torch
-from qnn_ci import Failed, Qnn, audit, compile, run
+from qnn_ci import Failed, Qnn, compile, run
 
 
 def net(width=8):
@@ -54,7 +54,6 @@ def test_function():
 def test_onnx(qnn: Qnn):
     (output,) = run("net.onnx", torch.ones(1, 3, 8, 8)).outputs
     assert numpy.load(output).shape == (1, 4, 8, 8)
-    assert audit("net.onnx", precisions=["fp16"]).precisions["fp16"]["delegated"] == {"Conv": 1, "Relu": 1}
 
 
 @pytest.mark.qnn(chip="SM8650")

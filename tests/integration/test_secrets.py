@@ -61,6 +61,7 @@ def seen_in(folder: Path) -> set[str]:
     return set(lines)
 
 
+@pytest.mark.long("makes an environment, and lowers in it")
 @pytest.mark.heavy
 def test_neither_a_model_nor_another_python_finds_the_token_that_reads(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)
@@ -76,6 +77,7 @@ def test_neither_a_model_nor_another_python_finds_the_token_that_reads(tmp_path:
     assert seen_in(tmp_path) == {"[]"}
 
 
+@pytest.mark.long("builds a package in an environment of its own")
 def test_a_build_backend_of_a_suites_project_finds_none_either(tmp_path: Path) -> None:
     setup = f"{LOOK}\nlook({str(tmp_path / 'seen.txt')!r})\nimport setuptools\nsetuptools.setup()\n"
     project = SRC_PROJECT.replace('"einops>=0.7"', "")

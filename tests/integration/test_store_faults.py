@@ -83,6 +83,7 @@ def site(tmp_path: Path, large: Path) -> Iterator[Site]:
         yield Site(tmp_path, server, component(server.url("/sdk.zip"), large))
 
 
+@pytest.mark.long("provisions until it is killed, many times")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", KILLS)
 def test_a_kill_at_any_moment_leaves_a_store_that_is_whole_and_works(site: Site, kills: int) -> None:

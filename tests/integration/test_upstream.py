@@ -56,6 +56,7 @@ SURPRISES = {
 }
 
 
+@pytest.mark.long("runs a whole suite")
 def test_every_surprise_is_an_error_with_its_reason(whole: Suite) -> None:
     assert {name: severity for name, (_, severity) in findings(whole.report).items()} == dict.fromkeys(
         SURPRISES, Severity.ERROR
@@ -236,6 +237,7 @@ def test_a_surprise_runs_each_time_until_the_ledger_expects_it(suite: Suite) -> 
     assert suite.executed == set()
 
 
+@pytest.mark.long("runs tests again and again")
 def test_a_stale_verdict_is_found_and_the_test_has_its_new_one(suite: Suite) -> None:
     """In the cache the test fails, as the ledger has it; now it passes."""
     suite.ledger({"fails": "failed", "abs": "failed"})

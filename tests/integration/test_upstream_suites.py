@@ -95,6 +95,7 @@ def tabled(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TABLED", ("passes", "qat"))
 
 
+@pytest.mark.long("runs tests of each suite")
 def test_the_table_of_a_run_has_all_its_suites(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     tabled(suite, monkeypatch)
     code, report = both(suite, "-k", "relu or conv1d")

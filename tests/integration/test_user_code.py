@@ -109,6 +109,7 @@ def test_relative_paths_begin_in_the_suite_and_what_is_not_declared_is_not_seen(
     ]
 
 
+@pytest.mark.long("lowers with and without each variable")
 @pytest.mark.parametrize("stage", ["test_lowering", pytest.param("test_onnx", marks=pytest.mark.whole)])
 def test_what_is_declared_is_passed_and_a_secret_is_in_no_key_and_no_file(stage: str, tmp_path: Path) -> None:
     user = User(stage, tmp_path, 'variables = ["OMP_NUM_THREADS"]\nsecrets = ["HUB_TOKEN"]').made()

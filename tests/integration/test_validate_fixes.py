@@ -65,6 +65,7 @@ def site_of(provisioned: tuple[str, ...], tmp_path: Path) -> Site:
     return Site(tree, tmp_path, {**environ, "PYTHON": sys.executable})
 
 
+@pytest.mark.long("types each printed fix, some of which provision")
 @pytest.mark.parametrize("words", TYPED, ids=lambda words: words[0])
 def test_a_printed_fix_makes_its_rules_quiet(words: tuple[str, str, tuple[str, ...]], tmp_path: Path) -> None:
     rows = TYPED[words]

@@ -13,6 +13,7 @@ from tests.support.lowering_suites import run, suite
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
+@pytest.mark.long("lowers and runs four programs")
 def test_in_executorchs_lane_other_classes_and_less_than_ten_db_fail_and_what_stands_still_is_warned_of(
     tmp_path: Path,
 ) -> None:

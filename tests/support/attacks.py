@@ -243,8 +243,8 @@ def cases(call: str) -> Iterator[Case]:
     yield from (Case(call, *rest) for rest in itertools.product(CHANGES, WHEN, PLACES, WHOSE))
 
 
-def sample(call: str) -> list[Case]:
-    """Few of them: each change when the work is done, and every third one in another way too."""
+def sample(call: str, half: int) -> list[Case]:
+    """Few, in two halves: each change when the work is done, and every third one in another way too."""
     plain = [Case(call, change, "after", "inside the repository", "the same clone") for change in CHANGES]
     offset, places = list(CALLS).index(call), list(PLACES)
     drawn = [
@@ -252,7 +252,7 @@ def sample(call: str) -> list[Case]:
         for at, change in enumerate(CHANGES, offset)
         if at % 3 == 0
     ]
-    return plain + drawn
+    return (plain + drawn)[(offset + half) % 2 :: 2]
 
 
 class World:

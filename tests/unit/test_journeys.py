@@ -67,7 +67,8 @@ def test_a_test_that_a_row_names_is_there_and_in_the_ordinary_run(row: Row) -> N
         body = found[0].body
     # Of a parametrized test some are samples: those of its parameters that are not marked.
     words = [ast.unparse(mark) for mark in marks if "parametrize" not in ast.unparse(mark)]
-    assert not [word for word in words if "mark.whole" in word], f"{row.test} runs with --whole only"
+    left_out = [word for word in words if "mark.whole" in word or "mark.long" in word]
+    assert not left_out, f"{row.test} is not in the ordinary run"
 
 
 def _sets_marks(statement: ast.Assign) -> bool:
