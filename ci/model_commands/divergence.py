@@ -64,11 +64,10 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.cause import of_cuts
     from ci.pipeline.divergence import as_text, fix_of
     from ci.pipeline.findings import NO_FIX
-    from ci.pipeline.lane_model import lane_model, of_lane
+    from ci.pipeline.lane_model import lane_model, measured, of_lane
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.options import Compiling
     from ci.pipeline.proofs import proofs_of
-    from ci.pipeline.repair import measured
     from provisioning.base.commands import session
     from provisioning.base.findings import Finding, Severity
 

@@ -6,16 +6,24 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ci.pipeline.compile_flags import add_lane, add_model, add_option, model_or_suite_of, require_one_chip
+from ci.pipeline.compile_flags import (
+    ONNX,
+    add_lane,
+    add_model,
+    add_option,
+    model_or_suite_of,
+    require_one_chip,
+)
 from ci.pipeline.flags import add_accept, add_choice, add_work, choice_of
+from ci.pipeline.losses import Scores
 from ci.pipeline.models.user_model import MODEL_HELP
-from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count
 from provisioning.base.commands import as_installed
@@ -27,6 +35,8 @@ if TYPE_CHECKING:
     from ci.pipeline.repair import Rewrites
     from ci.pipeline.tuning import Goal, Tuned
     from provisioning.base.accepted import Values
+
+    Mixture = Callable[[LaneModel[Any, Any]], Tuned]
 
 EXAMPLES = """\
   qnn-ci tune net.py:make --soc SM8650 --floor 35dB
@@ -51,12 +61,8 @@ class Floor:
     decibels: bool
 
 
-class Tunes(Protocol):
+class Tunes(Scores, Protocol):
     """What is asked of a lane."""
-
-    def tuned(self, model: OneModel, precisions: tuple[str, str], goal: Goal, given: Any = None) -> Tuned:
-        """Which operators need the second precision; `given` is a suite's program in place of MODEL."""
-        ...
 
     def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
         """The content of a precision file for a script that quantizes by itself."""
@@ -119,7 +125,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.engine.workers.forked import shared_fork_servers
+    from ci.pipeline.forecast import ONNX_ALONE, TO_ONNX
+    from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import reported
+    from ci.pipeline.tuning import tuned
 
     model, choice = model_or_suite_of(args), choice_of(args)
     goal = goal_of(args.floor, args.top1, args.metric, dict(args.budget))
@@ -135,24 +145,31 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--precision {' '.join(precisions)}: expected two", fix="--precision 8a8w --precision 16a8w"
         )
-    pair, output, accepts = (precisions[0], precisions[1]), args.output, args.accept
-    about = [*pair, *(f"{name} {value:g}" for name, value in {**goal.floors, **goal.budget}.items())]
-    if not model.typed:
-        if not choice.suites:
-            raise UsageError("tune what?", fix="name a model, or --suite FILE")
-        about += [*choice.words, *map(str, choice.suites)]
-        return reported(
-            "tune",
-            model,
-            about,
-            lambda report: _tuned_suites(model, choice, pair, goal, report, accepts=accepts),
-        )
-    if accepts:
+    about = [*precisions, *(f"{name} {value:g}" for name, value in {**goal.floors, **goal.budget}.items())]
+    output, accepts = args.output, args.accept
+    if model.typed and accepts:
         raise UsageError("--accept keeps what programs of --suite became", fix="leave --accept out")
-    require_one_chip(model.selection)
-    return reported(
-        "tune", model, [*about, *model.named], lambda report: _tuned(model, pair, goal, output, report)
-    )
+    if model.typed:
+        require_one_chip(model.selection)
+        about += model.named
+    elif choice.suites:
+        about += [*choice.words, *map(str, choice.suites)]
+    else:
+        raise UsageError("tune what?", fix="name a model, or --suite FILE")
+    if "ms" in goal.budget and model.lane != ONNX:
+        raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
+    lane: Tunes = of_lane(model, "tune")
+    mixture = partial(tuned, lane=lane, precisions=(precisions[0], precisions[1]), goal=goal)
+
+    def work(report: ModelReport) -> int:
+        if model.typed:
+            return _tuned(model, lane, mixture, output, report)
+        repairs: Rewrites = of_lane(model, "repair")
+        every = repairs.of_suites(model, choice)
+        return tune_suites(every, repairs, goal, mixture, report, accepts=accepts)
+
+    with shared_fork_servers(os.environ):
+        return reported("tune", model, about, work)
 
 
 def floor(text: str) -> Floor:
@@ -198,33 +215,29 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
     return Goal(floors, most, metric or "")
 
 
-def _tuned(
-    model: OneModel, precisions: tuple[str, str], goal: Goal, output: Path, report: ModelReport
-) -> int:
-    from ci.engine.workers.forked import shared_fork_servers
-    from ci.pipeline.lane_model import ELSEWHERE, lane_model, of_lane
+def _tuned(model: OneModel, lane: Tunes, mixture: Mixture, output: Path, report: ModelReport) -> int:
+    """Write which operators have which precision, if a mixture holds what it must."""
+    from ci.pipeline.lane_model import ELSEWHERE, lane_model
     from ci.pipeline.output import keep_origins, require_own, writing_into
     from ci.pipeline.precision_file import SUFFIX, written
     from ci.pipeline.tuning import as_text, document, settings_of
     from provisioning.base.disk import disk_errors
 
-    lane: Tunes = of_lane(model, "tune")
     taken = lane_model(model)
-    with shared_fork_servers(os.environ):
-        tuned = lane.tuned(model, precisions, goal)
-    frontier = {"model": model.typed, **document(tuned)}
+    found = mixture(taken)
+    frontier = {"model": model.typed, **document(found)}
     report.more["frontiers"] = frontier
     answer.add(**frontier)
-    print("\n".join(as_text(tuned)))
-    if tuned.wrong:
-        report.fail(tuned.wrong)
-        print(tuned.wrong)
+    print("\n".join(as_text(found)))
+    if found.wrong:
+        report.fail(found.wrong)
+        print(found.wrong)
         return 1
     named, folder = Path(model.typed.partition(":")[0]).name, Parser.user_folder() / output
     stem = re.sub(r"\.(py|pt2|onnx)$", "", named)
-    assert tuned.chosen is not None
+    assert found.chosen is not None
     comment = f"Written by `{report.stage.command}`."
-    precision, nodes = settings_of(tuned.units, tuned.chosen.units, *tuned.names)
+    precision, nodes = settings_of(found.units, found.chosen.units, *found.names)
     texts = {
         SUFFIX: written(taken.lane.suites.lane, precision, nodes, comment),
         ".precision.py": lane.in_python(precision, nodes, comment),
@@ -244,37 +257,11 @@ def _tuned(
     return 0
 
 
-def _tuned_suites(
-    model: OneModel,
-    choice: Choice,
-    precisions: tuple[str, str],
-    goal: Goal,
-    report: ModelReport,
-    *,
-    accepts: bool,
-) -> int:
-    from ci.engine.workers.forked import shared_fork_servers
-    from ci.pipeline.lane_model import of_lane
-
-    repairs: Rewrites = of_lane(model, "repair")
-    with shared_fork_servers(os.environ):
-        return tune_suites(
-            repairs.of_suites(model, choice),
-            repairs,
-            of_lane(model, "tune"),
-            precisions,
-            goal,
-            report,
-            accepts=accepts,
-        )
-
-
 def tune_suites(
     every: Sequence[LaneModel[Any, Any]],
     repairs: Rewrites,
-    lane: Tunes,
-    precisions: tuple[str, str],
     goal: Goal,
+    mixture: Mixture,
     report: ModelReport,
     *,
     accepts: bool,
@@ -293,7 +280,7 @@ def tune_suites(
         program = taken.given
         assert program is not None
         repair = repair_of(taken, repairs, RewriteChoice())
-        tuned = lane.tuned(repair.model.model, precisions, goal, repair.model.given)
+        tuned = mixture(repair.model)
         print("\n".join((taken.name, *as_text(tuned), *filter(None, [tuned.wrong]))))
         if tuned.wrong:
             code = 1

@@ -13,6 +13,7 @@ from ci.pipeline.accuracy import against_nearest, missed
 from ci.pipeline.divergence import LEAST_DB, MANY_ROUND, STANDS_OUT, between_in_words
 from ci.pipeline.findings import SLICE, below_usual, chip_differs, operator_place
 from ci.pipeline.lane_model import LaneModel, of_lane
+from ci.pipeline.losses import Scores
 from ci.pipeline.lost_parts import LEAST_DB as WRONG_DB
 from ci.pipeline.options import OneModel
 from ci.pipeline.suite import Thresholds
@@ -32,14 +33,6 @@ class SearchesCuts(Protocol):
         self, model: OneModel, program: Any, least: float, seconds: float, whole: float | None
     ) -> dict[str, Any]:
         """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
-        ...
-
-
-class Scores(Protocol):
-    """What is asked of a lane's module `tune`."""
-
-    def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float) -> Mapping[str, Any]:
-        """By group of operators, the noise in the outputs if it alone is quantized, and that of all."""
         ...
 
 

@@ -136,7 +136,12 @@ def check_model(args: argparse.Namespace, folder: Path) -> None:
         return
     user_model(args.model, folder)
     for precision in getattr(args, "precisions", None) or filter(None, [args.precision]):
-        precision_named(precision) if lane == ONNX else scheme_named(precision)
+        precision_in(lane, precision)
+
+
+def precision_in(lane: str, name: str) -> str:
+    """As the lane's runs name it."""
+    return precision_named(name).name if lane == ONNX else scheme_named(name)
 
 
 def add_lane(parser: argparse.ArgumentParser) -> None:

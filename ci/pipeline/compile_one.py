@@ -64,6 +64,9 @@ def compile_model(
         plan = exported.plan(programs)
         try:
             results = exported.do(plan)
+            products = [
+                exported.product(plan, program, mine_of(program, results)) for program in plan.programs
+            ]
         except ToolkitError as error:
             how = exported.how
             tries = how.search and how.verify and offers(exported.model, "repair")
@@ -71,7 +74,6 @@ def compile_model(
                 tried = proofs_of(exported, plan.programs[0].soc, Outcome(error.message), None)
                 error.fix = tried.fix if tried.helping else error.fix
             raise
-        products = [exported.product(plan, program, mine_of(program, results)) for program in plan.programs]
         _write(products, output, new, publish, taken.model.typed, report, set() if said is None else said)
         if extension:
             more = exported.for_suite(plan, results)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.pipeline.compile_flags import LANES
-from ci.pipeline.lane import Lane, Mine, Results
+from ci.pipeline.lane import Lane, Mine, Results, mine_of
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
 from ci.pipeline.output import Publish
 from ci.pipeline.precision import written_name
@@ -20,7 +20,7 @@ from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import session
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
@@ -79,7 +79,8 @@ class LaneModel(ABC, Generic[P, L]):
         imports nothing heavy."""
 
     @abstractmethod
-    def product(self, plan: L, program: P, mine: Mine) -> Product: ...
+    def product(self, plan: L, program: P, mine: Mine) -> Product:
+        """Raises the error of a program that there is not."""
 
     @property
     def measured(self) -> bool:
@@ -110,7 +111,7 @@ class LaneModel(ABC, Generic[P, L]):
         return plan
 
     def do(self, plan: L) -> Results:
-        """The results of all steps. Raises the error of what failed."""
+        """The results of all steps. `product` may raise the error of what failed."""
         results = self.lane.do(plan, new_baseline=True)
         for step in results.values():
             for result in step.values():
@@ -127,6 +128,26 @@ def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, 
     module, _, name = LANES[model.lane].place.partition(":")
     taken: type[LaneModel[Any, Any]] = getattr(importlib.import_module(module), name)
     return taken.of(model, how)
+
+
+def tried(taken: LaneModel[Any, Any], programs: Sequence[Any]) -> list[Outcome]:
+    """What becomes of each: it is compiled, run and compared."""
+    plan = taken.plan(programs)
+    results, outcomes = taken.do(plan), list[Outcome]()
+    for program in plan.programs:
+        try:
+            outcomes.append(taken.product(plan, program, mine_of(program, results)).outcome)
+        except ToolkitError as error:
+            outcomes.append(Outcome.of_error(error))
+    return outcomes
+
+
+def measured(taken: LaneModel[Any, Any]) -> Outcome:
+    try:
+        (outcome,) = tried(taken, taken.programs)
+    except ToolkitError as error:
+        return Outcome.of_error(error)
+    return outcome
 
 
 def of_lane(model: OneModel, verb: str) -> Any:

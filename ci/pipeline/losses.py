@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from ci.pipeline.options import OneModel
 from provisioning.base import units
+
+
+class Scores(Protocol):
+    """What is asked of a lane's module `tune`."""
+
+    def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float = ...) -> Mapping[str, Any]:
+        """By group of operators, the noise in the outputs if it alone is quantized, and that of all."""
+        ...
+
 
 SHOWN = 20
 MOST_DB = 120.0

@@ -13,11 +13,11 @@ from ci.pipeline.accuracy import CLEARLY_DB
 from ci.pipeline.cause import Cause
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.findings import NO_FIX
-from ci.pipeline.lane_model import LaneModel, of_lane
+from ci.pipeline.lane_model import LaneModel, measured, of_lane
 from ci.pipeline.offers import MORE_EXACT
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import written_name
-from ci.pipeline.repair import Rewrites, measured, of_rewritten
+from ci.pipeline.repair import Rewrites, of_rewritten
 from ci.pipeline.rewriting import RewriteChoice, RewrittenPlace
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import session

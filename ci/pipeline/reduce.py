@@ -69,7 +69,7 @@ class Condition:
         """Whether a program shows what the whole model shows: a piece that dies of something else does
         not."""
         if bound := self.bound:
-            return outcome.figures.get(bound[0], 0.0) > bound[1]
+            return outcome.costs.get(bound[0], 0.0) > bound[1]
         if self.text == "dies":
             return bool(outcome.error) and outcome.same_kind_as(whole)
         if self.text == "cpu":

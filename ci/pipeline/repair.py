@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.lane import mine_of
-from ci.pipeline.lane_model import ELSEWHERE, LaneModel
+from ci.pipeline.lane_model import ELSEWHERE, LaneModel, measured
 from ci.pipeline.model_report import DIES, ModelReport
 from ci.pipeline.offers import words_of
 from ci.pipeline.options import Choice, Compiling, OneModel
@@ -25,7 +24,7 @@ from provisioning.base import answer
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import as_installed, session
 from provisioning.base.disk import disk_errors
-from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned
@@ -53,19 +52,6 @@ class Rewrites(Protocol):
     def of_suites(self, model: OneModel, choice: Choice) -> Sequence[LaneModel[Any, Any]]:
         """Each program that is chosen, with its precision."""
         ...
-
-
-def measured(taken: LaneModel[Any, Any]) -> Outcome:
-    """Compile, run and compare."""
-    try:
-        plan = taken.plan(taken.programs)
-        (program,) = plan.programs
-        results = taken.do(plan)
-        return taken.product(plan, program, mine_of(program, results)).outcome
-    except ToolkitError as error:
-        if error.exit_code != CheckFailed.exit_code:
-            raise
-        return Outcome(error.message.splitlines()[0], error.fix)
 
 
 @dataclass(frozen=True)
@@ -221,7 +207,7 @@ def replaced(accepted: Accepted, of_it: Mapping[str, Values]) -> Accepted:
 
 
 def _in_short(result: Outcome) -> str:
-    ddr = f", {result.figures['ddr']:,.0f} bytes of DDR" if "ddr" in result.figures else ""
+    ddr = f", {result.costs['ddr']:,.0f} bytes of DDR" if "ddr" in result.costs else ""
     return result.verdict if result.error else f"{result.verdict}, {result.sqnr_db:.1f} dB{ddr}"
 
 
@@ -232,7 +218,7 @@ def as_accepted(repair: Repair) -> dict[str, Metric]:
         figures: dict[str, Metric] = {
             "verdict": result.verdict,
             "says": result.says or None,
-            "ddr": result.figures.get("ddr"),
+            "ddr": result.costs.get("ddr"),
         }
         figures |= {} if result.error else {"sqnr_db": round(result.sqnr_db, 1)}
         values |= {f"{when}.{name}": value for name, value in figures.items() if value is not None}

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from ci.pipeline.accuracy import against_nearest, in_words
+from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.findings import Finding
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import EXACT_DB, in_decibels
@@ -43,7 +44,11 @@ class Outcome:
     unusable: str = ""
     """Why its outputs cannot be compared: they are then neither right nor wrong."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Of its outputs against float and, as `reference_…`, the quantized model; and `ddr`, `size` and `ms`."""
+    """Of its outputs against float and, as `reference_…`, the quantized model."""
+    costs: Mapping[str, float] = field(default_factory=dict)
+    """`ddr` and `size` in bytes, `ms` by forecast, and the `cpu_seconds` of compiling it."""
+    worst_db: float | None = None
+    """The least SQNR of a single sample."""
     on_cpu: tuple[str, ...] = ()
     """Operators."""
     wrong: Sequence[Finding] = ()
@@ -54,9 +59,15 @@ class Outcome:
         """By the rule of Unusable: what only the chip gives as no number is wrong; where the model itself has
         no numbers, as in a mask, nothing can be said of it."""
         if rule in ("not-finite", "shape"):
-            figures = {**more.pop("figures", {}), "sqnr_db": -EXACT_DB}
-            return cls(figures=figures, **more)
+            return cls(figures={"sqnr_db": -EXACT_DB}, **more)
         return cls(unusable=message, **more)
+
+    @classmethod
+    def of_error(cls, error: ToolkitError) -> Outcome:
+        """Of a program that there is not. Raises the error where the program is not to blame."""
+        if error.exit_code != CheckFailed.exit_code:
+            raise error
+        return cls(error.message.splitlines()[0], error.fix)
 
     @property
     def green(self) -> bool:
@@ -100,7 +111,7 @@ class Outcome:
             return bool(other.error) and not self.same_kind_as(other)
         if self.green != other.green or self.worse_than(other):
             return self.green and not other.green
-        lost, costs = float("-inf"), [outcome.figures.get("ddr") for outcome in (self, other)]
+        lost, costs = float("-inf"), [outcome.costs.get("ddr") for outcome in (self, other)]
         saves = costs[0] is not None and costs[1] is not None and costs[0] < CHEAPER * costs[1]
         gains = (
             self.figures.get(name, lost) > other.figures.get(name, lost) + by for name, by in GAINS.items()
@@ -115,7 +126,7 @@ class Outcome:
         if (share := self.near("agreement", 1.0)) < 1:
             parts += [f"{100 * share:.4g} % of integers equal"]
         parts += [f"on the CPU: {', '.join(sorted({*self.on_cpu}))}"] if self.on_cpu else []
-        parts += [f"{figure} {self.figures[figure]:,.6g}"] if figure in self.figures else []
+        parts += [f"{figure} {self.costs[figure]:,.6g}"] if figure in self.costs else []
         return "; ".join(parts) or "it runs"
 
 
@@ -161,7 +172,8 @@ def cells_of(outcome: Outcome) -> dict[str, str]:
         "on the CPU": str(len(outcome.on_cpu)),
     }
     titles = {"size": "bytes", "ddr": "bytes of DDR"}
-    return cells | {titles[name]: f"{figures[name]:,.0f}" for name in titles if name in figures}
+    costs = outcome.costs
+    return cells | {titles[name]: f"{costs[name]:,.0f}" for name in titles if name in costs}
 
 
 def smallest(

@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ci.pipeline.accuracy import below_floor, in_words
-from ci.pipeline.losses import where_of
+from ci.pipeline.compile_flags import precision_in
+from ci.pipeline.losses import Scores, where_of
+from ci.pipeline.options import Compiling
+from ci.pipeline.precision import written_name
 from ci.pipeline.suite import AnyProgram
-from provisioning.base.errors import CheckFailed
+from ci.pipeline.trial import Outcome, smallest
+from provisioning.base.commands import session
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned, in_decibels
+
+if TYPE_CHECKING:
+    from ci.pipeline.lane_model import LaneModel
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 
@@ -30,6 +37,8 @@ SHOWN = 3
 ACCEPTED = (SQNR, "top1", "metric")
 """The figures that a table of tuned programs has."""
 COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}
+SIZE = "size"
+"""The name of the bytes in an Outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +65,22 @@ class Point:
     """A measured program in which these units have the more exact precision."""
 
     units: frozenset[int]
-    figures: Mapping[str, float] = field(default_factory=dict)
-    costs: Mapping[str, float] = field(default_factory=dict)
-    failed: str = ""
-    """Why there is no program."""
-    cpu_seconds: float = 0.0
-    """Of compiling it, also where that was cached."""
-    worst: float | None = None
-    """The least SQNR of a single sample."""
+    outcome: Outcome
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return self.outcome.figures
+
+    @property
+    def costs(self) -> Mapping[str, float]:
+        taken = self.outcome.costs
+        named = {name: taken.get(SIZE if name == "bytes" else name) for name in COSTS}
+        return {name: cost for name, cost in named.items() if cost is not None}
+
+    @property
+    def failed(self) -> str:
+        """Why there is no program, or none whose outputs can be compared."""
+        return self.outcome.error or self.outcome.unusable
 
 
 Measure = Callable[[Sequence[frozenset[int]]], Sequence[Point]]
@@ -126,7 +143,8 @@ class Tuned:
 
     @property
     def cpu_seconds(self) -> float:
-        return sum(point.cpu_seconds for point in self.points)
+        """Of compiling them, also where that was cached."""
+        return sum(point.outcome.costs.get("cpu_seconds", 0.0) for point in self.points)
 
 
 class TuneSearch:
@@ -256,21 +274,29 @@ class TuneSearch:
         return max(count, 1)
 
     def _demote(self, chosen: Point) -> None:
-        """Take back what the floor may not need. Where scores say little of it, also one part of the chosen
-        units after the other, in ever smaller parts."""
-        scored, parts = self.goal.figure == SQNR and not self.goal.loses_a_part(self.points[frozenset()]), 1
-        while len(self.points) < MOST_PROGRAMS and parts <= len(chosen.units):
-            spare = self._spare(chosen)
-            halves = [spare, spare[: (len(spare) + 1) // 2]]
-            left_out = halves if parts == 1 else _parts_of(sorted(chosen.units), parts)
-            choices = dict.fromkeys(chosen.units.difference(units) for units in left_out)
-            new = [choice for choice in choices if choice not in self.points]
-            new = new[: MOST_PROGRAMS - len(self.points)]
-            found = self._measured(new, "without what the floor may not need") if new else []
-            better = min([chosen, *filter(self.goal.met, found)], key=self._cost)
-            if better is chosen and scored:
-                return
-            chosen, parts = better, 2 * parts if better is chosen else parts
+        """Take back what the floor may not need. Where scores say little of it, also any part of the chosen
+        units."""
+        before = None
+        while chosen is not before:
+            before, spare = chosen, self._spare(chosen)
+            some = (spare, spare[: (len(spare) + 1) // 2])
+            chosen = self._cheapest(chosen, (chosen.units.difference(units) for units in some))
+        if self.goal.figure == SQNR and not self.goal.loses_a_part(self.points[self._first(0)]):
+            return
+
+        def first(parts: Iterable[tuple[int, ...]]) -> tuple[int, ...] | None:
+            nonlocal chosen
+            before, chosen = chosen, self._cheapest(chosen, map(frozenset, parts))
+            return None if chosen is before else tuple(sorted(chosen.units))
+
+        smallest(sorted(chosen.units), first, lambda: len(self.points) >= MOST_PROGRAMS)
+
+    def _cheapest(self, chosen: Point, choices: Iterable[frozenset[int]]) -> Point:
+        """What holds the floor at the least cost: of it, and of as many of these as programs are left."""
+        new = [choice for choice in dict.fromkeys(choices) if choice not in self.points]
+        new = new[: max(MOST_PROGRAMS - len(self.points), 0)]
+        found = self._measured(new, "without what the floor may not need") if new else []
+        return min([chosen, *filter(self.goal.met, found)], key=self._cost)
 
     def _spare(self, chosen: Point) -> list[int]:
         """The largest units whose scores fit into what the point has above the floor; else the least useful
@@ -355,11 +381,6 @@ def _neighbours(units: Sequence[Unit]) -> list[dict[int, float]]:
     return found
 
 
-def _parts_of(units: Sequence[int], parts: int) -> list[Sequence[int]]:
-    cuts = [len(units) * number // parts for number in range(parts + 1)]
-    return [units[low:high] for low, high in pairwise(cuts)]
-
-
 def unit_of(row: Mapping[str, Any]) -> Unit:
     """A group of operators as a lane's worker scored it."""
     nodes = tuple(row["nodes"])
@@ -391,6 +412,34 @@ def mixed(program: P, units: Sequence[Unit], choice: frozenset[int], exact: str)
     precision, nodes = settings_of(units, choice, program.run.precision, exact)
     update = {"precision": precision, "nodes": nodes, "label": _label_of(units, choice)}
     return replace(program, run=program.run.model_copy(update=update))
+
+
+def tuned(taken: LaneModel[Any, Any], lane: Scores, precisions: tuple[str, str], goal: Goal) -> Tuned:
+    """The mixture of both precisions for a model, or for a suite's program."""
+    from ci.pipeline.lane_model import tried
+
+    model = replace(taken.model, precision=precisions[0])
+    taken = replace(taken, model=model, how=Compiling(metric=goal.metric))
+    cheap, exact = (precision_in(model.lane, name) for name in precisions)
+    program = taken.program(model.selection.soc)
+    run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
+    if not run.quantizes:
+        raise UsageError(f"{written_name(cheap)} quantizes nothing", fix="--precision 8a8w --precision 16a8w")
+    judged = {"inferences": model.inferences} if model.inferences else {}
+    program = replace(program, run=run, case=program.case.model_copy(update=judged))
+    units = [unit_of(row) for row in lane.scores_of(model, program, exact)["units"]]
+
+    def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
+        outcomes = tried(taken, [mixed(program, units, choice, exact) for choice in choices])
+        if "ms" in goal.budget and not any("ms" in outcome.costs for outcome in outcomes):
+            raise CheckFailed(
+                f"--budget ms=: there is no forecast for {program.soc}",
+                fix=f"--budget ddr=… or bytes=…; {session('forecast', *model.words(program.soc))} says why",
+            )
+        return [Point(choice, outcome) for choice, outcome in zip(choices, outcomes, strict=True)]
+
+    names = str(written_name(cheap)), str(written_name(exact))
+    return TuneSearch(units, measured, goal, names).run()
 
 
 def noise(decibels: float) -> float:
@@ -436,8 +485,8 @@ def as_text(tuned: Tuned) -> Iterator[str]:
 
 
 def _accuracy(point: Point) -> str:
-    worst = "" if point.worst is None else f"; the worst sample {in_decibels(point.worst)}"
-    return in_words(point.figures) + worst
+    worst = point.outcome.worst_db
+    return in_words(point.figures) + ("" if worst is None else f"; the worst sample {in_decibels(worst)}")
 
 
 def _saved(tuned: Tuned) -> Iterator[str]:
@@ -480,7 +529,7 @@ def document(tuned: Tuned) -> dict[str, Any]:
                 "of": len(tuned.units),
                 "accuracy": dict(point.figures),
                 "costs": dict(point.costs),
-                "worst": point.worst,
+                "worst": point.outcome.worst_db,
                 "failed": point.failed,
                 "chosen": point is tuned.chosen,
             }

@@ -291,7 +291,7 @@ def test_two_deaths_are_alike_by_what_they_die_of_and_not_by_paths(one: str, oth
 
 @pytest.mark.parametrize(("rule", "wrong"), [("reference-not-finite", False), ("not-finite", True)])
 def test_where_the_model_itself_has_no_numbers_nothing_is_wrong(rule: str, wrong: bool) -> None:
-    outcome = Outcome.not_compared(rule, "no numbers", figures={"size": 1.0})
+    outcome = Outcome.not_compared(rule, "no numbers", costs={"size": 1.0})
     assert Condition.of("wrong").shown_by(outcome, outcome) is wrong
 
 

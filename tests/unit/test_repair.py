@@ -196,7 +196,7 @@ def test_what_is_accepted_of_a_repair_is_what_the_page_shows(tmp_path: Path) -> 
     dies = Outcome("the compiler dies")
     taken: Any = Taken(tmp_path)
     made = Rewritten([HELPS], None)
-    found = repair.Repair(taken, dies, made, Outcome(figures={"sqnr_db": 40.04, "ddr": 512}), [])
+    found = repair.Repair(taken, dies, made, Outcome(figures={"sqnr_db": 40.04}, costs={"ddr": 512}), [])
     values = repair.as_accepted(found)
     (row,) = rows_of({"executorch/net/8a8w/SM8650": values})
     assert (row.before.verdict, row.before.says, row.before.sqnr_db) == ("dies", "the compiler dies", None)

@@ -52,6 +52,14 @@ def units(gains: Sequence[float] = GAINS, sizes: Sequence[float] = SIZES) -> lis
     ]
 
 
+def point(chosen: frozenset[int], figures: Mapping[str, float], costs: Mapping[str, float]) -> Point:
+    return Point(chosen, Outcome(figures=figures, costs=costs))
+
+
+def with_figure(found: Point, name: str, figure: float) -> Point:
+    return point(found.units, {**found.figures, name: figure}, found.outcome.costs)
+
+
 @dataclass
 class Chip:
     """The noise of cheap operators adds to what is left at the exact precision; the exact ones cost bytes."""
@@ -65,11 +73,11 @@ class Chip:
 
     def point(self, chosen: frozenset[int]) -> Point:
         if self.fails(chosen):
-            return Point(chosen, failed="the compiler dies")
+            return Point(chosen, Outcome("the compiler dies"))
         gains = {index: self.wrong_scores.get(index, unit.gain) for index, unit in enumerate(self.units)}
         noise = self.left + sum(gain for index, gain in gains.items() if index not in chosen)
         size = sum(unit.size for index, unit in enumerate(self.units) if index in chosen)
-        return Point(chosen, {"sqnr_db": -10 * math.log10(noise)}, {"ddr": 1000 + size, "bytes": 5000.0})
+        return point(chosen, {"sqnr_db": -10 * math.log10(noise)}, {"ddr": 1000 + size, "size": 5000.0})
 
     def __call__(self, choices: Sequence[frozenset[int]]) -> Sequence[Point]:
         for choice in choices:
@@ -98,10 +106,9 @@ class ConvertingChip(Chip):
     """Where two precisions meet, DDR has what is converted too."""
 
     def point(self, chosen: frozenset[int]) -> Point:
-        point = super().point(chosen)
+        found = super().point(chosen)
         borders = sum((index in chosen) != (index - 1 in chosen) for index in range(1, len(self.units)))
-        costs = {**point.costs, "ddr": point.costs["ddr"] + 100 * borders}
-        return replace(point, costs=costs)
+        return point(chosen, found.figures, {"ddr": found.costs["ddr"] + 100 * borders})
 
 
 def tuned(chip: Chip, goal: Goal) -> Tuned:
@@ -118,10 +125,9 @@ def test_the_chosen_set_holds_the_floor_at_nearly_the_least_cost(floor: float) -
 
 
 def test_a_low_floor_asks_no_more_of_a_part_than_of_the_whole() -> None:
-    figures = {"sqnr_db": 16.0, "slice_sqnr_db": 16.0}
     goal = Goal({"sqnr_db": 15.0})
-    assert goal.met(Point(frozenset(), figures))
-    assert not goal.met(Point(frozenset(), {**figures, "slice_sqnr_db": 3.0}))
+    found = point(frozenset(), {"sqnr_db": 16.0, "slice_sqnr_db": 16.0}, {})
+    assert goal.met(found) and not goal.met(with_figure(found, "slice_sqnr_db", 3.0))
 
 
 def test_what_is_not_needed_is_taken_back() -> None:
@@ -137,7 +143,7 @@ def test_a_part_that_is_lost_is_found_where_both_ends_have_one_figure_for_the_wh
     def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
         part = {True: 40.0, False: 2.0}
         return [
-            Point(chosen, {"sqnr_db": 45.0, "slice_sqnr_db": part[1 in chosen]}, {"ddr": 100.0 + len(chosen)})
+            point(chosen, {"sqnr_db": 45.0, "slice_sqnr_db": part[1 in chosen]}, {"ddr": 100.0 + len(chosen)})
             for chosen in choices
         ]
 
@@ -192,9 +198,7 @@ def test_an_unreachable_floor_is_the_chips_where_it_differs_from_the_quantized_m
     chip = Chip(units())
 
     def measure(choices: Sequence[frozenset[int]]) -> Sequence[Point]:
-        return [
-            replace(point, figures={**point.figures, "reference_sqnr_db": 20.0}) for point in chip(choices)
-        ]
+        return [with_figure(found, "reference_sqnr_db", 20.0) for found in chip(choices)]
 
     found = TuneSearch(chip.units, measure, Goal({"sqnr_db": 70.0}), NAMES).run()
     assert "divergence" in found.wrong
@@ -304,10 +308,9 @@ def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
     chip, cat = Chip(units()), 4
 
     def measure(choices: Sequence[frozenset[int]]) -> list[Point]:
-        found = chip(choices)
         return [
-            replace(point, figures={**point.figures, "slice_sqnr_db": 40.0 if cat in point.units else 5.0})
-            for point in found
+            with_figure(found, "slice_sqnr_db", 40.0 if cat in found.units else 5.0)
+            for found in chip(choices)
         ]
 
     found = TuneSearch(chip.units, measure, Goal({"sqnr_db": 5.0}), NAMES).run()
@@ -317,30 +320,30 @@ def test_a_floor_in_decibels_holds_for_each_part_of_an_output() -> None:
 
 
 def test_programs_of_a_suite_are_tuned_one_by_one_and_each_is_accepted_at_once(tmp_path: Path) -> None:
-    suite, chip = tmp_path / "suite.toml", Chip(units())
+    suite = tmp_path / "suite.toml"
+    chips = {"holds": Chip(units()), "misses": Chip(units(), left=0.1)}
+    goal = Goal({"sqnr_db": 30.0})
 
-    answers: dict[str, Callable[[Goal], Tuned]] = {}
-    lane: Any = SimpleNamespace(tuned=lambda model, precisions, goal, given: answers[given.case_name](goal))
+    def mixture(taken: Any) -> Tuned:
+        if taken.name not in chips:
+            raise KeyboardInterrupt
+        return tuned(chips[taken.name], goal)
 
-    def program(name: str, answer: Callable[[Goal], Tuned]) -> Any:
+    def program(name: str) -> Any:
         taken: Any = Taken(tmp_path, name)
         taken.given = SimpleNamespace(suite=suite, case_name=name, soc="SM8650")
-        answers[name] = answer
         return taken
 
-    def interrupted(goal: Goal) -> Tuned:
-        raise KeyboardInterrupt
+    def tune(*names: str, accepts: bool) -> int:
+        every = [*map(program, names)]
+        report = ModelReport("suite", StageRun.as_typed("tune", "wheels", "host"))
+        return tune_suites(every, every[0], goal, mixture, report, accepts=accepts)
 
-    report, goal = ModelReport("suite", StageRun.as_typed("tune", "wheels", "host")), Goal({"sqnr_db": 30.0})
-    holds = program("holds", lambda goal: tuned(chip, goal))
-    misses = program("misses", lambda goal: tuned(Chip(units(), left=0.1), goal))
-    assert tune_suites([holds], holds, lane, NAMES, goal, report, accepts=False) == 0
+    assert tune("holds", accepts=False) == 0
     assert not load_accepted(accepted_path(suite, TUNED)).subjects
-    assert tune_suites([misses], misses, lane, NAMES, goal, report, accepts=True) == 1
+    assert tune("misses", accepts=True) == 1
     with pytest.raises(KeyboardInterrupt):
-        tune_suites(
-            [holds, program("interrupted", interrupted)], holds, lane, NAMES, goal, report, accepts=True
-        )
+        tune("holds", "interrupted", accepts=True)
     rows = {row.model: row for row in tuned_of(load_accepted(accepted_path(suite, TUNED)).subjects)}
     assert set(rows) == {"holds", "misses"} and rows["misses"].chosen is None
     row = rows["holds"]
@@ -358,25 +361,27 @@ def test_a_program_of_a_suite_is_tuned_as_repair_leaves_it(tmp_path: Path) -> No
             5 if "harms" in rewrites else 20 if model.per_channel else 10 + 2 * ("helps" in rewrites)
         )
 
-    class Recorded(Taken):
-        def tuned(self, model: OneModel, precisions: tuple[str, str], goal: Goal, given: Any) -> Tuned:
-            tried.append(model)
-            return tuned(Chip(units()), goal)
+    goal = Goal({"sqnr_db": 30.0})
 
-    taken: Any = Recorded(tmp_path, "net.onnx", ONNX, gives)
+    def mixture(taken: Any) -> Tuned:
+        tried.append(taken.model)
+        return tuned(Chip(units()), goal)
+
+    taken: Any = Taken(tmp_path, "net.onnx", ONNX, gives)
     taken.given = SimpleNamespace(suite=tmp_path / "suite.toml", case_name="net", soc="SM8650")
     report = ModelReport("suite", StageRun.as_typed("tune", "wheels", "host"))
-    tune_suites([taken], taken, taken, NAMES, Goal({"sqnr_db": 30.0}), report, accepts=False)
+    tune_suites([taken], taken, goal, mixture, report, accepts=False)
     (model,) = tried
     assert Path(model.typed).stem == "helps" and model.per_channel
 
 
 def test_a_choice_says_its_worst_sample_and_what_it_saves_against_all_at_the_exact_precision() -> None:
     cheap, exact = (
-        Point(frozenset(), costs={"bytes": 10.0, "ddr": 20.0}),
-        Point(frozenset({0, 1}), costs={"bytes": 20.0, "ddr": 10.0}),
+        point(frozenset(), {}, {"size": 10.0, "ddr": 20.0}),
+        point(frozenset({0, 1}), {}, {"size": 20.0, "ddr": 10.0}),
     )
-    chosen = Point(frozenset({1}), {"sqnr_db": 31.0}, {"bytes": 15.0, "ddr": 11.0}, worst=27.5)
+    outcome = Outcome(figures={"sqnr_db": 31.0}, costs={"size": 15.0, "ddr": 11.0}, worst_db=27.5)
+    chosen = Point(frozenset({1}), outcome)
     text = "\n".join(as_text(Tuned(units()[:2], [cheap, chosen, exact], NAMES, chosen, chosen, [])))
     assert "27.5 dB" in text and "saves 25% of the bytes" in text and "10% more DDR bytes" in text
 

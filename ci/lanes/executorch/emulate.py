@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -257,12 +257,31 @@ def _runnable(compiled: Mapping[str, Result], measured: Mapping[str, Result]) ->
     return {name: compiled[name] for name, result in measured.items() if ran(result)}
 
 
-def measure(plan: ExecutorchPlan, runner: Runner, compiled: Mapping[str, Result]) -> dict[str, Result]:
+@dataclass(frozen=True, kw_only=True)
+class RunOne(RunOnEmulator):
+    """A program of one model alone, which may be as far off as it is."""
+
+    metric: str
+    """FILE:FUNCTION of the user's, which gives one more figure."""
+
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
+        return ran(result)
+
+    def _request(self, program: ExecutorchProgram) -> dict[str, Metric]:
+        return super()._request(program) | ({"metric": self.metric} if self.metric else {})
+
+
+def measure(
+    plan: ExecutorchPlan,
+    runner: Runner,
+    compiled: Mapping[str, Result],
+    step: Callable[..., RunOnEmulator] = RunOnEmulator,
+) -> dict[str, Result]:
     """Every compiled program's result by name."""
     runnable = [
         program for program in plan.programs if program.name in compiled and compiled[program.name].folder
     ]
-    results = run_step(RunOnEmulator(plan, runner, compiled), runnable)
+    results = run_step(step(plan, runner, compiled), runnable)
     for name, result in results.items():
         source = compiled[name].folder
         # An interrupted run leaves its folder behind.

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
-from ci.lanes.executorch.emulate import RAN, Emulation, causes_of, findings_of, measure, ran
+from ci.lanes.executorch.emulate import RAN, Emulation, RunOne, causes_of, findings_of, measure, ran
 from ci.lanes.executorch.judge import artifact, costs_of, delegation, left_on_cpu, missing_kernels
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
@@ -83,24 +84,23 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
 
     def do(self, plan: ExecutorchPlan) -> Results:
         compiled = compile_programs(plan)
-        for program in plan.programs:
-            _require_compiled(program, plan, compiled)
         measured: dict[str, Result] = {}
         runnable = {
-            program.name: compiled[program.name] for program in plan.programs if program.backend == "htp"
+            program.name: result
+            for program in plan.programs
+            if program.backend == "htp" and (result := compiled.get(program.name)) and result.folder
         }
         if self.how.verify and runnable:
-            measured = measure(plan, ready_runner(os.environ, plan.selection.reports), runnable)
-        for program in plan.programs:
-            if (run := measured.get(program.name)) and not ran(run):
-                facts = compiled[program.name].facts
-                (finding,) = findings_of(program, run, facts)
-                raise CheckFailed(finding.message, fix=BEYOND_FIX if facts["beyond"] else NO_FIX)
+            runner = ready_runner(os.environ, plan.selection.reports)
+            measured = measure(plan, runner, runnable, partial(RunOne, metric=self.how.metric))
         return {COMPILED: compiled, RAN: measured}
 
     def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:
-        compiled, run = mine[COMPILED], mine.get(RAN)
+        compiled, run = _compiled(program, plan, mine), mine.get(RAN)
         assert compiled.folder is not None
+        if run and not ran(run):
+            (finding,) = findings_of(program, run, compiled.facts)
+            raise CheckFailed(finding.message, fix=BEYOND_FIX if compiled.facts["beyond"] else NO_FIX)
         path, facts, stem = compiled.folder / PROGRAM, compiled.facts, self.stem(program)
         figures, costs = dict(run.facts["figures"]) if run else {}, costs_of(compiled)
         slices = list(run.facts["slices"]) if run else []
@@ -143,11 +143,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
         shown = shown_by_inputs(facts, program.run.precision, program.soc, plan.basis.build_id)
         warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
-        outcome = Outcome(
-            figures={**figures, "size": path.stat().st_size, "ddr": costs["ddr_read"] + costs["ddr_written"]},
-            on_cpu=tuple(row["operator"] for row in facts["left"]),
-            wrong=wrong,
-        )
+        outcome = replace(outcome_of(compiled, run), wrong=wrong)
         found = [Finding("compile-warning", Severity.NOTE, stem, warning, "") for warning in warnings]
         found = [*_left(stem, facts), *found]
         return Product(
@@ -185,10 +181,24 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         }
 
 
-def _require_compiled(
-    program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Mapping[str, Result]
-) -> None:
-    result = require_done(program, plan, compiled)
+def outcome_of(compiled: Result, run: Result | None) -> Outcome:
+    """Of a program that was compiled, and of its run where that gave something to compare."""
+    measured, rule = run.facts if run else {}, run.facts["rule"] if run else ""
+    known = costs_of(compiled)
+    costs = {"ddr": known["ddr_read"] + known["ddr_written"], "size": known["pte_bytes"]}
+    costs["cpu_seconds"] = known["cpu_seconds"]
+    on_cpu = tuple(row["operator"] for row in compiled.facts["left"])
+    if rule in ("run", "missing"):
+        return Outcome(error=f"run: {measured['message']}", costs=costs, on_cpu=on_cpu)
+    if rule:
+        return Outcome.not_compared(rule, measured["message"], costs=costs, on_cpu=on_cpu)
+    figures, worst = measured.get("figures", {}), measured.get("worst")
+    return Outcome(figures=figures, costs=costs, worst_db=worst, on_cpu=on_cpu)
+
+
+def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> Result:
+    """Raises the error of what is no program, or none that runs."""
+    result = require_done(program, plan, {program.name: mine[COMPILED]} if COMPILED in mine else {})
     if result.facts.get("lacks"):
         findings = {finding.rule: finding for finding in findings_before_compile(program, result.facts)}
         raise EnvironmentLacking(findings[LIBRARY_MISSING].message, fix=findings[LIBRARY_MISSING].fix)
@@ -202,6 +212,7 @@ def _require_compiled(
         raise CheckFailed(
             errors[0].message, fix="run that part of the model before or after, in a program of its own"
         )
+    return result
 
 
 def _errors(findings: Iterator[Finding]) -> list[Finding]:

@@ -20,6 +20,7 @@ from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.divergence import chosen_program
 from ci.lanes.executorch.emulate import RunOnEmulator
 from ci.lanes.executorch.pieces import TorchPieces, kind_of, tensors_of
+from ci.lanes.executorch.product import outcome_of
 from ci.lanes.executorch.reproducer import reproducer
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, stack_of
@@ -76,26 +77,14 @@ class TryRun(RunOnEmulator):
         return True
 
 
-def outcome_of(lowered: Result, ran: Result | None) -> Outcome | None:
+def outcome_of_piece(lowered: Result, ran: Result | None) -> Outcome | None:
     """None where the piece is no program."""
     facts = lowered.facts
     if lowered.failure or facts.get("failed") in ("factory", "load", "run on CPU", "export"):
         return None
     if "failed" in facts:
         return Outcome(error=f"{facts['failed']}: {facts['message']}")
-    assert lowered.folder is not None
-    ddr = facts["ddr"] or {"read": 0, "written": 0}
-    figures: dict[str, float] = {"ddr": ddr["read"] + ddr["written"]}
-    figures["size"] = sum(file.stat().st_size for file in lowered.folder.glob("*.pte"))
-    on_cpu = tuple(row["operator"] for row in facts["left"])
-    if ran is None or ran.failure:
-        return Outcome(figures=figures, on_cpu=on_cpu)
-    measured = ran.facts
-    if measured["rule"] in ("run", "missing"):
-        return Outcome(error=f"run: {measured['message']}", figures=figures, on_cpu=on_cpu)
-    if measured["rule"]:
-        return Outcome.not_compared(measured["rule"], measured["message"], figures=figures, on_cpu=on_cpu)
-    return Outcome(figures={**figures, **measured["figures"]}, on_cpu=on_cpu)
+    return outcome_of(lowered, None if ran is None or ran.failure else ran)
 
 
 class TorchReduction(Reduction[GraphModule]):
@@ -132,7 +121,7 @@ class TorchReduction(Reduction[GraphModule]):
         lowered = run_step(TryLowering(plan), programs)
         runnable = [program for program in programs if "expected" in lowered[program.name].facts]
         ran = run_step(TryRun(plan, self.runner, lowered), runnable)
-        return [outcome_of(lowered[program.name], ran.get(program.name)) for program in programs]
+        return [outcome_of_piece(lowered[program.name], ran.get(program.name)) for program in programs]
 
     def program_in(self, folder: Path) -> ExecutorchProgram:
         run = self.program.run.model_copy(update=WITHOUT)

@@ -64,9 +64,8 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
             in_files(outputs, compiled, order["reference"]),
             non_finite=order["non_finite"],
         )
-        if order.get("worst"):
-            pairs = in_files(outputs, compiled, order["expected"], chosen=False)
-            facts["worst"] = least_of_a_sample(pairs, len(order["inputs"]))
+        pairs = in_files(outputs, compiled, order["expected"], chosen=False)
+        facts["worst"] = least_of_a_sample(pairs, len(order["inputs"]))
         if metric := order.get("metric"):
             pairs = in_files(outputs, compiled, order["expected"], chosen=False)
             facts["figures"][METRIC] = measured_by(metric, pairs, len(order["inputs"]))

@@ -37,12 +37,12 @@ class EstimateOnnx(OneModelStep):
         return ask(do="estimate", **common, chips=list(self.chips))
 
 
-def forecast_of_chip(program: OnnxProgram, estimate: Mapping[str, Any] | None) -> list[str]:
-    """What `compile` says of the phones that have the program's chip."""
+def forecast_of_chip(program: OnnxProgram, estimate: Mapping[str, Any] | None) -> Forecasted | None:
+    """Of the phones that have the program's chip."""
     table = load_forecasts()
     if estimate is None or not (phones := table.of_chip(program.soc)):
-        return []
-    return forecast(program.run.kind, estimate, load_fit(), table).of(phones).in_words()
+        return None
+    return forecast(program.run.kind, estimate, load_fit(), table).of(phones)
 
 
 def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> Forecasted:

@@ -27,11 +27,11 @@ from ci.pipeline.findings import (
     not_in_fp16,
     verdict_of_one_model,
 )
+from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.options import Compiling, OneModel
-from ci.pipeline.precision import precision_named
 from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed, UsageError
@@ -72,8 +72,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         return plan_of(programs, self.model.selection, work)
 
     def do(self, plan: OnnxPlan) -> Results:
-        results = run_step(self._step(plan), plan.programs)
-        return {COMPILED: {name: require_done(result) for name, result in results.items()}}
+        return {COMPILED: run_step(self._step(plan), plan.programs)}
 
     def _step(self, plan: OnnxPlan) -> CompileOne:
         how = self.how
@@ -86,10 +85,11 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             several_precisions=how.several_precisions,
             and_socs=how.and_socs,
             options=parse_assignments(self.model.options),
+            metric=self.how.metric,
         )
 
     def product(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Product:
-        result, step = mine[COMPILED], self._step(plan)
+        result, step = require_done(mine[COMPILED]), self._step(plan)
         assert result.folder is not None
         facts, files = result.facts, step.files(program, result.folder)
         context = facts[FORMS[0] if FORMS[0] in facts else FORMS[1]]
@@ -110,7 +110,8 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             words += [f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
         words += [f"  {line}" for line in context["slices"]]
-        words += [f"  {line}" for line in forecast_of_chip(program, facts.get("estimate"))]
+        forecasted = forecast_of_chip(program, facts.get("estimate"))
+        words += [f"  {line}" for line in (forecasted.in_words() if forecasted else ())]
         commands = (
             self.command("divergence", program.soc),
             self.command("quantize", program.soc, "--where"),
@@ -122,10 +123,8 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         if kind == "fp16" and context["half_floats"] is False:
             warnings += [not_in_fp16(chips[0])]
         warnings += [f"{node}: {RECIPROCAL}; {RECIPROCAL_FIX}" for node in context["reciprocals"]]
-        sizes = {"size": float(sum(path.stat().st_size for path in files))}
-        if ddr:
-            sizes |= {"ddr": ddr["read"] + ddr["written"]}
-        outcome = Outcome(figures={**near, **sizes}, wrong=wrong)
+        written = {**context, "bytes": sum(path.stat().st_size for path in files)}
+        outcome = replace(outcome_of(written, forecasted, facts["cpu_seconds"]), wrong=wrong)
         return Product(
             {path.name: path for path in files},
             words,
@@ -136,7 +135,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         )
 
     def drawn(self, program: OnnxProgram) -> Iterator[str]:
-        if precision_named(program.run.kind).quantized and not program.case.samples:
+        if program.run.quantizes and not program.case.samples:
             yield "it was calibrated by drawn inputs: --calibrate DIR takes real ones, which give its ranges"
 
     def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:
@@ -145,3 +144,13 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
                 if finding.severity is Severity.ERROR:
                     raise CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
         return {}
+
+
+def outcome_of(context: Mapping[str, Any], forecasted: Forecasted | None, cpu_seconds: float) -> Outcome:
+    """Of a context that was compiled and run. `forecasted` are the phones that have its chip."""
+    costs = {"size": context["bytes"], "cpu_seconds": cpu_seconds}
+    if ddr := context["ddr"]:
+        costs["ddr"] = ddr["read"] + ddr["written"]
+    if forecasted and forecasted.forecasts:
+        costs["ms"] = forecasted.forecasts[0].ms
+    return Outcome(figures=context["near"], costs=costs, worst_db=context["worst"])

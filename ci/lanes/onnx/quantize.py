@@ -21,7 +21,6 @@ from ci.pipeline.findings import HowJudged, verdict_of_one_model
 from ci.pipeline.lane_model import Product
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.options import Choice, OneModel
-from ci.pipeline.precision import precision_named
 from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import UsageError
@@ -32,7 +31,7 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     """One, as it is the same for all chips."""
     program = program_of(taken.model)
     kind = program.run.kind
-    if not precision_named(kind).quantized:
+    if not program.run.quantizes:
         raise UsageError(f"{kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
     stem = f"{Path(program.case.model).stem}-{program.run.name}"
     step = QuantizeOne(plan_of_model(taken.model, program), stem=stem)
@@ -66,7 +65,7 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
 def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
     """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
     program = program_of(model)
-    if not precision_named(program.run.kind).quantized:
+    if not program.run.quantizes:
         raise UsageError(f"{program.run.kind} quantizes nothing", fix="--precision 16a8w, 8a8w …")
     step = LossesOfOne(plan_of_model(model, program))
     facts = require_done(run_step(step, [program])[program.name]).facts

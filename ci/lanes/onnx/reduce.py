@@ -15,7 +15,6 @@ from ci.engine.memo import Memo
 from ci.engine.work import Result
 from ci.engine.workers.parent import Refused
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.budgets import forecast_of
 from ci.lanes.onnx.compile import (
     OnnxPlan,
     cwd,
@@ -26,8 +25,10 @@ from ci.lanes.onnx.compile import (
     setup_of,
 )
 from ci.lanes.onnx.divergence import chosen_program
+from ci.lanes.onnx.forecast import forecast_of_chip
 from ci.lanes.onnx.graph import make_plain
 from ci.lanes.onnx.pieces import OnnxPieces
+from ci.lanes.onnx.product import outcome_of
 from ci.lanes.onnx.reproducer import HTP, HowCompiled, ids_of, reproducer
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep
@@ -89,7 +90,7 @@ class TryOnnx(OneModelStep):
         return outcome_facts(compiled, ask, lambda gone: explained_end(gone, ask.log).message)
 
 
-def outcome_of(program: OnnxProgram, result: Result) -> Outcome | None:
+def outcome_of_piece(program: OnnxProgram, result: Result) -> Outcome | None:
     """None where the piece is no program."""
     if result.failure:
         return None
@@ -103,12 +104,7 @@ def outcome_of(program: OnnxProgram, result: Result) -> Outcome | None:
         if rule := facts.get("unusable", ""):
             return Outcome.not_compared(rule, message)
         return Outcome(error=f"{facts['failed']}: {message}")
-    context = facts["beside"]
-    ddr = context["ddr"] or {"read": 0, "written": 0}
-    figures = {**context["near"], "ddr": ddr["read"] + ddr["written"], "size": context["bytes"]}
-    times = [phone.ms for phone in forecast_of(program, facts).forecasts if phone.soc == program.soc]
-    figures |= {"ms": times[0]} if times else {}
-    return Outcome(figures=figures)
+    return outcome_of(facts["beside"], forecast_of_chip(program, facts.get("estimate")), 0.0)
 
 
 def observed(program: OnnxProgram, plan: OnnxPlan, into: Path) -> tuple[Path, list[Mapping[str, Any]]]:
@@ -143,7 +139,7 @@ class OnnxReduction(Reduction[onnx.ModelProto]):
         plan = plan_of(programs, self.plan.selection, work)
         plan = replace(plan, logs=self.plan.logs)
         results = run_step(TryOnnx(plan, estimated=self.estimated), programs)
-        return [outcome_of(program, results[program.name]) for program in programs]
+        return [outcome_of_piece(program, results[program.name]) for program in programs]
 
     def program_in(self, folder: Path) -> OnnxProgram:
         case = OnnxCase(

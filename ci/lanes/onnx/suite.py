@@ -71,7 +71,11 @@ class OnnxRun(MixedRun):
 
     @property
     def required_figures(self) -> tuple[str, ...]:
-        return HELD_QUANTIZED if precision_named(self.precision).quantized else HELD
+        return HELD_QUANTIZED if self.quantizes else HELD
+
+    @property
+    def quantizes(self) -> bool:
+        return precision_named(self.precision).quantized
 
     @model_validator(mode="after")
     def _budget_needs_a_forecast(self) -> OnnxRun:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.work import Result
-from ci.lanes.onnx.compile import OnnxPlan, plan_of
-from ci.lanes.onnx.options import parse_assignments
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import FORMS, CompileOne, OneModelStep, plan_of_model, prepared, program_of
-from ci.pipeline.forecast import forecast, load_fit
+from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared
+from ci.pipeline.divergence import FOREVER
 from ci.pipeline.options import OneModel
-from ci.pipeline.phones import load_forecasts
 from ci.pipeline.precision import precision_named
 from ci.pipeline.steps import Ask, require_done, run_step
-from ci.pipeline.tuning import Goal, Point, Tuned, TuneSearch, mixed, unit_of
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 
@@ -58,7 +52,7 @@ class ScoresOfOne(OneModelStep):
     keeps_files = False
 
     exact: str
-    seconds: float = 1e9
+    seconds: float
 
     def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         return {**super().key(program, memo, environ), "scored beside": self.exact}
@@ -78,62 +72,11 @@ class ScoresOfOne(OneModelStep):
         return not result.facts.get("left")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileTuned(CompileOne):
-    """As `compile` does it, so that its result is there already."""
-
-    metric: str
-    """FILE:FUNCTION of the user's, which gives one more figure."""
-
-    def stem(self, program: OnnxProgram) -> str:
-        return f"{Path(program.case.model).stem}_ctx"
-
-    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        common = super().key(program, memo, environ)
-        return {**common, "metric": self.metric} if self.metric else common
-
-    def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
-        common = super().asked(program)
-        return {**common, "metric": self.metric} if self.metric else common
-
-
-def tuned(
-    model: OneModel, precisions: tuple[str, str], goal: Goal, _given: OnnxProgram | None = None
-) -> Tuned:
-    cheap, exact = (precision_named(name) for name in precisions)
-    program = program_of(replace(model, precision=cheap.name))
-    if not cheap.quantized:
-        raise UsageError(f"{cheap.written} quantizes nothing", fix="--precision 8a8w --precision 16a8w")
-    units = [unit_of(row) for row in scores_of(model, program, exact.name)["units"]]
-
-    def measured(choices: Sequence[frozenset[int]]) -> list[Point]:
-        programs = {choice: mixed(program, units, choice, exact.name) for choice in choices}
-        plan = plan_of(list(programs.values()), model.selection, model.work)
-        results = run_step(_step(model, plan, goal.metric), plan.programs)
-        return [_point(choice, mixed, results[mixed.name], goal) for choice, mixed in programs.items()]
-
-    return TuneSearch(units, measured, goal, (cheap.written, exact.written)).run()
-
-
 def scores_of(
-    model: OneModel, program: OnnxProgram, exact: str, seconds: float = ScoresOfOne.seconds
+    model: OneModel, program: OnnxProgram, exact: str, seconds: float = FOREVER
 ) -> Mapping[str, Any]:
     step = ScoresOfOne(plan_of_model(model, program), exact=exact, seconds=seconds)
     return require_done(run_step(step, [program])[program.name]).facts
-
-
-def _step(model: OneModel, plan: OnnxPlan, metric: str) -> CompileTuned:
-    return CompileTuned(
-        plan,
-        new_baseline=True,
-        embed=False,
-        verify=True,
-        profiled=False,
-        several_precisions=False,
-        and_socs=(),
-        options=parse_assignments(model.options),
-        metric=metric,
-    )
 
 
 def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
@@ -144,24 +87,3 @@ def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) 
     return PYTHON.format(
         comment=comment, nodes=text, activations=default.activations, weights=default.weights
     )
-
-
-def _point(choice: frozenset[int], program: OnnxProgram, result: Result, goal: Goal) -> Point:
-    try:
-        facts = require_done(result).facts
-    except ToolkitError as error:
-        if error.exit_code != CheckFailed.exit_code:
-            raise
-        return Point(choice, failed=error.message.splitlines()[0])
-    context = facts[FORMS[0]]
-    costs: dict[str, float] = {"bytes": context["bytes"]}
-    if ddr := context["ddr"]:
-        costs["ddr"] = ddr["read"] + ddr["written"]
-    found = forecast(program.run.kind, facts["estimate"], load_fit(), load_forecasts())
-    if own := [phone.ms for phone in found.forecasts if phone.soc == program.soc]:
-        costs["ms"] = own[0]
-    elif "ms" in goal.budget:
-        why = found.of(load_forecasts().of_chip(program.soc)).withheld
-        raise CheckFailed(f"--budget ms=: no forecast, {why}", fix=found.fix or "--budget ddr=… or bytes=…")
-    seconds = facts["cpu_seconds"]
-    return Point(choice, context["near"], costs, cpu_seconds=seconds, worst=context.get("worst"))

@@ -150,6 +150,8 @@ class CompileOne(OneModelStep):
     and_socs: tuple[str, ...]
     options: Mapping[str, Value]
     """Of the command line. A suite has them in the run."""
+    metric: str = ""
+    """FILE:FUNCTION of the user's, which gives one more figure."""
 
     @property
     def suite(self) -> bool:
@@ -165,7 +167,7 @@ class CompileOne(OneModelStep):
 
     def stem(self, program: OnnxProgram) -> str:
         kind = f"-{program.run.kind}" if self.several_precisions else ""
-        soc = f"-{program.soc}" if len(self.plan.programs) > 1 else ""
+        soc = f"-{program.soc}" if len({other.soc for other in self.plan.programs}) > 1 else ""
         return f"{Path(program.case.model).stem}{kind}{soc}_ctx"
 
     def files(self, program: OnnxProgram, folder: Path) -> list[Path]:
@@ -187,7 +189,12 @@ class CompileOne(OneModelStep):
             "embed": self.embed,
             "profiled": self.profiled,
             "verify": self.verify,
+            **self._metric,
         }
+
+    @property
+    def _metric(self) -> dict[str, str]:
+        return {"metric": self.metric} if self.metric else {}
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         """A stage's own result has no files of these names."""
@@ -203,7 +210,7 @@ class CompileOne(OneModelStep):
         }
         if self.suite:
             return common
-        common["drawn"] = True
+        common |= {"drawn": True, **self._metric}
         settings = settings_of(self.options, soc=soc_named(program.soc), embed=self.embed)
         return {**common, "forms": [self.form], "settings": settings.as_dict()}
 
