@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support import miniature_tree
 from tests.support.examples import filled
-from tests.support.miniature_executorch import make_sdk, make_tree
-from tests.support.repositories import IDENTITY, repository
+from tests.support.repositories import repository
 from tests.support.workflows.machine import machine
 from tests.support.workflows.run import ANNOTATION, failures, results, run_gate
 
@@ -58,18 +56,3 @@ def test_its_buck_and_cmake_files_are_compared(tmp_path: Path, forgotten: bool) 
         expected |= dict.fromkeys(names[1:], "failure")
         assert any("lpai" in line for line in ANNOTATION.findall(jobs["buck-parity"].log))
     assert results(jobs) == expected, failures(jobs)
-
-
-@pytest.mark.whole
-@pytest.mark.needs("aarch64-linux-gnu-g++")
-def test_its_tree_is_built_with_the_sdk_of_the_job(tmp_path: Path) -> None:
-    root, sdk = make_tree(tmp_path, name="fork"), make_sdk(tmp_path / "sdk")
-    for name, text in workflow("build_linux_arm64", "qnn-2.37").items():
-        (root / name).parent.mkdir(parents=True)
-        (root / name).write_text(text, encoding="utf-8")
-    for command in (["add", "-A"], [*IDENTITY, "commit", "-qm", "Gate"]):
-        subprocess.run(["git", *command], cwd=root, check=True)
-    with machine(tmp_path / "run", root, env={"QNN_SDK_ROOT": str(sdk)}) as github:
-        jobs = run_gate(github)
-    names = ("plan", "build-linux-arm64", "verdict")
-    assert results(jobs) == dict.fromkeys(names, "success"), failures(jobs)

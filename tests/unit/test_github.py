@@ -418,9 +418,6 @@ def test_a_stages_arguments_are_split_and_never_run(tmp_path: Path, monkeypatch:
     [
         ("exit 0", 1, "wrote no report"),
         ("exit 7", 7, "ended with exit code 7, and wrote no report"),
-        ("echo 'error: no QNN'; echo '  try: nox -s provision'; exit 3", 3, "its last words: no QNN"),
-        ("echo 'apps_std_imp.c:1: reading failed'; exit 3", 3, "told by FastRPC"),
-        ("echo 'Stub lib id mismatch: expected (v2), detected (v1)'; exit 3", 3, "stub-mismatch: "),
         ("PASS; exit 1", 1, "its report says pass"),
         ("FAIL; exit 0", 1, "its report says fail"),
     ],

@@ -19,7 +19,7 @@ from ci.pipeline.history import add_history
 from ci.report.changes import MOST_BYTES, Changes, changes_of, sparkline
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Report
-from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.settings import ROOT
 from tests.support.comment_api import FORK, NAME, OWNER, TOKEN, GitHub, event, github
 from tests.support.program_reports import report_of
 from tests.support.repositories import IDENTITY, repository
@@ -161,16 +161,6 @@ def test_a_report_that_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_onnx.json").write_text("{}")
     with pytest.raises(CheckFailed):
         changes.run({"QNN_CI_REPORTS": str(tmp_path)})
-
-
-def test_the_committed_schema_is_that_of_what_is_read() -> None:
-    import jsonschema
-
-    schema = json.loads((MANIFESTS / "schema/comment.json").read_text())
-    jsonschema.validate(document(change()), schema)
-    for wrong in (document(change(), pull=9), document(change(what="anything"))):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, schema)
 
 
 @pytest.mark.parametrize(
@@ -411,23 +401,17 @@ REFUSED = {
     "a list": b"[]",
     "another schema": content(change(), schema=2),
     "one field more": content(change(), pull=6),
-    "a pull request": content(change(pull=6)),
     "a field less": json.dumps({k: v for k, v in document(change()).items() if k != "worse"}).encode(),
-    "another word": content(change(what="<b>worse</b>")),
     "another lane": content(change(lane="@somebody")),
     "a commit that is none": content(change(), since="[x](y)"),
     "a figure that is none": content(change(now="much")),
     "not a number": content(change(now=float("nan"))),
-    "infinite": content(change(now=float("inf"))),
-    "too large a number": content(change(now=1e300)),
     "a name too long": content(change("x" * 201)),
     "no name": content(change("")),
     "half a sign": content(change("\ud800")),
     "too many commits": content(change(commits=[1.0] * 31)),
-    "too many changes": content(*[change()] * 301),
     "negative": content(change(), compared=-1),
     "300 kB": content(change()) + b" " * 300_000,
-    "300 kB of a name": content(change("x" * 300_000)),
 }
 
 

@@ -153,13 +153,6 @@ def key(github: GitHub) -> str:
     return github.remember(one, other)
 
 
-def change(memo: Path, pattern: str, true: str, false: str) -> None:
-    texts = {path: path.read_text() for path in (memo / "test").rglob(pattern)}
-    assert any(true in text for text in texts.values())
-    for path, text in texts.items():
-        path.write_text(text.replace(true, false))
-
-
 def forged(github: GitHub, key: str, tmp_path: Path) -> Path:
     """The memory that was saved, with another figure and every digest right."""
     memo = tmp_path / "forged"
@@ -192,19 +185,6 @@ def test_work_that_failed_since_is_not_passed_by_the_next_run(github: GitHub, ke
     failing.memo().forget(KEY)
     github.remember(failing)
     assert isinstance(github.job("refs/heads/main").find(), Miss)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "true", "false"),
-    [("*.pte", "program 1", "program 2"), ("*.json", '"value": 7', '"value": 8')],
-)
-def test_a_changed_program_or_entry_in_the_cache_is_not_used_and_named(
-    github: GitHub, key: str, pattern: str, true: str, false: str
-) -> None:
-    job = github.job("refs/heads/main")
-    change(memo_of(job), pattern, true, false)
-    answer = job.find()
-    assert isinstance(answer, Miss) and "damaged" in answer.why
 
 
 @pytest.mark.parametrize("ending", ["", "9", "another-name"])

@@ -20,7 +20,6 @@ from tests.support.workflows.expression import Value
 OWNER = "somebody"
 TOOLKIT = f"{OWNER}/qnn-ci"
 BRANCH = "main"
-MAIN = f"refs/heads/{BRANCH}"
 RUNS = itertools.count(1)
 
 
@@ -39,11 +38,9 @@ class Repository:
 @dataclass(frozen=True, slots=True)
 class Machine:
     folder: Path
-    cache: Path
     repositories: Mapping[str, Repository]
     event: Mapping[str, Value]
     github: Mapping[str, str]
-    variables: Mapping[str, str]
     env: Mapping[str, str]
     """Of a fresh runner."""
 
@@ -68,32 +65,26 @@ class Machine:
 def machine(
     folder: Path,
     root: Path,
-    *,
-    event: str = "pull_request",
-    env: Mapping[str, str | None] | None = None,
-    variables: Mapping[str, str] | None = None,
-    toolkit: Path = ROOT,
-    cache: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Machine]:
-    """What runs workflows of the repository at `root`, as GitHub does after this event.
+    """What runs workflows of the repository at `root` for a pull request; `env` is set in every job.
 
-    `env` is set in every job (None: not set). Those with the same `cache` share GitHub's cache. They see the
-    working tree of the repository: changes that are not committed, but no new files.
+    They see the working tree of the repository: changes that are not committed, but no new files.
     """
     ours = snapshot(root, folder / "repository", f"{OWNER}/{root.name}")
-    theirs = snapshot(toolkit, folder / "toolkit", TOOLKIT)
+    theirs = snapshot(ROOT, folder / "toolkit", TOOLKIT)
     environ = {**fresh_environment(os.environ, ROOT / ".nox"), **(env or {})}
-    payload: dict[str, Value] = {"repository": {"default_branch": BRANCH}}
-    if event == "pull_request":
-        payload["pull_request"] = {"number": 1, "base": {"ref": BRANCH}}
-    caches = cache or folder / "cache"
-    with listing(caches) as api:
+    payload: dict[str, Value] = {
+        "repository": {"default_branch": BRANCH},
+        "pull_request": {"number": 1, "base": {"ref": BRANCH}},
+    }
+    with listing(folder / "cache") as api:
         github = {
             "actor": OWNER,
             "api_url": api,
-            "event_name": event,
-            "ref": "refs/pull/1/merge" if event == "pull_request" else MAIN,
-            "ref_name": "1/merge" if event == "pull_request" else BRANCH,
+            "event_name": "pull_request",
+            "ref": "refs/pull/1/merge",
+            "ref_name": "1/merge",
             "ref_type": "branch",
             "repository": ours.name,
             "run_attempt": "1",
@@ -102,9 +93,8 @@ def machine(
             "sha": ours.sha,
             "workflow": "qnn",
         }
-        fresh = {name: value for name, value in environ.items() if value is not None}
         repositories = {TOOLKIT: theirs, ours.name: ours}
-        yield Machine(folder, caches, repositories, payload, github, variables or {}, fresh)
+        yield Machine(folder, repositories, payload, github, environ)
     shutil.rmtree(folder, ignore_errors=True)
 
 

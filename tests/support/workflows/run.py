@@ -69,15 +69,12 @@ class JobRun:
         inputs: Mapping[str, Value] | None = None,
         needs: Mapping[str, JobResult] | None = None,
         matrix: Mapping[str, Value] | None = None,
-        secrets: Mapping[str, Value] | None = None,
     ) -> None:
         self.machine, self.repository = machine, repository
         self.workflow = read_workflow(repository.root, path)
         self.job = self.workflow.jobs[job]
         self.inputs = {**defaults(self.workflow.call.inputs), **(inputs or {})}
         self.contexts: dict[str, Value] = {
-            "vars": machine.variables,
-            "secrets": secrets or {},
             "matrix": matrix or {},
             "needs": {
                 name: {"result": row.result, "outputs": row.outputs} for name, row in (needs or {}).items()
@@ -189,35 +186,22 @@ class JobRun:
         return {**self.machine.env, **self.env, **steps.env, **variables}
 
 
-def run_steps(machine: Machine, path: str = ".github/workflows/app.yml") -> JobResult:
-    """The only job of a workflow of the repository that the event happened in."""
-    repository = machine.own
-    (job,) = read_workflow(repository.root, path).jobs
-    return JobRun(machine, repository, path, job).run()
-
-
-def run_gate(
-    machine: Machine, path: str = ".github/workflows/qnn.yml", secrets: Mapping[str, Value] | None = None
-) -> dict[str, JobResult]:
-    """The gate as a workflow calls it, its jobs by their names."""
-    caller = read_workflow(machine.own.root, path).jobs["qnn"]
+def run_gate(machine: Machine) -> dict[str, JobResult]:
+    """The gate as the repository's workflow calls it, its jobs by their names."""
+    caller = read_workflow(machine.own.root, ".github/workflows/qnn.yml").jobs["qnn"]
     called = machine.used(caller.uses, machine.own)
     assert called is not None, caller.uses
-    inputs = expand(caller.inputs, Scope({"vars": machine.variables}))
+    inputs = expand(caller.inputs, Scope({}))
 
     def run(job: str, needs: Mapping[str, JobResult], row: Mapping[str, Value] | None = None) -> JobResult:
-        return JobRun(machine, *called, job, inputs, needs, row, secrets).run()
+        return JobRun(machine, *called, job, inputs, needs, row).run()
 
     plan = run("plan", {})
     rows = json.loads(plan.outputs["jobs"])
     stages = {row["name"]: run("stage", {"plan": plan}, row) for row in rows}
     good = all(stage.result == "success" for stage in stages.values())
     needs = {"plan": plan, "stage": JobResult("success" if good else "failure")}
-    others = ["verdict"]
-    if plan.outputs["remembers"] == "true":
-        others.insert(0, "remember")
-    if inputs.get("comment") and machine.github["event_name"] == "pull_request":
-        others.insert(0, "changes")
+    others = ["changes", "verdict"] if inputs.get("comment") else ["verdict"]
     return {"plan": plan, **stages, **{name: run(name, needs) for name in others}}
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -12,9 +10,8 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import quote, unquote
 
-from tests.support.workflows.machine import MAIN, StepFailed, git
+from tests.support.workflows.machine import StepFailed, git
 
 if TYPE_CHECKING:
     from tests.support.workflows.run import JobRun
@@ -31,9 +28,6 @@ def checkout(inputs: Inputs, job: JobRun) -> Outputs:
     shallow = [] if depth == "0" else ["--depth", depth]
     git(job.temp, "clone", "--quiet", *shallow, "--no-tags", repository.root.as_uri(), str(target))
     git(target, "checkout", "--quiet", "--detach", repository.sha)
-    if inputs.get("submodules") == "recursive":
-        local = ("-c", "protocol.file.allow=always")
-        git(target, *local, "submodule", "--quiet", "update", "--init", "--recursive")
     git(target, "remote", "remove", "origin")
     return {}
 
@@ -48,36 +42,9 @@ def setup_python(inputs: Inputs, job: JobRun) -> Outputs:
     return {}
 
 
-def cache_restore(inputs: Inputs, job: JobRun) -> Outputs:
-    key = inputs["key"]
-    for ref in (job.machine.github["ref"], MAIN):
-        newest_first = sorted(_caches(job, ref, inputs["path"]).glob("*"), key=os.path.getmtime, reverse=True)
-        files = {unquote(file.name): file for file in newest_first}
-        prefixes = (key, *inputs.get("restore-keys", "").split())
-        fitting = [name for prefix in prefixes for name in files if name.startswith(prefix)]
-        if found := key if key in files else next(iter(fitting), None):
-            target = job.workspace / inputs["path"]
-            target.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["tar", "-xpf", files[found]], cwd=target, check=True)
-            job.lines.append(f"restored the cache {found}")
-            return {"cache-hit": "true" if found == key else "false", "cache-matched-key": found}
+def no_cache(inputs: Inputs, job: JobRun) -> Outputs:
+    """What is believed of a cache: tests/unit/test_github_memory.py and test_store_proof.py."""
     return {"cache-hit": "", "cache-matched-key": ""}
-
-
-def cache_save(inputs: Inputs, job: JobRun) -> Outputs:
-    key, folder = inputs["key"], job.workspace / inputs["path"]
-    file = _caches(job, job.machine.github["ref"], inputs["path"]) / quote(key, safe="")
-    if not file.exists() and folder.is_dir():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["tar", "-cf", file, "."], cwd=folder, check=True)
-        job.lines.append(f"saved the cache {key}")
-    return {}
-
-
-def _caches(job: JobRun, ref: str, path: str) -> Path:
-    """Where a ref's caches of a path are. Other jobs have other folders here, but not on GitHub."""
-    known = str(job.workspace / path).replace(str(job.workspace), "w").replace(str(job.temp), "t")
-    return job.machine.cache / quote(ref, safe="") / hashlib.sha256(known.encode()).hexdigest()
 
 
 def upload_artifact(inputs: Inputs, job: JobRun) -> Outputs:
@@ -115,8 +82,8 @@ def download_artifact(inputs: Inputs, job: JobRun) -> Outputs:
 STAND_INS: Mapping[str, Callable[[Inputs, JobRun], Outputs]] = {
     "actions/checkout": checkout,
     "actions/setup-python": setup_python,
-    "actions/cache/restore": cache_restore,
-    "actions/cache/save": cache_save,
+    "actions/cache/restore": no_cache,
+    "actions/cache/save": no_cache,
     "actions/upload-artifact": upload_artifact,
     "actions/download-artifact": download_artifact,
 }
