@@ -1,4 +1,4 @@
-"""The fixture `qnn`, by which a user's own tests compile their nets: docs/pytest.md.
+"""The fixture `qnn`, by which a user's own tests compile their nets: docs/model.md.
 
 It imports the standard library and pytest alone; each compile is a command in qnn-ci's locked environment.
 """

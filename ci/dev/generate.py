@@ -94,7 +94,7 @@ PAGES = {
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
     "manifests/lanes.toml": "ci.dev.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
-    "docs/docker.md": "ci.image.published:page",
+    "docs/environments.md": "ci.image.published:page",
     ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",
     "manifests/schema/answer.json": "ci.dev.answer_schema:text",
     "skills/qnn-ci/SKILL.md": "ci.agents.skill:page",

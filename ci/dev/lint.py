@@ -43,7 +43,7 @@ REGISTRY_HOSTS = tuple(
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|Users|root|work|farm)/[A-Za-z]")
 
 MAY_BE_BINARY = ("ci/builds/runner/fuzz/seeds/", "docs/report.png")
-"""Inputs of fuzzers, with NULs between arguments; a picture, which docs/gate.md says how to make."""
+"""Inputs of fuzzers, with NULs between arguments; a picture, which CONTRIBUTING.md says how to make."""
 
 SHEBANG = re.compile(r"#!.*\b(?:ba|da)?sh\b")
 
@@ -232,8 +232,9 @@ def gitlab_findings() -> list[Finding]:
 
     from ci.github.matrix import gitlab_pipeline
 
-    page = "docs/gitlab.md"
-    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    page = "docs/github.md"
+    examples = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    (example,) = [text for text in examples if "strategy: depend" in text]
     shards = [{"shard": f"{index}/2", "arguments": "--tag pr"} for index in (1, 2)]
     texts = {
         "page": example,

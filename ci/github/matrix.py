@@ -76,7 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("github", "gitlab"),
         default="github",
-        help="the matrix of GitHub, or a child pipeline of GitLab (docs/gitlab.md) [%(default)s]",
+        help="the matrix of GitHub, or a child pipeline of GitLab (docs/github.md) [%(default)s]",
     )
     group.add_argument(
         "--image",

@@ -86,7 +86,7 @@ class Engine:
             except docker.errors.APIError as error:
                 raise UpstreamError(
                     f"the base image {reference} cannot be pulled: {error.explanation or error}",
-                    fix="name a local image with --base; docs/docker.md says how to make one",
+                    fix="name a local image with --base; docs/environments.md says how to make one",
                 ) from error
 
     def attributes(self, reference: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The images of the last release: the editors' container starts from one, and docs/docker.md names them."""
+"""The images of the last release: the editors' container starts from one, docs/environments.md names them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ci.image.image_plan import edited, load_images
 from provisioning.base.settings import ROOT
 
 DEVCONTAINER = ROOT / ".devcontainer" / "devcontainer.json"
-PAGE = ROOT / "docs" / "docker.md"
+PAGE = ROOT / "docs" / "environments.md"
 FOR_EDITORS = "executorch"
 BEGIN, END = "<!-- published: written by `nox -s generate` -->", "<!-- /published -->"
 

@@ -50,7 +50,7 @@ FLOAT_KIND = "fp16"
 """The kind of a run that quantizes nothing: rounding alone makes its outputs differ."""
 FLOORS_OF_FLOAT = {**DEFAULT_FLOORS, "sqnr_db": 30.0}
 USUAL_OF_FLOAT_DB = 38.0
-"""What nearly all right programs of FLOAT_KIND reach (docs/concepts.md has the distribution)."""
+"""What nearly all right programs of FLOAT_KIND reach (docs/accuracy.md explains it)."""
 LESS_IS_BETTER = ("max_abs", "max_rel", "max_metric_loss")
 DIGITS = 6
 """How many are written of a figure, and shown at least."""

@@ -280,8 +280,8 @@ def _repairs(site: Site) -> None:
         others=repairs.others(),
         words=repairs.words_of_rewrites(),
         suites=suites,
-        about=site.link("docs/repair.md", "README.md", REPAIRS),
-        tuning=site.link("docs/tune.md", "README.md", REPAIRS),
+        about=site.link("docs/accuracy.md#repair", "README.md", REPAIRS),
+        tuning=site.link("docs/accuracy.md#tune", "README.md", REPAIRS),
     )
 
 

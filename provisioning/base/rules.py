@@ -10,7 +10,7 @@ from functools import cache
 from provisioning.base.settings import MANIFESTS
 
 TABLE = MANIFESTS / "rules.toml"
-OTHERS = {"checks.toml": "docs/checks.md", "parity_checks.toml": "docs/parity.md"}
+OTHERS = {"checks.toml": "docs/checks.md", "parity_checks.toml": "docs/building.md"}
 """Tables that have more than this for each rule and check it themselves; by file the page of their rules."""
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 

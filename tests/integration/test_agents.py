@@ -46,7 +46,7 @@ def variables(runner_reports: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return stage.variables
 
 
-# The first answer to a wrong word is in each run: docs/agents.md's row of tests/journeys.toml.
+# The first answer to a wrong word is in each run: docs/model.md's row of tests/journeys.toml.
 @pytest.mark.whole
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
 def test_following_the_answers_leads_from_a_fault_to_a_program(

@@ -33,7 +33,7 @@ socs = ["SM8650"]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copyfile(ROOT / "tests/support/faulty_models.py", tmp_path / "faulty_models.py")
-    page = (ROOT / "docs/lowering.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/suites.md").read_text(encoding="utf-8")
     code = next(block for block in page.split("```python\n") if "class Attention" in block)
     (tmp_path / "of_the_page.py").write_text(code.partition("```")[0])
     return tmp_path
@@ -140,8 +140,8 @@ BROKEN = (
     ("loud", "loud", "", "fp16", "x * 0.01"),
     ("mixed", "mixed", "", "fp16", "w[i : i + 1]"),
     ("retrieves", "retrieves", "", "fp16", ".to(torch.int32).to(torch.int64)"),
-    ("attentive", "attentive", "", "fp16", "the Attention of docs/lowering.md"),
-    ("attends", "attentive", "", "8a8w", "the Attention of docs/lowering.md"),
+    ("attentive", "attentive", "", "fp16", "the Attention of docs/model.md"),
+    ("attends", "attentive", "", "8a8w", "the Attention of docs/model.md"),
 )
 FIXED = (
     ("normed", "normed", "removed = true", "fp16"),

@@ -58,7 +58,7 @@ PLANTED = {
         (ACTION, "-s github -- stage", "-s github -- $STAGE", "SC2086"),
         ("careless", "", "#!/usr/bin/env bash\ncd $1\nrm -rf $2/*\n", "SC2164"),
     ],
-    "site": [("docs/tune.md", "", "[x](operators.md#nowhere)\n", "#nowhere, which is not there")],
+    "site": [("docs/accuracy.md", "", "[x](operators.md#nowhere)\n", "#nowhere, which is not there")],
 }
 """For each check: a file, what stands there, what is planted instead, and what the tool says of it."""
 

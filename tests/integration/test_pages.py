@@ -16,9 +16,10 @@ from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
 
-COMPILE = "docs/onnx-compile.md: qnn-ci "
+COMPILE = "docs/onnx.md: qnn-ci "
 RUN = f"{COMPILE}onnx run "
-README, CONFIG = "README.md: qnn-ci test_lowering --suite models.toml", "docs/config.md: qnn-ci "
+README = "README.md: qnn-ci compile net.py:model --soc SM8750 --precision 8a8w -o out"
+CONFIG = "docs/environments.md: qnn-ci "
 SHOWN = {README, f"{CONFIG}provision --offline", f"{CONFIG}store verify qnn-sdk"}
 HELD = SHOWN | {
     f"{COMPILE}compile net.onnx --soc SM8750 --precision 16a8w --per-channel --calibrate samples -o out"
@@ -56,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.whole
 def test_the_pages_of_onnx_models_show_what_is_printed(folder: Path) -> None:
     """In the order of the pages: a later command takes what an earlier one wrote."""
-    shown = [example for example in examples_of(ROOT / "docs" / "onnx-compile.md") if example.name in HELD]
+    shown = [example for example in examples_of(ROOT / "docs" / "onnx.md") if example.name in HELD]
     assert {example.name for example in shown} == HELD - SHOWN
     one, several, inspect, run, changed, old = shown
     wrong = {example.name: not_printed(example, _printed(example, folder)) for example in (one, run)}
@@ -73,7 +74,7 @@ def test_the_pages_of_onnx_models_show_what_is_printed(folder: Path) -> None:
 def test_the_first_pages_show_what_is_printed(name: str, tmp_path: Path) -> None:
     for file in (ROOT / "docs" / "example").iterdir():
         shutil.copy(file, tmp_path)
-    # The reader of docs/config.md has provisioned before.
+    # The reader of docs/environments.md has provisioned before.
     assert typed("provision", package="provisioning").returncode == 0
     (example,) = (example for example in examples_of(ROOT / name.partition(":")[0]) if example.name == name)
     assert not_printed(example, _printed(example, tmp_path)) == []

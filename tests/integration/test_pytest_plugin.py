@@ -1,4 +1,4 @@
-"""The fixture `qnn` in a user's own tests, as the wheel's entry point gives it: docs/pytest.md."""
+"""The fixture `qnn` in a user's own tests, as the wheel's entry point gives it: docs/model.md."""
 
 from __future__ import annotations
 

@@ -137,4 +137,4 @@ def test_the_command_writes_it_where_the_user_says_and_over_nothing_else(
     for shown in ("SM8850", "faults.html#small-values-16-bit", "--flow 16a8w", "QNN v2."):
         assert shown in page, shown
     index = (tmp_path / "site" / "llms.txt").read_text(encoding="utf-8")
-    assert "errors.json" in index and "docs/compile.html" in index
+    assert "errors.json" in index and "docs/model.html" in index

@@ -13,15 +13,14 @@ from tests.support import miniature_tree
 NET = """\
 import torch
 from torch import nn
-def make():
+def model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),)
-model = make
 """
 SUITE = """\
 schema = 2
 [case.net]
-factory = "net:make"
+factory = "net:model"
 [[case.net.run]]
 lane = "executorch"
 precision = "8a8w"
@@ -112,13 +111,13 @@ def _checkpoint(**changes: Any) -> Callable[[Path], object]:
 
 
 def _model(name: str, read: str = "") -> Callable[[Path], None]:
-    """One of tests/support/lowering_models.py, which `make` makes after it has read a file beside it."""
+    """One of tests/support/lowering_models.py, which `model` makes after it has read a file beside it."""
 
     def write(path: Path) -> None:
         shutil.copyfile(ROOT / "tests/support/lowering_models.py", path)
         with path.open("a", encoding="utf-8") as file:
             reading = f"open({read!r}).close()" if read else "pass"
-            file.write(f"\n\ndef make():\n    {reading}\n    return {name}()\n")
+            file.write(f"\n\ndef model():\n    {reading}\n    return {name}()\n")
 
     return write
 
@@ -139,7 +138,7 @@ class Net(nn.Module):
         return self.last(x)
 
 
-def make():
+def model():
     torch.manual_seed(0)
     return Net().eval(), (torch.rand(1, 3, 16, 16),)
 """
@@ -153,7 +152,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "number": _text("1"),
     "suite": _text(SUITE),
     "suite of ONNX": _text(
-        SUITE.replace('"executorch"', '"onnx"').replace('factory = "net:make"', ONNX_CASE)
+        SUITE.replace('"executorch"', '"onnx"').replace('factory = "net:model"', ONNX_CASE)
     ),
     "program of torch.export": _exported,
     "its model as ONNX": _as_onnx,

@@ -127,8 +127,8 @@ def _of_readme(text: str) -> Iterator[str]:
     of such a block the line that uses ours."""
     first, _, rest = text.partition("\n## What to type\n")
     for line in _fenced(first):
-        if FIRST_SCREEN.match(line):
-            yield line
+        if FIRST_SCREEN.match(typed := line.removeprefix("$ ")):
+            yield typed
     for line in _fenced(text):
         if uses := USES.match(line):
             yield uses[1]

@@ -12,7 +12,7 @@ from provisioning.base.settings import ROOT
 
 
 def test_the_page_names_every_tool_and_no_other() -> None:
-    page = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/model.md").read_text(encoding="utf-8")
     sentence = re.search(r"Its tools are ([^;]+);", page)
     assert sentence and re.findall("`([^`]+)`", sentence[1]) == [tool.name for tool in TOOLS]
 

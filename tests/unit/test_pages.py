@@ -17,12 +17,12 @@ from tests.support.onnx_models import conv_model, write
 from tests.support.page_examples import Example, examples, examples_of, not_printed
 
 HELD = {
-    "docs/diagnose.md: qnn-ci diagnose build.log",
+    "docs/start.md: qnn-ci diagnose build.log",
     'docs/chips.md: qnn-ci chips "Galaxy S25"',
     'docs/chips.md: qnn-ci chips "Galaxy S24"',
     "docs/chips.md: qnn-ci validate --soc 618",
     "docs/signing.md: qnn-ci sign_lpai --soc SM8650",
-    "docs/onnx-compile.md: qnn-ci compile net.onnx --option htp_perfomance_mode=burst -o out",
+    "docs/onnx.md: qnn-ci compile net.onnx --option htp_perfomance_mode=burst -o out",
 }
 
 
@@ -52,7 +52,7 @@ def test_each_shown_output_is_compared_or_listed_with_the_reason() -> None:
 
 
 def test_a_line_that_is_not_printed_is_seen_and_figures_may_differ(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "onnx-compile.md"
+    page = ROOT / "docs" / "onnx.md"
     first = next(example for example in examples_of(page) if " onnx run " in example.command)
     assert not_printed(first, "y: float32[1, 4, 8, 8]  1.5, 0, -3, 2, …\n") == []
     assert not_printed(first, "y: float64[1, 4, 8, 8]  1.5, 0, -3, 2, …\n")

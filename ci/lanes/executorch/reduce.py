@@ -170,7 +170,7 @@ def exported_for(
         CHILD, [str(place)], environ, plan.work.timeout, program.name, cwd=program.working_folder
     )
     if not (place / BASE).is_file():
-        raise without_result(done, program.name, "correct the model: docs/compile.md says what it may be")
+        raise without_result(done, program.name, "correct the model: docs/model.md says what it may be")
     module: GraphModule = torch.export.load(place / BASE).module()
     return module, torch.load(place / f"{SAMPLES}.pt", weights_only=True)
 

@@ -126,7 +126,7 @@ def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Map
     if failure := result.failure:
         message, fix = failure_in_words(program, failure)
         if failure.kind == "factory" and not failure.fix:
-            fix = "correct the model or the samples: docs/compile.md says what they may be"
+            fix = "correct the model or the samples: docs/model.md says what they may be"
         raise ToolkitError(message, fix=fix, exit_code=failure.exit_code)
     return result
 

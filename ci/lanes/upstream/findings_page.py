@@ -97,7 +97,7 @@ def _upstream() -> Iterator[str]:
 
 def _suites() -> Iterator[str]:
     """The ledgers name hundreds of tests, so this has their numbers."""
-    suites = "[all suites](upstream.md#the-other-suites)"
+    suites = "[all suites](building.md#executorchs-own-tests)"
     yield f"Of {suites} on {DEFAULT_SOC}, with the ledger that has each cause:"
     yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
     for suite in SUITES:
