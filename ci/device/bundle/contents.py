@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,13 +277,12 @@ def library_folder(sdk: Path, target: str) -> Path:
     for name in table.directories:
         if (sdk / "lib" / name).is_dir():
             return sdk / "lib" / name
-    fix = session("provision", "--target", target)
+    official = f"--profile {OFFICIAL_PROFILE}"
+    ours = session("provision", "--target", target)
     if target == "aarch64-android":
-        official = f"--profile {OFFICIAL_PROFILE}"
-        fix = (
-            f"{session('provision', *official.split(), '--target', target)}, and {official} here as well;"
-            " or QNN_SDK_ROOT"
-        )
+        ours = f"{session('provision', *official.split(), '--target', target)}, and {official} here as well"
+    named = "name an SDK that has them with QNN_SDK_ROOT"
+    fix = f"{named}, or unset it and {ours}" if os.environ.get("QNN_SDK_ROOT") else f"{ours}; or {named}"
     raise EnvironmentLacking(f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", fix=fix)
 
 
