@@ -1,4 +1,4 @@
-"""The operators of ONNX's opset in the operator table and on its pages, from the baseline of their suite."""
+"""The operators of ONNX's opset as cells of the operator table, from the baseline of their suite."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from functools import cache
 
 from ci.operators.onnx_tests import SUITE, NodeTests, node_tests
 from ci.operators.table import (
-    DRAWS,
     EXACT,
     FAILING,
-    MEANINGS,
     NOT_COMPILED,
     WORST_FIRST,
     Case,
@@ -28,30 +26,6 @@ from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.precision import ONNX_PRECISIONS
 from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
-
-HEAD = """\
-## Operators of ONNX, through ONNX Runtime
-
-The operators of ONNX's opset {opset}, compiled by ONNX Runtime's QNN provider for {chips} alone. Each is
-one case: a node test of the package onnx ([which one][tests]). Other ranges and shapes are not tried, as they
-are above. Axes, shapes and weights are constants of the model. It runs with {draws} draws: the test's own
-data, and others between its smallest and largest value. The figure is the least of their signal-to-noise
-ratios, against the quantized model on the CPU; in fp16 against the float model. It is compiled once, and
-other scales can give another figure: a Softmax at 16a8w gives 56 to 79 dB. LOST stands where quantizing
-itself leaves less than {least:g} dB: HTP computes what the quantized model says, which is not what the float
-model says. Integers and booleans are equal, `exact`, or WRONG.
-
-Here an operator that only passes values on, such as MaxPool, is quantized although it stands alone; in your
-model it is quantized if what makes its input is. Some of them HTP runs in fp16 all the same, such as Flatten
-and Reshape: their figure is how far fp16 is from the quantized model.
-
-[tests]: ../manifests/onnx_tests.json
-
-```console
-$ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml -k Softmax/
-$ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml --accept   # then nox -s generate
-```
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,43 +114,3 @@ def inexact_onnx(operators: Iterable[str], precision: str, soc: str = DEFAULT_SO
         message = f"{name} at {precision} {verb} on the emulator of {place}{instead}"
         words = ("--suite", "manifests/suites/onnx_operators.toml", "-k", f"{name}/{precision}/")
         yield Inexact(name, message, session("test_onnx", *words), compiles)
-
-
-def markdown(onnx: OnnxOperators) -> Iterator[str]:
-    """The section of docs/operators.md."""
-    yield ""
-    yield HEAD.format(opset=onnx.opset, chips=" and ".join(onnx.measured), least=LEAST_DB, draws=DRAWS)
-    for soc, versions in onnx.measured.items():
-        count = sum(soc in chips for chips in onnx.cells.values())
-        yield f"{soc}: {count} operators, measured with {versions}. Cells by result:"
-        yield from (
-            "",
-            f"| result | {' | '.join(ONNX_PRECISIONS)} |",
-            f"| --- |{' ---: |' * len(ONNX_PRECISIONS)}",
-        )
-        for result, (word, _) in MEANINGS.items():
-            counts = [
-                sum(
-                    chips[soc][name].result == result
-                    for chips in onnx.cells.values()
-                    if name in chips.get(soc, {})
-                )
-                for name in ONNX_PRECISIONS
-            ]
-            if any(counts):
-                yield f"| {word} | {' | '.join(map(str, counts))} |"
-        yield from (
-            "",
-            f"| operator | {' | '.join(ONNX_PRECISIONS)} |",
-            f"| --- |{' --- |' * len(ONNX_PRECISIONS)}",
-        )
-        for operator, chips in onnx.cells.items():
-            if row := chips.get(soc):
-                yield f"| {operator} | {' | '.join(str(row.get(name, '')) for name in ONNX_PRECISIONS)} |"
-        yield ""
-    yield "Not measured:"
-    yield ""
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for operator, reason in onnx.left_out.items():
-        reasons[reason].append(operator)
-    yield from (f"- {reason}: {', '.join(names)}" for reason, names in sorted(reasons.items()))

@@ -113,7 +113,7 @@ def build() -> Mapping[str, str | bytes]:
             for number, section in enumerate(document.sections)
         ]
     table = shipped()
-    _operators(site, table, texts["docs/operators.md"].partition("\n## ")[0])
+    _operators(site, table, texts["docs/operators.md"].partition("\n## How to read a cell\n")[2])
     add_errors(site)
     _faults(site, texts["docs/findings.md"])
     wheel = load_forecasts().wheel.version
