@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
@@ -21,12 +20,11 @@ import pytest
 from filelock import FileLock
 
 from ci.builds.link_tree import make_overlay
-from ci.builds.tree import SourceTree, Submodule, open_tree, submodules
+from ci.builds.tree import SourceTree
 from provisioning import elf
 from provisioning.base.settings import ROOT, profile_names
 from provisioning.manifest import load_profile
 from provisioning.sources.git import Git
-from provisioning.store import Store
 from tests.support.builds import Built, build, gone
 from tests.support.miniature_executorch import commit_all, digest, make_llama, make_old, make_sdk, make_tree
 from tests.support.scripts import script
@@ -170,20 +168,6 @@ def test_writing_into_the_tree_and_an_option_that_nothing_reads_are_reported(
     assert findings["build-option"]["subject"] == "SUPPORT_REGEX_LOOKAHEAD"
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("stage", [ARM64, "build_android"])
-def test_another_folder_gives_the_same_bytes(
-    arm64: Built, android: Built, tmp_path: Path, stage: str
-) -> None:
-    """Also where a link names the tree."""
-    tree = tmp_path / "et-main"
-    tree.symlink_to(whole_tree(tmp_path / "somewhere" / "else"))
-    sdk, ndk = make_sdk(tmp_path / "an-sdk"), make_ndk(tmp_path / "an-ndk")
-    other = build(stage, tmp_path / "out", tree, sdk, "--jobs", "1", ndk=ndk)
-    assert other.code == 0, other.err
-    assert hashes(other.dist) == hashes((arm64 if stage == ARM64 else android).dist)
-
-
 @pytest.mark.needs("ccache")
 def test_another_folder_takes_what_ccache_has_and_gives_the_same_bytes(
     sources: Sources, tmp_path: Path
@@ -316,46 +300,6 @@ def test_a_build_waits_with_its_files_for_another_that_puts_its_own_there(
 
 
 @pytest.mark.whole
-def test_the_commit_and_the_submodules_of_the_stores_tree_are_known(
-    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the checkout that the store keeps beside it."""
-    url = "https://github.com/gflags/gflags.git"
-    gflags = tmp_path / "gflags"
-    shutil.copytree(sources.tree / "third-party/gflags", gflags)
-    upstream = make_tree(tmp_path)
-
-    def git(folder: Path, *arguments: str | Path) -> str:
-        command = ["git", "-c", "protocol.file.allow=always", *map(str, arguments)]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
-    git(gflags, "init", "-q")
-    git(gflags, "add", "-A")
-    commit_all(gflags)
-    git(upstream, "rm", "-qr", "third-party/gflags")
-    git(upstream, "submodule", "--quiet", "add", gflags, "third-party/gflags")
-    replace_in(upstream / ".gitmodules", str(gflags), url)
-    git(upstream, "add", ".gitmodules")
-    commit_all(upstream)
-    commit, linked = git(upstream, "rev-parse", "HEAD"), git(gflags, "rev-parse", "HEAD")
-
-    def checkout(source: object, into: Path, progress: object = None) -> str:
-        shutil.copytree(upstream, into)
-        return commit
-
-    monkeypatch.setattr("provisioning.sources.git.checkout", checkout)
-    component = load_profile("qnn-2.37").components["executorch-source"]
-    part = component.parts[0]
-    source = part.source.model_copy(update={"commit": commit})
-    pinned = component.model_copy(update={"parts": (part.model_copy(update={"source": source}),)})
-    store = Store(tmp_path / "store")
-    tree = store.provision("executorch-source", pinned)
-    opened = open_tree(tree.root / "executorch")
-    assert (opened.commit, opened.changed, opened.time) == (commit, False, 1767323045)
-    assert Submodule("third-party/gflags", url, linked) in submodules(opened)
-
-
-@pytest.mark.whole
 def test_a_release_is_stripped_or_says_that_it_cannot_be(
     sources: Sources, arm64: Built, tmp_path: Path
 ) -> None:
@@ -377,20 +321,6 @@ def test_android_gets_large_pages_its_loader_and_its_api(android: Built) -> None
         "/system/bin/linker64",
         30,
     )
-
-
-@pytest.mark.whole
-def test_another_ndk_starts_anew_and_what_it_builds_for_a_newer_android_is_refused(
-    sources: Sources, tmp_path: Path
-) -> None:
-    newer = make_ndk(tmp_path / "ndk", revision="28.2.13676358", api=35)
-    good = build("build_android", tmp_path, sources.tree, sources.sdk, ndk=sources.ndk)
-    before = hashes(good.dist)
-    done = build("build_android", tmp_path, sources.tree, sources.sdk, ndk=newer)
-    assert (done.code, done.rules()) == (1, {"build-android-api"}), done.err
-    assert "28.2.13676358" in done.report["metrics"]["rebuilt_because"][0]
-    assert "build-ndk" in {finding["rule"] for finding in done.report["findings"]}
-    assert hashes(good.dist) == before
 
 
 @pytest.mark.heavy
@@ -438,31 +368,6 @@ def test_each_adaptor_of_the_tree_is_built_and_imported_with_the_printed_python_
     command = f"{line}\nexec {sys.executable} try.py"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "5 2.27.0 True quantized_decomposed", done.stderr
-
-
-@pytest.mark.heavy
-@pytest.mark.whole
-def test_another_folder_gives_the_same_adaptors_and_install_puts_them_into_the_tree(
-    x86: Built, x86_tree: Path, tmp_path: Path
-) -> None:
-    """Also where a link leads to headers whose real path is shorter."""
-    link = Path("third-party/pybind11/include")
-    tree = make_tree(tmp_path, pybind11=True)
-    make_old(tree)
-    folder = tree / "backends" / "qualcomm" / "python"
-    folder.mkdir()
-    (folder / "PyQnnManagerAdaptor.cpython-38-x86_64-linux-gnu.so").write_bytes(b"of another day")
-    with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as abbreviated:
-        shutil.copytree((x86_tree / link / "pybind11").resolve(), Path(abbreviated, "pybind11"))
-        (tree / link).unlink()
-        (tree / link).symlink_to(abbreviated)
-        other = build("build_x86", tmp_path, tree, make_sdk(tmp_path / "an-sdk"), "--install")
-    assert other.code == 0, other.err
-    ours, theirs = ({n: h for n, h in hashes(made.dist).items() if ".so" in n} for made in (other, x86))
-    assert len(ours) == 4 and ours == theirs
-    assert len(list(folder.glob("Py*.so"))) == 2
-    assert (tree / "exir" / "_serialize" / "program.fbs").is_file()
-    assert not (other.dist / "overlay").exists()
 
 
 QUANTIZES = """\

@@ -227,12 +227,6 @@ def test_an_index_that_quantizing_turns_into_floats_is_explained(read: str) -> N
     assert "quantized" in cause and "from_pretrained(table.weight[rows])" in fix and "return" in fix
 
 
-def test_a_table_that_is_folded_by_its_fix_gives_the_same() -> None:
-    table, ids = torch.nn.Embedding(5, 4), torch.arange(12)
-    folded = torch.nn.Embedding.from_pretrained(table.weight[ids * 3 % 5])
-    torch.testing.assert_close(folded(ids), table(ids * 3 % 5))
-
-
 def test_an_operator_of_a_graph_that_fails_is_named_by_the_models_line() -> None:
     """As a prepared model's does in calibration."""
     graph = torch.fx.Graph()

@@ -8,10 +8,8 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -29,11 +27,10 @@ from ci.pipeline.precision import precision_named
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed
-from provisioning.base.files import hash_file
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 from provisioning.base.units import decibels
-from tests.support.onnx_models import conv_model, exported_by_paddle, model_of, write
+from tests.support.onnx_models import conv_model, model_of, write
 from tests.support.typed import typed
 
 pytestmark = pytest.mark.heavy
@@ -74,38 +71,6 @@ def compiled(model: Path, samples: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 class TestCompile:
-    @pytest.mark.whole
-    def test_a_model_whose_weights_are_inputs_too_reloads(self, tmp_path: Path) -> None:
-        model = conv_model()
-        for weight in model.graph.initializer:
-            value = helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
-            model.graph.input.append(value)
-        done = onnx_command(
-            "compile", write(model, tmp_path / "net.onnx"), "--precision", "fp16", "-o", tmp_path / "out"
-        )
-        assert "reload is bit-equal" in done.stdout
-
-    @pytest.mark.whole
-    def test_constant_nodes_for_weights_compile_whole_and_metadata_stays(
-        self, samples: Path, tmp_path: Path
-    ) -> None:
-        model = write(exported_by_paddle(), tmp_path / "det.onnx")
-        how = (model, "--precision", "u16u8", "--calibrate", samples, "-o", tmp_path / "out")
-        onnx_command("quantize", *how)
-        product = load_graph(tmp_path / "out" / "det-16a8w.onnx")
-        assert {prop.key: prop.value for prop in product.metadata_props}["names"] == "{0: 'cat'}"
-        done = onnx_command("compile", *how)
-        assert "none on the CPU; reload is bit-equal" in done.stdout
-        # The record has the digest of the user's file, by which `profile --source` knows it again.
-        record = json.loads((tmp_path / "out" / "det_ctx.json").read_text())
-        assert record["source"] == hash_file(model)
-
-    @pytest.mark.whole
-    def test_embeds_the_context_when_asked(self, model: Path, tmp_path: Path) -> None:
-        onnx_command("compile", model, "--embed", "--soc", "SM8750", "-o", tmp_path / "out")
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["net_ctx.json", "net_ctx.onnx"]
-        assert json.loads((tmp_path / "out" / "net_ctx.json").read_text())["arch"] == 79
-
     @pytest.mark.whole
     def test_one_file_for_two_chips(self, model: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"
@@ -223,34 +188,6 @@ class TestBadInput:
         ended = onnx_command("compile", source.get(kind, model), "-o", out, code=code)
         assert "error: " in ended.stderr
         assert not out.exists() or list(out.iterdir()) == []
-
-    @pytest.mark.whole
-    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-    def test_an_interruption_leaves_nothing_behind(
-        self, model: Path, tmp_path: Path, how: signal.Signals
-    ) -> None:
-        """Neither half a model, nor a log, nor a process."""
-        (tmp_path / "tmp").mkdir()
-        words = ["compile", str(model), "-o", str(tmp_path / "out"), "--no-cache"]
-        command = [sys.executable, "-m", "ci", *words]
-        with subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
-            start_new_session=True,
-        ) as process:
-            threads = Path(f"/proc/{process.pid}/task")
-            # Until its worker has started.
-            while not any(path.read_text() for path in threads.glob("*/children")):
-                assert process.poll() is None
-                time.sleep(0.05)
-            process.send_signal(how)
-            process.communicate(timeout=60)
-        assert process.returncode == 130
-        assert not (tmp_path / "out").exists()
-        assert list((tmp_path / "tmp").glob("qnn-ci*")) == []
 
 
 class TestRun:

@@ -77,25 +77,6 @@ def test_a_directory_that_could_not_be_evaluated_is_not_compared() -> None:
     assert {finding.rule for finding in checked(files).differences} == {"parity-not-evaluated"}
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    ("text", "rules"),
-    [
-        ("set_target_properties(qnn_graph PROPERTIES CXX_STANDARD 2x)", {"parity-not-evaluated"}),
-        (
-            "set_target_properties(qnn_graph PROPERTIES CXX_STANDARD $<IF:$<CXX_COMPILER_VERSION:1>,20,17>)",
-            {"parity-not-evaluated"},
-        ),
-        ("target_compile_features(qnn_graph PRIVATE $<$<COMPILE_LANGUAGE:C>:cxx_std_20>)", set()),
-        ("target_compile_features(qnn_graph PRIVATE $<$<BOOL:OFF>:cxx_std_20>)", set()),
-        ("target_compile_features(qnn_graph PRIVATE $<1:cxx_std_20>)", {"parity-standard-differs"}),
-    ],
-)
-def test_a_standard_differs_only_by_what_is_evaluated(text: str, rules: set[str]) -> None:
-    files = _with(TOP_CMAKE, {LINK: f"{LINK}{text}\n"})
-    assert {finding.rule for finding in checked(files).differences} == rules
-
-
 def test_a_deliberate_difference_that_is_gone_is_an_error_on_its_line() -> None:
     entry = Deliberate(rule="parity-missing-in-buck", what="a.cpp", reason="because it was once so")
     by = mapping().model_copy(update={"deliberate": (*mapping().deliberate, entry)})
@@ -170,16 +151,6 @@ def test_a_target_that_is_renamed_is_one_finding_where_the_new_name_is(
     [finding] = checked(files).differences
     assert (finding.rule, finding.place.file, finding.what) == ("parity-target-missing", file, old)
     assert new in finding.message
-
-
-@pytest.mark.whole
-def test_where_a_renamed_target_is_still_named_is_one_finding_a_file_after_it() -> None:
-    files = _with(WRAPPERS_BUCK, {'name = "wrappers"': 'name = "qnn_wrappers"'})
-    assert [(finding.rule, finding.place.file) for finding in checked(files).differences] == [
-        ("parity-target-missing", WRAPPERS_BUCK),
-        ("parity-label-missing", PYTHON_BUCK),
-        ("parity-label-missing", RUNTIME_BUCK),
-    ]
 
 
 def test_a_target_that_is_gone_is_one_finding_without_what_follows() -> None:
@@ -298,16 +269,6 @@ def test_a_namespace_that_spells_the_packages_path_is_silent() -> None:
 
 
 @pytest.mark.whole
-def test_a_definition_that_both_builds_hand_on_differs_only_where_one_hands_it_further() -> None:
-    name, flags = '        name = "schema",\n', '        exported_preprocessor_flags = ["-DHANDED=1"],\n'
-    files = _with(f"{QUALCOMM}/targets.bzl", {name: name + flags})
-    files[TOP_CMAKE] += "target_compile_definitions(qnn_schema INTERFACE HANDED=1)\n"
-    # Buck's logging exports the schema; CMake's links it PRIVATE.
-    [finding] = checked(files).differences
-    assert (finding.rule, finding.where) == ("parity-definition-differs", "wrappers")
-
-
-@pytest.mark.whole
 def test_the_standard_of_buckconfig_is_held_against_each_project_of_cmake() -> None:
     files = _with(".buckconfig", {"-std=c++17": "-std=c++20"})
     places = {(finding.rule, finding.place.file) for finding in checked(files).differences}
@@ -327,7 +288,6 @@ def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
 
 HERE = "${CMAKE_CURRENT_LIST_DIR}"
 LINK = "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n"
-OF_CXX = "target_compile_options(qnn_graph PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions>)\n"
 DEPS = "\n        deps = [\n            qnn_third_party_dep"
 FLAG = "\n        compiler_flags = [{}],\n        deps = [\n            qnn_third_party_dep"
 HEAVY = "//executorch/kernels/quantized:aot_lib"
@@ -366,22 +326,6 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
         ),
         *("parity-dependency-unmapped", WRAPPERS_BUCK, "//zlib:zlib"),
     ),
-    "d, a dependency between libraries of one pair": (
-        *(RUNTIME_BUCK, '                ":pal",\n', ""),
-        *("parity-dependency-missing-in-buck", TOP_CMAKE, "qnn_pal"),
-    ),
-    "d, a dependency of CMake's runner alone": (
-        *(f"{LLAMA}/CMakeLists.txt", "  extension_module\n", "  extension_module\n  etdump\n"),
-        *("parity-dependency-missing-in-buck", f"{LLAMA}/CMakeLists.txt", "etdump"),
-    ),
-    "d, a dependency that CMake's archive lost": (
-        *(ARCHIVE_CMAKE, "    extension_runner_util\n", ""),
-        *("parity-dependency-missing-in-cmake", f"{ANDROID}/jni/BUCK", "runner_util:inputs_static"),
-    ),
-    "e, a definition of Buck's archive alone": (
-        *(f"{ANDROID}/jni/build_defs.bzl", '"-frtti", ', '"-frtti", "-DARCHIVE=1", '),
-        *("parity-definition-differs", f"{ANDROID}/jni/BUCK", "non_fbcode_target"),
-    ),
     "e, a directory that Buck's flags name": (
         *(
             RUNTIME_BUCK,
@@ -414,10 +358,6 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
         *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(wrappers PRIVATE -fno-exceptions)\n"),
         *("parity-option-differs", TOP_CMAKE, "-fno-exceptions"),
     ),
-    "e, a flag of CMake alone, for one language": (
-        *(TOP_CMAKE, LINK, f"{LINK}{OF_CXX}"),
-        *("parity-option-differs", TOP_CMAKE, "-fno-exceptions"),
-    ),
     "e, a flag of every target of CMake": (
         *(
             TOP_CMAKE,
@@ -438,21 +378,9 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
         *(TOP_CMAKE, "set(CMAKE_CXX_STANDARD 17)", "set(CMAKE_CXX_STANDARD 20)"),
         *("parity-standard-differs", TOP_CMAKE, "set(CMAKE_CXX_STANDARD 20)"),
     ),
-    "e, a standard of one library of a pair": (
-        *(TOP_CMAKE, LINK, f"{LINK}set_target_properties(qnn_graph PROPERTIES CXX_STANDARD 20)\n"),
-        *("parity-standard-differs", TOP_CMAKE, "qnn_graph PROPERTIES CXX_STANDARD 20"),
-    ),
-    "e, a standard that one library of a pair asks for": (
-        *(TOP_CMAKE, LINK, f"{LINK}target_compile_features(utils PRIVATE cxx_std_23)\n"),
-        *("parity-standard-differs", TOP_CMAKE, "utils PRIVATE cxx_std_23"),
-    ),
     "e, a definition that a library of no pair hands on": (
         *(TOP_CMAKE, LINK, f"{LINK}target_compile_definitions(qnn_schema INTERFACE HANDED=1)\n"),
         *("parity-definition-differs", TOP_CMAKE, "HANDED=1"),
-    ),
-    "e, a definition that another project's library hands on": (
-        *(TOP_CMAKE, LINK, f"{LINK}target_compile_definitions(executorch_core INTERFACE CORE=1)\n"),
-        *("parity-definition-differs", TOP_CMAKE, "CORE=1"),
     ),
     "e, link_whole of Buck alone": (
         *(TOP_CMAKE, "executorch_target_link_options_shared_lib(qnn_executorch_backend)\n", ""),
@@ -474,10 +402,6 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
         *(RUNTIME_BUCK, '":logging",', '":loging",'),
         *("parity-label-missing", RUNTIME_BUCK, '":loging"'),
     ),
-    "i, a program that nothing declares": (
-        *(f"{EXAMPLES}/BUCK", 'exe = ":export_example"', 'exe = ":export_exampl"'),
-        *("parity-label-missing", f"{EXAMPLES}/BUCK", ":export_exampl"),
-    ),
     "i, a label within a text": (
         *(f"{QUALCOMM}/third-party/BUCK", "-I$(location :qnn_files)", "-I$(location :qnn_file)"),
         *("parity-label-missing", f"{QUALCOMM}/third-party/BUCK", "$(location :qnn_file)"),
@@ -485,10 +409,6 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     "a, a file of one platform": (
         *(RUNTIME_CMAKE, f"PRIVATE {HERE}/Utils.cpp", f"PRIVATE $<$<PLATFORM_ID:Android>:{HERE}/Utils.cpp>"),
         *("parity-missing-in-cmake", RUNTIME_BUCK, '"*.cpp"'),
-    ),
-    "a, the host's half for both": (
-        *(RUNTIME_BUCK, '["backends/gpu/target/*.cpp"]', '["backends/gpu/host/*.cpp"]'),
-        *("parity-missing-in-buck", BACKENDS_CMAKE, "HOST_ARCHITECTURE_GPU"),
     ),
     "a, a file behind a select": (
         *(RUNTIME_BUCK, "            ),\n            exported_headers = glob(\n                [\n"),
@@ -736,12 +656,6 @@ class TestFix:
         assert checked(UNCERTAIN[name]).differences
         assert self.fixed(UNCERTAIN[name]) == UNCERTAIN[name]
 
-    @pytest.mark.whole
-    def test_a_heavy_dependency_is_a_note_and_stays(self) -> None:
-        files = _with(f"{QUALCOMM}/tests/BUCK", {'deps = [":models"],': f'deps = [":models", "{HEAVY}"],'})
-        assert {note.what for note in checked(files).notes} >= {HEAVY.replace("//executorch", "/")}
-        assert self.fixed(files) == files
-
     def test_the_forgotten_backend_comes_back_and_the_slip_goes(self) -> None:
         assert checked(self.fixed(_with(RUNTIME_BUCK, FORGOTTEN))).differences == ()
 
@@ -763,11 +677,6 @@ class TestFix:
         # Of two, no tool can know which.
         files[f"{QUALCOMM}/another.py"] = "import os\n"
         assert self.fixed(files) == files
-
-    @pytest.mark.whole
-    def test_a_file_of_both_halves_of_a_condition_goes_into_the_common_list(self) -> None:
-        files = _with(RUNTIME_BUCK, {'                    "backends/htp/*.cpp",\n': ""})
-        assert self.fixed(files)[RUNTIME_BUCK] == miniature_tree.files()[RUNTIME_BUCK]
 
 
 class TestVerb:

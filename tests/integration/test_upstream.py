@@ -124,15 +124,6 @@ def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(suite: Su
 
 
 @pytest.mark.whole
-def test_a_process_that_ended_without_a_signal_runs_again(suite: Suite) -> None:
-    """As it does where a disk is full."""
-    suite.ledger({"leaves": "crash"})
-    for _ in range(2):
-        assert suite.run("-k", "leaves")[0] == 0
-        assert suite.executed == {"leaves"}
-
-
-@pytest.mark.whole
 def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(suite: Suite) -> None:
     suite.ledger({"aborts": "crash"})
     for executed in ({"aborts"}, set()):
@@ -295,44 +286,6 @@ def _wait_for(suite: Suite, name: str) -> None:
     while name not in suite.executed_so_far():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-WARM_UP = """
-
-class TestQNNFloatingPointOperator(unittest.TestCase):
-    def test_qnn_backend_relu(self):
-        os._exit(3)
-"""
-
-
-@pytest.mark.whole
-def test_a_warm_up_that_ends_its_worker_is_a_verdict_and_not_the_end(suite: Suite) -> None:
-    path = suite.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py"
-    suite.write(path, path.read_text(encoding="utf-8") + WARM_UP)
-    code, report = suite.run("-k", "*_abs or relu")
-    assert (code, counts(report)) == (1, {"passed": 1, "failed": 1})
-
-
-@pytest.mark.whole
-def test_updating_the_ledger_makes_the_next_run_pass(suite: Suite) -> None:
-    chosen = ("-k", "fails or skips or expected", "-k", "*_abs")
-    assert suite.run(*chosen, "--accept")[0] == 0
-    book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))
-    assert {row.test.partition("_")[2]: row.outcome for row in book.expected} == {
-        "expected": "expected_failure",
-        "fails": "failed",
-        "skips": "not_run",
-        "unexpected": "failed",
-    }
-    assert "TestOps.test_abs" in load_record("delegate", "wheels", "SM8650").tests
-    assert suite.run(*chosen)[0] == 0
-
-
-@pytest.mark.whole
-def test_fail_fast_stops_and_counts_what_was_not_reached(suite: Suite) -> None:
-    code, report = suite.run("-k", "fails or random or poison", "--fail-fast")
-    assert (code, report.metrics["not_reached"]) == (1, 4)
-    assert "delegate-stopped" in {finding.rule for finding in report.findings}
 
 
 def test_list_sample_and_shards_choose_and_run_nothing_else(

@@ -14,7 +14,7 @@ from ci.operators.table import read
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Suite
 
-TABLE, PAGE = "manifests/operators.json", "manifests/operators.md"
+TABLE = "manifests/operators.json"
 
 TESTS = """\
 import os, signal, time
@@ -105,19 +105,6 @@ def test_the_table_of_a_run_has_all_its_suites(suite: Suite, monkeypatch: pytest
     assert not (suite.root / TABLE).exists() and not load_record("passes", "wheels", "SM8650").tests
 
 
-@pytest.mark.whole
-def test_an_accepted_table_has_what_all_suites_recorded(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tabled(suite, monkeypatch)
-    both(suite, "-k", "relu or conv1d", "--accept")
-    assert measured(suite.root / TABLE) == {"relu", "conv1d"}
-    page = (suite.root / PAGE).read_text(encoding="utf-8")
-    assert "| relu |" in page and "| conv1d |" in page
-    # No ledger and no record beside it.
-    assert not load_record("passes", "wheels", "SM8650").tests
-
-
 def test_a_shard_is_not_accepted(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("passes", "-k", "relu", "--accept", "--shard", "1/2")
     assert suite.command(*flags, stage="test_upstream") == 2
@@ -143,19 +130,6 @@ def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_word
 
 
 @pytest.mark.whole
-def test_what_is_recorded_over_something_else_is_noted(suite: Suite) -> None:
-    both(suite, "-k", "relu or conv1d", "--accept")
-    suite.write(suite.tests / "test_passes.py", TESTS + PASSES.replace("test_relu", "test_relu6"))
-    suite.write(suite.tests / "test_conv_bn_qat.py", TESTS + TRAINING.replace("pass", "assert 0"))
-    code, report = both(suite, "-k", "relu6 or conv1d", "--accept")
-    notes = {
-        finding.subject: finding.message for finding in report.findings if finding.rule == "upstream-recorded"
-    }
-    assert code == 0 and notes.keys() == {"test_conv1d[qnn_8a8w]", "test_relu[qnn_8a8w]"}
-    assert "was passed, and is failed" in notes["test_conv1d[qnn_8a8w]"]
-
-
-@pytest.mark.whole
 def test_a_suite_that_has_lost_its_tests_is_an_error(suite: Suite) -> None:
     both(suite, "-k", "relu or conv1d", "--accept")
     suite.write(suite.tests / "test_conv_bn_qat.py", "")
@@ -167,17 +141,6 @@ def test_a_suite_that_has_lost_its_tests_is_an_error(suite: Suite) -> None:
         )
         assert "--accept" not in report.findings[0].fix
     assert load_record("qat", "wheels", "SM8650").tests
-
-
-@pytest.mark.whole
-def test_tests_without_a_record_are_counted(suite: Suite) -> None:
-    suite.run("passes", "-k", "relu", "--accept", stage="test_upstream")
-    suite.write(suite.tests / "test_passes.py", TESTS + PASSES + PASSES.replace("test_relu", "test_relu6"))
-    code, report = suite.run("passes", "-k", "relu", stage="test_upstream")
-    assert (code, [(finding.rule, finding.subject) for finding in report.findings]) == (
-        0,
-        [("upstream-no-record", "passes")],
-    )
 
 
 def test_the_delegate_suite_is_one_of_them_and_shares_what_its_own_command_remembers(suite: Suite) -> None:

@@ -192,24 +192,6 @@ def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str
     assert validate(tmp_path, *flags) == (0, set())
 
 
-@pytest.mark.parametrize("other", ["QnnHtpV81Stub.dll", "QnnSystem.dll"])
-def test_a_library_under_the_name_of_another_is_named_and_makes_no_bundle(
-    sdks: dict[str, Path], tmp_path: Path, other: str
-) -> None:
-    sdk, place = tmp_path / "sdk", "QnnHtpV73Stub.dll" if "Stub" in other else "QnnHtp.dll"
-    shutil.copytree(sdks["wheels"], sdk, copy_function=os.link)
-    folder = sdk / "lib" / "aarch64-windows-msvc"
-    (folder / place).unlink()
-    os.link(folder / other, folder / place)
-    chosen = ("--target", WINDOWS, "--soc", "SC8380XP")
-    environ = {"QNN_SDK_ROOT": str(sdk), "QNN_CI_PROFILE": "wheels"}
-    assert validate(tmp_path, *chosen, **environ) == (1, {("library-name", place)})
-    run_stage("bundle", *chosen, "-o", tmp_path / "bundle", "--reports", tmp_path, environ=environ)
-    report = json.loads((tmp_path / "bundle.json").read_text(encoding="utf-8"))
-    errors = {finding["rule"] for finding in report["findings"] if finding["severity"] == "error"}
-    assert (errors, (tmp_path / "bundle").exists()) == ({"bundle-name"}, False)
-
-
 def of_an_older_build(_library: Path, older: Path) -> bytes:
     return older.read_bytes()
 

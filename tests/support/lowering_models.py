@@ -25,12 +25,6 @@ class Decides(Net):
         return self.second(x) if x.sum() > 0 else self.first(x)
 
 
-class Keeps(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        self.first.bias.add_(1)
-        return self.second(torch.relu(self.first(x)))
-
-
 class WithErf(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.erf(self.first(x)))
@@ -58,10 +52,6 @@ def decides() -> Any:
     return Decides(16).eval(), _inputs
 
 
-def keeps() -> Any:
-    return Keeps(32).eval(), _inputs
-
-
 def fixed() -> Any:
     """One sample, a model in training mode, and an import when it is called."""
     width: int = importlib.import_module("lowering_extra").WIDTH
@@ -81,14 +71,6 @@ def change_a_weight(graph: torch.fx.GraphModule) -> None:
 
 def raises() -> Any:
     raise RuntimeError("no such checkpoint")
-
-
-def nonsense() -> Any:
-    return "a model"
-
-
-def text_input() -> Any:
-    return Net(8).eval(), ("hello",)
 
 
 def too_large() -> Any:
@@ -148,10 +130,6 @@ def indices() -> Any:
 
 def integers() -> Any:
     return Calls(lambda x: x % 3).eval(), (torch.randint(0, 100, (2, 16)),)
-
-
-def doubles() -> Any:
-    return nn.Linear(4, 4).double().eval(), (torch.randn(2, 4).double(),)
 
 
 def no_number() -> Any:

@@ -132,25 +132,3 @@ def context_model(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / location).write_bytes(content)
     return write(model, folder / "model_ctx.onnx")
-
-
-def exported_by_paddle() -> Any:
-    """As paddle2onnx writes models: every weight is a Constant node, names of classes are metadata."""
-    weights = {
-        "w": np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32),
-        "scale": np.full((1, 4, 1, 1), 0.5, np.float32),
-        "low": np.float32(0),
-        "high": np.float32(6),
-    }
-    nodes = [
-        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(array)))
-        for name, array in weights.items()
-    ]
-    nodes += [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Mul", ["c", "scale"], ["m"], name="mul"),
-        helper.make_node("Clip", ["m", "low", "high"], ["y"], name="clip"),
-    ]
-    model = model_of(nodes)
-    model.metadata_props.add(key="names", value="{0: 'cat'}")
-    return model

@@ -52,29 +52,3 @@ def read_docker(text: str, *, unquoting: bool = False) -> dict[str, str]:
             value = value[1:-1]
         variables[name] = value
     return variables
-
-
-def read_github(text: str) -> dict[str, str]:
-    """The file that GITHUB_ENV names: `NAME=value`, or `NAME<<END`, lines, and a line that is END."""
-    variables: dict[str, str] = {}
-    lines = iter(text.split("\n"))
-    for line in lines:
-        if not line:
-            continue
-        equals, heredoc = line.find("="), line.find("<<")
-        if heredoc < 0 or 0 <= equals < heredoc:
-            name, _, value = line.partition("=")
-            assert name
-        else:
-            name, _, end = line.partition("<<")
-            assert name and end
-            held: list[str] = []
-            for inner in lines:
-                if inner == end:
-                    break
-                held.append(inner)
-            else:
-                raise AssertionError(f"{name}: no line is {end}")
-            value = "\n".join(held)
-        variables[name] = value
-    return variables

@@ -21,7 +21,6 @@ from ci.upgrades.compare.stage import (
     Stack,
     chosen,
     error_of,
-    folded,
     in_range,
     judge,
     measure,
@@ -220,18 +219,6 @@ def test_a_process_that_would_import_another_package_is_refused(tmp_path: Path) 
         releases.first_on_path(tmp_path / "empty", "onnxruntime-qnn", "2.6.0", environ)
 
 
-HEAD = "| program | 2.51.0 | 2.50.40 |\n| --- | --- | --- |\n"
-WORSE = "| decode/u16u8/SM8650 | 44.2 dB | **worse**: SQNR in dB: 44.2 → 15.5 |\n"
-SAME = "| bert/u16u8/SM8650 | 46.5 dB | same |\n| vit/u16u8/SM8650 | 39.4 dB | same |\n"
-
-
-def test_programs_that_are_the_same_share_a_line_and_others_keep_their_row() -> None:
-    alike = "The same on all of them: bert/u16u8/SM8650 (46.5 dB), vit/u16u8/SM8650 (39.4 dB).\n"
-    assert folded(HEAD + WORSE + SAME) == f"{HEAD}{WORSE}\n{alike}"
-    assert folded(HEAD + SAME) == alike
-    assert folded(HEAD + WORSE) == HEAD + WORSE
-
-
 @pytest.mark.parametrize("first", range(1, 9))
 def test_the_first_version_that_differs_is_found_by_few_measurements(first: int) -> None:
     asked = list[int]()
@@ -288,19 +275,6 @@ def test_the_build_from_which_on_a_program_is_worse_is_named_with_its_figures(
         "first": "2.48.40",
     }
     assert [finding.rule for finding in report.findings] == ["compare-worse"]
-
-
-def test_versions_of_executorch_are_told_with_the_qnn_that_all_of_them_run_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measured(stack: Stack, *rest: object) -> Measurement:
-        return Measurement(stack, {"net/8a8w/SM8650": row(sqnr_db=40 if stack.executorch == "1.4.1" else 60)})
-
-    selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
-    asked = choice("executorch", executorch=["1.4.1", "1.5.1"])
-    bisect(selection, asked, {}, where=False, by=measured)
-    (build,) = {stack.build.qnn for stack in stacks(asked)}
-    assert f"QNN {build}" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_builds_that_are_alike_have_no_first_that_differs(

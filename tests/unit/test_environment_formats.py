@@ -20,8 +20,9 @@ from provisioning.base.rendering.variables import docker, github, sh
 from provisioning.base.rendering.variables import dotenv as as_dotenv
 from provisioning.base.settings import ROOT
 from provisioning.verbs import env
-from tests.support.readers import HARD, read_docker, read_github
+from tests.support.readers import HARD, read_docker
 from tests.support.typed import run_here
+from tests.support.workflows.commands import pairs_in
 
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
 
@@ -72,7 +73,7 @@ def test_python_dotenv_gets_back_what_is_not_refused(variables: dict[str, str]) 
 
 @given(variables=SETS)
 def test_the_github_runner_gets_any_text_back(variables: dict[str, str]) -> None:
-    assert read_github(github(variables)) == variables
+    assert pairs_in(github(variables)) == variables
 
 
 def test_a_value_cannot_foresee_the_delimiter_that_ends_it() -> None:

@@ -240,19 +240,3 @@ def test_unit_tests_do_without_torch() -> None:
     files = with_any((ROOT / "tests" / "unit").glob("*.py"), "import torch", "from torch")
     imported = {(file.name, name.partition(".")[0]) for file in files for name in _imported(parsed(file))}
     assert not {file for file, package in imported if package == "torch"}
-
-
-def test_no_variable_is_called_each() -> None:
-    """A name says what is held: `for row in rows`. What lacks both forms in its text is not parsed."""
-    folders = ("ci", "provisioning", "qnn_ci", "tests")
-    files = [ROOT / "noxfile.py", *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
-    bound = re.compile(r"\beach(?:, [\w, ]+)?(?: in | :?= |\)? *[:,)=])")
-    named = [
-        f"{file.relative_to(ROOT)}:{node.lineno}"
-        for file in files
-        if bound.search(file.read_text(encoding="utf-8"))
-        for node in nodes(file)
-        if isinstance(node, ast.Name | ast.arg)
-        and "each" in (getattr(node, "id", ""), getattr(node, "arg", ""))
-    ]
-    assert named == []

@@ -233,15 +233,11 @@ class TestCheckpoint:
             ({"hidden_size": None}, "hidden_size"),
             ({"hidden_size": "wide"}, "wide"),
             ({"num_hidden_layers": 0}, "num_hidden_layers"),
-            ({"vocab_size": -1}, "vocab_size"),
             ({"intermediate_size": 96.5}, "intermediate_size"),
-            ({"max_position_embeddings": True}, "max_position_embeddings"),
-            ({"num_key_value_heads": 0}, "num_key_value_heads"),
             ({"num_key_value_heads": 3}, "num_attention_heads"),
             ({"hidden_size": 3}, "head_dim"),
             ({"bos_token_id": [0]}, "bos_token_id"),
             ({"bos_token_id": 512}, "bos_token_id"),
-            ({"eos_token_id": -1}, "eos_token_id"),
             ({"eos_token_id": [1, "</s>"]}, "eos_token_id"),
             ({"hidden_act": "gelu"}, "gelu"),
             ({"use_sliding_window": True}, "use_sliding_window"),
@@ -251,7 +247,6 @@ class TestCheckpoint:
             ({"rope_scaling": {name: item for name, item in SCALING.items() if name != "factor"}}, "factor"),
             ({"rope_scaling": SCALING | {"factor": "eight"}}, "eight"),
             ({"rope_scaling": SCALING | {"high_freq_factor": 1.0}}, "high_freq_factor"),
-            ({"rope_parameters": ["llama3"]}, "rope_parameters"),
             ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters"),
             ({"rope_parameters": SCALING | {"rope_theta": 1e6}}, "rope_theta"),
             ({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}, "rope_scaling"),
@@ -406,27 +401,13 @@ class TestCheckpoint:
         )
 
     @pytest.mark.parametrize(
-        "flags",
-        [
-            ["--context", "100"],
-            ["--context", "256"],
-            ["--prefill", "16"],
-            ["--precision", "u16u8"],
-            ["--precision", "u16u8", "--calibrate", "nowhere.txt"],
-            ["--soc", "SM1"],
-        ],
-        ids=lambda value: "-".join(value).strip("-"),
-    )
-    def test_llm_compile_refuses_before_it_works(self, whole_checkpoint: Path, flags: list[str]) -> None:
-        assert self.compiled(["compile"], whole_checkpoint, *flags) == 2
-        assert not (whole_checkpoint.parent / "out").exists()
-
-    @pytest.mark.parametrize(
         ("flags", "named"),
         [
             (["--soc", "SM8650", "--soc", "SM8750"], "one chip"),
             (["--precision", "8a8w"], "16a8w"),
             (["--precision", "16a8w"], "--calibrate"),
+            (["--precision", "16a8w", "--calibrate", "nowhere.txt"], "nowhere.txt"),
+            (["--soc", "SM1"], "SM1"),
             (["--backend", "lpai"], "--backend"),
             (["--suite", "mine.toml"], "--suite"),
             (["--context", "256"], "made for 128"),
@@ -484,14 +465,6 @@ class TestCheckpoint:
         assert self.compiled(["compile"], whole_checkpoint, "--adapter", str(adapter)) in (1, 2)
         [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert named in line and not (whole_checkpoint.parent / "out").exists()
-
-    def test_llm_compile_refuses_a_weight_that_nothing_reads(
-        self, whole_checkpoint: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        unread = "model.layers.0.self_attn.o_proj.bias"
-        save_weights(whole_checkpoint, *read_architecture(whole_checkpoint).tensors, unread)
-        assert self.compiled(["compile"], whole_checkpoint) == 2
-        assert unread in capsys.readouterr().err
 
     def test_compile_keeps_what_rounding_costs_where_float_fits_into_memory(
         self, whole_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -605,12 +578,9 @@ class TestCheckpoint:
         [
             '{"weight_map": {',
             "[]",
-            "{}",
             '{"weight_map": ["model-1.safetensors"]}',
             '{"weight_map": {"weight": 1}}',
-            '{"weight_map": {"weight": ["model-1.safetensors"]}}',
             '{"weight_map": {"weight": "../model/model.safetensors"}}',
-            '{"weight_map": {"weight": ".."}}',
         ],
     )
     def test_a_damaged_index_is_named(self, whole_checkpoint: Path, text: str) -> None:

@@ -255,19 +255,6 @@ class TestStage:
         assert {row.refused for row in agreed.values()} == {("Erf",)}
         assert self.stage(tmp_path, text=recorded) == 0
 
-    def test_thresholds_are_written_and_a_lost_top1_needs_a_reason(self, tmp_path: Path) -> None:
-        near = facts()["beside"]["near"]
-        self.answers = facts(near={**near, "top1": 0.0})
-        bare = SUITE.partition("thresholds")[0]
-        assert self.stage(tmp_path, "--accept", text=bare) == 1
-        assert (tmp_path / "onnx.toml").read_text() == bare
-        assert not accepted_path(tmp_path / "onnx.toml", "wheels").exists()
-        assert self.stage(tmp_path, "--accept", "--reason", "two are alike", text=bare) == 0
-        assert self.held(tmp_path) == {"sqnr_db": 29.0, "reference_sqnr_db": 49.0}
-        agreed = self.agreed(tmp_path)
-        assert agreed["net/16a8w/SM8650"].reason == "two are alike"
-        assert self.report(tmp_path).metrics["failed"] == 0
-
     def test_costs_of_a_chip_that_the_suite_does_not_name_are_agreed_on_beside_the_suites_own(
         self, tmp_path: Path
     ) -> None:
@@ -309,43 +296,6 @@ class TestStage:
         assert main("python -m ci", "", VERBS, ["test_onnx", *shlex.split(fix), *self.places(tmp_path)]) == 0
         assert self.held(tmp_path)["sqnr_db"] == 29.0
         assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
-
-    def test_a_chip_that_soc_adds_is_held_to_the_thresholds_too(self, tmp_path: Path) -> None:
-        near, bare = facts()["beside"]["near"], SUITE.partition("thresholds")[0]
-        self.answers = facts(near={**near, "sqnr_db": 20.0})
-        assert self.stage(tmp_path, "--soc", "SM8850", text=bare) == 0
-        self.answers = facts()
-        chips = ("--soc", "SM8650", "--soc", "SM8750", "--soc", "SM8850")
-        assert self.stage(tmp_path, *chips, "--accept", text=bare) == 0
-        assert self.held(tmp_path)["sqnr_db"] == 19.0
-        assert self.stage(tmp_path, *chips, text=bare) == 0
-
-    def test_thresholds_just_written_hold_and_are_written_again_the_same(self, tmp_path: Path) -> None:
-        near = facts()["beside"]["near"]
-        self.answers = facts(near={**near, "top1": 2 / 3, "max_rel": 4e-8, "max_abs": 5e-7})
-        bare, path = SUITE.partition("thresholds")[0], accepted_path(tmp_path / "onnx.toml", "wheels")
-        row: Values = {"least.top1": 0, "most.max_rel": 0, "most.max_abs": 0}
-        accept(path, lambda accepted: accepted.updated({"onnx/net/16a8w": row}))
-        assert self.stage(tmp_path, "--accept", text=bare) == 0
-        written = path.read_text()
-        assert self.held(tmp_path)["top1"] == 0.666666
-        assert self.stage(tmp_path, text=bare) == 0
-        assert self.stage(tmp_path, "--accept", text=bare) == 0
-        assert path.read_text() == written
-
-    def test_what_the_suite_demands_is_not_accepted_away_and_its_finding_names_the_suite(
-        self, tmp_path: Path
-    ) -> None:
-        demanding = SUITE.replace(" 20,", " 40,")
-        for _ in range(2):
-            assert self.stage(tmp_path, "--accept", text=demanding) == 1
-            assert self.rules(tmp_path) == {"onnx-accuracy"}
-            failing = next(
-                finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-accuracy"
-            )
-            assert str(tmp_path / "onnx.toml") in failing.fix and "--accept" not in failing.fix
-        assert (tmp_path / "onnx.toml").read_text() == demanding
-        assert self.held(tmp_path) == {"sqnr_db": 40.0, "reference_sqnr_db": 30.0}
 
     def test_less_than_is_required_fails_until_its_thresholds_are_written_for_a_reason(
         self, tmp_path: Path

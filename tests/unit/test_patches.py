@@ -17,7 +17,6 @@ SHIPPED = "what is shipped lies in one place, which no flag and no variable may 
 ELSEWHERE = "what a stand-in of ExecuTorch lacks is left out"
 
 REASONS = {
-    "integration/test_build_source.py": PROCESS,
     "integration/test_compile.py": "where a command was started is known to the process alone",
     "integration/test_executorch_work.py": SHORTER,
     "integration/test_fork_servers.py": "the same worker is started alone, to be compared",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from ci.__main__ import VERBS as CI
 from ci.engine.memo import CachedResult, Miss
@@ -20,7 +19,7 @@ from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import secrets
 from provisioning.base.command_line import main
 from provisioning.base.settings import ROOT
-from tests.support.cache_machines import OURS, Machine
+from tests.support.cache_machines import OURS, Machine, pems
 from tests.support.cache_server import CacheServer, serving
 
 VERBS = {**PROVISIONING, **CI}
@@ -30,14 +29,6 @@ WITHOUT_FOREIGN_CODE = {
     "validate",
 }
 SECRET = "hush-4711"
-
-
-def pem(key: Ed25519PrivateKey) -> str:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-
-
-def public(key: Ed25519PrivateKey) -> str:
-    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 @pytest.fixture
@@ -50,8 +41,9 @@ def server() -> Iterator[CacheServer]:
 def run(tmp_path: Path, server: CacheServer, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine that packed a result, and the variables of the job that pushes."""
     monkeypatch.setenv(secrets.URL, server.url)
-    monkeypatch.setenv(secrets.PUBLIC_KEYS, public(OURS))
-    monkeypatch.setenv(secrets.SIGNING_KEY, pem(OURS))
+    public, private = pems(OURS)
+    monkeypatch.setenv(secrets.PUBLIC_KEYS, public)
+    monkeypatch.setenv(secrets.SIGNING_KEY, private)
     run = Machine(tmp_path / "run", server.url, writes=True, pushes=False)
     run.work()
     return run
@@ -139,8 +131,8 @@ def test_a_servers_trouble_is_exit_code_4_and_the_results_stay(
     [
         {secrets.SIGNING_KEY: ""},
         {secrets.SIGNING_KEY: "nonsense"},
-        {secrets.SIGNING_KEY: public(OURS)},
-        {secrets.PUBLIC_KEYS: public(Ed25519PrivateKey.generate())},
+        {secrets.SIGNING_KEY: pems(OURS)[0]},
+        {secrets.PUBLIC_KEYS: pems(Ed25519PrivateKey.generate())[0]},
         {secrets.URL: ""},
     ],
 )

@@ -12,19 +12,13 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 
 from ci.engine.closed import closed
 from ci.engine.memo import CachedResult, Miss
 from ci.sharing.remote import ENTRIES, action_result, files_of, remote_of, writing
 from provisioning.base import secrets
 from provisioning.base.errors import UpstreamError, UsageError
-from tests.support.cache_machines import KEY, OURS, Machine
+from tests.support.cache_machines import KEY, OURS, Machine, pems
 from tests.support.cache_server import SLOW, CacheServer, serving
 
 THEIRS = Ed25519PrivateKey.generate()
@@ -268,14 +262,9 @@ def test_a_token_is_sent_and_never_shown(tmp_path: Path, server: CacheServer) ->
 # Variables
 
 
-def pem(key: Ed25519PrivateKey) -> tuple[str, str]:
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode(), public.decode()
-
-
 def test_keys_come_from_variables_or_files(tmp_path: Path) -> None:
-    private, public = pem(OURS)
-    (tmp_path / "keys").write_text(public + pem(THEIRS)[1])
+    public, private = pems(OURS)
+    (tmp_path / "keys").write_text(public + pems(THEIRS)[0])
     url, file = {secrets.URL: "https://c.example"}, {f"{secrets.PUBLIC_KEYS}_FILE": str(tmp_path / "keys")}
     reading = remote_of({**url, **file})
     assert reading is not None and len(reading.writers) == 2
@@ -290,7 +279,7 @@ def test_keys_come_from_variables_or_files(tmp_path: Path) -> None:
         {},
         {secrets.PUBLIC_KEYS: "nonsense"},
         {f"{secrets.PUBLIC_KEYS}_FILE": "/no/such/file"},
-        {secrets.URL: "ftp://x", secrets.PUBLIC_KEYS: pem(OURS)[1]},
+        {secrets.URL: "ftp://x", secrets.PUBLIC_KEYS: pems(OURS)[0]},
     ],
 )
 def test_a_remote_cache_that_nobody_could_trust_is_a_usage_error(variables: dict[str, str]) -> None:
