@@ -168,6 +168,7 @@ def test_writing_into_the_tree_and_an_option_that_nothing_reads_are_reported(
     assert findings["build-option"]["subject"] == "SUPPORT_REGEX_LOOKAHEAD"
 
 
+@pytest.mark.long("builds the tree twice")
 @pytest.mark.needs("ccache")
 def test_another_folder_takes_what_ccache_has_and_gives_the_same_bytes(
     sources: Sources, tmp_path: Path

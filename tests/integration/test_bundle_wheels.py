@@ -47,9 +47,3 @@ def test_the_libraries_of_a_chip_fit_together(dist: Path, tmp_path: Path, arch: 
     qnn = sorted(path.name for path in (tmp_path / "bundle").glob("*/libQnn*.so"))
     base = ["libQnnHtp.so", f"libQnnHtpV{arch}Skel.so", f"libQnnHtpV{arch}Stub.so", "libQnnSystem.so"]
     assert qnn == base
-
-
-def test_a_program_for_another_chip_is_refused(dist: Path, tmp_path: Path) -> None:
-    program = programs.program(data=programs.context("SM8750", 79), spec=programs.options(69, 79))
-    code, rules = bundle(dist, tmp_path, "SM8650", program)
-    assert (code, set(rules)) == (1, {"bundle-model-soc"})

@@ -113,6 +113,7 @@ def browse(files: Mapping[str, str | bytes], folder: Path, *flags: str) -> dict[
     return {**seen, "lacking": lacking}
 
 
+@pytest.mark.long("opens each kind of page in a browser, twice")
 def test_the_site_works_in_a_browser_and_on_a_phone(tmp_path: Path) -> None:
     seen = browse(build(), tmp_path)
     assert (seen["console"], seen["lacking"], seen["blamed"]) == ([], set(), [])

@@ -52,13 +52,6 @@ def normed(removed: bool = False) -> Any:
     return model, _drawn(1, 8, 32)
 
 
-def spectral(removed: bool = False) -> Any:
-    body = nn.Sequential(nn.utils.spectral_norm(nn.Conv1d(8, 8, 3, padding=1)), nn.ReLU(), nn.Conv1d(8, 4, 1))
-    if removed:
-        nn.utils.remove_spectral_norm(body.get_submodule("0"))
-    return body.eval(), _drawn(1, 8, 32)
-
-
 class Bag(nn.Module):
     def __init__(self, *, summed: bool) -> None:
         super().__init__()
@@ -116,27 +109,6 @@ def biased(kept: bool = False) -> Any:
     return Biased(kept=kept).eval(), _drawn(1, 8, 16)
 
 
-class Encoder(nn.Module):
-    """T5's own."""
-
-    def __init__(self, *, kept: bool) -> None:
-        super().__init__()
-        transformers = importlib.import_module("transformers")
-        config = transformers.T5Config(vocab_size=8, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-        self.encoder = transformers.T5EncoderModel(config)
-        if kept:
-            attention = self.encoder.encoder.block[0].layer[0].SelfAttention
-            bias = attention.compute_bias(8, 8).detach()
-            attention.compute_bias = lambda *_, **__: bias
-
-    def forward(self, x: Tensor) -> Any:
-        return self.encoder(inputs_embeds=x).last_hidden_state
-
-
-def encoder(kept: bool = False) -> Any:
-    return Encoder(kept=kept).eval(), _drawn(1, 8, 16)
-
-
 class Named(nn.Module):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"y": torch.relu(inputs["a"]) + inputs["b"]}
@@ -187,20 +159,6 @@ class Anchored(nn.Module):
 
 def anchored(kept: bool = False) -> Any:
     return Anchored(kept=kept).eval(), _drawn(1, 3, 16, 16)
-
-
-class Summed(nn.Module):
-    def __init__(self, *, last: bool) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), last
-
-    def forward(self, x: Tensor) -> Any:
-        y = torch.sigmoid(self.first(x))
-        return y.transpose(1, 2).cumsum(-1).transpose(1, 2) if self.last else y.cumsum(1)
-
-
-def summed(last: bool = False) -> Any:
-    return Summed(last=last).eval(), _drawn(1, 12, 16)
 
 
 class Loud(nn.Module):

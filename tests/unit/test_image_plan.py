@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,22 +15,7 @@ from ci.image.verb import labels, newest_base
 from provisioning.base.errors import UpstreamError
 from provisioning.lock_files import lock_path
 
-DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 BASE = "sha256:" + "1" * 64
-
-
-@pytest.mark.parametrize("step", re.findall(r"^RUN ((?:.*\\\n)*.*)$", DOCKERFILE, re.M))
-def test_every_layer_is_reproducible(step: str) -> None:
-    mounts, _, command = step.rpartition("\\\n")
-    assert command.strip().startswith("sh /mnt/docker/make-layer ")
-    assert mounts.startswith("--mount=type=tmpfs,target=/mnt ")
-
-
-def test_every_stage_knows_the_time_of_its_files_ends_as_a_user_and_copies_nothing_else() -> None:
-    stages = DOCKERFILE.split("\nFROM ")[1:]
-    assert all("\nARG SOURCE_DATE_EPOCH\n" in stage for stage in stages)
-    assert [re.findall(r"^USER (\w+)$", stage, re.M)[-1] for stage in stages] == ["dev"] * len(stages)
-    assert not re.search(r"^(COPY|ADD) ", DOCKERFILE, re.M)
 
 
 CHANGED = "sha256:" + "2" * 64

@@ -38,26 +38,6 @@ def gaps(*paths: Path, library_path: str = "", system: SystemLibraries | None = 
     )
 
 
-def test_a_runpath_switches_the_rpath_off(tmp_path: Path) -> None:
-    a = write(tmp_path, "liba.so", needed=("libb.so",), rpath="$ORIGIN/r", runpath="$ORIGIN/s")
-    write(tmp_path, "r/libb.so")
-    assert search(a) == [("liba.so", "libb.so")]
-
-
-def test_the_library_path_comes_before_the_runpath_and_after_the_rpath(tmp_path: Path) -> None:
-    """The copy that is found first lacks something; which one it was shows in who lacks it."""
-    write(tmp_path, "env/libb.so", needed=("lib-of-env.so",))
-    write(tmp_path, "own/libb.so", needed=("lib-of-own.so",))
-    missing = {
-        kind: search(
-            write(tmp_path, f"lib{kind}.so", needed=("libb.so",), **{kind: "$ORIGIN/own"}),
-            library_path=str(tmp_path / "env"),
-        )
-        for kind in ("rpath", "runpath")
-    }
-    assert missing == {"rpath": [("libb.so", "lib-of-own.so")], "runpath": [("libb.so", "lib-of-env.so")]}
-
-
 def test_the_search_goes_on_behind_a_file_of_another_machine(tmp_path: Path) -> None:
     write(tmp_path, "one/libb.so", machine=AARCH64)
     write(tmp_path, "two/libb.so")

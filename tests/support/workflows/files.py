@@ -44,7 +44,6 @@ class Step(Part):
     run: str = ""
     inputs: Mapping[str, Any] = Field({}, alias="with")
     env: Mapping[str, Any] = {}
-    shell: str = ""
     continue_on_error: bool = False
 
     @property
@@ -64,7 +63,6 @@ class Job(Part):
     outputs: Mapping[str, str] = {}
     permissions: Permissions | None = None
     env: Mapping[str, Any] = {}
-    strategy: Mapping[str, Any] = {}
     concurrency: Mapping[str, Any] = {}
     continue_on_error: bool = False
     runs_on: Any = None
