@@ -122,7 +122,7 @@ def build() -> Mapping[str, str | bytes]:
     _repairs(site)
     _trained(site)
     _sources(site)
-    _home(site, table)
+    _home(site, table, texts["README.md"])
     site.files["llms.txt"] = _for_language_models(site, documents)
     site.files[INDEX] = f"{INDEX_HEAD}{json.dumps(site.found, separators=(',', ':'))};\n"
     site.files["icon.svg"] = (TEMPLATES / "icon.svg").read_bytes()
@@ -206,10 +206,10 @@ def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
 
 def add_errors(site: Site) -> None:
     failures, numbers, rules = errors.failures(), errors.numbers(), errors.all_rules()
-    sources = {
-        name: site.link(name, "README.md", ERRORS)
-        for name in {*(failure.source for failure in failures), *(rule.page for rule in rules)}
-    }
+    for page, whose in errors.PROGRAMS.items():
+        of_page = [failure for failure in failures if failure.page == page]
+        sources = {failure.source: site.link(failure.source, "README.md", page) for failure in of_page}
+        site.page(page, "failures.html.j2", f"Errors of {whose}", failures=of_page, sources=sources)
     site.page(
         ERRORS,
         "errors.html.j2",
@@ -217,14 +217,15 @@ def add_errors(site: Site) -> None:
         failures=failures,
         numbers=numbers,
         rules=rules,
-        sources=sources,
+        sources={rule.page: site.link(rule.page, "README.md", ERRORS) for rule in rules},
+        programs=errors.PROGRAMS,
     )
     site.files["errors.json"] = errors.as_json()
     site.found += [
         (
             "error",
             failure.id,
-            f"{ERRORS}#{failure.anchor}",
+            f"{failure.page}#{failure.anchor}",
             f"{failure.message} {failure.cause} {failure.fix}",
         )
         for failure in failures
@@ -308,13 +309,15 @@ def _sources(site: Site) -> None:
             site.page(f"source/{name}.html", "source.html.j2", name, text=content.decode())
 
 
-def _home(site: Site, table: OperatorTable) -> None:
+def _home(site: Site, table: OperatorTable, readme: str) -> None:
     both = operators.lanes(table)
+    first_screen = readme.partition("```console\n")[2].partition("```")[0].splitlines()
     site.page(
         "index.html",
         "home.html.j2",
         "QNN, ExecuTorch and ONNX Runtime: what works on HTP",
         lanes=both,
+        typed=[line for line in first_screen if line.startswith("$ ")],
         failures=len(errors.failures()),
         rules=len(errors.all_rules()),
         numbers=len(errors.numbers()),

@@ -9,11 +9,22 @@ from dataclasses import asdict, dataclass
 from functools import cache
 
 from ci.diagnose.log_text import plain_text
-from ci.diagnose.tables import QNN, FailureRule, failure_rules, table
+from ci.diagnose.tables import QNN, RULES, FailureRule, failure_rules, table
 from ci.inspect.messages import key
+from provisioning.base import toml
 from provisioning.base.commands import as_installed
 from provisioning.base.rules import Rule, rules
 from provisioning.known_faults import load_faults
+
+PROGRAMS = {
+    "errors/qnn.html": "QNN",
+    "errors/executorch.html": "ExecuTorch",
+    "errors/onnxruntime.html": "ONNX Runtime",
+    "errors/devices.html": "devices and apps",
+    "errors/building.html": "builds, packages and machines",
+    "errors/ai_hub.html": "AI Hub",
+}
+"""Each page of failures, and whose they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +33,7 @@ class KnownFailure:
 
     id: str
     anchor: str
+    page: str
     message: str
     """A line of its example, in which numbers and names are cut."""
     several: bool
@@ -52,10 +64,16 @@ class Number:
 def failures() -> tuple[KnownFailure, ...]:
     versions = {fault.id: f"{fault.product} {fault.versions}" for fault in load_faults()}
     listed = {number.anchor for number in numbers()}
+    files = {
+        row["id"]: f"errors/{path.stem}.html"
+        for path in RULES.glob("*.toml")
+        for row in toml.loads(path.read_text(encoding="utf-8"))["rule"]
+    }
     return tuple(
         KnownFailure(
             rule.id,
             f"failure-{rule.id}" if rule.id in rules() else rule.id,
+            files[rule.id],
             _message(rule),
             rule.several,
             rule.cause,

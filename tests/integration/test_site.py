@@ -26,17 +26,20 @@ PAGES = (
     GRID,
     OPERATOR,
     "errors.html",
+    "errors/qnn.html",
     "faults.html",
+    "docs/accuracy.html",
 )
 SEARCHED = {
     "softmax": OPERATOR,
     "14001": "errors.html#qnn-14001",
-    "datatypes-mismatch": "errors.html#datatypes-mismatch",
+    "datatypes-mismatch": "errors/qnn.html#datatypes-mismatch",
+    "calibrate": "docs/",
     "vtcm": "",
 }
 QUESTIONS = """<!DOCTYPE html><html lang="en"><body><script>
 (async () => {
-  const seen = {widths: {}, blamed: [], searched: {}};
+  const seen = {widths: {}, blamed: [], searched: {}, overflowing: []};
   const opened = async (page, width) => {
     document.body.replaceChildren();
     const frame = document.createElement("iframe");
@@ -55,6 +58,9 @@ QUESTIONS = """<!DOCTYPE html><html lang="en"><body><script>
     for (const width of [360, 1280]) {
       const page = await opened(name, width);
       seen.widths[`${name} ${width}`] = page.document.documentElement.scrollWidth - width;
+      const blocks = [...page.document.querySelectorAll("pre")];
+      const over = blocks.filter((pre) => pre.scrollWidth > pre.clientWidth);
+      seen.overflowing.push(...over.map((pre) => `${name} ${width}: ${pre.textContent}`));
       await script(page, "/axe.js");
       // Of a grid its first rows are as all others.
       for (const row of [...page.document.querySelectorAll(".grid tbody tr, .entry")].slice(30)) row.remove();
@@ -90,6 +96,11 @@ QUESTIONS = """<!DOCTYPE html><html lang="en"><body><script>
   grid.document.querySelector(".grid").scrollTo(300, 4000);
   const box = grid.document.querySelector(".grid").getBoundingClientRect();
   seen.sticky = Math.abs(head.getBoundingClientRect().top - box.top) < 3;
+  // A failure's text is on the page of its program.
+  const failure = await opened("errors.html#datatypes-mismatch", 1280);
+  for (let n = 0; n < 100 && !failure.location.pathname.includes("/errors/"); n++)
+    await new Promise((done) => setTimeout(done, 100));
+  seen.led = failure.location.pathname + failure.location.hash;
   // A rule without a row of its own is explained by the row that stands for it.
   const errors = await opened("errors.html#lint-mypy", 1280);
   const row = errors.document.getElementById("lint-*").getBoundingClientRect();
@@ -119,14 +130,19 @@ def test_the_site_works_in_a_browser_and_on_a_phone(tmp_path: Path) -> None:
     assert (seen["console"], seen["lacking"], seen["blamed"]) == ([], set(), [])
     assert {name: over for name, over in seen["widths"].items() if over > 0} == {}
     assert all(seen["searched"].values())
-    assert {words: seen["searched"][words] for words, place in SEARCHED.items() if place} == {
-        words: place for words, place in SEARCHED.items() if place
-    }
+    assert {words: place for words, place in seen["searched"].items() if SEARCHED[words] not in place} == {}
+    assert seen["overflowing"] == []
     # A link with a filter shows what it names; typing changes the address, and other views keep the filter.
     assert "softmax" in seen["linked"] and all("softmax" in name for name in seen["linked"])
     assert len(seen["filtered"]) > 3 and all("avgpool" in name for name in seen["filtered"])
     assert seen["hash"] == seen["tab"] == "#words=avgpool"
     assert seen["sticky"] and seen["row"]
+    assert seen["led"] == "/errors/qnn.html#datatypes-mismatch"
+
+
+def test_no_page_is_larger_than_500_kb() -> None:
+    sizes = {name: len(text) for name, text in build().items() if name.endswith(".html")}
+    assert {name: size for name, size in sizes.items() if size > 490_000} == {}
 
 
 def test_the_command_writes_it_where_the_user_says_and_over_nothing_else(

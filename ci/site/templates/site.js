@@ -63,6 +63,9 @@
       .sort((a, b) => b.id.startsWith("*") - a.id.startsWith("*") || b.id.length - a.id.length);
     row?.scrollIntoView();
   }
+  // A failure has its row on the page of errors, and its text on another.
+  const text = name && document.getElementById(name)?.closest(".index li")?.querySelector("a");
+  if (text) location.replace(text.href);
 
   for (const pre of document.querySelectorAll("pre:has(.typed)")) {
     const button = document.createElement("button");
@@ -97,13 +100,15 @@
     return index;
   };
 
-  // The whole name counts most, then its beginning, then a word in it, then the text.
+  // The whole name counts most, then its beginning, then a word in it, then the text. Of those without the whole name,
+  // errors and rules come behind pages and operators.
   const rank = (entry, words) => {
     const whole = words.join(" ");
     if (entry.name === whole) return 0;
     if (entry.name.split(" ").includes(whole)) return 1;
-    if (entry.name.startsWith(whole)) return 2;
-    return words.every((word) => entry.name.includes(word)) ? 3 : 4;
+    const behind = /^(error|number|rule)/.test(entry.kind) ? 10 : 0;
+    if (entry.name.startsWith(whole)) return behind + 2;
+    return behind + (words.every((word) => entry.name.includes(word)) ? 3 : 4);
   };
 
   const excerpt = (entry, words) => {
