@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,12 +23,26 @@ from ci.sharing import signed
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.secrets import PUBLIC_KEYS, SIGNING_KEY
 from tests.support.cache_machines import KEY, OURS, Machine, pems
-from tests.support.http_server import FileServer, Reply
+from tests.support.http_server import FileServer, Reply, Request
 from tests.support.wheels import make_wheel
-from tests.support.workflows.api import listing
 from tests.support.workflows.commands import pairs
 
 COMMIT = "abcdef0123456789"
+
+
+class CacheList(FileServer):
+    """GitHub's list of what is saved in a folder, the newest first. Its filters are left to who asks."""
+
+    def __init__(self, caches: Path) -> None:
+        super().__init__(b"")
+        self.caches = caches
+
+    def next_reply(self, request: Request) -> Reply:
+        files = sorted(self.caches.glob("*/*/*"), key=lambda file: file.stat().st_mtime, reverse=True)
+        rows = [{"key": unquote(file.name), "ref": unquote(file.parents[1].name)} for file in files]
+        return Reply(body=json.dumps({"actions_caches": rows}).encode())
+
+
 PULL = "refs/pull/1/merge"
 
 
@@ -120,8 +134,8 @@ class GitHub:
 def github(tmp_path: Path) -> Iterator[GitHub]:
     home = tmp_path / "github"
     home.mkdir()
-    with listing(home / "caches") as api:
-        yield GitHub(home, api)
+    with CacheList(home / "caches") as server:
+        yield GitHub(home, server.url(""))
 
 
 def machine(folder: Path) -> Machine:

@@ -25,10 +25,9 @@ from tests.support.typed import parsed
 from tests.support.workflows.expression import Scope, Value, condition, status_functions
 from tests.support.workflows.files import (
     Action,
+    Job,
     Step,
     Workflow,
-    allowed_in,
-    exceeded,
     read_action,
     read_workflow,
 )
@@ -94,6 +93,24 @@ def jobs() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for path in sorted(GITHUB.glob("workflows/*.yml")):
         for name, job in raw(path)["jobs"].items():
             yield f"{path.name}: {name}", job
+
+
+LEVELS = ("none", "read", "write")
+
+
+def allowed_in(workflow: Workflow, job: Job) -> Mapping[str, str] | None:
+    """The rights of a job's token."""
+    return workflow.permissions if job.permissions is None else job.permissions
+
+
+def exceeded(allowed: Mapping[str, str] | None, called: Workflow) -> list[str]:
+    """What jobs of a called workflow ask for beyond their caller's rights; GitHub refuses them all then."""
+    return [
+        f"{job.id}: {scope}: {level}"
+        for job in called.jobs.values()
+        for scope, level in (allowed_in(called, job) or {}).items()
+        if allowed is not None and LEVELS.index(level) > LEVELS.index(allowed.get(scope, "none"))
+    ]
 
 
 SESSIONS = {*VERBS, "tests"}

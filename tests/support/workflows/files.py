@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-LEVELS = ("none", "read", "write")
-
 Permissions = Mapping[str, Literal["none", "read", "write"]]
 Names = Annotated[
     tuple[str, ...], BeforeValidator(lambda names: (names,) if isinstance(names, str) else names)
@@ -124,18 +122,3 @@ def _read(file: Path) -> dict[str, Any]:
     data: dict[Any, Any] = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     # YAML 1.1 takes `on` for a boolean.
     return {("on" if key is True else key): value for key, value in data.items()}
-
-
-def allowed_in(workflow: Workflow, job: Job) -> Mapping[str, str] | None:
-    """The rights of a job's token."""
-    return workflow.permissions if job.permissions is None else job.permissions
-
-
-def exceeded(allowed: Mapping[str, str] | None, called: Workflow) -> list[str]:
-    """What jobs of a called workflow ask for beyond their caller's rights; GitHub refuses them all then."""
-    return [
-        f"{job.id}: {scope}: {level}"
-        for job in called.jobs.values()
-        for scope, level in (allowed_in(called, job) or {}).items()
-        if allowed is not None and LEVELS.index(level) > LEVELS.index(allowed.get(scope, "none"))
-    ]

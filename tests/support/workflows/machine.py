@@ -14,7 +14,6 @@ from pathlib import Path
 
 from provisioning.base.settings import ROOT
 from tests.support.repositories import IDENTITY
-from tests.support.workflows.api import listing
 from tests.support.workflows.expression import Value
 
 OWNER = "somebody"
@@ -62,14 +61,11 @@ class Machine:
 
 
 @contextmanager
-def machine(
-    folder: Path,
-    root: Path,
-    env: Mapping[str, str] | None = None,
-) -> Iterator[Machine]:
+def machine(folder: Path, root: Path, env: Mapping[str, str] | None = None) -> Iterator[Machine]:
     """What runs workflows of the repository at `root` for a pull request; `env` is set in every job.
 
-    They see the working tree of the repository: changes that are not committed, but no new files.
+    They see the working tree of the repository: changes that are not committed, but no new files. There is no
+    list of caches, so that none is believed.
     """
     ours = snapshot(root, folder / "repository", f"{OWNER}/{root.name}")
     theirs = snapshot(ROOT, folder / "toolkit", TOOLKIT)
@@ -78,23 +74,16 @@ def machine(
         "repository": {"default_branch": BRANCH},
         "pull_request": {"number": 1, "base": {"ref": BRANCH}},
     }
-    with listing(folder / "cache") as api:
-        github = {
-            "actor": OWNER,
-            "api_url": api,
-            "event_name": "pull_request",
-            "ref": "refs/pull/1/merge",
-            "ref_name": "1/merge",
-            "ref_type": "branch",
-            "repository": ours.name,
-            "run_attempt": "1",
-            "run_id": str(next(RUNS)),
-            "server_url": "https://github.com",
-            "sha": ours.sha,
-            "workflow": "qnn",
-        }
-        repositories = {TOOLKIT: theirs, ours.name: ours}
-        yield Machine(folder, repositories, payload, github, environ)
+    github = {
+        "api_url": "http://127.0.0.1:1",
+        "event_name": "pull_request",
+        "ref": "refs/pull/1/merge",
+        "ref_name": "1/merge",
+        "repository": ours.name,
+        "run_id": str(next(RUNS)),
+        "sha": ours.sha,
+    }
+    yield Machine(folder, {TOOLKIT: theirs, ours.name: ours}, payload, github, environ)
     shutil.rmtree(folder, ignore_errors=True)
 
 
