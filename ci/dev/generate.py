@@ -91,6 +91,7 @@ PAGES = {
     "docs/findings.md": "ci.lanes.upstream.findings_page:page",
     "docs/upgrades.md": "ci.upgrades.compat.stage:page",
     "docs/rules.md": "ci.dev.rules_page:page",
+    "docs/options.md": "ci.dev.options_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
     "manifests/lanes.toml": "ci.dev.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",

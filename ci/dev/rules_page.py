@@ -15,8 +15,9 @@ HEAD = """\
 <!-- Generated from manifests/rules.toml, checks.toml and parity_checks.toml: `nox -s generate` renews it. -->
 # Rules
 
-Each finding has a rule. `qnn-ci diagnose RULE` prints what stands here. A name with `*` stands for all rules
-of that form that have no row of their own. In a fix, words in capitals are yours to replace.
+What does the rule of a finding mean, and what do you do? `qnn-ci diagnose RULE` prints the same. A name with
+`*` covers all rules of that form without a row of their own. In a fix, words in capitals are yours to
+replace.
 """
 
 

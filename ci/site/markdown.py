@@ -63,6 +63,8 @@ def groups(text: str, heading: str) -> Mapping[str, Sequence[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     about = ""
     for token in tokens:
+        if token.type == "table_close":
+            break
         if token.type != "inline":
             continue
         children = token.children or []

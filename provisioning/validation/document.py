@@ -11,10 +11,9 @@ _HEAD = """\
 <!-- Generated from manifests/checks.toml: `nox -s generate` renews it. -->
 # What `validate` checks
 
-`qnn-ci validate` applies these rules to an environment: to the store's trees, or to your own SDKs when
-`QNN_SDK_ROOT`, `ANDROID_NDK_ROOT` or `HEXAGON_SDK_ROOT` name them. An error fails it, a warning fails it
-under `--strict`, a note never does. A rule that could not run is a warning with the reason, and never a pass.
-Nothing is remembered between runs.
+What does `qnn-ci validate` check? It applies these rules to the store's trees, or to your own SDKs if
+`QNN_SDK_ROOT`, `ANDROID_NDK_ROOT` or `HEXAGON_SDK_ROOT` name them. Errors fail it, warnings only with
+`--strict`, notes never. A rule that could not run is a warning with the reason, never a pass.
 
     qnn-ci validate --rule hexagon-arch          # only this rule
     qnn-ci validate --ignore absolute-rpath      # accept what it finds

@@ -19,10 +19,9 @@ LANES = {"executorch": "ExecuTorch's lane", "onnx": "ONNX Runtime's lane", "any"
 
 
 NOTHING_ON_DEVICES = """\
-**Nothing was run on a device here.** `on the emulator` means Qualcomm's HTP emulator of the QNN SDK, which
-can be wrong where a chip is right, and right where a chip is wrong. What those who make a product say of a
-fault stands with it, and what the pinned versions have can be seen by
-[a script of each fault](#is-each-fault-still-there).
+**Nothing was run on a device here.** `on the emulator` means Qualcomm's HTP emulator, which can be wrong
+where a chip is right, and right where a chip is wrong. [A script of each fault](#is-each-fault-still-there)
+shows what your versions do.
 """
 
 STILL_THERE = """\
@@ -46,14 +45,12 @@ with what is gone, and is red where one changed or a newer version has it.
 
 def page() -> str:
     lines = [
-        "# What was found",
+        "# Known faults",
         "",
-        "Faults that a gate on the emulator shows and nothing on the CPU does, and faults of pinned builds",
-        "that public threads report: what happens, in which versions, and the one command that shows it.",
-        "It is made from [manifests/known_faults.toml](../manifests/known_faults.toml): add yours there,",
-        "and run `nox -s generate`. `qnn-ci validate` names those of the build that it looks at, `inspect`",
-        "those of the build that compiled a program, and the lanes those of a build whose program missed a",
-        "threshold.",
+        "What do QNN, ExecuTorch and ONNX Runtime's provider get wrong, in which versions, and how do you",
+        "avoid it? Each fault has the command that shows it and a fix. `qnn-ci validate`, `inspect` and the",
+        "stages name those that concern your build. Generated from",
+        "[known_faults.toml](../manifests/known_faults.toml): add yours there and run `nox -s generate`.",
         "",
         *NOTHING_ON_DEVICES.splitlines(),
         "",
@@ -63,7 +60,7 @@ def page() -> str:
             lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
     figure = str(load_accepted(FIGURES).of("bias-used-twice").get("figure", ""))
     lines += [*_upstream(), *_suites(), *STILL_THERE.replace(FIGURE, figure).splitlines()]
-    head, rest = "\n".join(lines[:9]), "\n".join(lines[9:])
+    head, rest = "\n".join(lines[:7]), "\n".join(lines[7:])
     return f"{head}\n{as_installed(rest)}".rstrip("\n") + "\n"
 
 
