@@ -54,6 +54,11 @@ VERBS = {
         "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001",
         foreign_code=False,
     ),
+    "example": Verb(
+        "ci.model_commands.example",
+        "write a small model and its suite, to try the other commands on",
+        foreign_code=False,
+    ),
     "compile": Verb(
         "ci.model_commands.compile", "compile one model, run it on the HTP emulator and compare", "executorch"
     ),
@@ -155,6 +160,11 @@ VERBS = {
     "lint": Verb("ci.dev.lint", "check style, types, generated files and the tree's hygiene", "lint"),
     "generate": Verb("ci.dev.generate", "regenerate the committed schemas and catalogues", "lint"),
     "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them", foreign_code=False),
+    "release": Verb(
+        "ci.github.release",
+        "make a release's files in dist/release; --check says what still keeps it from being one",
+        foreign_code=False,
+    ),
     "cache": Verb(
         "ci.sharing.verb", "upload what runs packed for the cache that machines share", foreign_code=False
     ),

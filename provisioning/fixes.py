@@ -99,8 +99,18 @@ def words_at(rule: str, code: str, source: str) -> str:
     return next((_written(fix, code, source) for fix in load_fixes() if fix.rule == rule), "")
 
 
+def edit_at(rule: str, code: str, source: str) -> Edit | None:
+    """What to change in a line of the model, where that is known."""
+    return next((_edit(fix, code, source) for fix in load_fixes() if fix.rule == rule), None)
+
+
 def _written(fix: Fix, code: str, source: str) -> str:
+    edit = _edit(fix, code, source)
+    return f"{edit}: {fix.words}" if edit else fix.words
+
+
+def _edit(fix: Fix, code: str, source: str) -> Edit | None:
     file, _, line = source.rpartition(":")
     if file and fix.find and (old := re.search(fix.find, code)):
-        return f"{Edit(file, int(line), old[0], old.expand(fix.write))}: {fix.words}"
-    return fix.words
+        return Edit(file, int(line), old[0], old.expand(fix.write))
+    return None

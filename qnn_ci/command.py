@@ -23,7 +23,7 @@ from ci.__main__ import VERBS as CI  # noqa: E402
 from ci.pipeline import flags  # noqa: E402
 from ci.pipeline.compile_flags import LANES, check_model, lane_of  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
-from provisioning.base import answer, command_line, toml  # noqa: E402
+from provisioning.base import answer, command_line  # noqa: E402
 from provisioning.base.command_line import Verb  # noqa: E402
 from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
 from provisioning.base.secrets import handed_on, hide  # noqa: E402
@@ -32,11 +32,11 @@ from provisioning.base.settings import CLONE, profile_names  # noqa: E402
 from provisioning.base.units import aligned  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
-SESSIONS_ALONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "site")
+SESSIONS_ALONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "release", "site")
 """They work on our own sources, git history or Dockerfile: sessions of a clone, and no verbs of `qnn-ci`."""
 
 MAP = {
-    "one model": ("compile", "audit", "run", "divergence", "tune", "repair", "forecast"),
+    "one model": ("example", "compile", "audit", "run", "divergence", "tune", "repair", "forecast"),
     "a gate": ("gate", "report", "compare", "diagnose"),
     "devices and builds": ("build_android", "bundle"),
     "environment": ("provision", "validate"),
@@ -58,6 +58,8 @@ ONE_MODEL = (
 )
 """They take a model of any lane, and run in that lane's environment."""
 
+BARE = ("example",)
+"""They need no package: this Python runs them."""
 
 PROGRAMS = ("run", "dump", "forecast")
 """Of these, the verbs that take a program that is compiled already, or choose the lane's form of a model."""
@@ -109,14 +111,6 @@ def _map(verbs: Mapping[str, Verb]) -> str:
     return "\n".join([*lines, more, ""])
 
 
-def _version() -> str:
-    if CLONE:
-        return str(toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
-    from importlib.metadata import version
-
-    return version("qnn-ci")
-
-
 def _complete(verbs: Mapping[str, Verb]) -> None:
     """Answer a shell in which `eval "$(qnn-ci completion bash)"` was typed, and end."""
     import argcomplete
@@ -137,7 +131,9 @@ def main() -> int:
     if "_ARGCOMPLETE" in os.environ:
         _complete(verbs)
     if argv in (["version"], ["--version"]):
-        sys.stdout.write(f"qnn-ci {_version()}\n")
+        from provisioning.base.project import project
+
+        sys.stdout.write(f"qnn-ci {project().version}\n")
         return 0
     if argv[:1] == ["completion"] and argv[1:] in (["bash"], ["zsh"], ["fish"]):
         import argcomplete
@@ -151,7 +147,7 @@ def main() -> int:
         argv = ["--help"] if argv[1] == "all" else [argv[1], "--help"]
     # Help needs none of the packages; on a new machine they are minutes away.
     helps = argv[-1:] in (["-h"], ["--help"]) and (len(argv) <= 2 or argv[0] != "shell")
-    if helps or argv[0] not in verbs:
+    if helps or argv[0] not in verbs or argv[0] in BARE:
         return command_line.main("qnn-ci", "Run PyTorch and ONNX models on Qualcomm's NPUs.", verbs, argv)
     # The verb itself writes its answer: what is written here is why it did not start.
     words, place = answer.taken(argv[1:])

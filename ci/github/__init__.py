@@ -26,7 +26,6 @@ PARTS = {
     "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
     "changes": "write what became worse in a pull request, from the jobs' reports, for `comment`",
     "comment": "write it into the one comment of the pull request, after the run that uploaded it",
-    "release": "make the source archive, its bill of materials and checksums in dist/release",
     "digests": "set a job's output to the digests of its reports, for what is attested of them",
     "statement": "write the verdicts of programs for GitHub to attest, from the jobs' reports",
     "images": "push a release's images, or record their digests in the manifests",

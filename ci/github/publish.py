@@ -52,7 +52,7 @@ def checked_files(folder: Path) -> list[Path]:
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"{folder / SUMS}: {error.strerror}", fix="nox -s github -- release") from error
+        raise UsageError(f"{folder / SUMS}: {error.strerror}", fix="nox -s release") from error
     named = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     there = {path.name: path for path in folder.iterdir() if path.name != SUMS}
     differing = [

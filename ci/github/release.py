@@ -1,10 +1,12 @@
-"""Make a release's files: source archive, bill of materials, checksums. The bytes are the same everywhere."""
+"""`release`: source archive, bill of materials, checksums. The bytes are the same everywhere."""
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import gzip
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +19,7 @@ from ci.github.files import set_outputs
 from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
+from provisioning.base.project import PLACEHOLDER, project
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.lock_files import parse
 
@@ -27,13 +30,48 @@ FOR_DEVELOPERS = ("lint", "tests")
 """Environments that no user's session runs in."""
 
 
-def run(environ: Mapping[str, str], root: Path = ROOT) -> int:
+EXAMPLES = """\
+  nox -s release
+  nox -s release -- --check
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--check", action="store_true", help="write nothing; say what a release still lacks")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.check:
+        require_releasable(ROOT)
+    else:
+        make(os.environ)
+    return 0
+
+
+def require_releasable(root: Path) -> None:
+    """Known before anything is attested."""
+    repository = project(root).repository
+    if not repository or PLACEHOLDER in repository:
+        raise CheckFailed(
+            f"pyproject.toml has no address of this repository, found {repository or 'none'}",
+            fix="set Repository below [project.urls], then the same in the pages that --check names",
+        )
+    pages = _git(root, "ls-files", "*.md").splitlines()
+    if left := [page for page in pages if PLACEHOLDER in (root / page).read_text(encoding="utf-8")]:
+        raise CheckFailed(
+            f"{PLACEHOLDER} is no address, and still printed by {', '.join(left)}",
+            fix=f"write {project(root).name} in its place",
+        )
+    notes(root, project(root).version)
+
+
+def make(environ: Mapping[str, str], root: Path = ROOT) -> None:
     """Write to dist/release, with the site's files in the folder QNN_CI_PAGES, if there is one. If a tag was
     pushed, it must be the version of pyproject.toml."""
-    version = project_version(root)
+    version = project(root).version
     if environ.get("GITHUB_REF_TYPE") == "tag":
         tagged_version(environ, root)
-        notes(root, version)  # so that their absence is known before anything is attested
+        require_releasable(root)
     into = root / "dist" / "release"
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
@@ -50,18 +88,11 @@ def run(environ: Mapping[str, str], root: Path = ROOT) -> int:
     (into / SUMS).write_text(sums, encoding="utf-8")
     sys.stdout.write(sums)
     set_outputs({"archive": archive.name, "sbom": bill.name}, environ)
-    return 0
-
-
-def project_version(root: Path) -> str:
-    match = re.search(r'^version = "([^"]+)"$', (root / "pyproject.toml").read_text(encoding="utf-8"), re.M)
-    assert match is not None
-    return match[1]
 
 
 def tagged_version(environ: Mapping[str, str], root: Path) -> str:
     """The version of pyproject.toml, which the tag that was pushed must name."""
-    version, tag = project_version(root), environ.get("GITHUB_REF_NAME", "")
+    version, tag = project(root).version, environ.get("GITHUB_REF_NAME", "")
     if environ.get("GITHUB_REF_TYPE") != "tag" or tag.removeprefix("v") != version:
         raise UsageError(f"{tag or 'no tag'}: expected the tag v{version}", fix=f"push the tag v{version}")
     return version

@@ -15,11 +15,11 @@ from typing import BinaryIO
 from ci.diagnose.explain import Diagnosis
 from ci.diagnose.log_text import DECORATION, tells_of_trouble
 from ci.inspect.messages import trees, wheels
-from provisioning.base.documents import read
 from provisioning.base.findings import Report
 from provisioning.base.foreign import in_line, visible
+from provisioning.base.project import project
 from provisioning.base.rendering.text import LOG, errors_of
-from provisioning.base.settings import ROOT, store_path
+from provisioning.base.settings import store_path
 from provisioning.build_id import build_ids
 from provisioning.download import redact_text
 from provisioning.environment import HOST_LIBRARIES
@@ -86,7 +86,7 @@ def markdown(
     chips = {*named["chip"], *(match.decode() for match in CHIP.findall(findings.encode()))}
     chosen = os.environ.get("QNN_CI_SOC", "")
     rows = [
-        ("qnn-ci", _own_version()),
+        ("qnn-ci", project().version),
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
         ("packages here", ", ".join(_packages()) or "none of QNN's"),
         *([("command", report.command)] if report else []),
@@ -111,15 +111,6 @@ def markdown(
 
 def _cell(text: str) -> str:
     return in_line(text).replace("|", "\\|")
-
-
-def _own_version() -> str:
-    project = ROOT / "pyproject.toml"
-    if project.is_file():
-        return str(read(project)["project"]["version"])
-    # Of the Python that this command was installed into, in which it does not run.
-    installed = metadata.distributions(name="qnn-ci", path=[str(ROOT.parent)])
-    return next((own.version for own in installed), "unknown")
 
 
 def _findings(report: Report) -> str:

@@ -22,6 +22,7 @@ from provisioning.base import toml
 from provisioning.base.accepted import accept
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
+from provisioning.base.project import project
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 
@@ -32,7 +33,7 @@ permissions: {{}}
 jobs:
   qnn:
     permissions: {{contents: read}}
-    uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT # VERSION
+    uses: {repository}/.github/workflows/gate.yml@COMMIT # VERSION
     with:
       suite: {suite}
 """
@@ -194,4 +195,5 @@ def _text(suite: Path) -> str:
 
 def workflow_for(suite: Path, repository: Path) -> str:
     inside = suite.is_relative_to(repository)
-    return WORKFLOW.format(suite=suite.relative_to(repository) if inside else suite.name)
+    named = suite.relative_to(repository) if inside else suite.name
+    return WORKFLOW.format(repository=project().name, suite=named)

@@ -22,6 +22,7 @@ from ci.pipeline.rewriting import RewriteChoice, RewrittenPlace
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.fixes import edit_at
 
 MOST, SECONDS = 3, 120.0
 """Candidates, and for how long another one is begun."""
@@ -120,7 +121,10 @@ def _rewrites(
             again = of_rewritten(one, lane.rewritten(one, RewriteChoice(rules)))
             return measured(again) if again else None
 
-        yield Candidate(session("repair", *one.model.words(soc), *only, "-o", "repaired"), outcome)
+        edits = [edit_at(change.rules[0], change.code, change.source) for change in made]
+        words = [*map(str, dict.fromkeys(edits))] if all(edits) else []
+        words.append(session("repair", *one.model.words(soc), *only, "-o", "repaired"))
+        yield Candidate(", or ".join(words), outcome)
 
 
 def _is_at(change: RewrittenPlace, cause: Cause) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ci.github.release import NAME, project_version
+from ci.github.release import NAME
 from ci.operators.table import MEANINGS, OperatorTable, shipped
 from ci.pipeline.phones import load_forecasts
 from ci.site import errors, operators, phones, repairs, trained
@@ -22,6 +22,7 @@ from ci.site.markdown import Document, Link, groups, inline, rendered
 from provisioning.base.commands import as_installed, captured
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replace_bytes
+from provisioning.base.project import project
 from provisioning.base.rendering.pages import fill
 from provisioning.base.settings import DEFAULT_SOC, ROOT
 from provisioning.base.site import ERRORS
@@ -139,7 +140,7 @@ def common() -> dict[str, Any]:
     day = dt.datetime.fromtimestamp(int(seconds), dt.timezone.utc).date() if seconds else ""
     return {
         "name": NAME,
-        "version": project_version(ROOT),
+        "version": project(ROOT).version,
         "commit": commit,
         "day": str(day),
         "places": {

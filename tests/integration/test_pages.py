@@ -18,7 +18,7 @@ pytestmark = pytest.mark.heavy
 
 COMPILE = "docs/onnx.md: qnn-ci "
 RUN = f"{COMPILE}onnx run "
-README = "README.md: qnn-ci compile net.py:model --soc SM8750 --precision 8a8w -o out"
+README = "README.md: qnn-ci compile net.py:scores --soc SM8750 --precision fp16 -o out"
 CONFIG = "docs/environments.md: qnn-ci "
 SHOWN = {README, f"{CONFIG}provision --offline", f"{CONFIG}store verify qnn-sdk"}
 HELD = SHOWN | {
@@ -72,7 +72,7 @@ def test_the_pages_of_onnx_models_show_what_is_printed(folder: Path) -> None:
     "name", [pytest.param(name, marks=pytest.mark.whole if name == README else ()) for name in sorted(SHOWN)]
 )
 def test_the_first_pages_show_what_is_printed(name: str, tmp_path: Path) -> None:
-    for file in (ROOT / "docs" / "example").iterdir():
+    for file in (ROOT / "manifests" / "example").iterdir():
         shutil.copy(file, tmp_path)
     # The reader of docs/environments.md has provisioned before.
     assert typed("provision", package="provisioning").returncode == 0

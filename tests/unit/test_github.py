@@ -502,7 +502,8 @@ def test_a_verdict_on_nothing_is_an_error() -> None:
 
 
 RELEASED = {
-    "pyproject.toml": 'name = "x"\nversion = "1.2"\n',
+    "pyproject.toml": '[project]\nname = "x"\nversion = "1.2"\n'
+    '[project.urls]\nRepository = "https://github.com/a/b"\n',
     "CHANGELOG.md": "## 1.2.1\n\n- Not yet.\n\n## 1.2 (2026-01-02)\n\n- Faster.\n\n## 1.1\n\n- Old.\n",
 }
 
@@ -519,7 +520,7 @@ def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksum
         page = root / "dist" / "site" / "docs" / "a.html"
         page.parent.mkdir(parents=True)
         page.write_text("<p>")
-        assert release.run({**about, "QNN_CI_PAGES": "dist/site"}, root) == 0
+        release.make({**about, "QNN_CI_PAGES": "dist/site"}, root)
         releases.append({path.name: path.read_bytes() for path in (root / "dist" / "release").iterdir()})
     assert releases[0] == releases[1]
     sums = releases[0].pop("SHA256SUMS").decode().splitlines()
@@ -537,7 +538,16 @@ def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksum
 
 def test_a_tag_that_is_not_the_version_is_refused() -> None:
     with pytest.raises(UsageError, match=r"v9\.9"):
-        release.run({"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v9.9"})
+        release.make({"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v9.9"})
+
+
+@pytest.mark.parametrize(("file", "kept"), [("pyproject.toml", "a/b"), ("docs/page.md", "the example")])
+def test_a_release_names_the_address_of_its_owner(file: str, kept: str, tmp_path: Path) -> None:
+    files = {**RELEASED, "docs/page.md": "uses: the example\n"}
+    release.require_releasable(repository(tmp_path / "owned", files))
+    left = {**files, file: files[file].replace(kept, "OWNER/qnn-ci")}
+    with pytest.raises(CheckFailed):
+        release.require_releasable(repository(tmp_path / "left", left))
 
 
 @dataclass
@@ -569,7 +579,7 @@ echo "$@" >> {tmp_path}/calls
 [ "$2" != "$GH_FAILS" ]"""
     program = script(tmp_path / "bin" / "gh", text)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    release.run({}, root)
+    release.make({}, root)
     return GitHubCli(root, tmp_path / "calls")
 
 

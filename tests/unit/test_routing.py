@@ -149,3 +149,19 @@ def test_the_command_alone_is_a_map_of_few_verbs_and_completes_words() -> None:
     asked = "qnn-ci compile net.py:make --prec"
     completed = type_words(COMP_LINE=asked, COMP_POINT=str(len(asked)), _ARGCOMPLETE="1", COMP_TYPE="9")
     assert re.split(r"\W*[\v\n ]\W*", completed.stdout.strip()) == ["--precision", "precision-file"]
+
+
+def test_the_example_is_written_once_and_needs_no_environment(tmp_path: Path) -> None:
+    home, environments = tmp_path / "home", tmp_path / "environments"
+    home.mkdir()
+
+    def code() -> int:
+        command = [sys.executable, str(ROOT / "qnn_ci" / "command.py"), "example"]
+        environ = {**os.environ, "QNN_CI_ENVIRONMENTS": str(environments)}
+        return subprocess.run(command, cwd=home, env=environ, capture_output=True, check=False).returncode
+
+    assert code() == 0 and {path.name for path in home.iterdir()} == {"net.py", "models.toml"}
+    (home / "net.py").unlink()
+    (home / "models.toml").write_text("mine")
+    assert code() == 2 and [path.read_text() for path in home.iterdir()] == ["mine"]
+    assert not environments.exists()
