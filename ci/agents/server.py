@@ -92,5 +92,5 @@ async def _answered(tool: Tool, words: list[str]) -> dict[str, Any]:
 
 
 def _refused(outcome: str, rule: str, subject: str, message: str, fix: str) -> dict[str, Any]:
-    finding = AnsweredFinding(rule, "error", visible(subject), visible(message), visible(fix), "", None)
+    finding = AnsweredFinding(rule, "error", visible(subject), visible(message), visible(fix), "", None, None)
     return {"outcome": outcome, "findings": [asdict(finding)], "next": "", "output": []}

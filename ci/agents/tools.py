@@ -203,6 +203,7 @@ BY_NAME = {tool.name: tool for tool in TOOLS}
 READING = (
     ("outcome", "pass, fail (what was checked is bad), usage, lacking, upstream, internal, interrupted"),
     ("findings", "rule, severity, subject, message, fix; errors come first, notes ask for nothing"),
+    ("findings[].place", "file, line and column in the user's repository, where they are known"),
     ("findings[].edit", "a change of one line: in `file` at `line`, write `new` for `old`"),
     ("findings[].fix", "what to type or write next, in words, where there is no `edit`"),
     ("offers", "of a red model: the command that repairs, tunes, explains, reduces or silences it"),

@@ -44,14 +44,18 @@ def log_of(stage: str, reports: Path) -> Path:
     return path
 
 
-def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
-    """Run a process to its end and return its exit code. On an interruption, end it and give it time to clean
-    up."""
+def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path, *, shown: bool = True) -> int:
+    """Run a process to its end and return its exit code; what it prints is in the log, and shown on demand.
+    On an interruption, end it and give it time to clean up."""
+    import os
     import subprocess
 
     from ci.engine.stage_output import shown_and_logged
 
-    with shown_and_logged(log) as output:
+    with (
+        Path(os.devnull).open("wb") as nowhere,
+        shown_and_logged(log, (1, 2) if shown else (nowhere.fileno(),) * 2) as output,
+    ):
         process = subprocess.Popen(
             argv,
             env={**handed_on(environ), **output.environ},

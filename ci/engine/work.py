@@ -23,6 +23,7 @@ from ci.engine.watch import Touched
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSlot
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
+from provisioning.base.rendering.text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +251,15 @@ def _announce(
 ) -> None:
     origins = Counter(result.origin for result in cached.values() if result.origin != "store")
     more = "".join(f" ({count} from {origin})" for origin, count in origins.items())
-    sys.stderr.write(f"{how.title}: {len(cached)} cached{more}, {len(reasons)} to do\n")
+    line = f"{how.title}: {len(cached)} cached{more}, {len(reasons)} to do"
     if how.explain:
         lines = [f"{name}: {why}" for name, why in reasons.items()]
     else:
-        lines = [f"{count} because {why}" for why, count in Counter(reasons.values()).items()]
+        first, *others = Counter(reasons.values()).most_common() or [("", 0)]
+        line += f": {first[0]}" * bool(first[0])
+        line += f", and {plural(len(others), 'other reason')} (--why)" * bool(others)
+        lines = []
+    sys.stderr.write(f"{line}\n")
     if how.show_cached:
         lines += [
             f"cached    {name}: {assessment.line(name, result).note}" for name, result in cached.items()

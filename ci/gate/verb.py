@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,14 @@ from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
-from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
+from provisioning.base.rendering.terminal import (
+    conclusion,
+    overview,
+    stage_line,
+    terminal_width,
+    wants_colour,
+    write,
+)
 from provisioning.base.rendering.text import LOG, summary_of, verdict, worst
 from provisioning.base.rendering.workflow_commands import command, github_annotations
 from provisioning.base.selection import add_selection, selection_of
@@ -89,6 +96,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--keep-programs", action="store_true", help="copy the programs that passed to the reports"
     )
     add_recheck(group)
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show what each stage prints, and its artifacts"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
             # One that cannot be made ends the gate before its first stage.
             interpreter_of(stage)
     suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
-    return run_gate(stages, chosen, selection_of(args), flags, suites, tags, recheck_flags(args))
+    whole = args.verbose or _on_github(os.environ)
+    return run_gate(stages, chosen, selection_of(args), flags, suites, tags, recheck_flags(args), whole=whole)
 
 
 def with_lanes(
@@ -162,8 +173,11 @@ def run_gate(
     suites: Sequence[str] = (),
     tags: Sequence[str] = (),
     recheck: Sequence[str] = (),
+    *,
+    whole: bool = False,
 ) -> int:
-    """`flags`, `suites`, `tags` and `recheck` are as typed: the stages read them, and have their suites."""
+    """`flags`, `suites`, `tags` and `recheck` are as typed: the stages read them, and have their suites.
+    With `whole`, what the stages print is shown too: otherwise it is in their logs."""
     os.environ.setdefault(RUN, os.urandom(16).hex())
     gate = StageRun(
         GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags, *recheck)
@@ -173,15 +187,20 @@ def run_gate(
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.lane else stage
         for stage in stages
     ]
-    results = run_stages(stages, chosen, flags, selection)
+    results = run_stages(stages, chosen, flags, selection, whole=whole)
     reports = [result.report for result in results]
     summarised(gate, results).write(selection.reports)
-    conclude(reports, selection.reports, os.environ)
+    conclude(reports, selection.reports, os.environ, whole=whole)
     return exit_code(results)
 
 
 def run_stages(
-    stages: Sequence[GateStage], chosen: Sequence[str], flags: Sequence[str], selection: Selection
+    stages: Sequence[GateStage],
+    chosen: Sequence[str],
+    flags: Sequence[str],
+    selection: Selection,
+    *,
+    whole: bool,
 ) -> list[StageResult]:
     """Run the chosen stages in order. Afterwards reports/ has one report of each, and none of an
     earlier run."""
@@ -200,7 +219,10 @@ def run_stages(
         elif failed:
             result = StageResult(did_not_run(stage.name, f"needs {' and '.join(failed)}, which did not pass"))
         else:
-            result = run_stage(stage, flags, selection)
+            result = run_stage(stage, flags, selection, whole=whole)
+        if not whole and stage.name in chosen:
+            names = max(len(stage.name) for stage in stages)
+            write(stage_line(result.report, names, colour=wants_colour(sys.stdout)), sys.stdout)
         replace(result.report, run=os.environ.get(RUN, "")).write(selection.reports)
         results[stage.name] = result
     return list(results.values())
@@ -215,21 +237,22 @@ def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Se
     return gate.finish(Outcome.ERROR)
 
 
-def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection) -> StageResult:
+def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, whole: bool) -> StageResult:
     started = time.monotonic()
     flags = [*flags, *stage.flags]
     log = log_of(stage.name, selection.reports)
     kills = memory_kills()
-    with folded(stage.name, session(stage.name, *flags), os.environ):
+    with folded(stage.name, session(stage.name, *flags), os.environ) if whole else nullcontext():
         # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
         argv = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program, stage.name, *flags]
-        code = supervise(argv, os.environ, log)
+        code = supervise(argv, os.environ, log, shown=whole)
     duration = round(time.monotonic() - started, 3)
     result = judge(stage, code, selection, duration, session(stage.name, *flags), memory_kills() - kills)
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
     result = replace(result, report=report)
-    where = "" if result.lets_others_run else f", its log is {log}"
-    _print(f"{stage.name}: {verdict(report)} in {seconds(duration)}{where}")
+    if whole:
+        where = "" if result.lets_others_run else f", its log is {log}"
+        _print(f"{stage.name}: {verdict(report)} in {seconds(duration)}{where}")
     return result
 
 
@@ -277,13 +300,18 @@ def summarised(gate: StageRun, results: Sequence[StageResult]) -> Report:
     return gate.finish(worst(result.report for result in results))
 
 
-def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> None:
-    """Print the table and write the renderings; on GitHub also the annotations and the job's summary."""
+def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, str], *, whole: bool) -> None:
+    """Print what was found and write the renderings; on GitHub also the annotations and the job's summary."""
     from ci.report.publish import publish
 
     _print("")
     colour, width = wants_colour(sys.stdout, environ), terminal_width(environ)
-    write(overview(reports, colour=colour, width=width, errors=ERRORS_SHOWN), sys.stdout)
+    if whole:
+        text = overview(reports, colour=colour, width=width, errors=ERRORS_SHOWN)
+    else:
+        more = f"{session('report')} shows them"
+        text = conclusion(reports, more, colour=colour, width=width, errors=ERRORS_SHOWN)
+    write(text, sys.stdout)
     if _on_github(environ):
         for report in reports:
             write(github_annotations(report), sys.stdout)

@@ -232,7 +232,8 @@ def _chip(name: str) -> str:
 
 
 def _known_faults(contents: Inside) -> list[Fault]:
-    """Known faults of the QNN builds that compiled what is inside, for its lane."""
+    """Known faults of the QNN builds that compiled what is inside, for its lane and chips. A compiled program
+    names no operators, so those of single operators are left out."""
     from provisioning.known_faults import faults_of_build
 
     lane: Lane = "any"
@@ -244,7 +245,11 @@ def _known_faults(contents: Inside) -> list[Fault]:
         lane = "executorch"
         contexts = [delegate.context for delegate in contents.delegates if delegate.context]
     builds = {build for context in contexts for build in context.build_ids}
-    return list(dict.fromkeys(fault for build in sorted(builds) for fault in faults_of_build(build, lane)))
+    arches = {arch for context in contexts for arch in context.arches}
+    found = dict.fromkeys(fault for build in sorted(builds) for fault in faults_of_build(build, lane))
+    return [
+        fault for fault in found if not fault.operators and (not fault.arches or arches & {*fault.arches})
+    ]
 
 
 def _context(context: ContextStrings, indent: str) -> Iterator[str]:

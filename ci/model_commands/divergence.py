@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.options import Compiling
     from ci.pipeline.proofs import proofs_of
     from provisioning.base.commands import session
-    from provisioning.base.findings import Finding, Severity
+    from provisioning.base.findings import Finding, Place, Severity
+    from provisioning.base.places import located
 
     model = model_or_suite_of(args)
     require_one_chip(model.selection)
@@ -97,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"next: {fix}")
         if differs:
             message = "; ".join(lines[:2])
-            answer.add_findings([Finding("divergence-operator", Severity.ERROR, name, message, fix)])
+            place = Place.read((result["first"] or {}).get("source", ""))
+            found = Finding("divergence-operator", Severity.ERROR, name, message, fix, place)
+            answer.add_findings([located(found)])
             report.fail(message, fix, rule="model-accuracy")
         return int(differs)
 

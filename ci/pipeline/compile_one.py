@@ -29,6 +29,9 @@ from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.findings import Place
+from provisioning.base.places import located
+from provisioning.base.rendering.terminal import readable
 from provisioning.base.settings import DEFAULT_SOC, Selection
 from provisioning.base.units import aligned
 from provisioning.environment import without_android
@@ -39,7 +42,8 @@ def _say_without_android(selection: Selection, said: set[str] | None) -> None:
     """Before an hour of work for a phone that would refuse the program."""
     lacking = None if soc_named(selection.soc).windows else without_android(selection, os.environ)
     if lacking and lacking.message not in (said or ()):
-        sys.stderr.write(f"note: {lacking.message}\n  try: {lacking.fix}\n")
+        text = f"note: QNN's runtime for Android of this build is not at hand; {lacking.fix}\n"
+        sys.stderr.write(readable(text, sys.stderr))
         if said is not None:
             said.add(lacking.message)
 
@@ -103,7 +107,10 @@ def _explained(taken: LaneModel[P, L], programs: Sequence[P], products: Sequence
             else:
                 # A part of an output, or whole numbers: what the model returns is its author's to change.
                 fixes += [first.fix]
-            first = replace(first, message="; ".join(words), fix="; or ".join(fixes))
+            place = Place.read(cause.place.get("source", "")) if cause else None
+            first = replace(
+                first, message="; ".join(words), fix="; or ".join(fixes), place=place or first.place
+            )
             found[-1] = replace(product, outcome=replace(outcome, wrong=[first, *others]))
         elif cause:
             sys.stdout.write(f"{cause.in_words()}\n")
@@ -174,7 +181,7 @@ def quantize_model(
 
 def _shown(products: Sequence[Product], report: ModelReport) -> int:
     """The exit code, after what is wrong."""
-    wrong = [finding for product in products for finding in product.outcome.wrong]
+    wrong = [located(finding) for product in products for finding in product.outcome.wrong]
     answer.add_findings(wrong)
     for finding in wrong:
         error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
@@ -214,13 +221,15 @@ def _write(
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
         new = [warning for warning in product.warnings if warning not in said]
-        sys.stderr.writelines(f"warning: {warning}\n" for warning in new)
+        sys.stderr.write(readable("".join(f"warning: {warning}\n" for warning in new), sys.stderr))
         said.update(new)
         for path in written:
             if path.name in product.files:
                 sys.stdout.write(f"{path.stat().st_size:>12,}  {output / path.name}\n")
-        sys.stdout.writelines(f"{word}\n" for word in product.words)
-        answer.add_findings(product.findings)
+        mark = f"{'✗' if product.outcome.wrong else '✓'} " * bool(product.outcome.figures)
+        lines = "".join(f"{word}\n" for word in product.words)
+        sys.stdout.write(readable(f"{mark}{lines}", sys.__stdout__ or sys.stdout))
+        answer.add_findings(map(located, product.findings))
     folder = Parser.user_folder() / output
     answer.add(programs=[_answered(folder, product) for product in products])
 

@@ -29,7 +29,7 @@ from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.models.inputs import InputsUsed
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
-from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
 
@@ -172,6 +172,8 @@ class Causes:
     """The operators whose indices are outputs."""
     known: Sequence[str] = ()
     """Faults of the build that its operators can have."""
+    place: Place | None = None
+    """Of the first that has a line of the model."""
 
     def suspected(self, misses: Sequence[Missed], figures: Mapping[str, float]) -> Sequence[str]:
         """What was not proved on this program: known faults of the chip, which the quantized model on the CPU
@@ -272,7 +274,7 @@ def accuracy_of_one_model(
         severity = Severity.WARNING
     elif judged.provisional(figures):
         severity, message, fix = Severity.WARNING, PROVISIONAL + message, REAL_SAMPLES
-    return [Finding("compile-accuracy", severity, subject, message, fix)]
+    return [Finding("compile-accuracy", severity, subject, message, fix, causes.place)]
 
 
 def verdict_of_one_model(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout, suppress
@@ -62,9 +61,10 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
     selection = model.selection
     name = " ".join(filter(None, [model.typed, *about]))
     report = ModelReport(name, StageRun.as_typed(verb, selection.profile, DEFAULT_TARGET))
-    printed = io.StringIO()
+    tee = answer.Tee(sys.stdout)
+    printed = tee.kept
     try:
-        with redirect_stdout(printed):
+        with redirect_stdout(tee):
             code = work(report)
     except UsageError:
         raise
@@ -72,8 +72,6 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
         report.fail(error.message, error.fix, DIES if error.exit_code == CheckFailed.exit_code else "")
         _write(report, printed.getvalue(), model)
         raise
-    finally:
-        sys.stdout.write(printed.getvalue())
     if code and not any(finding.severity is Severity.ERROR for finding in report.stage.findings):
         report.fail(f"{verb} ended with exit code {code}")
     _write(report, printed.getvalue(), model)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from provisioning.base.commands import as_installed
 from provisioning.base.errors import ToolkitError, UnknownName, UsageError
+from provisioning.base.findings import Place
 from provisioning.base.foreign import visible
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class AnsweredFinding:
     """What to type or write next, in words."""
     next: str
     """The command to type next: the fix's, or this one as the fix changes it. Empty where there is none."""
+    place: Place | None
+    """In the user's repository."""
     edit: Edit | None
     """The change of a file that the fix names; `next` is then to be typed after it."""
 
@@ -224,7 +227,7 @@ def _printed(*, live: bool) -> Iterator[Callable[[], str]]:
     children print is kept too."""
     sys.stdout.flush()
     if live:
-        tee = _Tee(sys.stdout)
+        tee = Tee(sys.stdout)
         with redirect_stdout(tee):
             yield tee.kept.getvalue
         return
@@ -248,7 +251,7 @@ def _printed(*, live: bool) -> Iterator[Callable[[], str]]:
             os.close(before)
 
 
-class _Tee:
+class Tee:
     """Standard output that also keeps what is written."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -301,6 +304,7 @@ def _as_answered(said: _Open, finding: Finding) -> AnsweredFinding:
         finding.message,
         finding.fix,
         _next(said, finding),
+        finding.place,
         Edit(edit["file"], int(edit["line"]), edit["old"], edit["new"]) if edit else None,
     )
 

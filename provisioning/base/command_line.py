@@ -312,9 +312,15 @@ def _drop_output() -> None:
 
 def show_error(error: ToolkitError) -> None:
     answer.add_error(error)
-    sys.stderr.write(visible(as_here(f"error: {error.message}\n")))
-    if error.fix:
-        sys.stderr.write(visible(as_here(f"  try: {error.fix}\n")))
+    # Late: a command that goes well shows none.
+    from provisioning.base.rendering.terminal import readable
+
+    text = f"error: {error.message}\n" + f"  try: {error.fix}\n" * bool(error.fix)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    sys.stderr.write(readable(visible(as_here(text)), sys.stderr))
 
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,32 @@ class Outcome(str, enum.Enum):
     ERROR = "error"
 
 
+_PLACE = re.compile(
+    r"(?P<file>(?:[^\s:]*/)?(?:[^\s:/]*\.[A-Za-z_]\w*|BUCK|TARGETS|Dockerfile))"
+    r":(?P<line>[1-9][0-9]{0,6})(?::(?P<column>[1-9][0-9]{0,6}))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """In the user's repository, which `file` is relative to."""
+
+    file: str
+    line: int = 1
+    column: int = 0
+    """0 where only the line is known."""
+
+    @classmethod
+    def read(cls, text: str) -> Place | None:
+        """FILE:LINE or FILE:LINE:COLUMN."""
+        found = _PLACE.fullmatch(text)
+        return cls(found["file"], int(found["line"]), int(found["column"] or 0)) if found else None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + f":{self.column}" * bool(self.column)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     rule: str
@@ -43,10 +70,16 @@ class Finding:
     subject: str
     message: str
     fix: str
+    place: Place | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", as_here(self.message))
         object.__setattr__(self, "fix", as_here(self.fix))
+
+    @property
+    def beside(self) -> str:
+        """Its place, where the subject does not say it already."""
+        return str(self.place) if self.place and str(self.place) != self.subject else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +139,14 @@ class Report:
                 raise ValueError(f"expected schema {SCHEMA}, found {schema!r}")
             data["outcome"] = Outcome(data["outcome"])
             data["findings"] = tuple(
-                _typed(Finding, {**finding, "severity": Severity(finding["severity"])})
+                _typed(
+                    Finding,
+                    {
+                        **finding,
+                        "severity": Severity(finding["severity"]),
+                        "place": _typed(Place, place) if (place := finding.get("place")) else None,
+                    },
+                )
                 for finding in data["findings"]
             )
             data["artifacts"] = tuple(_typed(Artifact, artifact) for artifact in data["artifacts"])
@@ -152,7 +192,15 @@ def unwritable(path: Path, error: OSError) -> ToolkitError:
 def _typed(kind: type[T], data: dict[str, object]) -> T:
     """The dataclass of these values. Their types are checked, because renderings trust them."""
     typed = kind(**data)
-    expected = {"seconds": (int, float), "size": (int,), "schema": (int,), "metrics": (dict,)}
+    expected = {
+        "seconds": (int, float),
+        "size": (int,),
+        "schema": (int,),
+        "line": (int,),
+        "column": (int,),
+        "metrics": (dict,),
+        "place": (Place, type(None)),
+    }
     for name, value in data.items():
         if name in ("findings", "artifacts"):
             continue

@@ -14,6 +14,7 @@ from provisioning.base import answer
 from provisioning.base.commands import selecting, typed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
+from provisioning.base.places import located
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, profile_flags
 from provisioning.base.units import utc_now
@@ -84,7 +85,10 @@ class StageRun:
             outcome=outcome or outcome_of(self.findings, strict=strict),
             started=self.started,
             seconds=round(time.monotonic() - self._clock, 3),
-            findings=tuple(replace(finding, fix=self._selecting(finding.fix)) for finding in self.findings),
+            findings=tuple(
+                located(replace(finding, fix=self._selecting(finding.fix)), self.command)
+                for finding in self.findings
+            ),
             artifacts=tuple(self.artifacts),
             metrics=dict(self.metrics),
             command=self.command,

@@ -107,7 +107,7 @@ class TestCompiling:
             change(file, old, new)
             capfd.readouterr()
             assert not cached(), new
-            assert f"1 because {why}" in capfd.readouterr().err
+            assert f"1 to do: {why}" in capfd.readouterr().err
         # What is judged later is not compiled again.
         change("suite.toml", "sqnr_db = 20", "sqnr_db = 30")
         change("suite.toml", '["pr"]', '["nightly"]')

@@ -6,7 +6,6 @@ import functools
 import html
 import json
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from provisioning.base.findings import Finding, Outcome, Report, Severity
+from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
+from provisioning.base.places import located
 from provisioning.base.rendering.code_scanning import code_quality, sarif
 from provisioning.base.rendering.job_summary import cell, markdown
 from provisioning.base.rendering.junit_xml import junit
 from provisioning.base.rendering.terminal import console
-from provisioning.base.rendering.text import DID_NOT_RUN, place_of, worst
-from provisioning.base.rendering.workflow_commands import command
+from provisioning.base.rendering.text import DID_NOT_RUN, worst
+from provisioning.base.rendering.workflow_commands import command, github_annotations
 from tests.support.program_reports import report_of
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -33,7 +33,8 @@ TEXT = st.one_of(
     st.text(st.characters(), max_size=60),
     st.text(st.sampled_from("|\\`*_<>&%:,\r\n\x1b[]\u202e'\"#~$é日"), max_size=20),
 )
-FINDINGS = st.builds(Finding, TEXT, st.sampled_from(Severity), TEXT, TEXT, TEXT)
+PLACES = st.none() | st.builds(Place, TEXT.filter(bool), st.integers(1, 99), st.integers(0, 99))
+FINDINGS = st.builds(Finding, TEXT, st.sampled_from(Severity), TEXT, TEXT, TEXT, PLACES)
 
 _report = functools.partial(report_of, "validate", outcome=Outcome.FAIL)
 
@@ -129,8 +130,13 @@ def _check_sarif(text: str) -> list[dict[str, Any]]:
 
 @given(st.lists(REPORTS, max_size=3))
 def test_sarif_has_the_required_structure(reports: list[Report]) -> None:
-    results = _check_sarif(sarif(reports))
-    assert len(results) == sum(len(report.findings) for report in reports)
+    text = sarif(reports)
+    stages = json.loads(text)["runs"][0]["invocations"]
+    results = _check_sarif(text)
+    elsewhere = [note for stage in stages for note in stage["toolExecutionNotifications"]]
+    findings = [finding for report in reports for finding in report.findings]
+    assert len(results) == sum(finding.place is not None for finding in findings)
+    assert len(results) + len(elsewhere) == len(findings)
 
 
 def _parsed(line: str) -> tuple[str, dict[str, str], str]:
@@ -177,7 +183,8 @@ def test_a_summary_too_long_for_github_is_cut_and_says_by_how_much() -> None:
 
 
 def at(subject: str, message: str = "message") -> Report:
-    return _report(Finding("parity-missing-in-buck", ERROR, subject, message, "fix"))
+    place = Place.read(subject)
+    return _report(Finding("parity-missing-in-buck", ERROR, subject, message, "fix", place))
 
 
 def test_sarif_has_the_file_and_the_line() -> None:
@@ -196,52 +203,53 @@ def test_sarif_tells_two_findings_of_one_line_apart_and_knows_one_that_moved() -
     assert one == moved and len({str(fingerprint) for fingerprint in (one, other, of_another_target)}) == 3
 
 
-def test_code_quality_has_a_relative_path_a_line_and_a_fingerprint_of_its_own_each() -> None:
-    ran = replace(at("net/8a8w/SM8650"), command="nox -s test_lowering -- --suite ci/models.toml")
-    reports = [at("ci/BUCK:3"), at("ci/BUCK:3"), ran, at("/etc/passwd.txt:3"), at("")]
-    issues = json.loads(code_quality(reports))
-    assert len({issue["fingerprint"] for issue in issues}) == len(issues) == 5
+def test_code_quality_has_a_path_a_line_and_a_fingerprint_of_its_own_each() -> None:
+    issues = json.loads(code_quality([at("ci/BUCK:3"), at("ci/BUCK:3"), at("nowhere")]))
+    assert len({issue["fingerprint"] for issue in issues}) == len(issues)
     places = [(issue["location"]["path"], issue["location"]["lines"]["begin"]) for issue in issues]
-    profile = ("manifests/profiles/wheels.toml", 1)
-    assert places == [("ci/BUCK", 3), ("ci/BUCK", 3), ("ci/models.toml", 1), profile, profile]
+    assert places == [("ci/BUCK", 3), ("ci/BUCK", 3)]
     assert {finding["severity"] for finding in issues} == {"major"}
 
 
+def test_every_rendering_for_a_machine_has_the_place() -> None:
+    report = at("net.py:15:9")
+    assert "file=net.py,line=15,col=9," in github_annotations(report)
+    (case,) = _suites([report]).findall(".//testcase[@file]")
+    assert (case.get("file"), case.get("line")) == ("net.py", "15")
+    result = json.loads(sarif([report]))["runs"][0]["results"][0]
+    assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 15, "startColumn": 9}
+    assert "file=" not in github_annotations(at("nowhere"))
+
+
 @pytest.mark.parametrize("beside", [False, True], ids=["own repository", "beside the toolkit"])
-def test_code_scanning_shows_an_adopters_finding_at_its_case_or_in_its_workflow(
+def test_a_finding_is_at_a_line_that_the_users_repository_has_or_nowhere(
     beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And never in a file that the adopter's repository has not."""
     repository = tmp_path / "source"
     (repository / "ci").mkdir(parents=True)
     (repository / ".git").mkdir()
     (repository / "ci/models.toml").write_text('schema = 2\n[case.net]\n\n[case."other net"]\n')
+    (repository / "ci/net.py").touch()
+    (tmp_path / "up.py").touch()
     folder = tmp_path / "toolkit" if beside else repository
     folder.mkdir(exist_ok=True)
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("GITHUB_WORKFLOW_REF", "me/models/.github/workflows/qnn.yml@refs/heads/main")
-    typed = "../source/ci/models.toml" if beside else "ci/models.toml"
-    of_suite = replace(at("net/8a8w/SM8650"), command=f"nox -s test_lowering -- --suite {typed}")
-    other = replace(at("other net/8a8w/SM8650"), command=of_suite.command)
-    reports = [of_suite, other, replace(at("packages"), command=of_suite.command), at("libQnnHtp.so")]
+    suite = "../source/ci/models.toml" if beside else "ci/models.toml"
 
-    def places() -> list[tuple[str, int]]:
-        results = [row["locations"][0]["physicalLocation"] for row in _check_sarif(sarif(reports))]
-        return [(result["artifactLocation"]["uri"], result["region"]["startLine"]) for result in results]
+    def place(subject: str, source: str = "", typed: str = f"nox -s gate -- --suite {suite}") -> str:
+        found = Finding("a-rule", ERROR, subject, "message", "fix", Place.read(source))
+        once = located(found, typed)
+        assert located(once, typed) == once
+        return str(once.place or "")
 
-    workflow = (".github/workflows/qnn.yml", 1)
-    suite = "ci/models.toml"
-    assert places() == [(suite, 2), (suite, 4), (suite, 1), workflow]
-    issues = json.loads(code_quality(reports))
-    assert [(issue["location"]["path"], issue["location"]["lines"]["begin"]) for issue in issues] == places()
-    shutil.rmtree(repository / ".git")
-    (repository / "ci/models.toml").unlink()
-    assert places()[:3] == [(suite, 1)] * 3, "another machine made the report"
-
-
-@pytest.mark.parametrize("subject", ["/etc/passwd.txt:3", "../up.py:3", "libQnnHtp.so"])
-def test_no_place_is_read_out_of_other_subjects(subject: str) -> None:
-    assert place_of(subject) is None
+    assert place("net/8a8w/SM8650") == "ci/models.toml:2"
+    assert place("other net/8a8w/SM8650") == "ci/models.toml:4"
+    assert place("packages") == "ci/models.toml:1"
+    for source in ("net.py:15:9", "ci/net.py:15:9", f"{repository}/ci/net.py:15:9"):
+        assert place("net/8a8w/SM8650", source) == "ci/net.py:15:9"
+    for source in ("gone.py:15", f"{tmp_path}/up.py:3", "../up.py:3", "../../up.py:3", "/etc/hosts:1"):
+        assert place("net/8a8w/SM8650", source) == "ci/models.toml:2"
+        assert place(source, typed="nox -s validate") == place("libQnnHtp.so", typed="") == ""
 
 
 RISKY = Finding("paths.order", WARNING, "LD_LIBRARY_PATH", "is in a wrong order", "")

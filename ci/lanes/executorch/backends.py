@@ -9,7 +9,7 @@ from typing import Any
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.pipeline.accuracy import missed
 from ci.pipeline.findings import accuracy_message
-from provisioning.base.findings import Finding, Severity
+from provisioning.base.findings import Finding, Place, Severity
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_socs, soc_named
 
@@ -73,6 +73,7 @@ def findings_before_compile(program: ExecutorchProgram, facts: Mapping[str, Any]
             f"LPAI's annotator has no rule for {row['operator']}{source}: if the LPAI does not take it, the"
             " graph falls apart, and an LPAI program is one partition",
             "write it with operators that LPAI has, or run this part of the model on the CPU before or after",
+            Place.read(row["source"]),
         )
     if facts["lacks"]:
         yield Finding(

@@ -43,7 +43,7 @@ from ci.pipeline.options import StageOptions
 from ci.pipeline.runner import Runner, find_runner, ready_runner
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.files import hash_file
-from provisioning.base.findings import Artifact, Finding, Metric, Severity
+from provisioning.base.findings import Artifact, Finding, Metric, Place, Severity
 from provisioning.base.stage_run import StageRun
 
 RAN = "emulator"
@@ -301,8 +301,8 @@ def findings_of(
     again = SUITES.repeat(program, "test_emulator")
     where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""
 
-    def wrong(rule: str, message: str, fix: str = again) -> Finding:
-        return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, fix)
+    def wrong(rule: str, message: str, fix: str = again, place: Place | None = None) -> Finding:
+        return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, fix, place)
 
     if result.failure:
         failure = result.failure
@@ -315,7 +315,10 @@ def findings_of(
         seen = facts["message"] or "it runs"
         return [wrong("fault", f"expected it not to run ({fault}), found: {seen}; correct the suite")]
     if facts["rule"] == "run" and (missing := list(missing_kernels(compiled))):
-        return [wrong("run", f"{message} ({facts['message']})", fix or again) for message, fix in missing]
+        return [
+            wrong("run", f"{message} ({facts['message']})", fix or again, place)
+            for message, fix, place in missing
+        ]
     if facts["rule"]:
         beyond = beyond_in_words(compiled.get("beyond", ()))
         fix = f"{BEYOND_FIX}; then {again}" if beyond else again
@@ -330,7 +333,7 @@ def findings_of(
     fix = accuracy_fix(misses, figures, *commands, causes=causes)
     fixes = [f"{fix}; then {again}", accepting(program, misses, every)]
     message = accuracy_message(misses, figures, causes)
-    return [wrong("accuracy", message, "; ".join(filter(None, fixes)))]
+    return [wrong("accuracy", message, "; ".join(filter(None, fixes)), causes.place)]
 
 
 def causes_of(
@@ -344,7 +347,9 @@ def causes_of(
     # Without a line it is of no code of the user's.
     nodes = {name: node for name, node in compiled.get("nodes", {}).items() if node.get("line")}
     met = faults_in(nodes, scheme, program.soc, versions_of(build_id), least=compiled.get("least"))
+    lines = [*(fault.line for fault in met), *(str(loss["source"]) for loss in losses[:1])]
     return Causes(
+        place=next(filter(None, map(Place.read, lines)), None),
         losses=f"quantizing loses most in {lost_at(losses[0])}" if losses else "",
         slices=slices,
         beyond=beyond_in_words(beyond),

@@ -19,7 +19,7 @@ from ci.operators.table import taken_at
 from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
 from provisioning.base.errors import CheckFailed
-from provisioning.base.findings import Finding, Severity
+from provisioning.base.findings import Finding, Place, Severity
 from provisioning.fixes import fix_for
 from provisioning.manifest import soc_named
 
@@ -101,6 +101,7 @@ def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator
             f"{_on_cpu(first)} ({allowed}){more}",
             fix_for(first["operator"], first["code"], first["source"], reason=first["reason"])
             or SUITES.repeat(program, "test_lowering"),
+            Place.read(first["source"]),
         )
     if facts["delegates"] != program.delegates:
         yield Finding(
@@ -127,15 +128,16 @@ def kept_on_cpu(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterato
         )
 
 
-def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, Place | None]]:
     """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
     return left_on_cpu({"left": [row for row in facts["left"] if not row["kernel"]]})
 
 
-def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Operators on the CPU, each with what to write instead."""
+def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, Place | None]]:
+    """Operators on the CPU, each with what to write instead, and its line of the model."""
     for row in facts["left"]:
-        yield _on_cpu(row), fix_for(row["operator"], row["code"], row["source"], reason=row["reason"])
+        fix = fix_for(row["operator"], row["code"], row["source"], reason=row["reason"])
+        yield _on_cpu(row), fix, Place.read(row["source"])
 
 
 def _on_cpu(row: Mapping[str, Any]) -> str:

@@ -205,7 +205,7 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> R
     if errors := _errors(artifact(program, result, plan.basis.build_id)):
         raise CheckFailed(errors[0].message, fix="--no-cache compiles it again")
     if missing := list(missing_kernels(result.facts)):
-        message, fix = missing[0]
+        message, fix, _ = missing[0]
         raise CheckFailed(message, fix=fix or NO_FIX)
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
@@ -253,8 +253,8 @@ def _line(
 
 def _left(stem: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Each operator on the CPU, for an answer."""
-    for message, fix in dict(left_on_cpu(facts)).items():
-        yield Finding("compile-cpu-operator", Severity.WARNING, stem, message, fix)
+    for message, fix, place in dict.fromkeys(left_on_cpu(facts)):
+        yield Finding("compile-cpu-operator", Severity.WARNING, stem, message, fix, place)
 
 
 def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -38,7 +38,7 @@ from ci.pipeline.lane import Lane, Mine, Results, agreed_of
 from ci.pipeline.options import StageOptions, WorkOptions
 from ci.pipeline.stage import baselines_of
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
@@ -141,7 +141,9 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
         yield from kept_on_cpu(program, result.facts)
         yield from notes(program, result.facts, SUITES.repeat(program, self.stage))
         for met in shown_by_inputs(result.facts, program.run.precision, program.soc, build_id):
-            yield Finding("known-fault", Severity.WARNING, program.name, str(met), met.fault.fix)
+            yield Finding(
+                "known-fault", Severity.WARNING, program.name, str(met), met.fault.fix, Place.read(met.line)
+            )
         yield from artifact(program, result, build_id)
         yield from cost(program, result, build_id, plan.baseline(program), load_tolerances())
 

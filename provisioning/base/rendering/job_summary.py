@@ -89,7 +89,7 @@ def _details(report: Report) -> Iterator[tuple[str, bool]]:
         yield "| --- | --- | --- | --- | --- |", False
         for severity, group in by_severity(report.findings).items():
             for f in group:
-                rule, *cells = map(cell, (f.rule, f.subject, f.message, f.fix))
+                rule, *cells = map(cell, (f.rule, f"{f.subject}\n{f.beside}".strip(), f.message, f.fix))
                 page = page_of(f.rule)
                 shown = [SEVERITY_MARKS[severity], f"[{rule}]({page})" if page else rule, *cells]
                 yield f"| {' | '.join(shown)} |", True

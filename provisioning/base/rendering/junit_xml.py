@@ -103,6 +103,8 @@ def _passed(suite: ElementTree.Element, report: Report) -> None:
 
 def _case(suite: ElementTree.Element, report: Report, finding: Finding, kind: str) -> None:
     case = testcase(suite, f"{report.stage}.{finding.rule}", one_line(finding.subject) or finding.rule)
+    if place := finding.place:
+        case.attrib |= {"file": place.file, "line": str(place.line)}
     body = ElementTree.SubElement(case, kind, message=one_line(finding.message))
     if kind != "skipped":
         body.set("type", finding.rule)

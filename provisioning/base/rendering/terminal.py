@@ -6,10 +6,11 @@ import io
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from provisioning.base.findings import Artifact, Finding, Report, Severity
+from provisioning.base.findings import Artifact, Finding, Report, Severity, severity_counts
 from provisioning.base.foreign import one_line, visible
 from provisioning.base.rendering.text import (
     by_severity,
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
+VERDICT_COLUMNS = 15
+LONG = 10_000
+"""Columns of a line that no terminal's width breaks."""
+
 SHOWN = 40
 """Findings of one severity shown; the report file has them all."""
-
-NARROW = 96
-"""Below this many columns a finding is a paragraph, not a row."""
 
 STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 VERDICTS = {
@@ -52,10 +54,9 @@ def console(report: Report, *, colour: bool = False, width: int = 100, verdict_f
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    rules = max((len(one_line(finding.rule)) for finding in report.findings), default=0)
     for severity, group in by_severity(report.findings).items():
         parts.append(Text(plural(len(group), severity.value), style=f"bold {STYLES[severity]}"))
-        parts += [_finding(finding, width, min(rules, width // 4)) for finding in group[:SHOWN]]
+        parts += [_finding(finding, width) for finding in group[:SHOWN]]
         if len(group) > SHOWN:
             parts.append(Text(f"  … and {len(group) - SHOWN:,} more in {report.stage}.json", style="dim"))
         parts.append(Text())
@@ -66,6 +67,33 @@ def console(report: Report, *, colour: bool = False, width: int = 100, verdict_f
     verdict_line = _verdict(report)
     ordered = [verdict_line, Text(), *parts] if verdict_first else [*parts, verdict_line]
     return rendered(Group(*ordered), colour=colour, width=width)
+
+
+def stage_line(report: Report, names: int, *, colour: bool = False) -> str:
+    """The stage's verdict, its time and what was found; its name takes the columns of the longest."""
+    from rich.text import Text
+
+    word, style = VERDICTS[verdict(report)]
+    about = "" if verdict(report) == "pass" else summary_of(report)
+    line = Text(f"{word:<{VERDICT_COLUMNS}}", style=style, no_wrap=True, overflow="ignore")
+    line.append(f"{report.stage:<{names}}{duration(report):>8}  {about}".rstrip(), style="not bold default")
+    return rendered(line, colour=colour, width=LONG)
+
+
+def conclusion(
+    reports: Sequence[Report], more: str, *, colour: bool = False, width: int = 100, errors: int = 0
+) -> str:
+    """Some of the errors, a line on what is less than an error, where `more` shows it, and the verdict."""
+    from rich.console import Group
+    from rich.text import Text
+
+    counts = severity_counts(finding for report in reports for finding in report.findings)
+    less = [
+        plural(count, kind.value) for kind, count in counts.items() if count and kind is not Severity.ERROR
+    ]
+    notes = [Text(f"{', '.join(less)}: {more}", style="dim", no_wrap=True, overflow="ignore")]
+    parts = [*_errors(reports, width, errors), *(notes if less else []), _of_all(reports)]
+    return rendered(Group(*parts), colour=colour, width=width)
 
 
 def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100, errors: int = 0) -> str:
@@ -83,18 +111,26 @@ def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 10
     ]
     if artifacts := [artifact for report in reports for artifact in notable_artifacts(report)]:
         parts += [_artifacts(artifacts), Text()]
-    wrong = errors_of(reports) if errors else []
-    rules = max((len(one_line(finding.rule)) for finding in wrong), default=0)
-    parts += [_finding(finding, width, min(rules, width // 4)) for finding in wrong[:errors]]
-    if len(wrong) > errors:
-        parts.append(Text(f"  … and {plural(len(wrong) - errors, 'more error')}", style="dim"))
-    parts += [Text()] if wrong else []
+    parts += [*_errors(reports, width, errors), _of_all(reports)]
+    return rendered(Group(*parts), colour=colour, width=width)
+
+
+def _errors(reports: Sequence[Report], width: int, most: int) -> list[RenderableType]:
+    from rich.text import Text
+
+    wrong = errors_of(reports) if most else []
+    parts = [_finding(finding, width) for finding in wrong[:most]]
+    if len(wrong) > most:
+        parts.append(Text(f"  … and {plural(len(wrong) - most, 'more error')}", style="dim"))
+    return [*parts, Text()] if wrong else []
+
+
+def _of_all(reports: Sequence[Report]) -> Text:
+    from rich.text import Text
+
     word, style = VERDICTS[worst(reports).value]
     total = seconds(sum(report.seconds for report in reports))
-    parts.append(
-        Text.assemble((word, style), f"  {headline(reports)}, {total}", no_wrap=True, overflow="ignore")
-    )
-    return rendered(Group(*parts), colour=colour, width=width)
+    return Text.assemble((word, style), f"  {headline(reports)}, {total}", no_wrap=True, overflow="ignore")
 
 
 def show(
@@ -179,28 +215,44 @@ def _console(colour: bool, width: int) -> Console:
     )
 
 
-def _finding(finding: Finding, width: int, rule_width: int) -> RenderableType:
-    from rich.padding import Padding
-    from rich.table import Table
+def _finding(finding: Finding, width: int) -> Text:
+    """What it is about, its message and its fix. No word is broken: a path or a command can be pasted."""
     from rich.text import Text
 
-    room = width - rule_width - 4
-    rule = Text(one_line(finding.rule), style=STYLES[finding.severity])
-    subject, message = one_line(finding.subject), visible(finding.message).strip()
-    gap = "  " if "\n" not in message and len(subject) + len(message) + 2 <= room else "\n"
-    says = Text(subject, style="bold")
-    says.append(gap + message, style="not bold")
-    if finding.fix:
-        says.append("\n→ ", style="not bold green")
-        says.append(visible(finding.fix).strip(), style="not bold")
-    if width < NARROW:
-        return Padding(Text("\n").join([rule, says]), (0, 0, 0, 2))
-    row = Table.grid(padding=(0, 2))
-    row.add_column(width=0)
-    row.add_column(width=rule_width, overflow="fold")
-    row.add_column(overflow="fold")
-    row.add_row("", rule, says)
-    return row
+    text = Text(no_wrap=True, overflow="ignore")
+    text.append(f"  {one_line(finding.rule)}", style=STYLES[finding.severity])
+    text.append(f"  {one_line(finding.subject)}", style="bold")
+    if finding.beside:
+        text.append(f"  {one_line(finding.beside)}")
+    for line in visible(finding.message).strip().splitlines():
+        text.append(f"\n{wrapped(line, width, '    ')}")
+    for number, line in enumerate(visible(finding.fix).strip().splitlines()):
+        text.append("\n    " + ("  " if number else "→ "), style="green")
+        text.append(wrapped(line, width, "      ")[6:])
+    return text
+
+
+def readable(text: str, stream: TextIO) -> str:
+    """On a terminal, lines of its width, none broken within a word; elsewhere the same text."""
+    if not stream.isatty():
+        return text
+    lines = (line.rstrip("\n") for line in text.splitlines())
+    width = terminal_width()
+    return "".join(
+        f"{wrapped(line.lstrip(), width, line[: len(line) - len(line.lstrip())])}\n" for line in lines
+    )
+
+
+def wrapped(line: str, width: int, indent: str) -> str:
+    """Lines of at most `width` columns, but for a longer word."""
+    return textwrap.fill(
+        line,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _verdict(report: Report) -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -27,12 +26,6 @@ EARLIER_RUN = "report-earlier-run"
 
 LOG = "log"
 """The kind of artifact that has a stage's output."""
-
-_PLACE = re.compile(
-    r"(?P<file>(?!/)(?:[^\s:]*/)?(?:[^\s:/]*\.[A-Za-z_]\w*|BUCK|TARGETS|Dockerfile))"
-    r":(?P<line>[1-9][0-9]{0,6})",
-    re.ASCII,
-)
 
 
 def verdict(report: Report) -> Verdict:
@@ -74,14 +67,6 @@ def headline(reports: Sequence[Report]) -> str:
 
 def of_earlier_run(report: Report) -> bool:
     return any(finding.rule == EARLIER_RUN for finding in report.findings)
-
-
-def place_of(subject: str) -> tuple[str, int] | None:
-    """File and line of a subject that is `path:line`, with a relative path that stays below its start."""
-    match = _PLACE.fullmatch(subject)
-    if match is None or ".." in match["file"].split("/"):
-        return None
-    return match["file"], int(match["line"])
 
 
 def plural(count: int, word: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.foreign import one_line, visible
-from provisioning.base.rendering.text import by_severity, place_of, plural
+from provisioning.base.rendering.text import by_severity, plural
 from provisioning.base.site import page_of
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
@@ -44,9 +44,9 @@ def _annotation(level: str, report: Report, finding: Finding) -> str:
     if page := page_of(finding.rule):
         says += f"\n{page}"
     title = one_line(f"{report.stage}: {finding.rule}")
-    if place := place_of(finding.subject):
-        return command(level, visible(says), file=place[0], line=str(place[1]), title=title)
-    return command(level, visible(says), title=title)
+    place = finding.place
+    where = {"file": place.file, "line": str(place.line), "col": str(place.column or "")} if place else {}
+    return command(level, visible(says), **{name: visible(text) for name, text in where.items()}, title=title)
 
 
 def _data(text: str) -> str:
