@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from provisioning.base.answer import Edit
 from provisioning.base.documents import Model, Regex, load
+from provisioning.base.findings import Edit
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "fixes.toml"
@@ -53,6 +54,21 @@ class Fix(Model):
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """What to write instead; false where nothing is known."""
+
+    words: str = ""
+    edit: Edit | None = None
+    """Of the model's line."""
+
+    def __bool__(self) -> bool:
+        return bool(self.words)
+
+    def __str__(self) -> str:
+        return f"{self.edit}: {self.words}" if self.edit else self.words
+
+
 class Fixes(Model):
     schema_: Literal[1] = Field(alias="schema")
     fix: Annotated[tuple[Fix, ...], Field(min_length=1)]
@@ -83,34 +99,24 @@ def fix_for(
     where: Literal["cpu", "builder"] = "cpu",
     *,
     reason: str = "",
-) -> str:
+) -> Suggestion:
     """What to write instead of an operator that the backend refuses for this reason; with `source`, FILE:LINE
     of the code, also the line as it should be."""
     for fix in load_fixes():
         if operator not in fix.operators or fix.where != where:
             continue
         if re.search(fix.code, code) and re.search(fix.reason, reason):
-            return _written(fix, code, source)
-    return ""
+            return _at(fix, code, source)
+    return Suggestion()
 
 
-def words_at(rule: str, code: str, source: str) -> str:
+def fix_at(rule: str, code: str, source: str) -> Suggestion:
     """What to write at a line of the model."""
-    return next((_written(fix, code, source) for fix in load_fixes() if fix.rule == rule), "")
+    return next((_at(fix, code, source) for fix in load_fixes() if fix.rule == rule), Suggestion())
 
 
-def edit_at(rule: str, code: str, source: str) -> Edit | None:
-    """What to change in a line of the model, where that is known."""
-    return next((_edit(fix, code, source) for fix in load_fixes() if fix.rule == rule), None)
-
-
-def _written(fix: Fix, code: str, source: str) -> str:
-    edit = _edit(fix, code, source)
-    return f"{edit}: {fix.words}" if edit else fix.words
-
-
-def _edit(fix: Fix, code: str, source: str) -> Edit | None:
+def _at(fix: Fix, code: str, source: str) -> Suggestion:
     file, _, line = source.rpartition(":")
     if file and fix.find and (old := re.search(fix.find, code)):
-        return Edit(file, int(line), old[0], old.expand(fix.write))
-    return None
+        return Suggestion(fix.words, Edit(file, int(line), old[0], old.expand(fix.write)))
+    return Suggestion(fix.words)

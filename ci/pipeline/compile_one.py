@@ -100,7 +100,8 @@ def _explained(taken: LaneModel[P, L], programs: Sequence[P], products: Sequence
         found.append(product)
         if outcome.wrong:
             first, *others = outcome.wrong
-            fixes, words = [proofs_of(taken, program.soc, outcome, cause).fix], [first.message]
+            proofs = proofs_of(taken, program.soc, outcome, cause)
+            fixes, words = [proofs.fix], [first.message]
             if cause:
                 words += [cause.in_words()]
                 fixes += [f"{cause.goes_on} goes on"] * bool(cause.goes_on)
@@ -109,7 +110,11 @@ def _explained(taken: LaneModel[P, L], programs: Sequence[P], products: Sequence
                 fixes += [first.fix]
             place = Place.read(cause.place.get("source", "")) if cause else None
             first = replace(
-                first, message="; ".join(words), fix="; or ".join(fixes), place=place or first.place
+                first,
+                message="; ".join(words),
+                fix="; or ".join(fixes),
+                place=place or first.place,
+                edit=proofs.edit,
             )
             found[-1] = replace(product, outcome=replace(outcome, wrong=[first, *others]))
         elif cause:
@@ -185,7 +190,7 @@ def _shown(products: Sequence[Product], report: ModelReport) -> int:
     answer.add_findings(wrong)
     for finding in wrong:
         error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
-        report.fail(error.message, error.fix, finding.rule)
+        report.fail(error.message, error.fix, finding.rule, finding.place, finding.edit)
         show_error(error)
     return CheckFailed.exit_code if wrong else 0
 

@@ -12,7 +12,7 @@ from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Metric, Report, Severity
+from provisioning.base.findings import Artifact, Edit, Finding, Metric, Place, Report, Severity
 from provisioning.base.mutex import mutex
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.base.stage_run import StageRun
@@ -45,8 +45,16 @@ class ModelReport:
     """Of what is wrong with the model, for the commands that are offered."""
     offers: Mapping[str, str] = field(default_factory=dict)
 
-    def fail(self, message: str, fix: str = "", rule: str = "") -> None:
-        self.stage.add("model-failed", Severity.ERROR, self.name, message, fix)
+    def fail(
+        self,
+        message: str,
+        fix: str = "",
+        rule: str = "",
+        place: Place | None = None,
+        edit: Edit | None = None,
+    ) -> None:
+        found = Finding("model-failed", Severity.ERROR, self.name, message, fix, place, edit)
+        self.stage.findings.append(found)
         self.rules += [rule] if rule else []
 
     def wrote(self, paths: Iterable[Path]) -> None:

@@ -22,7 +22,8 @@ from ci.pipeline.rewriting import RewriteChoice, RewrittenPlace
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ToolkitError
-from provisioning.fixes import edit_at
+from provisioning.base.findings import Edit
+from provisioning.fixes import fix_at
 
 MOST, SECONDS = 3, 120.0
 """Candidates, and for how long another one is begun."""
@@ -36,6 +37,8 @@ class Candidate:
     """What to type, as it is tried."""
     outcome: Callable[[], Outcome | None]
     """None where it does not apply."""
+    edit: Edit | None = None
+    """The same as a change of the model's line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Proofs:
     """Each with its figure."""
     others: Sequence[str]
     """What was tried, and does not help."""
+    edit: Edit | None = None
+    """Of the first that helps."""
 
     @property
     def fix(self) -> str:
@@ -56,14 +61,17 @@ def proofs_of(
     taken: LaneModel[Any, Any], soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
 ) -> Proofs:
     over, helping, others = time.monotonic() + seconds, list[str](), list[str]()
+    edit = None
     for candidate in islice(candidates_of(taken, soc, cause), MOST):
         if time.monotonic() > over:
             break
         sys.stderr.write(f"trying: {candidate.words}\n")
         if (after := candidate.outcome()) is not None:
             words = f"{candidate.words}: {_in_words(after)}"
-            (helping if helps(after, before) else others).append(words)
-    return Proofs(helping, others)
+            if helped := helps(after, before):
+                edit = edit if helping else candidate.edit
+            (helping if helped else others).append(words)
+    return Proofs(helping, others, edit)
 
 
 def helps(after: Outcome, before: Outcome) -> bool:
@@ -121,10 +129,11 @@ def _rewrites(
             again = of_rewritten(one, lane.rewritten(one, RewriteChoice(rules)))
             return measured(again) if again else None
 
-        edits = [edit_at(change.rules[0], change.code, change.source) for change in made]
-        words = [*map(str, dict.fromkeys(edits))] if all(edits) else []
-        words.append(session("repair", *one.model.words(soc), *only, "-o", "repaired"))
-        yield Candidate(", or ".join(words), outcome)
+        words = session("repair", *one.model.words(soc), *only, "-o", "repaired")
+        edits = {fix_at(change.rules[0], change.code, change.source).edit for change in made}
+        # One edit alone is the whole rewrite.
+        edit = edits.pop() if len(edits) == 1 else None
+        yield Candidate(f"{edit}, or {words}" if edit else words, outcome, edit)
 
 
 def _is_at(change: RewrittenPlace, cause: Cause) -> bool:

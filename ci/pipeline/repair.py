@@ -28,7 +28,7 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import aligned
-from provisioning.fixes import words_at
+from provisioning.fixes import fix_at
 
 FILES = (".py", ".pt2", ".onnx")
 """What a model is in; else it is named as a module."""
@@ -259,7 +259,7 @@ def _of_changes(made: Sequence[RewrittenPlace]) -> Iterator[str]:
     """Each rewrite with its places, and what to write there."""
     by_words: dict[tuple[str, tuple[str, ...], str], list[RewrittenPlace]] = {}
     for change in made:
-        words = words_at(change.rules[0], change.code, change.source) if change.source else change.words
+        words = str(fix_at(change.rules[0], change.code, change.source)) if change.source else change.words
         by_words.setdefault((change.rewrite, change.rules, words), []).append(change)
     for (rewrite, rules, words), changes in by_words.items():
         places = list(dict.fromkeys(change.place for change in changes))

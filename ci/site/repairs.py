@@ -210,7 +210,7 @@ def _reasons(
     refused, sqnr_db = values.get("refused"), values.get("sqnr_db")
     if isinstance(refused, list):
         names = ", ".join(map(str, refused))
-        answer = fix_for(str(refused[0]), "") or f"the provider refuses {names}: {NO_FIX}"
+        answer = str(fix_for(str(refused[0]), "")) or f"the provider refuses {names}: {NO_FIX}"
         yield "refused", *(known or (answer, ""))
     elif values.get("failed"):
         yield str(values["failed"]), *(known or (f"{values['message']}: {NO_FIX}", ""))

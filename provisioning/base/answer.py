@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from provisioning.base.commands import as_installed
 from provisioning.base.errors import ToolkitError, UnknownName, UsageError
-from provisioning.base.findings import Place
+from provisioning.base.findings import Edit, Place
 from provisioning.base.foreign import visible
 
 if TYPE_CHECKING:
@@ -50,20 +50,6 @@ FLAGS = re.compile(r"(--[a-z][\w-]*)(?: ([^\s,;]+))?")
 LEFT_OUT = re.compile(r"\bleave (?:out (--[a-z][\w-]*)|(--[a-z][\w-]*) out)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{4,}\b|…")
 """What the reader would have to fill in."""
-EDIT = re.compile(r"in (?P<file>[^`:]+):(?P<line>\d+) write `(?P<new>[^`]+)` for `(?P<old>[^`]+)`")
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """A change of one line that the fix of a finding names."""
-
-    file: str
-    line: int
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        return f"in {self.file}:{self.line} write `{self.new}` for `{self.old}`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +282,6 @@ def _known_next(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _as_answered(said: _Open, finding: Finding) -> AnsweredFinding:
-    edit = EDIT.search(finding.fix)
     return AnsweredFinding(
         finding.rule,
         finding.severity.value,
@@ -305,7 +290,7 @@ def _as_answered(said: _Open, finding: Finding) -> AnsweredFinding:
         finding.fix,
         _next(said, finding),
         finding.place,
-        Edit(edit["file"], int(edit["line"]), edit["old"], edit["new"]) if edit else None,
+        finding.edit,
     )
 
 
@@ -313,7 +298,7 @@ def _next(said: _Open, finding: Finding) -> str:
     """The command that the fix names, or this command as the fix changes it; empty where there is none."""
     if words := said.corrected.get(finding.message):
         return _typed(*words)
-    if EDIT.search(finding.fix):
+    if finding.edit:
         return _typed(said.verb, *said.words)
     flags = _flags(said.parser) if said.parser else {}
     if (flagged := FLAGS.match(finding.fix)) and flagged[1] in flags:

@@ -64,6 +64,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of one line of the user's model."""
+
+    file: str
+    line: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"in {self.file}:{self.line} write `{self.new}` for `{self.old}`"
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     rule: str
     severity: Severity
@@ -71,6 +84,8 @@ class Finding:
     message: str
     fix: str
     place: Place | None = None
+    edit: Edit | None = None
+    """The change that the fix asks for, where it is one of a single line."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", as_here(self.message))
@@ -145,6 +160,7 @@ class Report:
                         **finding,
                         "severity": Severity(finding["severity"]),
                         "place": _typed(Place, place) if (place := finding.get("place")) else None,
+                        "edit": _typed(Edit, edit) if (edit := finding.get("edit")) else None,
                     },
                 )
                 for finding in data["findings"]
@@ -200,6 +216,7 @@ def _typed(kind: type[T], data: dict[str, object]) -> T:
         "column": (int,),
         "metrics": (dict,),
         "place": (Place, type(None)),
+        "edit": (Edit, type(None)),
     }
     for name, value in data.items():
         if name in ("findings", "artifacts"):

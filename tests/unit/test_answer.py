@@ -13,7 +13,7 @@ import pytest
 
 from ci.__main__ import VERBS as CI
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base.answer import EDIT, taken
+from provisioning.base.answer import taken
 from provisioning.base.command_line import Verb, main
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.fixes import fix_for
@@ -25,7 +25,7 @@ SCHEMA = MANIFESTS / "schema" / "answer.json"
 VERB = """
 import os, subprocess, sys
 from provisioning.base import answer, errors
-from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.findings import Edit, Finding, Report, Severity
 from provisioning.base.stage_run import StageRun
 EXAMPLES = ""
 def configure(parser):
@@ -42,7 +42,8 @@ def run(args):
     if args.what == "stage":
         stage = StageRun("verb", "wheels", "x86_64-linux", "qnn-ci verb")
         stage.add("emulator-run", Severity.WARNING, "a", "slow\\x1b[31m", "`qnn-ci diagnose emulator-run`")
-        stage.add("emulator-run", Severity.ERROR, "b", "bad", "in net.py:3 write `y` for `x`: it is faster")
+        edit = Edit("net.py", 3, "x", "y")
+        stage.findings.append(Finding("emulator-run", Severity.ERROR, "b", "bad", f"{edit}", edit=edit))
         return stage.close(answer_reports())
     if args.what == "words":
         offers = {"tunes": "nox -s tune -- a.py:f", "repairs": "nox -s repair -- a.py:f -o repaired"}
@@ -211,15 +212,15 @@ def test_each_fact_that_a_verb_names_is_in_the_schema() -> None:
 def test_a_line_is_rewritten_only_where_it_means_the_same(operator: str, code: str, new: str) -> None:
     overload = "" if "." in operator else ".default"
     fix = fix_for(f"aten.{operator}{overload}", code, "net.py:7")
-    edit = EDIT.search(fix)
-    assert fix and (edit["new"] if edit else "") == new
-    assert edit is None or (edit["file"], edit["line"]) == ("net.py", "7")
+    edit = fix.edit
+    assert fix and (edit.new if edit else "") == new
+    assert edit is None or ((edit.file, edit.line) == ("net.py", 7) and edit.old in code)
 
 
 def test_what_ends_the_builder_has_its_fix_by_the_error() -> None:
     convolution = "aten.convolution.default"
-    assert "* given" in fix_for(
-        convolution, "", where="builder", reason="Expect aten_mul_tensor to be parameter"
+    assert "* given" in str(
+        fix_for(convolution, "", where="builder", reason="Expect aten_mul_tensor to be parameter")
     )
     assert not fix_for(convolution, "", where="builder", reason="KeyError: 'scale'")
     assert not fix_for(convolution, "", reason="Expect aten_mul_tensor to be parameter")
@@ -227,5 +228,7 @@ def test_what_ends_the_builder_has_its_fix_by_the_error() -> None:
 
 def test_a_permutation_of_six_dimensions_has_a_fix_and_one_of_five_none() -> None:
     permutation = "aten.permute_copy.default"
-    assert "reshape" in fix_for(permutation, "x.transpose(2, 3)", reason="[4294967295] has incorrect Rank 6.")
+    assert "reshape" in str(
+        fix_for(permutation, "x.transpose(2, 3)", reason="[4294967295] has incorrect Rank 6.")
+    )
     assert not fix_for(permutation, "x.transpose(2, 3)", reason="[4294967295] has incorrect Rank 0.")

@@ -88,7 +88,7 @@ def _facts(result: Result) -> dict[str, Any]:
         "cpu": [
             {
                 **row,
-                "suggestion": fix_for(row["operator"], row["code"], row["source"], reason=row["reason"]),
+                "suggestion": str(fix_for(row["operator"], row["code"], row["source"], reason=row["reason"])),
             }
             for row in facts["left"]
         ],

@@ -43,7 +43,7 @@ from ci.pipeline.options import StageOptions
 from ci.pipeline.runner import Runner, find_runner, ready_runner
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.files import hash_file
-from provisioning.base.findings import Artifact, Finding, Metric, Place, Severity
+from provisioning.base.findings import Artifact, Edit, Finding, Metric, Place, Severity
 from provisioning.base.stage_run import StageRun
 
 RAN = "emulator"
@@ -301,8 +301,10 @@ def findings_of(
     again = SUITES.repeat(program, "test_emulator")
     where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""
 
-    def wrong(rule: str, message: str, fix: str = again, place: Place | None = None) -> Finding:
-        return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, fix, place)
+    def wrong(
+        rule: str, message: str, fix: str = again, place: Place | None = None, edit: Edit | None = None
+    ) -> Finding:
+        return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, fix, place, edit)
 
     if result.failure:
         failure = result.failure
@@ -316,7 +318,7 @@ def findings_of(
         return [wrong("fault", f"expected it not to run ({fault}), found: {seen}; correct the suite")]
     if facts["rule"] == "run" and (missing := list(missing_kernels(compiled))):
         return [
-            wrong("run", f"{message} ({facts['message']})", fix or again, place)
+            wrong("run", f"{message} ({facts['message']})", str(fix) or again, place, fix.edit)
             for message, fix, place in missing
         ]
     if facts["rule"]:

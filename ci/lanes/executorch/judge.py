@@ -20,7 +20,7 @@ from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Place, Severity
-from provisioning.fixes import fix_for
+from provisioning.fixes import Suggestion, fix_for
 from provisioning.manifest import soc_named
 
 PAGE = 4096
@@ -94,14 +94,15 @@ def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator
     for first, *others in causes.values():
         places = [other["source"] or other.get("module") or "a place without a line" for other in others]
         more = f"; also at {', '.join(dict.fromkeys(places))}" if places else ""
+        fix = fix_for(first["operator"], first["code"], first["source"], reason=first["reason"])
         yield Finding(
             "lowering-cpu-operator",
             Severity.ERROR if over else Severity.NOTE,
             program.name,
             f"{_on_cpu(first)} ({allowed}){more}",
-            fix_for(first["operator"], first["code"], first["source"], reason=first["reason"])
-            or SUITES.repeat(program, "test_lowering"),
+            str(fix) or SUITES.repeat(program, "test_lowering"),
             Place.read(first["source"]),
+            fix.edit,
         )
     if facts["delegates"] != program.delegates:
         yield Finding(
@@ -128,12 +129,12 @@ def kept_on_cpu(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterato
         )
 
 
-def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, Place | None]]:
+def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, Suggestion, Place | None]]:
     """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
     return left_on_cpu({"left": [row for row in facts["left"] if not row["kernel"]]})
 
 
-def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, Place | None]]:
+def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, Suggestion, Place | None]]:
     """Operators on the CPU, each with what to write instead, and its line of the model."""
     for row in facts["left"]:
         fix = fix_for(row["operator"], row["code"], row["source"], reason=row["reason"])

@@ -43,9 +43,11 @@ from ci.pipeline.output import Publish, keep_origins, require_own
 from ci.pipeline.precision import scheme_named
 from ci.pipeline.runner import ready_runner
 from ci.pipeline.trial import Outcome
+from provisioning.base import answer
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.places import located
 from provisioning.base.rendering.text import plural
 from provisioning.fixes import fix_for
 
@@ -205,8 +207,13 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> R
     if errors := _errors(artifact(program, result, plan.basis.build_id)):
         raise CheckFailed(errors[0].message, fix="--no-cache compiles it again")
     if missing := list(missing_kernels(result.facts)):
-        message, fix, _ = missing[0]
-        raise CheckFailed(message, fix=fix or NO_FIX)
+        message, fix, place = missing[0]
+        error = CheckFailed(message, fix=str(fix) or NO_FIX)
+        found = Finding(
+            "compile-cpu-operator", Severity.ERROR, program.name, message, error.fix, place, fix.edit
+        )
+        answer.add_findings([located(found)])
+        raise error
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
         raise CheckFailed(
@@ -254,7 +261,7 @@ def _line(
 def _left(stem: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Each operator on the CPU, for an answer."""
     for message, fix, place in dict.fromkeys(left_on_cpu(facts)):
-        yield Finding("compile-cpu-operator", Severity.WARNING, stem, message, fix, place)
+        yield Finding("compile-cpu-operator", Severity.WARNING, stem, message, str(fix), place, fix.edit)
 
 
 def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -44,7 +44,7 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     assert folder is not None
     cpu = [
         # ONNX Runtime has a CPU kernel of each: without it there would be no session.
-        {**row, "kernel": True, "suggestion": fix_for(row["operator"], row["code"], row["source"])}
+        {**row, "kernel": True, "suggestion": str(fix_for(row["operator"], row["code"], row["source"]))}
         for row in facts["cpu"]
     ]
     row: dict[str, Any] = {name: facts[name] for name in ("delegated", "delegates", "ddr")}

@@ -159,9 +159,8 @@ class Search:
         if node is not None:
             reason = f"the backend's builder fails: {type(error).__name__}: {error}"
             nodes = [node, *(partition.constants_of(node) if partition else ())]
-            return [
-                _suspect(nodes, reason, fix_for(operator_name(node), "", where="builder", reason=str(error)))
-            ]
+            fix = fix_for(operator_name(node), "", where="builder", reason=str(error))
+            return [_suspect(nodes, reason, str(fix))]
         if partition is None:
             return []
         calls = [node for node in partition.calls if not is_glue(node)]
