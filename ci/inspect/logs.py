@@ -61,7 +61,7 @@ class _Bounded(io.RawIOBase):
         except DAMAGED as error:
             raise UsageError(
                 f"{self._name} is damaged or cut off: {error}",
-                fix="get it again, or give what is left of it: `gzip -dc FILE | qnn-ci diagnose`",
+                fix="get it again, or give what is left of it: `gzip -dc FILE | python -m ci diagnose`",
             ) from error
         self._left -= len(block)
         if self._left < 0:
@@ -99,8 +99,8 @@ def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, Bin
             if not _is_text(log):
                 raise UsageError(
                     f"{name} is no text",
-                    fix="`qnn-ci inspect FILE` says what is in a program, a DLC or a library; give diagnose"
-                    " what the command that failed has printed",
+                    fix="`nox -s inspect -- FILE` says what is in a program, a DLC or a library; give"
+                    " diagnose what the command that failed has printed",
                 )
             yield name, log
 

@@ -44,6 +44,7 @@ REASONS = {
     "unit/test_onnx_commands.py": PROCESS,
     "unit/test_onnx_machine.py": PLANTED,
     "unit/test_onnx_stage.py": PROCESS,
+    "unit/test_printed_commands.py": "whether this is a clone is known to the process alone",
     "unit/test_proofs.py": "a lane without a compiler answers",
     "unit/test_provision.py": PROCESS,
     "unit/test_site.py": SHIPPED,

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from ci.__main__ import VERBS as CI
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base import toml
+from provisioning.base import commands, toml
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import quoted, session, typed
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.findings import Severity
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.rules import rules
 from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 from tests.support.sources import nodes, walked
@@ -224,3 +225,14 @@ def test_a_printed_command_is_of_the_profile_that_the_stage_ran_with(
     with pytest.raises(EnvironmentLacking), stage.reported(tmp_path, "bundle-stopped"):
         raise error
     assert {error.fix, *(finding.fix for finding in stage.finish().findings)} == {printed or fix}
+
+
+@pytest.mark.parametrize(
+    ("clone", "other"), [(True, r"qnn-ci [A-Za-z_]+"), (False, r"nox -s|python -m (ci|pro)")]
+)
+def test_a_fix_of_each_rule_has_the_spelling_of_the_copy_that_prints_it(
+    clone: bool, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "CLONE", clone)
+    printed = {rule.id: Finding(rule.id, Severity.ERROR, "", "", rule.fix).fix for rule in rules().values()}
+    assert len(printed) > 100 and not {name: fix for name, fix in printed.items() if re.search(other, fix)}

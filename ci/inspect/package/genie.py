@@ -29,7 +29,7 @@ def check(config: Path, root: Path) -> Iterator[Finding]:
         extension = str(engine["backend"].get("extensions", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"expected Genie's configuration, found {error!r}"
-        yield _finding("genie-config", place, message, "write it again: qnn-ci compile FOLDER")
+        yield _finding("genie-config", place, message, "write it again: nox -s compile -- FOLDER")
         return
     missing = [name for name in (*names, tokenizer, extension) if name and not _beside(config, name)]
     if missing:
@@ -146,7 +146,7 @@ def _extension(place: str, file: Path, contexts: Mapping[str, ContextStrings]) -
         said = [(device.get("soc_id", device.get("soc_model")), device.get("dsp_arch")) for device in devices]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         message = f"{file.name}: expected the settings of the HTP backend, found {error!r}"
-        yield _finding("genie-config", place, message, "write it again: qnn-ci compile FOLDER")
+        yield _finding("genie-config", place, message, "write it again: nox -s compile -- FOLDER")
         return
     arches = sorted({f"v{arch}" for context in contexts.values() for arch in context.arches})
     chips = sorted({name for context in contexts.values() for name in context.socs})
