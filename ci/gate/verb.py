@@ -200,7 +200,7 @@ def run_stages(
     flags: Sequence[str],
     selection: Selection,
     *,
-    whole: bool,
+    whole: bool = False,
 ) -> list[StageResult]:
     """Run the chosen stages in order. Afterwards reports/ has one report of each, and none of an
     earlier run."""
