@@ -18,10 +18,12 @@ from provisioning.base.findings import Finding, Place
 
 def located(finding: Finding, command: str = "") -> Finding:
     """The finding with a place that is in the user's repository, or without any. `command` is what was typed,
-    and names the suites."""
-    folder, suites = Parser.user_folder(), [*_suites_of(command)]
-    trees = [Path(tree, "file") for tree in (os.environ.get("EXECUTORCH_ROOT"),) if tree]
-    tops = list(dict.fromkeys(map(repository_of, (folder / "file", *suites, *trees))))
+    and names the suites, or ExecuTorch's tree."""
+    folder, suites = Parser.user_folder(), [*_named("--suite", command)]
+    trees = [*_named("--executorch", command), *map(Path, filter(None, [os.environ.get("EXECUTORCH_ROOT")]))]
+    tops = list(
+        dict.fromkeys(map(repository_of, (folder / "file", *suites, *(tree / "file" for tree in trees))))
+    )
     beside = [folder, *(suite.parent for suite in suites), *tops]
     return replace(finding, place=next(filter(None, _candidates(finding, suites, beside, tops)), None))
 
@@ -48,11 +50,11 @@ def _in_repository(file: Path, place: Place, tops: Sequence[Path]) -> Place | No
     return None
 
 
-def _suites_of(command: str) -> Iterator[Path]:
-    """The suites that a stage ran, by the paths that the user typed."""
+def _named(flag: str, command: str) -> Iterator[Path]:
+    """The paths that the user typed behind this flag."""
     with contextlib.suppress(ValueError):
         for word, after in itertools.pairwise(shlex.split(command)):
-            if word == "--suite":
+            if word == flag:
                 yield Path(os.path.normpath(Parser.user_folder() / after))
 
 

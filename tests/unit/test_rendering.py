@@ -250,6 +250,10 @@ def test_a_finding_is_at_a_line_that_the_users_repository_has_or_nowhere(
     for source in ("gone.py:15", f"{tmp_path}/up.py:3", "../up.py:3", "../../up.py:3", "/etc/hosts:1"):
         assert place("net/8a8w/SM8650", source) == "ci/models.toml:2"
         assert place(source, typed="nox -s validate") == place("libQnnHtp.so", typed="") == ""
+    tree = tmp_path / "executorch"
+    (tree / "backends").mkdir(parents=True)
+    (tree / "backends/BUCK").touch()
+    assert place("backends/BUCK:7", typed=f"nox -s buck_parity -- --executorch {tree}") == "backends/BUCK:7"
 
 
 RISKY = Finding("paths.order", WARNING, "LD_LIBRARY_PATH", "is in a wrong order", "")
