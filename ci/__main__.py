@@ -57,7 +57,6 @@ VERBS = {
     "example": Verb(
         "ci.model_commands.example",
         "write a small model and its suite, to try the other commands on",
-        foreign_code=False,
     ),
     "compile": Verb(
         "ci.model_commands.compile", "compile one model, run it on the HTP emulator and compare", "executorch"
@@ -161,9 +160,8 @@ VERBS = {
     "generate": Verb("ci.dev.generate", "regenerate the committed schemas and catalogues", "lint"),
     "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them", foreign_code=False),
     "release": Verb(
-        "ci.github.release",
+        "ci.github.release_verb",
         "make a release's files in dist/release; --check says what still keeps it from being one",
-        foreign_code=False,
     ),
     "cache": Verb(
         "ci.sharing.verb", "upload what runs packed for the cache that machines share", foreign_code=False

@@ -1,12 +1,10 @@
-"""`release`: source archive, bill of materials, checksums. The bytes are the same everywhere."""
+"""Make a release's files: source archive, bill of materials, checksums. The bytes are the same everywhere."""
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import gzip
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -28,24 +26,6 @@ SUMS = "SHA256SUMS"
 
 FOR_DEVELOPERS = ("lint", "tests")
 """Environments that no user's session runs in."""
-
-
-EXAMPLES = """\
-  nox -s release
-  nox -s release -- --check
-"""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check", action="store_true", help="write nothing; say what a release still lacks")
-
-
-def run(args: argparse.Namespace) -> int:
-    if args.check:
-        require_releasable(ROOT)
-    else:
-        make(os.environ)
-    return 0
 
 
 def require_releasable(root: Path) -> None:

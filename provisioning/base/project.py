@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from provisioning.base import toml
@@ -30,6 +29,9 @@ def project(root: Path = ROOT) -> Project:
     if file.is_file():
         own = toml.loads(file.read_text(encoding="utf-8"))["project"]
         return Project(str(own["version"]), str(own.get("urls", {}).get("Repository", "")))
+    # Imported late: each start of the command would pay for it.
+    from importlib import metadata
+
     # Of the Python that this command was installed into, in which verbs do not run.
     for installed in metadata.distributions(name="qnn-ci", path=[str(root.parent)]):
         urls = dict(line.split(", ", 1) for line in installed.metadata.get_all("Project-URL") or ())

@@ -26,7 +26,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of release.yml's job `push`, with a skopeo that only says what it would do."""
     program = script(tmp_path / "bin" / "skopeo", SKOPEO)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    (tmp_path / "pyproject.toml").write_text('version = "1.2"\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2"\n')
     (tmp_path / "images").mkdir()
     for name in images.NAMES:
         (tmp_path / "images" / f"{name}.tar").write_bytes(archive(name, OURS))

@@ -1,0 +1,26 @@
+"""`release`: the files of a release, or what still keeps it from being one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+EXAMPLES = """\
+  nox -s release
+  nox -s release -- --check
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--check", action="store_true", help="write nothing; say what a release still lacks")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.github.release import make, require_releasable
+    from provisioning.base.settings import ROOT
+
+    if args.check:
+        require_releasable(ROOT)
+    else:
+        make(os.environ)
+    return 0
