@@ -1,4 +1,4 @@
-"""Two models, each with a fault: an operator of `model` stays on the CPU, a line of `scores` is wrong on the NPU."""
+"""Two models: an operator of `model` stays on the CPU, and a line of `scores` is wrong on the NPU."""
 
 import torch
 
