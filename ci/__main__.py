@@ -8,7 +8,7 @@ from provisioning.base.command_line import Verb, main
 
 VERBS = {
     "gate": Verb(
-        "ci.gate.verb", "run the stages that decide a pull request, and their summary", "executorch"
+        "ci.gate.verb", "run the stages that decide a pull request, and summarize them", "executorch"
     ),
     "report": Verb(
         "ci.report.verb",
@@ -29,7 +29,10 @@ VERBS = {
         "build the backend and the runner for embedded Linux from source",
         "executorch",
     ),
-    "bundle": Verb("ci.device.bundle.verb", "gather the exact files that a device needs, checked as one"),
+    "bundle": Verb(
+        "ci.device.bundle.verb",
+        "put the files that a device needs into one folder, and check that they match",
+    ),
     "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and fetch its output"),
     "test_delegate": Verb(
         "ci.lanes.upstream.verb", "run ExecuTorch's own delegate suite on the HTP emulator", "executorch"
@@ -39,16 +42,14 @@ VERBS = {
         "run any of ExecuTorch's own suites on the HTP emulator: operators in every scheme, passes, models",
         "upstream",
     ),
-    "site": Verb("ci.site.verb", "render the pages, and what is known of operators and errors, as a site"),
+    "site": Verb("ci.site.verb", "render the documentation, operators and errors as a website"),
     "compare": Verb(
         "ci.upgrades.compare.verb", "compare one suite on several QNN builds, program by program"
     ),
     "compat": Verb(
         "ci.upgrades.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
     ),
-    "faults": Verb(
-        "ci.upgrades.faults.verb", "say whether each known fault is still there, by a script of its own"
-    ),
+    "faults": Verb("ci.upgrades.faults.verb", "check with a script whether each known fault still exists"),
     "diagnose": Verb(
         "ci.inspect.diagnose",
         "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001",
@@ -68,7 +69,7 @@ VERBS = {
     ),
     "test_lowering": Verb(
         "ci.lanes.executorch.verb",
-        "lower the suite's models to the HTP, audit what was delegated and what it costs",
+        "compile the suite's models for the NPU; check what runs there and what it costs",
         "executorch",
     ),
     "test_emulator": Verb(
@@ -78,45 +79,43 @@ VERBS = {
     ),
     "audit": Verb(
         "ci.model_commands.audit",
-        "say what of a model HTP takes at each precision, and what stays on the CPU, why and at what cost",
+        "show which operators run on the NPU at each precision, and why others fall back to the CPU",
         "executorch",
     ),
     "timing": Verb(
         "ci.model_commands.timing",
-        "say what each operator and line of a program takes on the HTP emulator",
+        "show what each operator and line costs on the HTP emulator",
         "executorch",
     ),
-    "forecast": Verb(
-        "ci.forecast.verb", "say what phones will take for one model, or what AI Hub measured", "onnx"
-    ),
+    "forecast": Verb("ci.forecast.verb", "estimate latency on phones, or show what AI Hub measured", "onnx"),
     "run": Verb(
         "ci.model_commands.run",
-        "run a compiled program: its outputs, its time, what ran where; beside those of another one",
+        "run a compiled program: outputs, time, placement, and a comparison with another run",
         "executorch",
     ),
     "repair": Verb(
         "ci.model_commands.repair",
-        "rewrite a model where a known fault meets it, prove that it computes the same, compile and compare",
+        "rewrite a model where a known fault affects it, prove each rewrite, compile and compare",
         "executorch",
     ),
     "divergence": Verb(
         "ci.model_commands.divergence",
-        "say at which operator the HTP emulator first differs from the quantized model",
+        "find the operator that the HTP emulator computes differently from the quantized model",
         "executorch",
     ),
     "tune": Verb(
         "ci.model_commands.tune",
-        "find which operators of a model need the more exact of two precisions to hold a floor",
+        "find which operators need the more exact of two precisions to reach an accuracy",
         "executorch",
     ),
     "reduce": Verb(
         "ci.model_commands.reduce",
-        "find the smallest program that still shows what a model shows, as a file that needs nothing of ours",
+        "find the smallest program that still shows a problem, as a self-contained Python file",
         "executorch",
     ),
     "mcp": Verb(
         "ci.agents.verb",
-        "be a server of the Model Context Protocol: compile, audit, diagnose and others as tools of agents",
+        "run an MCP server: compile, audit, diagnose and others as tools for agents",
         "mcp",
     ),
     "matrix": Verb(
@@ -125,7 +124,7 @@ VERBS = {
         foreign_code=False,
     ),
     "inspect": Verb(
-        "ci.inspect.verb", "say what is inside a program, and whether a runtime loads it", foreign_code=False
+        "ci.inspect.verb", "show what is inside a program, and whether an SDK can load it", foreign_code=False
     ),
     "test_golden": Verb(
         "ci.upgrades.golden.verb", "run programs of earlier QNN builds on later ones", "onnx"
@@ -139,7 +138,7 @@ VERBS = {
     "llm": Verb("ci.lanes.llm", "compile Hugging Face checkpoints for Genie, and run them", "llm"),
     "test_llm": Verb(
         "ci.lanes.llm.verb",
-        "run language models on the HTP emulator, and hold their text to the float model",
+        "run language models on the HTP emulator, and compare their text with the float model's",
         "llm",
     ),
     "dump": Verb(
@@ -154,19 +153,19 @@ VERBS = {
         "ci.signing.verb", "inspect or verify the signatures of Hexagon libraries", foreign_code=False
     ),
     "sign_lpai": Verb("ci.signing.lpai.verb", "sign the Hexagon libraries that LPAI needs"),
-    "image": Verb("ci.image.verb", "build a container image, or prove that it can be built again"),
+    "image": Verb("ci.image.verb", "build a container image, or check that it can be rebuilt bit for bit"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
     "lint": Verb("ci.dev.lint", "check style, types, generated files and the tree's hygiene", "lint"),
     "generate": Verb("ci.dev.generate", "regenerate the committed schemas and catalogues", "lint"),
-    "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them", foreign_code=False),
+    "github": Verb("ci.github", "run a part of a GitHub workflow: --help names them", foreign_code=False),
     "release": Verb(
         "ci.github.release_verb",
-        "make a release's files in dist/release; --check says what still keeps it from being one",
+        "make a release's files in dist/release; --check lists what is missing",
     ),
     "cache": Verb(
-        "ci.sharing.verb", "upload what runs packed for the cache that machines share", foreign_code=False
+        "ci.sharing.verb", "upload packed results to the cache that machines share", foreign_code=False
     ),
-    "pins": Verb("ci.dev.pins", "hand newer pins to the job that proposes them, as files that are judged"),
+    "pins": Verb("ci.dev.pins", "pass newer pins to the job that proposes them"),
     "bench": Verb(
         "ci.dev.bench", "measure performance claims as ratios, side by side; --list names them", "executorch"
     ),

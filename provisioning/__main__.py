@@ -23,7 +23,7 @@ VERBS = {
     ),
     "validate": Verb(
         "provisioning.verbs.validate",
-        "tell whether an environment can do its work",
+        "check whether an environment can work",
         "executorch",
         foreign_code=False,
     ),
