@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.proofs import proofs_of
     from provisioning.base.commands import session
     from provisioning.base.findings import Finding, Place, Severity
-    from provisioning.base.places import located
+    from provisioning.base.places import Places
 
     model = model_or_suite_of(args)
     require_one_chip(model.selection)
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             message = "; ".join(lines[:2])
             place = Place.read((result["first"] or {}).get("source", ""))
             found = Finding("divergence-operator", Severity.ERROR, name, message, fix, place)
-            answer.add_findings([located(found)])
+            answer.add_findings([Places.of().located(found)])
             report.fail(message, fix, rule="model-accuracy")
         return int(differs)
 

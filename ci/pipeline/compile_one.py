@@ -30,7 +30,7 @@ from provisioning.base.command_line import Parser, show_error
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.findings import Place
-from provisioning.base.places import located
+from provisioning.base.places import Places
 from provisioning.base.rendering.terminal import readable
 from provisioning.base.settings import DEFAULT_SOC, Selection
 from provisioning.base.units import aligned
@@ -186,7 +186,8 @@ def quantize_model(
 
 def _shown(products: Sequence[Product], report: ModelReport) -> int:
     """The exit code, after what is wrong."""
-    wrong = [located(finding) for product in products for finding in product.outcome.wrong]
+    places = Places.of()
+    wrong = [places.located(finding) for product in products for finding in product.outcome.wrong]
     answer.add_findings(wrong)
     for finding in wrong:
         error = CheckFailed(f"{finding.subject}: {finding.message}", fix=finding.fix)
@@ -234,7 +235,7 @@ def _write(
         mark = f"{'✗' if product.outcome.wrong else '✓'} " * bool(product.outcome.figures)
         lines = "".join(f"{word}\n" for word in product.words)
         sys.stdout.write(readable(f"{mark}{lines}", sys.__stdout__ or sys.stdout))
-        answer.add_findings(map(located, product.findings))
+        answer.add_findings(map(Places.of().located, product.findings))
     folder = Parser.user_folder() / output
     answer.add(programs=[_answered(folder, product) for product in products])
 

@@ -7,47 +7,61 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioning.base.command_line import Parser
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Finding, Place
 
-
-def located(finding: Finding, command: str = "") -> Finding:
-    """The finding with a place that is in the user's repository, or without any. `command` is what was typed,
-    and names the suites, or ExecuTorch's tree."""
-    folder, suites = Parser.user_folder(), [*_named("--suite", command)]
-    trees = [*_named("--executorch", command), *map(Path, filter(None, [os.environ.get("EXECUTORCH_ROOT")]))]
-    tops = list(
-        dict.fromkeys(map(repository_of, (folder / "file", *suites, *(tree / "file" for tree in trees))))
-    )
-    beside = [folder, *(suite.parent for suite in suites), *tops]
-    return replace(finding, place=next(filter(None, _candidates(finding, suites, beside, tops)), None))
+_CASE = re.compile(r"""\s*\[+\s*case\s*\.\s*(?:"([^"]*)"|'([^']*)'|([\w-]+))\s*[.\]]""")
 
 
-def _candidates(
-    finding: Finding, suites: Sequence[Path], folders: Sequence[Path], tops: Sequence[Path]
-) -> Iterator[Place | None]:
-    for place in (finding.place, Place.read(finding.subject), Place(finding.subject)):
-        for folder in folders if place else ():
-            yield place and _in_repository(folder / place.file, place, tops)
-    for suite in suites:
-        if line := _line_of(finding.subject.partition("/")[0], suite):
-            yield _in_repository(suite, Place("", line), tops)
-    for suite in suites:
-        yield _in_repository(suite, Place(""), tops)
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The files that findings of a command can be in."""
 
+    folders: Sequence[Path]
+    """Those that a path may be relative to."""
+    tops: Sequence[Path]
+    """The user's repositories: of the folder where they typed, of the suites, of ExecuTorch's tree."""
+    suites: Mapping[Path, Mapping[str, int]]
+    """With the line at which each case begins."""
 
-def _in_repository(file: Path, place: Place, tops: Sequence[Path]) -> Place | None:
-    path = Path(os.path.normpath(file))
-    with contextlib.suppress(OSError, ValueError):
-        if path.is_file():
-            top = next((top for top in tops if path.is_relative_to(top)), None)
-            return replace(place, file=path.relative_to(top).as_posix()) if top else None
-    return None
+    @classmethod
+    def of(cls, command: str = "") -> Places:
+        """`command` is what was typed, and names the suites, or ExecuTorch's tree."""
+        folder, suites = Parser.user_folder(), [*_named("--suite", command)]
+        trees = [*_named("--executorch", command)]
+        trees += [Path(tree) for tree in (os.environ.get("EXECUTORCH_ROOT"),) if tree]
+        inside = (folder / "file", *suites, *(tree / "file" for tree in trees))
+        tops = list(dict.fromkeys(map(repository_of, inside)))
+        beside = [folder, *(suite.parent for suite in suites), *tops]
+        return cls(beside, tops, {suite: _cases(suite) for suite in suites})
+
+    def located(self, finding: Finding) -> Finding:
+        """The finding with a place that is in the user's repository, or without any."""
+        return replace(finding, place=next(filter(None, self._candidates(finding)), None))
+
+    def _candidates(self, finding: Finding) -> Iterator[Place | None]:
+        for place in (finding.place, Place.read(finding.subject), Place(finding.subject)):
+            for folder in self.folders if place else ():
+                yield place and self._in_repository(folder / place.file, place)
+        case = finding.subject.partition("/")[0]
+        for suite, cases in self.suites.items():
+            if line := cases.get(case):
+                yield self._in_repository(suite, Place("", line))
+        for suite in self.suites:
+            yield self._in_repository(suite, Place(""))
+
+    def _in_repository(self, file: Path, place: Place) -> Place | None:
+        path = Path(os.path.normpath(file))
+        with contextlib.suppress(OSError, ValueError):
+            if path.is_file():
+                top = next((top for top in self.tops if path.is_relative_to(top)), None)
+                return replace(place, file=path.relative_to(top).as_posix()) if top else None
+        return None
 
 
 def _named(flag: str, command: str) -> Iterator[Path]:
@@ -58,11 +72,10 @@ def _named(flag: str, command: str) -> Iterator[Path]:
                 yield Path(os.path.normpath(Parser.user_folder() / after))
 
 
-def _line_of(case: str, suite: Path) -> int:
-    """Where a suite begins with a case; 0 where it does not."""
-    heading = re.compile(rf"\s*\[+\s*case\s*\.\s*[\"']?{re.escape(case)}[\"']?\s*[.\]]")
+def _cases(suite: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError):
         for number, line in enumerate(suite.read_text(encoding="utf-8").splitlines(), 1):
-            if heading.match(line):
-                return number
-    return 0
+            if match := _CASE.match(line):
+                found.setdefault(next(filter(None, match.groups()), ""), number)
+    return found

@@ -14,7 +14,7 @@ from provisioning.base import answer
 from provisioning.base.commands import selecting, typed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
-from provisioning.base.places import located
+from provisioning.base.places import Places
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, profile_flags
 from provisioning.base.units import utc_now
@@ -78,6 +78,7 @@ class StageRun:
         return selecting(fix, profile, ["--target", target] if elsewhere else [])
 
     def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
+        places = Places.of(self.command)
         report = Report(
             stage=self.stage,
             profile=self.profile,
@@ -86,7 +87,7 @@ class StageRun:
             started=self.started,
             seconds=round(time.monotonic() - self._clock, 3),
             findings=tuple(
-                located(replace(finding, fix=self._selecting(finding.fix)), self.command)
+                places.located(replace(finding, fix=self._selecting(finding.fix)))
                 for finding in self.findings
             ),
             artifacts=tuple(self.artifacts),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from provisioning.base.findings import Finding, Outcome, Place, Report, Severity
 from provisioning.base.foreign import visible
-from provisioning.base.places import located
+from provisioning.base.places import Places
 from provisioning.base.rendering.code_scanning import code_quality, sarif
 from provisioning.base.rendering.job_summary import cell, markdown
 from provisioning.base.rendering.junit_xml import junit
@@ -238,8 +238,9 @@ def test_a_finding_is_at_a_line_that_the_users_repository_has_or_nowhere(
 
     def place(subject: str, source: str = "", typed: str = f"nox -s gate -- --suite {suite}") -> str:
         found = Finding("a-rule", ERROR, subject, "message", "fix", Place.read(source))
-        once = located(found, typed)
-        assert located(once, typed) == once
+        places = Places.of(typed)
+        once = places.located(found)
+        assert places.located(once) == once
         return str(once.place or "")
 
     assert place("net/8a8w/SM8650") == "ci/models.toml:2"

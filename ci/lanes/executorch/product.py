@@ -47,7 +47,7 @@ from provisioning.base import answer
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.places import located
+from provisioning.base.places import Places
 from provisioning.base.rendering.text import plural
 from provisioning.fixes import fix_for
 
@@ -212,7 +212,7 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> R
         found = Finding(
             "compile-cpu-operator", Severity.ERROR, program.name, message, error.fix, place, fix.edit
         )
-        answer.add_findings([located(found)])
+        answer.add_findings([Places.of().located(found)])
         raise error
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
