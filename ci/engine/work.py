@@ -249,6 +249,9 @@ def cached_from(results: Iterable[Result]) -> dict[str, Metric]:
 def _announce(
     how: RunOptions, cached: Mapping[str, Result], reasons: Mapping[str, str], assessment: Assessment
 ) -> None:
+    if len(reasons) == 1 and not cached and not how.explain:
+        # Its progress says as much.
+        return
     origins = Counter(result.origin for result in cached.values() if result.origin != "store")
     more = "".join(f" ({count} from {origin})" for origin, count in origins.items())
     line = f"{how.title}: {len(cached)} cached{more}, {len(reasons)} to do"

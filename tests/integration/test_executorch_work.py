@@ -52,7 +52,7 @@ def compiled(
     cache: bool = True,
     worker: tuple[str, ...] = STAND_IN,
 ) -> dict[str, Result]:
-    plan = plan_of(folder, programs, WorkOptions(timeout, jobs=1, cache=cache), basis)
+    plan = plan_of(folder, programs, WorkOptions(timeout, jobs=1, cache=cache, why=True), basis)
     return compile_programs(replace(plan, worker=worker))
 
 
@@ -107,7 +107,7 @@ class TestCompiling:
             change(file, old, new)
             capfd.readouterr()
             assert not cached(), new
-            assert f"1 to do: {why}" in capfd.readouterr().err
+            assert f": {why}" in capfd.readouterr().err
         # What is judged later is not compiled again.
         change("suite.toml", "sqnr_db = 20", "sqnr_db = 30")
         change("suite.toml", '["pr"]', '["nightly"]')
