@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any, Protocol
+import sys
+from typing import Any
 
 from ci.pipeline.compile_flags import (
+    ONNX,
     PRECISION_HELP,
     add_lane,
     add_model,
@@ -21,7 +23,6 @@ from ci.pipeline.compile_flags import (
 )
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
-from ci.pipeline.options import Choice, OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable
 
@@ -30,16 +31,6 @@ EXAMPLES = """\
   qnn-ci divergence model.onnx --precision 16a8w --calibrate samples/
   qnn-ci divergence --suite models.toml -k net/16a8w/SM8650
 """
-
-
-class Diverges(Protocol):
-    """What is asked of a lane."""
-
-    def searched(
-        self, model: OneModel, choice: Choice, least: float | None, kept: tuple[str, ...]
-    ) -> tuple[str, dict[str, Any]]:
-        """The program's name, and what the search gave; nodes that are `kept` are on the CPU."""
-        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,20 +53,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.cause import of_cuts
-    from ci.pipeline.divergence import as_text, fix_of
+    from ci.pipeline.divergence import LEAST_DB, SearchesCuts, as_text, fix_of
     from ci.pipeline.findings import NO_FIX
     from ci.pipeline.lane_model import lane_model, measured, of_lane
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.options import Compiling
     from ci.pipeline.proofs import proofs_of
     from provisioning.base.commands import session
+    from provisioning.base.errors import CheckFailed, ToolkitError
     from provisioning.base.findings import Finding, Place, Severity
     from provisioning.base.places import Places
 
     model = model_or_suite_of(args)
     require_one_chip(model.selection)
     choice, least, kept = choice_of(args), args.least, tuple(args.keep_on_cpu)
-    lane: Diverges = of_lane(model, "divergence")
+    lane: SearchesCuts = of_lane(model, "divergence")
     taken = lane_model(model, Compiling(keep_on_cpu=kept))
 
     def command(verb: str, *more: str) -> str:
@@ -89,7 +81,19 @@ def run(args: argparse.Namespace) -> int:
         return proofs_of(taken, model.selection.soc, measured(taken), cause).fix
 
     def work(report: ModelReport) -> int:
-        name, result = lane.searched(model, choice, least, kept)
+        program = lane.chosen_program(model, choice, kept)
+        if model.lane == ONNX and model.typed and not model.calibrate:
+            say = "note: inputs are drawn; --calibrate takes real ones, with which other operators may differ"
+            sys.stderr.write(f"{say}\n")
+        held, name = program.thresholds, program.name
+        try:
+            result = lane.cuts_of(model, program, least or (held and held.reference_sqnr_db) or LEAST_DB)
+        except ToolkitError as error:
+            if error.exit_code != CheckFailed.exit_code:
+                raise
+            again = command("audit") or taken.lane.suites.repeat(program)
+            fix = f"{again} says what does not compile, and what to write instead"
+            raise CheckFailed(f"{name}: {error.message}", fix=fix) from error
         differs = result["sqnr_db"] < result["least"]
         answer.add(program=name, **result)
         lines = list(as_text(result))

@@ -7,15 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ci.pipeline.accuracy import against_nearest, missed
-from ci.pipeline.divergence import LEAST_DB, MANY_ROUND, STANDS_OUT, between_in_words
+from ci.pipeline.divergence import LEAST_DB, MANY_ROUND, STANDS_OUT, SearchesCuts, between_in_words
 from ci.pipeline.findings import SLICE, below_usual, chip_differs, operator_place
 from ci.pipeline.lane_model import LaneModel, of_lane
 from ci.pipeline.losses import Scores
 from ci.pipeline.lost_parts import LEAST_DB as WRONG_DB
-from ci.pipeline.options import OneModel
 from ci.pipeline.suite import Thresholds
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed, ToolkitError
@@ -24,16 +23,6 @@ from provisioning.base.units import in_decibels
 SECONDS = 90.0
 """Of the search for all programs of a command."""
 FLOAT = "fp16"
-
-
-class SearchesCuts(Protocol):
-    """What is asked of a lane's module `divergence`."""
-
-    def cuts_of(
-        self, model: OneModel, program: Any, least: float, seconds: float, whole: float | None
-    ) -> dict[str, Any]:
-        """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

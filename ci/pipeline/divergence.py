@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ci.pipeline.accuracy import Pair, Unusable, in_words, least_sqnr_db
+from ci.pipeline.options import Choice, OneModel
 from provisioning.base.units import in_decibels
 from provisioning.known_faults import Fault
 
@@ -17,6 +18,25 @@ FOREVER = 1e9
 """Seconds; a request has no infinity."""
 
 N = TypeVar("N")
+
+
+class SearchesCuts(Protocol):
+    """What is asked of a lane's module `divergence`."""
+
+    def chosen_program(self, model: OneModel, choice: Choice, kept: tuple[str, ...]) -> Any:
+        """MODEL's, or one of a suite; nodes that are `kept` are on the CPU."""
+        ...
+
+    def cuts_of(
+        self,
+        model: OneModel,
+        program: Any,
+        least: float,
+        seconds: float = ...,
+        whole: float | None = ...,
+    ) -> dict[str, Any]:
+        """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
+        ...
 
 
 class Cuts(Generic[N]):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from ci.pipeline.options import OneModel
 from provisioning.base import units
@@ -22,6 +22,35 @@ MOST_DB = 120.0
 """Outputs that differ by less are equal."""
 HALF_MOST = 65504.0
 """The largest finite value of fp16."""
+
+
+N = TypeVar("N")
+
+
+def losses_of(
+    nodes: Iterable[N],
+    name: Callable[[N], str],
+    operands_of: Callable[[N], Iterable[N]],
+    decibels: Callable[[N], float | None],
+    described: Callable[[N], Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """The operators whose outputs are farther from float than their operands, the worst first. `decibels` is
+    None for what a quantizer added, or fused with the next: its effect shows there."""
+    reached: dict[str, float] = {}
+    found: list[tuple[float, dict[str, Any]]] = []
+    for node in nodes:
+        before = min((reached.get(name(operand), MOST_DB) for operand in operands_of(node)), default=MOST_DB)
+        measured = decibels(node)
+        if measured is None:
+            reached[name(node)] = before
+            continue
+        after = reached[name(node)] = max(-MOST_DB, min(MOST_DB, measured))
+        # Where nothing of the signal is left, it is as bad as can be.
+        added = 10 ** (-max(after, 0.0) / 10) - 10 ** (-max(before, 0.0) / 10)
+        if added > 0:
+            row = {**described(node), "before_db": round(before, 1), "after_db": round(after, 1)}
+            found.append((added, row))
+    return [row for _, row in sorted(found, key=lambda pair: -pair[0])]
 
 
 def as_text(whole: str, losses: Sequence[Mapping[str, Any]]) -> Iterator[str]:

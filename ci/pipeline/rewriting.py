@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -100,6 +101,50 @@ def changes_of(facts: Mapping[str, Any]) -> list[RewrittenPlace]:
 
 class NotTheSame(Exception):
     """A rewrite that gives something else on the CPU."""
+
+
+class Repaired(ABC):
+    """A model while it is rewritten, with what was changed and what was refused."""
+
+    def __init__(self) -> None:
+        self.changes: list[RewrittenPlace] = []
+
+    @property
+    def rewritten(self) -> bool:
+        return any(not change.refused for change in self.changes)
+
+    @abstractmethod
+    def place_of(self, node: Any) -> tuple[str, str, str]:
+        """Its name, and the line of the model that it is of."""
+
+    def note(self, need: Need, place: tuple[str, str, str], refused: str = "") -> None:
+        self.changes.append(RewrittenPlace(need.rewrite, need.rules, need.words, *place, refused))
+
+    @abstractmethod
+    def put(self, match: Any, need: Need) -> None:
+        """Replace its node, if that is proved. Raises NotTheSame."""
+
+    def rewrite(self, need: Need, matches: Iterable[Any]) -> None:
+        for match in matches:
+            place, refused = self.place_of(match.node), need.withheld
+            try:
+                if not refused:
+                    self.put(match, need)
+            except NotTheSame as error:
+                refused = str(error)
+            self.note(need, place, refused)
+
+    def judge(self, wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> None:
+        """Refuse all changes if the whole model with them gives something else for its samples."""
+        try:
+            for before, after in zip(wanted, found, strict=True):
+                scale = max(float(abs(array.astype("f8")).max(initial=0)) for array in before)
+                require_same(before, after, WHOLE_BOUND, scale)
+        except NotTheSame as error:
+            words = f"in the whole model {error}"
+            self.changes = [
+                change if change.refused else replace(change, refused=words) for change in self.changes
+            ]
 
 
 def needs_of(
@@ -211,20 +256,6 @@ def prove(
     scale = max(float(abs(array).max(initial=0)) for array in own)
     for before, after in zip(wanted, new(inputs), strict=True):
         require_same(before, after, bound, scale)
-
-
-def judged(
-    changes: Sequence[RewrittenPlace], wanted: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]
-) -> list[RewrittenPlace]:
-    """The changes, refused if the whole model with them gives something else for its samples."""
-    try:
-        for before, after in zip(wanted, found, strict=True):
-            scale = max(float(abs(array.astype("f8")).max(initial=0)) for array in before)
-            require_same(before, after, WHOLE_BOUND, scale)
-    except NotTheSame as error:
-        words = f"in the whole model {error}"
-        return [change if change.refused else replace(change, refused=words) for change in changes]
-    return list(changes)
 
 
 def merged(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ci.lanes.executorch.values import values_of
 from ci.operators.partition.decisions import module_of
 from ci.pipeline.accuracy import Pair, Unusable, compared
-from ci.pipeline.losses import HALF_MOST, MOST_DB
+from ci.pipeline.losses import HALF_MOST, losses_of
 from ci.pipeline.models.factory import copied
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.user_model import BadFactory
 from provisioning.base.units import decibels
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """An operator whose output differs from the float model's more than its inputs do."""
-
-    operator: str
-    module: str
-    source: str
-    code: str
-    before_db: float
-    after_db: float
 
 
 def figures_in_torch(
@@ -101,15 +89,8 @@ def beyond_half(model: Any, samples: Sequence[tuple[Tensor, ...]]) -> list[dict[
                 continue
             value = outputs[node.name]
             most = float(value[value.isfinite()].abs().max())
-            source, code = source_of(node)
             earlier = found.get(node.name, {"largest": 0.0})
-            found[node.name] = {
-                "operator": str(node.target),
-                "module": module_of(node),
-                "source": source,
-                "code": code,
-                "largest": max(most, float(str(earlier["largest"]))),
-            }
+            found[node.name] = {**described(node), "largest": max(most, float(str(earlier["largest"])))}
     return [*found.values()]
 
 
@@ -118,7 +99,7 @@ def normed(graph: Any) -> dict[str, str]:
     return {
         node.args[0].name: node.name
         for node in graph.nodes
-        if "batch_norm" in str(node.target) and isinstance(node.args[0], torch.fx.Node)
+        if "batch_norm" in str(node.target) and isinstance(node.args[0], Node)
     }
 
 
@@ -127,37 +108,24 @@ def worst_losses(
     folded: Mapping[str, str],
     quantized: Any,
     sample: Sequence[Tensor],
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """The operators that add noise, the worst first."""
     ours = outputs_of(quantized, sample)
-    reached: dict[str, float] = {}
-    losses: list[tuple[float, Loss]] = []
-    for node in quantized.graph.nodes:
-        before = min(
-            (reached.get(all_input_node.name, MOST_DB) for all_input_node in node.all_input_nodes),
-            default=MOST_DB,
-        )
-        wanted = floats.get(node.name)
+
+    def measured(node: Node) -> float | None:
+        wanted, value = floats.get(node.name), ours.get(node.name)
         if folded.get(node.name, "") not in ours:
             wanted = floats.get(folded.get(node.name, node.name))
-        value = ours.get(node.name)
         if node.op != "call_function" or wanted is None or value is None or wanted.shape != value.shape:
-            # Quantization inserted this node; its effect shows in the next operator.
-            reached[node.name] = before
-            continue
-        after = reached[node.name] = _decibels(wanted, value)
-        source, code = source_of(node)
-        loss = Loss(str(node.target), module_of(node), source, code, round(before, 1), round(after, 1))
-        losses.append((_noise(after) - _noise(before), loss))
-    losses.sort(key=lambda pair: -pair[0])
-    return [asdict(loss) for added, loss in losses if added > 0]
+            return None
+        return decibels(float((wanted.double() ** 2).sum()), float(((value - wanted).double() ** 2).sum()))
+
+    return losses_of(
+        quantized.graph.nodes, lambda node: node.name, lambda node: node.all_input_nodes, measured, described
+    )
 
 
-def _noise(decibels: float) -> float:
-    """Relative to the signal; where nothing of that is left, it is as bad as can be."""
-    return float(10 ** (-max(decibels, 0.0) / 10))
-
-
-def _decibels(wanted: Tensor, value: Tensor) -> float:
-    signal, noise = float((wanted.double() ** 2).sum()), float(((value - wanted).double() ** 2).sum())
-    return max(-MOST_DB, min(MOST_DB, decibels(signal, noise)))
+def described(node: Node) -> dict[str, str]:
+    """The operator, with its module and its line."""
+    source, code = source_of(node)
+    return {"operator": str(node.target), "module": module_of(node), "source": source, "code": code}

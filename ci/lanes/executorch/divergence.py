@@ -12,18 +12,16 @@ from ci.engine.runs import Repeats
 from ci.engine.work import Result
 from ci.lanes.executorch.compile import Lower
 from ci.lanes.executorch.stage import Lowering
-from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import better_than, inexact
-from ci.pipeline.divergence import FOREVER, LEAST_DB, known_fault
+from ci.pipeline.divergence import FOREVER, known_fault
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduction import only
 from ci.pipeline.runner import Runner, ready_runner
 from ci.pipeline.steps import Ask, run_step
-from provisioning.base.commands import session
-from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
@@ -82,27 +80,9 @@ def cuts_of(
     return result
 
 
-def searched(
-    model: OneModel, choice: Choice, least: float | None, kept: tuple[str, ...] = ()
-) -> tuple[str, dict[str, Any]]:
-    """The program's name, and what the search gave; nodes that are `kept` are on the CPU."""
-    selection = model.selection
-    program = program_of(model, cpu_nodes=kept) if model.typed else chosen_program(choice, selection)
-    thresholds = program.thresholds
-    least = least or (thresholds.reference_sqnr_db if thresholds else None) or LEAST_DB
-    try:
-        return program.name, cuts_of(model, program, least)
-    except ToolkitError as error:
-        if error.exit_code != CheckFailed.exit_code:
-            raise
-        how = ("--precision", program.run.precision, "--soc", program.soc)
-        again = session("audit", model.typed, *how) if model.typed else SUITES.repeat(program)
-        fix = f"{again} says what does not compile, and what to write instead"
-        raise CheckFailed(f"{program.name}: {error.message}", fix=fix) from error
-
-
-def chosen_program(choice: Choice, selection: Selection) -> ExecutorchProgram:
-    return only(on_htp(choice, selection))
+def chosen_program(model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> ExecutorchProgram:
+    """MODEL's, or one of a suite; nodes that are `kept` are on the CPU."""
+    return program_of(model, cpu_nodes=kept) if model.typed else only(on_htp(choice, model.selection))
 
 
 def on_htp(choice: Choice, selection: Selection) -> list[ExecutorchProgram]:

@@ -10,7 +10,7 @@ from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.divergence import chosen_program
 from ci.lanes.executorch.emulate import causes_of
 from ci.lanes.executorch.product import PytorchModel, files_of, notes_of, tensors_of
-from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done, stack_of
+from ci.lanes.executorch.user_program import plan_of_model, require_done, stack_of
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import HowJudged, verdict_of_one_model
 from ci.pipeline.lane_model import Product
@@ -59,9 +59,7 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
 
 def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
     """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
-    program = (
-        program_of(model, model.selection.soc) if model.typed else chosen_program(choice, model.selection)
-    )
+    program = chosen_program(model, choice)
     if not program.run.quantizes:
         raise UsageError(f"{program.run.precision} quantizes nothing", fix="--precision 8a8w, 16a8w …")
     plan = plan_of_model(model, "quantize", [program], quantize_only=True)

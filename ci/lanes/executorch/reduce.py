@@ -23,7 +23,7 @@ from ci.lanes.executorch.pieces import TorchPieces, kind_of, tensors_of
 from ci.lanes.executorch.product import outcome_of
 from ci.lanes.executorch.reproducer import reproducer
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram
-from ci.lanes.executorch.user_program import plan_of_model, program_of, stack_of
+from ci.lanes.executorch.user_program import plan_of_model, stack_of
 from ci.pipeline.forecast import ONNX_ALONE, TO_ONNX
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.models.pieces import NotAPiece
@@ -178,5 +178,5 @@ def exported_for(
 def reduction(model: OneModel, choice: Choice, place: Path, *, estimated: bool) -> TorchReduction:
     if estimated:
         raise UsageError(ONNX_ALONE, fix=f"--when 'ddr>1MB', or {TO_ONNX}")
-    program = program_of(model) if model.typed else chosen_program(choice, model.selection)
+    program = chosen_program(model, choice)
     return TorchReduction(model, program, place)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.fx import Node
 from torch.nn.utils import parametrize
 
 from ci.lanes.executorch import REWRITTEN, SAMPLES
@@ -26,7 +27,7 @@ from ci.pipeline.models.factory import (
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
-from ci.pipeline.rewriting import Need, NotTheSame, RewrittenPlace, judged
+from ci.pipeline.rewriting import Need, Repaired
 
 
 def rewritten(
@@ -56,19 +57,13 @@ def rewritten(
     return {"changes": [asdict(change) for change in repaired.changes]}
 
 
-class RepairedModule:
-    """A model while it is rewritten, with what was changed and what was refused."""
-
+class RepairedModule(Repaired):
     def __init__(self, model: torch.nn.Module, samples: Sequence[Tensors]) -> None:
-        self.changes: list[RewrittenPlace] = []
+        super().__init__()
         self.samples, self.kinds = samples, [tensor.dtype for tensor in samples[0]]
         self.weights = computed_weights(model.requires_grad_(False))
         self.wanted = [_arrays(model, sample) for sample in samples]
         self.model = Exported(with_constant_weights(model) if self.weights else model, samples)
-
-    @property
-    def rewritten(self) -> bool:
-        return any(not change.refused for change in self.changes)
 
     def fed(self, sample: Tensors) -> Tensors:
         """A sample of the original model, for this one."""
@@ -80,45 +75,32 @@ class RepairedModule:
     def apply(self, needs: Sequence[Need]) -> None:
         for need in needs:
             if need.rewrite == WEIGHTS:
-                self.changes += [
-                    RewrittenPlace(need.rewrite, need.rules, call, name)
-                    for name, call in self.weights.items()
-                ]
+                for name, call in self.weights.items():
+                    self.note(replace(need, words=call), (name, "", ""))
             elif need.rewrite in INPUTS:
                 self._retype(need)
             else:
                 # The table has rewrites that are another lane's.
                 for find in REWRITES.get(need.rewrite, ()):
-                    self._rewrite(need, find)
+                    if matches := list(find(self.model)):
+                        self.rewrite(need, matches)
+                        self.model.settle()
         if self.rewritten:
             found = [_arrays(self.model.module, self.fed(sample)) for sample in self.samples]
-            self.changes = judged(self.changes, self.wanted, found)
+            self.judge(self.wanted, found)
 
-    def _rewrite(self, need: Need, find: Callable[[Exported], Iterator[NodeMatch]]) -> None:
-        matches = list(find(self.model))
-        for match in matches:
-            source, code = source_of(match.node)
-            change = RewrittenPlace(
-                need.rewrite, need.rules, need.words, match.node.name, source, code, need.withheld
-            )
-            try:
-                if not need.withheld:
-                    self.model.put(match, self.model.proved(match, need))
-            except NotTheSame as error:
-                change = replace(change, refused=str(error))
-            self.changes.append(change)
-        if matches:
-            self.model.settle()
+    def place_of(self, node: Node) -> tuple[str, str, str]:
+        return node.name, *source_of(node)
+
+    def put(self, match: NodeMatch, need: Need) -> None:
+        self.model.put(match, self.model.proved(match, need))
 
     def _retype(self, need: Need) -> None:
         places = self.model.module.graph.find_nodes(op="placeholder")
         for node in retyped(self.model, need.rewrite):
             if not need.withheld:
                 self.kinds[places.index(node)] = INPUTS[need.rewrite][1]
-            place = f"input {node.name}"
-            self.changes.append(
-                RewrittenPlace(need.rewrite, need.rules, need.words, place, refused=need.withheld)
-            )
+            self.note(need, (f"input {node.name}", "", ""), need.withheld)
 
 
 def _arrays(model: Any, sample: Tensors) -> list[Array]:

@@ -18,7 +18,7 @@ from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.values import values_of
 from ci.pipeline.accuracy import Pair, least_sqnr_db
 from ci.pipeline.divergence import Cuts
-from ci.pipeline.losses import HALF_MOST, MOST_DB
+from ci.pipeline.losses import HALF_MOST, losses_of
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.precision import Precision
 from provisioning.manifest import Soc
@@ -70,24 +70,21 @@ def losses(
     (wanted,), (found,) = (
         values_of(graph.model, [sample], into, graph.floats) for graph in (floats, rounded)
     )
-    reached: dict[str, float] = {}
-    every: list[tuple[float, dict[str, Any]]] = []
-    for node in floats.operators():
+
+    def measured(node: onnx.NodeProto) -> float | None:
         name, maker = node.output[0], rounded.maker.get(node.output[0])
-        before = min(
-            (reached.get(operand.output[0], MOST_DB) for operand in floats.operands_of(node)), default=MOST_DB
-        )
         values = found.get(rounded.end_of(maker)) if maker is not None else None
         if values is None or name not in wanted or values.shape != wanted[name].shape:
-            # The quantizer fused it with the next.
-            reached[name] = before
-            continue
-        after = reached[name] = max(-MOST_DB, min(MOST_DB, least_sqnr_db([Pair(name, wanted[name], values)])))
-        place = asdict(places.get(node.name, SourcePlace()))
-        loss = {"operator": node.op_type, "node": node.name, **place, "before_db": before, "after_db": after}
-        every.append((10 ** (-after / 10) - 10 ** (-before / 10), loss))
-    every.sort(key=lambda pair: -pair[0])
-    return [loss for added, loss in every if added > 0]
+            return None
+        return least_sqnr_db([Pair(name, wanted[name], values)])
+
+    def described(node: onnx.NodeProto) -> dict[str, str]:
+        place = places.get(node.name, SourcePlace())
+        return {"operator": node.op_type, "node": node.name, **asdict(place)}
+
+    return losses_of(
+        floats.operators(), lambda node: str(node.output[0]), floats.operands_of, measured, described
+    )
 
 
 NOT_BEYOND = ("Where",)

@@ -11,12 +11,11 @@ from typing import Any
 from ci.engine.memo import Memo
 from ci.engine.work import Result
 from ci.lanes.onnx.compile import plan_of
-from ci.lanes.onnx.orders import say
 from ci.lanes.onnx.stage import OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep, prepared, program_of, warn_of
 from ci.operators.onnx_page import inexact_onnx
-from ci.pipeline.divergence import FOREVER, LEAST_DB, known_fault
+from ci.pipeline.divergence import FOREVER, known_fault
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.reduction import only
@@ -76,16 +75,6 @@ def cuts_of(
     return result
 
 
-def searched(
-    model: OneModel, choice: Choice, least: float | None, _kept: tuple[str, ...] = ()
-) -> tuple[str, dict[str, Any]]:
-    """The program's name, and what the search gave."""
-    program = chosen_program(model, choice)
-    if model.typed and not model.calibrate:
-        say("note: inputs are drawn; --calibrate takes real ones, with which other operators may differ")
-    return program.name, cuts_of(model, program, least or LEAST_DB)
-
-
-def chosen_program(model: OneModel, choice: Choice) -> OnnxProgram:
+def chosen_program(model: OneModel, choice: Choice, _kept: tuple[str, ...] = ()) -> OnnxProgram:
     """MODEL's, or one of a suite."""
     return program_of(model) if model.typed else only(chosen_programs(OnnxLane(), choice, model.selection))

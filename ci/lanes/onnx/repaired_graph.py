@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from ci.lanes.onnx.graph import (
     signature_of,
 )
 from ci.lanes.onnx.rewrites import FOLDED, REWRITES
-from ci.lanes.onnx.rewriting import Rewriting
+from ci.lanes.onnx.rewriting import OnnxMatch, Rewriting
 from ci.lanes.onnx.samples import calibration_samples
 from ci.lanes.onnx.suite import OnnxCase
 from ci.lanes.onnx.values import values_of
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.models.inputs import drawn
 from ci.pipeline.qnn_provider import installed_build
-from ci.pipeline.rewriting import Need, NotTheSame, RewriteChoice, RewrittenPlace, judged, needs_of
+from ci.pipeline.rewriting import Need, Repaired, RewriteChoice, needs_of
 from provisioning.base.errors import CheckFailed
 from provisioning.build_id import version_in
 
@@ -71,19 +71,17 @@ def repair(
     return repaired
 
 
-class RepairedOnnx:
-    """A model while it is rewritten, with what was changed and what was refused."""
-
+class RepairedOnnx(Repaired):
     def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> None:
-        self.changes: list[RewrittenPlace] = []
+        super().__init__()
         self.samples, self.into = samples, into
         self.wanted, self.places = _computed(model, samples, into), places_of(model)
         self.plain = onnx.ModelProto()
         self.plain.CopyFrom(model)
 
-    @property
-    def rewritten(self) -> bool:
-        return any(not change.refused for change in self.changes)
+    def place_of(self, node: onnx.NodeProto) -> tuple[str, str, str]:
+        place = self.places.get(node.name, SourcePlace())
+        return node.name or node.output[0], place.source, place.code
 
     def apply(self, needs: Sequence[Need]) -> None:
         # Other rewrites look for constants, so they are folded first.
@@ -93,12 +91,12 @@ class RepairedOnnx:
         make_plain(self.plain)
         self.model = Rewriting(self.plain, self.samples, self.into)
         for need in needs:
-            if need.rewrite in REWRITES:
-                self._rewrite(need)
+            if need.rewrite in REWRITES and (matches := list(REWRITES[need.rewrite](self.model))):
+                self.values = self.model.values([name for match in matches for name in match.operands])
+                self.rewrite(need, matches)
+                self.model.settle()
         if self.rewritten:
-            self.changes = judged(
-                self.changes, self.wanted, _computed(self.model.model, self.samples, self.into)
-            )
+            self.judge(self.wanted, _computed(self.model.model, self.samples, self.into))
 
     def _fold(self, need: Need) -> None:
         """By ONNX Runtime itself: a condition that is constant leaves one branch."""
@@ -110,35 +108,11 @@ class RepairedOnnx:
         gone = [node for node in conditions if left.isdisjoint(node.output)]
         if gone:
             self.plain = folded
-        self.changes += [
-            RewrittenPlace(
-                need.rewrite, need.rules, need.words, node.name or node.output[0], *_line(self.places, node)
-            )
-            for node in gone
-        ]
+        for node in gone:
+            self.note(need, self.place_of(node))
 
-    def _rewrite(self, need: Need) -> None:
-        matches = list(REWRITES[need.rewrite](self.model))
-        values = self.model.values([name for match in matches for name in match.operands]) if matches else []
-        for match in matches:
-            node = match.node
-            place = node.name or node.output[0]
-            change = RewrittenPlace(
-                need.rewrite, need.rules, need.words, place, *_line(self.places, node), need.withheld
-            )
-            try:
-                if not need.withheld:
-                    self.model.put(match, self.model.proved(match, need, values))
-            except NotTheSame as error:
-                change = replace(change, refused=str(error))
-            self.changes.append(change)
-        if matches:
-            self.model.settle()
-
-
-def _line(places: Mapping[str, SourcePlace], node: onnx.NodeProto) -> tuple[str, str]:
-    place = places.get(node.name, SourcePlace())
-    return place.source, place.code
+    def put(self, match: OnnxMatch, need: Need) -> None:
+        self.model.put(match, self.model.proved(match, need, self.values))
 
 
 def _computed(model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> list[list[Array]]:

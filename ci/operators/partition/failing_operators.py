@@ -190,8 +190,9 @@ class Search:
                     failing += alike
                     messages.update(dict.fromkeys((node.name for node in alike), messages[alike[0].name]))
             return self._all_proved(failing, messages, "QNN does not compile it alone", partition)
+        known = [node for node in named if node in partition.operators]
         minimal_set = smallest_failing(
-            partition.operators, fails, [n for n in named if n in partition.operators]
+            partition.operators, fails, known, lambda: time.process_time() > deadline
         )
         if not minimal_set:
             return []

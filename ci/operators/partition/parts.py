@@ -22,6 +22,7 @@ from torch.export.graph_signature import (
 from torch.fx import Node
 
 from ci.operators.partition.decisions import PASS_THROUGH, is_quantizer, operator_name
+from ci.pipeline.trial import smallest
 
 
 class Partition:
@@ -143,32 +144,19 @@ class Partition:
 
 
 def smallest_failing(
-    nodes: Sequence[Node], fails: Callable[[Sequence[Node]], bool], named: Sequence[Node] = ()
+    nodes: Sequence[Node],
+    fails: Callable[[Sequence[Node]], bool],
+    named: Sequence[Node],
+    late: Callable[[], bool],
 ) -> list[Node]:
-    """The smallest set of nodes that fails, with the node at fault last.
-
-    This is a single node if one fails alone, if possible one of `named`. Empty if all of them together do not
-    fail."""
+    """The smallest set of nodes that fails, with the node at fault last: one of `named`, if it fails alone.
+    Empty if all of them together do not fail."""
     for node in named:
         if fails([node]):
             return [node]
     if not fails(nodes):
         return []
-    low, high = 0, len(nodes)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fails(nodes[:middle]) else (middle, high)
-    last = nodes[high - 1]
-    minimal_set = [last]
-    for node in reversed(nodes[: high - 1]):
-        if fails(minimal_set):
-            break
-        minimal_set.insert(0, node)
-    for node in minimal_set[:-1]:
-        fewer = [other for other in minimal_set if other is not node]
-        if fails(fewer):
-            minimal_set = fewer
-    return minimal_set
+    return [*smallest(nodes, lambda parts: next(filter(fails, parts), None), late)]
 
 
 def _ends(node: Node, user: Node) -> bool:
