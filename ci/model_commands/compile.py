@@ -39,5 +39,4 @@ def run(args: argparse.Namespace) -> int:
             return compile_precisions(model, how, precisions, suite)
     model = replace(model, precision=next(iter(precisions), None))
     taken = lane_model(model, how)
-    with shared_fork_servers(os.environ):
-        return reported("compile", model, model.named, lambda report: compile_model(taken, suite, report))
+    return reported("compile", model, model.named, lambda report: compile_model(taken, suite, report))

@@ -7,22 +7,18 @@ is searched. So each operator is the last one of a program of its own.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import Any
 
 from ci.pipeline.compile_flags import (
     ONNX,
     PRECISION_HELP,
-    add_lane,
-    add_model,
-    add_option,
+    add_model_or_suite,
     add_precision_file,
     model_or_suite_of,
     require_one_chip,
 )
-from ci.pipeline.flags import add_choice, add_work, choice_of
-from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.flags import add_work, choice_of
 from provisioning.base import answer
 from provisioning.base.command_line import repeatable
 
@@ -34,8 +30,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    model = f"{MODEL_HELP}; without it, a suite's program"
-    add_option(add_model(parser, model, optional=True))
+    add_model_or_suite(parser)
     parser.add_argument("--precision", help=PRECISION_HELP)
     add_precision_file(parser)
     parser.add_argument(
@@ -45,13 +40,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a lower SQNR against the quantized model is a difference [the suite's threshold, else 30]",
     )
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
-    add_lane(parser)
-    add_choice(parser, "manifests/suites/models.toml")
     add_work(parser, "the search", 1200)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.cause import of_cuts
     from ci.pipeline.divergence import LEAST_DB, SearchesCuts, as_text, fix_of
     from ci.pipeline.findings import NO_FIX
@@ -108,5 +100,4 @@ def run(args: argparse.Namespace) -> int:
             report.fail(message, fix, rule="model-accuracy")
         return int(differs)
 
-    with shared_fork_servers(os.environ):
-        return reported("divergence", model, [*choice.words, *model.named], work)
+    return reported("divergence", model, [*choice.words, *model.named], work)

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ci.pipeline.compile_flags import (
     PRECISION_HELP,
-    add_lane,
-    add_model,
-    add_option,
+    add_model_or_suite,
     model_or_suite_of,
     require_one_chip,
 )
-from ci.pipeline.flags import add_choice, add_work, choice_of
-from ci.pipeline.models.user_model import MODEL_HELP
+from ci.pipeline.flags import add_work, choice_of
 from ci.pipeline.options import Choice, OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import count
@@ -43,8 +40,7 @@ class Reduces(Protocol):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    model = f"{MODEL_HELP}; without it, a suite's program"
-    add_option(add_model(parser, model, optional=True))
+    add_model_or_suite(parser)
     parser.add_argument(
         "--when",
         required=True,
@@ -59,9 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=count, default=10, metavar="N", help="end the search after so long [%(default)s]"
     )
-    add_lane(parser)
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
-    add_choice(parser, "manifests/suites/models.toml")
     add_work(parser.add_argument_group("how"), "a program")
     parser.epilog = (parser.epilog or "") + (
         "\nExit code: 0 the files show it, 1 the model does not, or the files alone do not.\n"

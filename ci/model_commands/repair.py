@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.pipeline.compile_flags import (
     PRECISION_HELP,
-    add_lane,
-    add_model,
-    add_option,
+    add_model_or_suite,
     model_or_suite_of,
     require_one_chip,
 )
-from ci.pipeline.flags import add_accept, add_choice, add_work, choice_of
-from ci.pipeline.models.user_model import MODEL_HELP
-from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.flags import add_accept, add_work, choice_of
+from ci.pipeline.options import OneModel
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import UnknownName, UsageError
 
@@ -35,21 +31,22 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_option(add_model(parser, f"{MODEL_HELP}; without it, each program of --suite", optional=True))
+    add_model_or_suite(parser, "each program of --suite")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where the rewritten model goes")
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--only", "RULE", "what to repair, by the names in manifests/fixes.toml [all]")
     parser.add_argument(
         "--may-change-interface", action="store_true", help="also what changes the types of the inputs"
     )
-    add_lane(parser)
-    add_choice(parser, "manifests/suites/models.toml")
     how = parser.add_argument_group("how")
     add_work(how, "a step")
     add_accept(how, "SUITE.accepted-repaired.json beside the suite, or manifests/accepted")
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.lane_model import of_lane
+    from ci.pipeline.model_report import ModelReport, reported
+    from ci.pipeline.repair import Rewrites, repair_suites
     from ci.pipeline.rewriting import RewriteChoice
     from provisioning.fixes import load_fixes
 
@@ -64,30 +61,20 @@ def run(args: argparse.Namespace) -> int:
     if not model.typed:
         if not args.suite:
             raise UsageError("repair what?", fix="name a model, or --suite FILE")
-        return _repaired_suites(model, choice_of(args), asked, accepts=args.accept)
+        choice, accepts = choice_of(args), args.accept
+        lane: Rewrites = of_lane(model, "repair")
+
+        def work(report: ModelReport) -> int:
+            return repair_suites(lane.of_suites(model, choice), lane, asked, report, accepts=accepts)
+
+        return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
     if not args.output or args.accept:
         raise UsageError("of MODEL the rewritten one is written", fix="give -o DIR; --accept is for --suite")
     require_one_chip(model.selection)
     return repaired(model, args.output, asked)
 
 
-def _repaired_suites(model: OneModel, choice: Choice, asked: RewriteChoice, *, accepts: bool) -> int:
-    from ci.engine.workers.forked import shared_fork_servers
-    from ci.pipeline.lane_model import of_lane
-    from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.repair import Rewrites, repair_suites
-
-    lane: Rewrites = of_lane(model, "repair")
-
-    def work(report: ModelReport) -> int:
-        return repair_suites(lane.of_suites(model, choice), lane, asked, report, accepts=accepts)
-
-    with shared_fork_servers(os.environ):
-        return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
-
-
 def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
-    from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.lane_model import lane_model, of_lane
     from ci.pipeline.model_report import reported
     from ci.pipeline.options import Compiling
@@ -95,8 +82,7 @@ def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
 
     lane: Rewrites = of_lane(model, "repair")
     taken = lane_model(model, Compiling(output))
-    with shared_fork_servers(os.environ):
-        return reported("repair", model, model.named, lambda report: repair_model(taken, lane, asked, report))
+    return reported("repair", model, model.named, lambda report: repair_model(taken, lane, asked, report))
 
 
 def only_one(precisions: Sequence[str]) -> str | None:

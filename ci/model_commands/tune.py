@@ -4,7 +4,6 @@ least cost."""
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ci.pipeline.compile_flags import (
     ONNX,
-    add_lane,
-    add_model,
-    add_option,
+    add_model_or_suite,
     model_or_suite_of,
     require_one_chip,
 )
-from ci.pipeline.flags import add_accept, add_choice, add_work, choice_of
+from ci.pipeline.flags import add_accept, add_work, choice_of
 from ci.pipeline.losses import Scores
-from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count
@@ -70,7 +66,7 @@ class Tunes(Scores, Protocol):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_option(add_model(parser, f"{MODEL_HELP}; without it, each program of --suite", optional=True))
+    add_model_or_suite(parser, "each program of --suite")
     goal = parser.add_argument_group("what must hold")
     goal.add_argument(
         "--floor",
@@ -116,8 +112,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where the precision file of MODEL goes [here]",
     )
-    add_lane(parser)
-    add_choice(parser, "manifests/suites/models.toml")
     how = parser.add_argument_group("how")
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
     add_work(how, "a step")
@@ -125,7 +119,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.forecast import ONNX_ALONE, TO_ONNX
     from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import reported
@@ -168,8 +161,7 @@ def run(args: argparse.Namespace) -> int:
         every = repairs.of_suites(model, choice)
         return tune_suites(every, repairs, goal, mixture, report, accepts=accepts)
 
-    with shared_fork_servers(os.environ):
-        return reported("tune", model, about, work)
+    return reported("tune", model, about, work)
 
 
 def floor(text: str) -> Floor:

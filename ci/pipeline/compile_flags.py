@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.pipeline.flags import add_work, host_selection, work_of
+from ci.pipeline.flags import add_choice, add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP, user_model
 from ci.pipeline.options import RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
 from ci.pipeline.precision import precision_named, scheme_named
@@ -152,6 +152,13 @@ def add_lane(parser: argparse.ArgumentParser) -> None:
         default="executorch",
         help="of a suite's program [%(default)s]",
     )
+
+
+def add_model_or_suite(parser: argparse.ArgumentParser, otherwise: str = "a suite's program") -> None:
+    """For commands that take programs of a suite in place of MODEL."""
+    add_option(add_model(parser, f"{MODEL_HELP}; without it, {otherwise}", optional=True))
+    add_lane(parser)
+    add_choice(parser, "manifests/suites/models.toml")
 
 
 def model_or_suite_of(args: argparse.Namespace) -> OneModel:

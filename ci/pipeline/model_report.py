@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout, suppress
@@ -66,13 +67,16 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
 
     `about` names what was asked for: the same of the same model replaces what was said before. An error of
     usage is no work, and is not in the report."""
+    # Imported late: the gate's start needs of this module a name alone.
+    from ci.engine.workers.forked import shared_fork_servers
+
     selection = model.selection
     name = " ".join(filter(None, [model.typed, *about]))
     report = ModelReport(name, StageRun.as_typed(verb, selection.profile, DEFAULT_TARGET))
     tee = answer.Tee(sys.stdout)
     printed = tee.kept
     try:
-        with redirect_stdout(tee):
+        with redirect_stdout(tee), shared_fork_servers(os.environ):
             code = work(report)
     except UsageError:
         raise
@@ -88,7 +92,6 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
 
 def _write(report: ModelReport, printed: str, model: OneModel) -> None:
     """The command has done its work, so a folder that takes no report costs a line, and not the result."""
-    # Imported late: the gate's start needs of this module a name alone.
     from ci.pipeline.offers import offers_of, show, words_of
 
     reports, named = model.selection.reports, report.exported or model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.jobs import default_slots
 from ci.engine.watch import Touched
-from ci.engine.workers.forked import shared_fork_servers
 from ci.engine.workers.parent import Refused, WorkerDied
 from ci.pipeline.models.arrays import Sample, save_one
 from ci.pipeline.models.pieces import NotAPiece, Pieces
@@ -138,50 +136,49 @@ def reduced(
     work: Reduction[Any], condition: Condition, seconds: float, say: Callable[[str], None]
 ) -> Reduced:
     pieces, began = work.pieces, time.monotonic()
-    with shared_fork_servers(os.environ):
-        say(f"the whole model: {plural(len(pieces.operators), 'operator')}")
-        (whole,) = work.outcomes([pieces.whole])
-        if whole is None or not condition.shown_by(whole, whole):
-            found = whole.in_words(condition.figure) if whole else "its operators are no program of their own"
-            raise CheckFailed(
-                f"expected the whole model to show it ({condition.text}), found: {found}",
-                fix="another --when, --precision or --soc, or the samples that show it: --calibrate DIR",
-            )
-        say(f"  {whole.in_words(condition.figure)}")
-
-        def shown(outcome: Outcome | None) -> bool:
-            return outcome is not None and condition.shown_by(outcome, whole)
-
-        def repeats(piece: Subgraph) -> int:
-            return sum(shown(*work.outcomes([piece], fresh=True)) for _ in range(REPEATS))
-
-        at_first = repeats(pieces.whole)
-        # What runs when the time is over, and the last repeat, take no longer than these two did.
-        spent = time.monotonic() - began
-        search = PieceSearch(
-            lambda asked: [shown(outcome) for outcome in work.outcomes(asked)],
-            work.at_once,
-            began + seconds - spent,
-            say,
+    say(f"the whole model: {plural(len(pieces.operators), 'operator')}")
+    (whole,) = work.outcomes([pieces.whole])
+    if whole is None or not condition.shown_by(whole, whole):
+        found = whole.in_words(condition.figure) if whole else "its operators are no program of their own"
+        raise CheckFailed(
+            f"expected the whole model to show it ({condition.text}), found: {found}",
+            fix="another --when, --precision or --soc, or the samples that show it: --calibrate DIR",
         )
-        of_one = (replace(pieces.whole, sample=number) for number in range(len(pieces.samples)))
-        alone = search.first(of_one) if condition.text == "wrong" else None
-        piece = search.fewest_operators(alone or pieces.whole)
-        tried = set[tuple[int, int]]()
-        piece = search.simplest(piece, lambda piece: pieces.smaller(piece, tried), "smaller sizes")
-        piece = search.simplest(piece, pieces.simpler, "simpler values")
-        piece = search.fewest_operators(piece)
-        outcome = work.seen[piece]
-        assert outcome is not None
-        return Reduced(
-            piece,
-            outcome,
-            whole,
-            len(pieces.operators),
-            work.programs,
-            (at_first, repeats(piece)),
-            search.late,
-        )
+    say(f"  {whole.in_words(condition.figure)}")
+
+    def shown(outcome: Outcome | None) -> bool:
+        return outcome is not None and condition.shown_by(outcome, whole)
+
+    def repeats(piece: Subgraph) -> int:
+        return sum(shown(*work.outcomes([piece], fresh=True)) for _ in range(REPEATS))
+
+    at_first = repeats(pieces.whole)
+    # What runs when the time is over, and the last repeat, take no longer than these two did.
+    spent = time.monotonic() - began
+    search = PieceSearch(
+        lambda asked: [shown(outcome) for outcome in work.outcomes(asked)],
+        work.at_once,
+        began + seconds - spent,
+        say,
+    )
+    of_one = (replace(pieces.whole, sample=number) for number in range(len(pieces.samples)))
+    alone = search.first(of_one) if condition.text == "wrong" else None
+    piece = search.fewest_operators(alone or pieces.whole)
+    tried = set[tuple[int, int]]()
+    piece = search.simplest(piece, lambda piece: pieces.smaller(piece, tried), "smaller sizes")
+    piece = search.simplest(piece, pieces.simpler, "simpler values")
+    piece = search.fewest_operators(piece)
+    outcome = work.seen[piece]
+    assert outcome is not None
+    return Reduced(
+        piece,
+        outcome,
+        whole,
+        len(pieces.operators),
+        work.programs,
+        (at_first, repeats(piece)),
+        search.late,
+    )
 
 
 def written(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from ci.pipeline.cause import cause_of
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.lane_model import ELSEWHERE, LaneModel, measured
 from ci.pipeline.model_report import DIES, ModelReport
@@ -150,6 +151,8 @@ def repair_model(
     repair = repair_of(taken, lane, asked)
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
+    if not rewritten.changes and now.wrong and (cause := cause_of(taken, taken.programs[0], now)):
+        print(cause.in_words())
     files = _write(repair, report) if after else []
     answer.add(
         model=taken.name,

@@ -16,7 +16,8 @@ from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 
-HELPS, HARMS = RewrittenPlace("one", ("helps",), "", "node"), RewrittenPlace("other", ("harms",), "", "node")
+HELPS = RewrittenPlace("one", ("helps",), "", "node", "net.py:7")
+HARMS = RewrittenPlace("other", ("harms",), "", "node", "net.py:9")
 WRONG = (Finding("compile-accuracy", Severity.ERROR, "net", "too far", ""),)
 RED = Outcome(figures={"sqnr_db": 2.0}, wrong=WRONG)
 
@@ -32,7 +33,7 @@ class Taken:
     """A model of which two rewrites are possible; each set of them is a file of its own. `gives` says what
     the pipeline gives of it and of what is made from it."""
 
-    programs = ()
+    programs = (SimpleNamespace(run=SimpleNamespace(kind="16a8w")),)
     samples: Path | None = None
 
     def __init__(
@@ -44,6 +45,7 @@ class Taken:
         self.folder, self.gives = folder, gives
         self.lane: Any = SimpleNamespace(suites=SimpleNamespace(lane="executorch"))
         self.given: Any = None
+        self.asked: list[tuple[str, ...] | None] = []
 
     def of(self, model: OneModel, how: Compiling) -> Taken:
         other = copy.copy(self)
@@ -66,6 +68,7 @@ class Taken:
         raise AssertionError
 
     def rewritten(self, _taken: object, asked: RewriteChoice) -> Rewritten:
+        self.asked.append(asked.rules)
         made = [change for change in (HELPS, HARMS) if asked.rules is None or change.rules[0] in asked.rules]
         path = self.folder / f"{'-'.join(change.rules[0] for change in made)}.pt2"
         path.write_text("")

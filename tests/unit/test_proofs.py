@@ -11,48 +11,31 @@ from ci.pipeline.cause import Cause
 from ci.pipeline.findings import NO_FIX
 from ci.pipeline.options import OneModel
 from ci.pipeline.proofs import MOST, helps, proofs_of
-from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.pipeline.rewriting import Rewritten
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed
-from tests.support.taken_models import RED, Taken, green
+from tests.support.taken_models import HELPS, RED, Taken, green
 
-HERE, ELSEWHERE = (
-    RewrittenPlace("one", (rule,), "", "n", at)
-    for rule, at in (("here", "net.py:7"), ("elsewhere", "net.py:9"))
-)
-CAUSE = Cause("the cause is pow", {"source": "net.py:7"})
-
-
-class Lane:
-    """Of which two places can be rewritten."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.asked = folder, list[Any]()
-
-    def rewritten(self, taken: Any, asked: RewriteChoice) -> Rewritten:
-        self.asked.append(asked.rules)
-        path = self.folder / "rewritten.pt2"
-        return Rewritten([row for row in (HERE, ELSEWHERE) if asked.rules in (None, row.rules)], path)
+CAUSE = Cause("the cause is pow", {"source": HELPS.source})
 
 
 def proved(
     folder: Path, monkeypatch: pytest.MonkeyPatch, gives: Any, before: Outcome = RED, **more: Any
 ) -> Any:
-    lane = Lane(folder)
-    monkeypatch.setattr("ci.pipeline.proofs.of_lane", lambda model, verb: lane)
     taken: Any = Taken(folder, gives=gives)
+    monkeypatch.setattr("ci.pipeline.proofs.of_lane", lambda model, verb: taken)
     taken.command = lambda verb, soc, *words: f"{verb} {taken.model.precision}"
-    return proofs_of(taken, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), lane
+    return proofs_of(taken, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), taken
 
 
 def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, lane = proved(
-        tmp_path, monkeypatch, lambda model: green(44.4) if "rewritten" in model.typed else RED
+    found, taken = proved(
+        tmp_path, monkeypatch, lambda model: green(44.4) if model.typed.endswith("/helps.pt2") else RED
     )
-    assert len(found.helping) == 1 and "44.4 dB" in found.fix and "--only here" in found.fix
-    assert lane.asked == [None, ("here",)] and len(found.helping) + len(found.others) <= MOST
+    assert len(found.helping) == 1 and "44.4 dB" in found.fix and "--only helps" in found.fix
+    assert taken.asked == [None, ("helps",)] and len(found.helping) + len(found.others) <= MOST
 
 
 def test_where_nothing_helps_no_fix_is_known_and_what_was_tried_is_said(
@@ -75,7 +58,7 @@ def test_of_a_model_that_does_not_export_nothing_is_tried(
     def refuses(*_: object) -> Rewritten:
         raise CheckFailed("the factory fails", fix="")
 
-    monkeypatch.setattr(Lane, "rewritten", refuses)
+    monkeypatch.setattr(Taken, "rewritten", refuses)
     assert proved(tmp_path, monkeypatch, lambda model: green(50))[0].fix == NO_FIX
 
 

@@ -169,12 +169,27 @@ def test_the_next_command_is_for_what_is_still_red(
     before = after if not made else Outcome("dies of something else")
     taken: Any = Taken(tmp_path, gives=lambda model: before if model.typed == "net.py:make" else after)
     if not made:
-        taken.rewritten = lambda _taken, asked: Rewritten((), None)
+        taken.rewritten = lambda _taken, asked: Rewritten((replace(HELPS, refused="it differs"),), None)
     report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
     repair.repair_model(taken, taken, RewriteChoice(), report)
     model = tmp_path / "out" / "net-repaired.pt2" if made else "net.py:make"
     printed = f"next: nox -s {command.format(model=model)}"
     assert (printed in capsys.readouterr().out) is (made or after is RED)
+
+
+def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first: dict[str, Any] = {"operator": "aten.pow.Scalar", "source": "net.py:7", "code": "2 ** x"}
+    first |= {"node": "pow_1", "module": "", "sqnr_db": 2.0, "share": 0.9, "operands": {}}
+    found = {"reference": "the quantized model on the CPU", "first": first, "between": []}
+    lane = SimpleNamespace(cuts_of=lambda *_: found)
+    monkeypatch.setattr("ci.pipeline.cause.of_lane", lambda model, verb: lane)
+    taken: Any = Taken(tmp_path)
+    taken.rewritten = lambda _taken, asked: Rewritten((), None)
+    report = ModelReport("net", StageRun.as_typed("repair", "wheels", "host"))
+    assert repair.repair_model(taken, taken, RewriteChoice(), report) == 1
+    assert "net.py:7" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

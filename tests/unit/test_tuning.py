@@ -223,13 +223,6 @@ def test_no_program_within_a_budget_names_the_least() -> None:
     assert found.chosen is None and "5,000 bytes" in found.wrong
 
 
-def test_a_search_that_goes_on_compiles_nothing_again() -> None:
-    chip, goal = Chip(units()), Goal({"sqnr_db": 30.0})
-    first, asked = tuned(chip, goal), chip.asked
-    again = tuned(chip, goal)
-    assert again == first and chip.asked == asked
-
-
 def test_a_mixture_that_does_not_compile_holds_nothing() -> None:
     chip = Chip(units(), fails=lambda chosen: 0 < len(chosen) < 6)
     found = tuned(chip, Goal({"sqnr_db": 25.0}))

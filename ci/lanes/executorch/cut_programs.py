@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import subprocess
 import time
-from collections.abc import Sequence
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,17 @@ from torch import Tensor
 from torch.fx import Node
 
 from ci.engine.workers.child import doing
-from ci.lanes.executorch.lower import Patterns, compiler_spec, prepared_model
+from ci.lanes.executorch.accuracy_losses import described
+from ci.lanes.executorch.lower import Patterns, compiler_spec, prepared_model, save_raw
 from ci.lanes.executorch.suite import chosen_for, parse_request
-from ci.operators.partition.decisions import is_quantizer, module_of, traits_of
+from ci.operators.partition.decisions import is_quantizer, traits_of
 from ci.operators.partition.failing_operators import restore_builtins
-from ci.pipeline.accuracy import Pair
+from ci.pipeline.accuracy import Pair, in_files
 from ci.pipeline.divergence import Cuts
 from ci.pipeline.models.factory import copied, make, run_copied
-from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.runner import Runner
+from provisioning.base.files import empty_folder
 
 
 def ending_at(module: Any, node: Node) -> Any:
@@ -111,7 +110,8 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         module = torch.export.export(loaded.model, copied(samples[0]), strict=True).module()
     spec = compiler_spec(soc, run)
     runner = Runner.ordered(order["runner"])
-    inputs = _written_inputs(runner, folder, samples)
+    listed = ((folder / row["file"] for row in rows) for rows in save_raw(folder, "input", samples))
+    inputs = runner.write_inputs(folder / "inputs.txt", listed)
     number = 0
 
     def lower(cut: Any) -> bytes:
@@ -124,22 +124,18 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
             restore_builtins()
         return bytes(edge.to_executorch().buffer)
 
-    def emulated(program: bytes, expected: Sequence[Sequence[Tensor]]) -> list[list[Any]]:
+    def pairs(node: Node | None) -> list[Pair]:
         nonlocal number
         number += 1
-        return _run(runner, program, folder / str(number), inputs, expected)
-
-    def pairs(node: Node | None) -> list[Pair]:
-        doing(f"cut {number + 1}")
-        cut = module if node is None else ending_at(module, node)
-        expected = [run_copied(cut, sample) for sample in samples]
-        return [
-            Pair(f"{number}.{index}", wanted.numpy(), value)
-            for number, (wants, values) in enumerate(
-                zip(expected, emulated(lower(cut), expected), strict=True)
-            )
-            for index, (wanted, value) in enumerate(zip(wants, values, strict=True))
-        ]
+        doing(f"cut {number}")
+        cut, program = module if node is None else ending_at(module, node), folder / "cut.pte"
+        program.write_bytes(lower(cut))
+        expected = save_raw(folder, "expected", [run_copied(cut, sample) for sample in samples])
+        outputs = empty_folder(folder / "outputs")
+        done = subprocess.run(runner.command(program, inputs, outputs), capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the runner ended with {done.returncode}")
+        return [*in_files(outputs, folder, expected)]
 
     cuts = Cuts[Node](lambda node: node.name, pairs, order["whole"])
     seconds = order["seconds"] - (time.monotonic() - began)
@@ -153,45 +149,8 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _described(node: Node) -> dict[str, Any]:
-    source, code = source_of(node)
     made_by = node.args[0] if node.target is getitem else node
-    words = {"operator": str(made_by.target), "module": module_of(node), "source": source, "code": code}
     traits = {near.name: traits_of(near) for near in (made_by, *operands_of(made_by))}
     # A cast alone may be right, and be wrong with what reads it: the compiler makes one of them.
     around = {name: row for name, row in traits.items() if name == made_by.name or "kinds" in row}
-    return {**words, "traits": around}
-
-
-def _written_inputs(runner: Runner, folder: Path, samples: Sequence[tuple[Tensor, ...]]) -> Path:
-    paths = [
-        [folder / f"input_{number}_{index}.raw" for index in range(len(sample))]
-        for number, sample in enumerate(samples)
-    ]
-    for of_sample, sample in zip(paths, samples, strict=True):
-        for path, tensor in zip(of_sample, sample, strict=True):
-            tensor.contiguous().numpy().tofile(path)
-    return runner.write_inputs(folder / "inputs.txt", paths)
-
-
-def _run(
-    runner: Runner, program: bytes, folder: Path, inputs: Path, expected: Sequence[Sequence[Tensor]]
-) -> list[list[Any]]:
-    import numpy
-
-    folder.mkdir()
-    (folder / "cut.pte").write_bytes(program)
-    command = runner.command(folder / "cut.pte", inputs, folder)
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the runner ended with {done.returncode}")
-    outputs = [
-        [
-            numpy.fromfile(folder / f"output_{number}_{index}.raw", dtype=tensor.numpy().dtype).reshape(
-                tuple(tensor.shape)
-            )
-            for index, tensor in enumerate(tensors)
-        ]
-        for number, tensors in enumerate(expected)
-    ]
-    shutil.rmtree(folder)
-    return outputs
+    return {**described(node), "operator": str(made_by.target), "traits": around}

@@ -216,7 +216,7 @@ def lower(
         _save_quantized(module, samples[0], into)
         return {
             **figures_in_torch(expected, reference, case.non_finite),
-            "inputs": _save(into, "input", samples),
+            "inputs": save_raw(into, "input", samples),
             "losses": losses,
             "notes": [list(note) for note in loaded.notes],
             "used": asdict(used),
@@ -270,9 +270,9 @@ def lower(
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
     graphs = traffic(text_since(log, begin))
-    rows = {"expected": _save(into, "float", expected), "reference": list[Any]()}
+    rows = {"expected": save_raw(into, "float", expected), "reference": list[Any]()}
     if run.quantizes:
-        rows["reference"] = _save(into, "quantized", reference)
+        rows["reference"] = save_raw(into, "quantized", reference)
     return {
         **rows,
         "used": asdict(used),
@@ -290,7 +290,7 @@ def lower(
         **on_lpai,
         "ddr": total(graphs),
         "graphs": len(graphs),
-        "inputs": _save(into, "input", samples),
+        "inputs": save_raw(into, "input", samples),
         "loads": _loads(into / PROGRAM),
         "without_time": digest_without_time(into / PROGRAM),
     }
@@ -608,7 +608,7 @@ def _module_scheme(scheme: Any, qat: bool, patterns: list[Patterns]) -> tuple[An
     return inside, config
 
 
-def _save(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list[list[dict[str, Any]]]:
+def save_raw(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list[list[dict[str, Any]]]:
     rows = []
     for number, tensors in enumerate(inferences):
         row = []

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
+from ci.lanes.executorch.suite import chosen_for, parse_request
 from ci.lanes.executorch.values import values_of
 from ci.pipeline.models.arrays import Array, Sample
+from ci.pipeline.models.factory import copied, make
 from ci.pipeline.models.pieces import Border, NotAPiece, Pieces, changed_number, named
+from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.reduce import Subgraph
 
+BASE, OBSERVED = "model.pt2", "samples.pt"
+CALIBRATING = 4
+"""Of the samples to calibrate by, those that the pieces of a model are calibrated by."""
 SHAPED = ("view", "reshape", "expand", "full", "zeros", "ones", "layer_norm", "split_with_sizes", "repeat")
 """Operators with arguments that are sizes."""
 GROUPS = {"conv2d": 6, "conv1d": 6, "conv_transpose2d": 6, "conv_transpose1d": 6}
@@ -98,6 +105,19 @@ class TorchPieces(Pieces[GraphModule]):
         if (place := GROUPS.get(kind, len(args))) < len(args):
             args[place] = changed_number(args[place], piece.sizes)
         return tuple(args)
+
+
+def exported(order: dict[str, Any], into: Path) -> dict[str, Any]:
+    """In the worker: the model that pieces are taken of, and inputs beside it."""
+    case, run, _, place = parse_request(order)
+    loaded = make(case.factory, case.arguments, place, inputs_named(case.samples, case.inputs, place))
+    compared, calibrating, _ = chosen_for(loaded, case, run)
+    samples = [*compared, *calibrating[:CALIBRATING]]
+    torch.set_grad_enabled(False)
+    loaded.model.requires_grad_(False)
+    torch.save(samples, into / OBSERVED)
+    torch.export.save(torch.export.export(loaded.model, copied(samples[0]), strict=True), into / BASE)
+    return {}
 
 
 def recorded(module: GraphModule, sample: tuple[Tensor, ...]) -> Mapping[str, Array]:

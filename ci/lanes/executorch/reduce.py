@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +15,10 @@ from torch.fx import GraphModule
 from ci.engine.closed import closed
 from ci.engine.memo import Memo
 from ci.engine.work import Result
-from ci.lanes.executorch.compile import ExecutorchPlan, Lower
+from ci.lanes.executorch.compile import ExecutorchPlan, Lower, alone
 from ci.lanes.executorch.divergence import chosen_program
 from ci.lanes.executorch.emulate import RunOnEmulator
-from ci.lanes.executorch.pieces import TorchPieces, kind_of, tensors_of
+from ci.lanes.executorch.pieces import BASE, OBSERVED, TorchPieces, kind_of, tensors_of
 from ci.lanes.executorch.product import outcome_of
 from ci.lanes.executorch.reproducer import reproducer
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchProgram
@@ -32,15 +31,13 @@ from ci.pipeline.reduce import Condition, Subgraph
 from ci.pipeline.reduction import PIECE, SAMPLES, Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.runner import ready_runner
-from ci.pipeline.steps import Ask, run_step
+from ci.pipeline.steps import Ask, asking, run_step
 from ci.pipeline.suite import NO_SUITE
 from ci.pipeline.trial import Outcome
-from provisioning.base.commands import captured_module, without_result
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 
-BASE = "model.pt2"
-CHILD = "ci.lanes.executorch.export_for_reduce"
 WITHOUT: Mapping[str, Any] = {
     "cpu_nodes": (),
     "cpu_operators": (),
@@ -97,7 +94,7 @@ class TorchReduction(Reduction[GraphModule]):
             raise CheckFailed(refused.message, fix=refused.fix)
         self.runner = ready_runner(os.environ, model.selection.reports)
         torch.set_grad_enabled(False)
-        exported, samples = exported_for(program, self.plan, place)
+        exported, samples = observed(program, self.plan, place)
         super().__init__(program.name, TorchPieces(exported, samples), place, model.work.jobs)
 
     def save(self, model: GraphModule, sample: Sample, path: Path) -> None:
@@ -159,20 +156,16 @@ class TorchReduction(Reduction[GraphModule]):
         return self.plan.environment
 
 
-def exported_for(
+def observed(
     program: ExecutorchProgram, plan: ExecutorchPlan, place: Path
 ) -> tuple[GraphModule, list[tuple[torch.Tensor, ...]]]:
     """The model as torch.export has it, and inputs: the user's code runs in a process of its own."""
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "order.json").write_text(json.dumps(program.order), encoding="utf-8")
-    environ = closed(plan.environment) | program.needs.environment(os.environ)
-    done = captured_module(
-        CHILD, [str(place)], environ, plan.work.timeout, program.name, cwd=program.working_folder
-    )
-    if not (place / BASE).is_file():
-        raise without_result(done, program.name, "correct the model: docs/model.md says what it may be")
+    environ, log = closed(plan.environment) | program.needs.environment(os.environ), place / "export.log"
+    setup = alone(environ, log, plan.work.timeout, session("reduce"))
+    with asking(setup, log) as ask:
+        ask(**program.order, observed=True, into=str(place))
     module: GraphModule = torch.export.load(place / BASE).module()
-    return module, torch.load(place / f"{SAMPLES}.pt", weights_only=True)
+    return module, torch.load(place / OBSERVED, weights_only=True)
 
 
 def reduction(model: OneModel, choice: Choice, place: Path, *, estimated: bool) -> TorchReduction:

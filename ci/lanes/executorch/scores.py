@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import Interpreter, Node
 
-from ci.operators.partition.decisions import module_of
+from ci.lanes.executorch.accuracy_losses import described
 from ci.pipeline.models.factory import copied
-from ci.pipeline.models.model_lines import source_of
 
 DEQUANTIZE = "dequantize"
 
@@ -49,9 +48,9 @@ def units_of(
                 for mine in [{name: of_model[name] for name in names if name in of_model}]
             ]
             size = sum(values.values[name].numel() for name in names if _is_float(values.values.get(name)))
-            first, (source, code) = nodes[0], source_of(nodes[0])
-            row = {"operator": str(first.target), "module": module_of(first), "source": source, "code": code}
-            units.append({**row, "nodes": names, "size": size, "noise": added, "reads": reads})
+            units.append(
+                {**described(nodes[0]), "nodes": names, "size": size, "noise": added, "reads": reads}
+            )
     return {"units": units, "whole": whole, "left": len(groups) - len(units)}
 
 
