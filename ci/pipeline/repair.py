@@ -151,7 +151,7 @@ def repair_model(
     repair = repair_of(taken, lane, asked)
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
-    if not rewritten.changes and now.wrong and (cause := cause_of(taken, taken.programs[0], now)):
+    if not (after or repair.refused) and (cause := cause_of(taken, taken.programs[0], now)):
         print(cause.in_words())
     files = _write(repair, report) if after else []
     answer.add(

@@ -33,7 +33,7 @@ class Taken:
     """A model of which two rewrites are possible; each set of them is a file of its own. `gives` says what
     the pipeline gives of it and of what is made from it."""
 
-    programs = (SimpleNamespace(run=SimpleNamespace(kind="16a8w")),)
+    programs = (SimpleNamespace(run=SimpleNamespace(kind="16a8w"), soc="SM8650"),)
     samples: Path | None = None
 
     def __init__(
@@ -51,6 +51,9 @@ class Taken:
         other = copy.copy(self)
         other.model, other.how = model, how
         return other
+
+    def command(self, verb: str, soc: str, *more: str) -> str:
+        return f"{verb} {self.model.precision}"
 
     def plan(self, programs: object) -> Any:
         return SimpleNamespace(programs=[SimpleNamespace(name=self.name)])

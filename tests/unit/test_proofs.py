@@ -24,7 +24,6 @@ def proved(
 ) -> Any:
     taken: Any = Taken(folder, gives=gives)
     monkeypatch.setattr("ci.pipeline.proofs.of_lane", lambda model, verb: taken)
-    taken.command = lambda verb, soc, *words: f"{verb} {taken.model.precision}"
     return proofs_of(taken, "SM8650", before, more.get("cause", CAUSE), more.get("seconds", 60.0)), taken
 
 
