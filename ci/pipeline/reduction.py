@@ -24,7 +24,9 @@ from ci.pipeline.models.pieces import NotAPiece, Pieces
 from ci.pipeline.output import keep_origins, require_own
 from ci.pipeline.reduce import REPEATS, Condition, PieceSearch, Reduced, Subgraph
 from ci.pipeline.reproducer import Reproducer, issue_text, said
+from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Ask
+from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
@@ -62,6 +64,8 @@ def outcome_facts(
 class Reduction(ABC, Generic[G]):
     suffix: ClassVar[str]
     """Of a program's file."""
+    program: AnyProgram[Any, Any]
+    plan: AnyPlan[Any]
 
     def __init__(self, name: str, pieces: Pieces[G], place: Path, jobs: int | None) -> None:
         self.name, self.pieces, self.place = name, pieces, place
@@ -88,9 +92,29 @@ class Reduction(ABC, Generic[G]):
         save_one(files[1], inputs[0])
         return files
 
-    @abstractmethod
     def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
         """What became of each; None for what is no program."""
+        case = self.case
+        programs = [
+            replace(self.program, suite=folder / NO_SUITE, case_name=folder.name, case=case, run=case.runs[0])
+            for folder in folders
+        ]
+        baseline = next(iter(self.plan.baselines.values()))
+        plan = replace(
+            self.plan,
+            programs=tuple(programs),
+            work=replace(self.plan.work, cache=self.plan.work.cache and not fresh),
+            baselines=dict.fromkeys((program.suite for program in programs), baseline),
+        )
+        return self.outcomes_in(plan)
+
+    @property
+    @abstractmethod
+    def case(self) -> AnyCase:
+        """Of a piece in its folder, with the run, and nothing that names a part of the whole model."""
+
+    @abstractmethod
+    def outcomes_in(self, plan: Any) -> list[Outcome | None]: ...
 
     @abstractmethod
     def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer: ...
@@ -101,8 +125,12 @@ class Reduction(ABC, Generic[G]):
 
     @property
     @abstractmethod
+    def versions(self) -> Mapping[str, str]: ...
+
+    @property
     def facts(self) -> Mapping[str, str]:
-        """Versions, chip and precision, for an issue."""
+        """For an issue."""
+        return {**self.versions, "chip": self.program.soc, "precision": self.program.run.kind}
 
     @property
     @abstractmethod

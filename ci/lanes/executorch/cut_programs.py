@@ -18,7 +18,7 @@ from ci.engine.workers.child import doing
 from ci.lanes.executorch.accuracy_losses import described
 from ci.lanes.executorch.lower import Patterns, compiler_spec, prepared_model, save_raw
 from ci.lanes.executorch.suite import chosen_for, parse_request
-from ci.operators.partition.decisions import is_quantizer, traits_of
+from ci.operators.partition.decisions import is_quantizer, traits_of, varying
 from ci.operators.partition.failing_operators import restore_builtins
 from ci.pipeline.accuracy import Pair, in_files
 from ci.pipeline.divergence import Cuts
@@ -54,7 +54,7 @@ def last_of(node: Node) -> Node:
 
 def operators(module: Any) -> list[Node]:
     """The nodes at which a program can end, in order."""
-    outputs = ends(module)
+    outputs, live = ends(module), varying(module.graph)
     return [
         node
         for node in module.graph.nodes
@@ -62,7 +62,7 @@ def operators(module: Any) -> list[Node]:
         and not is_quantizer(node)
         and isinstance(node.meta.get("val"), Tensor)
         and (node.meta["val"].is_floating_point() or node in outputs)
-        and _depends_on_input(node)
+        and node in live
     ]
 
 
@@ -83,17 +83,6 @@ def operands_of(node: Node) -> list[Node]:
         else:
             operands[source] = None
     return list(operands)
-
-
-def _depends_on_input(node: Node) -> bool:
-    seen, todo = set[Node](), [node]
-    while todo:
-        source = todo.pop()
-        if source.op == "placeholder":
-            return True
-        todo += [input_ for input_ in source.all_input_nodes if input_ not in seen]
-        seen.update(source.all_input_nodes)
-    return False
 
 
 def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,6 @@ from ci.pipeline.reduction import PIECE, SAMPLES, Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.runner import ready_runner
 from ci.pipeline.steps import Ask, asking, run_step
-from ci.pipeline.suite import NO_SUITE
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
@@ -86,6 +85,8 @@ def outcome_of_piece(lowered: Result, ran: Result | None) -> Outcome | None:
 
 class TorchReduction(Reduction[GraphModule]):
     suffix = ".pt2"
+    program: ExecutorchProgram
+    plan: ExecutorchPlan
 
     def __init__(self, model: OneModel, program: ExecutorchProgram, place: Path) -> None:
         self.model, self.program = model, program
@@ -104,33 +105,20 @@ class TorchReduction(Reduction[GraphModule]):
             raise NotAPiece(str(error)) from error
         torch.export.save(exported, path)
 
-    def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
-        programs = [self.program_in(folder) for folder in folders]
-        work = replace(self.plan.work, cache=self.plan.work.cache and not fresh)
-        plan: ExecutorchPlan = replace(
-            self.plan,
-            programs=tuple(programs),
-            work=work,
-            baselines=dict.fromkeys(
-                (program.suite for program in programs), next(iter(self.plan.baselines.values()))
-            ),
-        )
-        lowered = run_step(TryLowering(plan), programs)
-        runnable = [program for program in programs if "expected" in lowered[program.name].facts]
-        ran = run_step(TryRun(plan, self.runner, lowered), runnable)
-        return [outcome_of_piece(lowered[program.name], ran.get(program.name)) for program in programs]
-
-    def program_in(self, folder: Path) -> ExecutorchProgram:
-        run = self.program.run.model_copy(update=WITHOUT)
-        case = ExecutorchCase(
+    @property
+    def case(self) -> ExecutorchCase:
+        return ExecutorchCase(
             factory=f"{PIECE}{self.suffix}",
             samples=SAMPLES,
             non_finite=self.program.case.non_finite,
-            run=(run,),
+            run=(self.program.run.model_copy(update=WITHOUT),),
         )
-        return replace(
-            self.program, suite=folder / NO_SUITE, case_name=folder.name, case=case, run=case.runs[0]
-        )
+
+    def outcomes_in(self, plan: ExecutorchPlan) -> list[Outcome | None]:
+        lowered = run_step(TryLowering(plan), plan.programs)
+        runnable = [program for program in plan.programs if "expected" in lowered[program.name].facts]
+        ran = run_step(TryRun(plan, self.runner, lowered), runnable)
+        return [outcome_of_piece(lowered[program.name], ran.get(program.name)) for program in plan.programs]
 
     def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer:
         module, _ = self.pieces.built(piece)
@@ -144,12 +132,8 @@ class TorchReduction(Reduction[GraphModule]):
         return [kind_of(self.pieces.nodes[name][0]) for name in piece.operators]
 
     @property
-    def facts(self) -> Mapping[str, str]:
-        return {
-            **stack_of(self.plan.basis.build_id),
-            "chip": self.program.soc,
-            "precision": self.program.run.kind,
-        }
+    def versions(self) -> Mapping[str, str]:
+        return stack_of(self.plan.basis.build_id)
 
     @property
     def environment(self) -> Mapping[str, str]:

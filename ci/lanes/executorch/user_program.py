@@ -33,13 +33,7 @@ from provisioning.manifest import soc_named
 
 def pytorch_model(model: OneModel) -> UserModel:
     """The user's model. Modules are searched first in its own folder, or in the current one."""
-    named = user_model(model.typed, Parser.user_folder())
-    if named.onnx:
-        raise UsageError(
-            f"{model.typed}: this command takes PyTorch models",
-            fix="the commands of `onnx` take an .onnx; export the PyTorch model as a .pt2",
-        )
-    return named
+    return user_model(model.typed, Parser.user_folder())
 
 
 def scheme_of(named: UserModel, precision: str | None) -> str:

@@ -47,7 +47,7 @@ class Graph:
             for node in self.model.graph.node
             if node.op_type not in QUANTIZERS
             and self._is_float(node)
-            and set(self.inputs).intersection(self._needed(node.output[0])[1])
+            and set(self.inputs).intersection(self.needed(node.output[0])[1])
         ]
 
     def _is_float(self, node: onnx.NodeProto) -> bool:
@@ -86,7 +86,7 @@ class Graph:
 
     def ending_at(self, node: onnx.NodeProto) -> onnx.ModelProto:
         end = self.end_of(node)
-        names, tensors = self._needed(end)
+        names, tensors = self.needed(end)
         cut = onnx.ModelProto()
         cut.CopyFrom(self.model)
         graph = cut.graph
@@ -101,15 +101,16 @@ class Graph:
         graph.output.append(helper.make_tensor_value_info(end, TensorProto.FLOAT, None))
         return cut
 
-    def _needed(self, tensor: str) -> tuple[set[str], set[str]]:
-        """First outputs of the nodes that compute a tensor, and all tensors that they take."""
-        nodes, tensors, todo = set[str](), set[str](), [tensor]
+    def needed(self, tensor: str, given: Iterable[str] = ()) -> tuple[set[str], set[str]]:
+        """First outputs of the nodes that compute a tensor of those that are given, and all tensors that they
+        take."""
+        nodes, tensors, todo, ends = set[str](), set[str](), [tensor], {*given}
         while todo:
             name = todo.pop()
             if name in tensors:
                 continue
             tensors.add(name)
-            if node := self.maker.get(name):
+            if name not in ends and (node := self.maker.get(name)):
                 nodes.add(node.output[0])
                 todo += node.input
         return nodes, tensors

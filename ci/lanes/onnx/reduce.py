@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from ci.pipeline.reduce import Condition, Subgraph
 from ci.pipeline.reduction import PIECE, SAMPLES, Reduction, outcome_facts
 from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.steps import Ask, asking, run_step
-from ci.pipeline.suite import NO_SUITE
 from ci.pipeline.trial import Outcome
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
@@ -121,6 +120,8 @@ def observed(program: OnnxProgram, plan: OnnxPlan, into: Path) -> tuple[Path, li
 
 class OnnxReduction(Reduction[onnx.ModelProto]):
     suffix = ".onnx"
+    program: OnnxProgram
+    plan: OnnxPlan
 
     def __init__(self, program: OnnxProgram, plan: OnnxPlan, place: Path, *, estimated: bool) -> None:
         path, samples = observed(program, plan, place)
@@ -133,22 +134,18 @@ class OnnxReduction(Reduction[onnx.ModelProto]):
     def save(self, model: onnx.ModelProto, sample: Sample, path: Path) -> None:
         onnx.save(model, str(path))
 
-    def tried(self, folders: Sequence[Path], *, fresh: bool) -> list[Outcome | None]:
-        programs = [self.program_in(folder) for folder in folders]
-        work = replace(self.plan.work, cache=self.plan.work.cache and not fresh)
-        plan = plan_of(programs, self.plan.selection, work)
-        plan = replace(plan, logs=self.plan.logs)
-        results = run_step(TryOnnx(plan, estimated=self.estimated), programs)
-        return [outcome_of_piece(program, results[program.name]) for program in programs]
-
-    def program_in(self, folder: Path) -> OnnxProgram:
-        case = OnnxCase(
+    @property
+    def case(self) -> OnnxCase:
+        return OnnxCase(
             model=f"{PIECE}{self.suffix}",
             samples=SAMPLES,
             non_finite=self.program.case.non_finite,
-            run=self.program.case.runs,
+            run=(self.program.run.model_copy(update={"nodes": {}}),),
         )
-        return replace(self.program, suite=folder / NO_SUITE, case_name=folder.name, case=case)
+
+    def outcomes_in(self, plan: OnnxPlan) -> list[Outcome | None]:
+        results = run_step(TryOnnx(plan, estimated=self.estimated), plan.programs)
+        return [outcome_of_piece(program, results[program.name]) for program in plan.programs]
 
     def reproducer(self, name: str, title: str, piece: Subgraph, condition: Condition) -> Reproducer:
         run, (model, _) = self.program.run, self.pieces.built(piece)
@@ -163,13 +160,8 @@ class OnnxReduction(Reduction[onnx.ModelProto]):
         return ", ".join(f"{name} {self.facts[name]}" for name in provider.PACKAGES)
 
     @property
-    def facts(self) -> Mapping[str, str]:
-        return {
-            **provider.packages(),
-            "QNN": installed_build(),
-            "chip": self.program.soc,
-            "precision": self.program.run.kind,
-        }
+    def versions(self) -> Mapping[str, str]:
+        return {**provider.packages(), "QNN": installed_build()}
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -118,7 +118,9 @@ class Rewriting:
                 node.output[place] = dict(zip(results, names, strict=True)).get(name, name)
             for place, name in enumerate(node.input):
                 node.input[place] = dict(zip(results, names, strict=True)).get(name, name)
-        old = self._part(match.operands, names, self._between(match.operands, match.node), [])
+        needed, _ = self.graph.needed(match.node.output[0], match.operands)
+        between = [node for node in self.model.graph.node if node.output[0] in needed]
+        old = self._part(match.operands, names, between, [])
         new = self._part(match.operands, names, written.nodes, written.weights)
         prove(
             lambda inputs: self._on_arrays(old, match.operands, names, inputs),
@@ -161,17 +163,6 @@ class Rewriting:
         weights = [tensor for name, tensor in self.constants.items() if name in read]
         outputs = [helper.make_empty_tensor_value_info(name) for name in names]
         return helper.make_graph(nodes, "part", [], outputs, [*weights, *more])
-
-    def _between(self, operands: Sequence[str], node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The nodes that compute it of the operands, in the order of the graph."""
-        needed, todo = {node.output[0]}, [*node.input]
-        while todo:
-            name = todo.pop()
-            maker = self.maker(name)
-            if name not in operands and maker is not None and maker.output[0] not in needed:
-                needed.add(maker.output[0])
-                todo += maker.input
-        return [maker for maker in self.model.graph.node if maker.output[0] in needed]
 
     def put(self, match: OnnxMatch, written: Writer) -> None:
         """Replace the node."""

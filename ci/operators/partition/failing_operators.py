@@ -29,6 +29,7 @@ from ci.operators.partition.decisions import (
     is_quantizer,
     module_of,
     operator_name,
+    varying,
 )
 from ci.operators.partition.parts import Partition, smallest_failing
 from ci.pipeline.models.model_lines import fix_inside, is_inside, source_of
@@ -418,13 +419,9 @@ CONSTANT = "make the constant in __init__ with register_buffer, or an input"
 def constant_results(graph: Any) -> list[str]:
     """What a graph computes of its constants alone and then uses together with its inputs: the last operator
     of each such computation, with its line."""
-    varying: set[Node] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder" or not varying.isdisjoint(node.all_input_nodes):
-            varying.add(node)
-    last: dict[str, None] = {}
-    for node in varying:
-        todo = [operand for operand in node.all_input_nodes if operand not in varying]
+    live, last = varying(graph), dict[str, None]()
+    for node in live:
+        todo = [operand for operand in node.all_input_nodes if operand not in live]
         while todo:
             constant = todo.pop()
             if is_quantizer(constant) or operator_name(constant) in PASS_THROUGH:

@@ -65,10 +65,6 @@ class UserModel:
     quantized: bool = False
     """A .pt2 with quantizing operators in it."""
 
-    @property
-    def onnx(self) -> bool:
-        return not self.factory
-
 
 def user_model(text: str, folder: Path) -> UserModel:
     """The model that the user named. Relative paths and modules are searched in `folder`. Imports nothing
