@@ -137,7 +137,10 @@ def _rewrites(
 
 
 def _is_at(change: RewrittenPlace, cause: Cause) -> bool:
+    """What answers a fault that is suspected there may begin at another node."""
     place = cause.place
+    if any(fault["fault"] in change.rules for fault in cause.suspected):
+        return True
     if change.source:
         return bool(change.source == place.get("source"))
     return change.node in (place.get("node"), *place.get("nodes", ()))

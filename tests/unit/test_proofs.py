@@ -37,6 +37,15 @@ def test_a_fix_has_the_figure_that_it_gave_and_is_of_the_place_that_was_found(
     assert taken.asked == [None, ("helps",)] and len(found.helping) + len(found.others) <= MOST
 
 
+def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at_another_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = {"message": "it is too small", "fault": "harms"}
+    cause = Cause("the cause is rsqrt", {"source": "net.py:8"}, True, [fault])
+    _, taken = proved(tmp_path, monkeypatch, lambda model: RED, cause=cause)
+    assert taken.asked == [None, ("harms",)]
+
+
 def test_where_nothing_helps_no_fix_is_known_and_what_was_tried_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
