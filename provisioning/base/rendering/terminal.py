@@ -24,7 +24,7 @@ from provisioning.base.rendering.text import (
     verdict,
     worst,
 )
-from provisioning.base.units import seconds, size
+from provisioning.base.units import aligned, seconds, size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -63,7 +63,7 @@ def console(report: Report, *, colour: bool = False, width: int = 100, verdict_f
     if artifacts := notable_artifacts(report):
         parts += [_artifacts(artifacts), Text()]
     if metrics := scalar_metrics(report):
-        parts += [_metrics(metrics), Text()]
+        parts += [_metrics(metrics, width), Text()]
     verdict_line = _verdict(report)
     ordered = [verdict_line, Text(), *parts] if verdict_first else [*parts, verdict_line]
     return rendered(Group(*ordered), colour=colour, width=width)
@@ -271,14 +271,16 @@ def _verdict(report: Report) -> Text:
 
 
 def _artifacts(artifacts: Sequence[Artifact]) -> RenderableType:
-    rows = [(a.kind, one_line(a.path), size(a.size), a.sha256[:12]) for a in artifacts]
-    return table(("artifact", "path", "size", "sha256"), rows, right=frozenset({2}))
-
-
-def _metrics(metrics: Mapping[str, str]) -> RenderableType:
     from rich.text import Text
 
-    line = Text(style="dim")
-    for name, value in metrics.items():
-        line.append(("" if not line else " · ") + f"{visible(name)} {value}")
-    return line
+    rows = [(one_line(a.kind), size(a.size), a.sha256[:12], one_line(a.path)) for a in artifacts]
+    lines = aligned([("artifact", "size", "sha256", "path"), *rows])
+    # A path that is longer than the line stays one word, to be pasted.
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
+
+
+def _metrics(metrics: Mapping[str, str], width: int) -> RenderableType:
+    from rich.text import Text
+
+    line = " · ".join(f"{visible(name)} {value}" for name, value in metrics.items())
+    return Text(wrapped(line, width, ""), style="dim", no_wrap=True, overflow="ignore")
