@@ -35,10 +35,14 @@ class Places:
         folder, suites = Parser.user_folder(), [*_named("--suite", command)]
         trees = [*_named("--executorch", command)]
         trees += [Path(tree) for tree in (os.environ.get("EXECUTORCH_ROOT"),) if tree]
-        inside = (folder / "file", *suites, *(tree / "file" for tree in trees))
+        inside = (*suites, *(tree / "file" for tree in trees), folder / "file")
         tops = list(dict.fromkeys(map(repository_of, inside)))
-        beside = [folder, *(suite.parent for suite in suites), *tops]
-        return cls(beside, tops, {suite: _cases(suite) for suite in suites})
+        # A model's line is relative to its repository.
+        return cls(
+            [*tops, folder, *(suite.parent for suite in suites)],
+            tops,
+            {suite: _cases(suite) for suite in suites},
+        )
 
     def located(self, finding: Finding) -> Finding:
         """The finding with a place that is in the user's repository, or without any."""

@@ -230,6 +230,8 @@ def test_a_finding_is_at_a_line_that_the_users_repository_has_or_nowhere(
     (repository / ".git").mkdir()
     (repository / "ci/models.toml").write_text('schema = 2\n[case.net]\n\n[case."other net"]\n')
     (repository / "ci/net.py").touch()
+    (repository / "ci/ci").mkdir()
+    (repository / "ci/ci/net.py").touch()
     (tmp_path / "up.py").touch()
     folder = tmp_path / "toolkit" if beside else repository
     folder.mkdir(exist_ok=True)
