@@ -50,10 +50,12 @@ def run_gate(
     suites: Sequence[str] = (),
     tags: Sequence[str] = (),
     recheck: Sequence[str] = (),
+    whole: bool = False,
 ) -> int:
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
     names = [row.name for row in stages]
-    return gate.run_gate(stages, names, selection, ["--reports", str(reports)], suites, tags, recheck)
+    flags = ["--reports", str(reports)]
+    return gate.run_gate(stages, names, selection, flags, suites, tags, recheck, whole=whole)
 
 
 def started(reports: Path) -> list[str]:
@@ -177,6 +179,18 @@ def test_programs_are_those_of_a_pull_request_unless_others_are_named(
     logs = [(reports / f"logs/tells-{number}.log").read_text() for number in (1, 2)]
     assert f"argv={['tells-1', '--reports', str(reports), *words]}" in logs[0]
     assert f"argv={['tells-2', '--reports', str(reports)]}" in logs[1]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_stage_is_one_line_unless_all_of_it_is_wanted(
+    whole: bool, reports: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_gate(reports, stage("tells"), stage("fails"), whole=whole) == 1
+    shown = capfd.readouterr().out
+    (error,) = Report.read(reports / "fails.json").findings
+    assert error.rule in shown and ("argv=" in shown) == whole
+    assert "argv=" in (reports / "logs/tells.log").read_text()
+    assert whole or sum(line.split()[2:3] == ["tells"] for line in shown.splitlines()) == 1
 
 
 def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(reports: Path) -> None:
