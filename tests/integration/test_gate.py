@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,7 +173,7 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     ],
 )
 def test_programs_are_those_of_a_pull_request_unless_others_are_named(
-    reports: Path, flags: dict[str, list[str]], words: list[str]
+    reports: Path, flags: dict[str, Any], words: list[str]
 ) -> None:
     with_programs = stage("tells-1").model_copy(update={"lane": "executorch"})
     run_gate(reports, with_programs, stage("tells-2"), **flags)
