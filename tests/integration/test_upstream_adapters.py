@@ -63,7 +63,7 @@ def test_an_operator_of_integers_is_given_different_integers() -> None:
 def test_a_norm_of_a_case_multiplies_and_adds_something() -> None:
     case = next(case for case in cases() if case.operator == "batch_norm2d")
     norm, _ = alone(case.expression, case.is_module)
-    assert all(weights.unique().numel() > 1 for weights in norm.parameters())
+    assert norm.weight.min() > 0 > norm.bias.min() and norm.bias.max() > 0
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3, 4, 5, 6])

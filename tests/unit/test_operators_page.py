@@ -283,9 +283,13 @@ def test_a_table_is_made_of_the_records_of_several_runs(
         path = tmp_path / f"nightly/{number}/operators/values-SM8650.json"
         path.parent.mkdir(parents=True)
         path.write_text(record(tests).as_json())
+    (newer := tmp_path / "manifests/rework-op/wheels-SM8650.json").parent.mkdir(parents=True)
+    passed = RecordedPart("passed", 96.0)
+    newer.write_text(record({"test_mha[16a]": passed, "test_exp[16a]": passed}).as_json())
     accept_table(tmp_path / "nightly")
-    assert [*read(tmp_path / "manifests/operators.json").cells] == ["abs", "log"]
-    assert "2 operators on SM8650" in (tmp_path / "manifests/operators.md").read_text()
+    # Our own cases of exp were not run, and mha has none.
+    assert [*read(tmp_path / "manifests/operators.json").cells] == ["abs", "log", "mha"]
+    assert "3 operators on SM8650" in (tmp_path / "manifests/operators.md").read_text()
 
 
 def test_a_table_is_read_as_it_is_written(tmp_path: Path) -> None:

@@ -75,13 +75,13 @@ class ResultOf(nn.Module):
 def alone(expression: str, is_module: bool = False, indices: Sequence[int] = ()) -> tuple[nn.Module, int]:
     """An operator alone, of manifests/upstream/values.toml, and how many inputs it has.
 
-    Fresh norms multiply by 1 and add 0, which hides faults; their weights and biases are drawn.
+    Fresh norms multiply by 1 and add 0, which hides faults; their weights and biases are drawn around these.
     """
     if is_module:
         model = eval(expression, {"torch": torch, "ResultOf": ResultOf}).eval()  # noqa: S307
         for weights in model.parameters():
-            if weights.unique().tolist() in ([0.0], [1.0]):
-                nn.init.uniform_(weights, 0.5, 1.5)
+            if (fresh := weights.unique().tolist()) in ([0.0], [1.0]):
+                nn.init.uniform_(weights, fresh[0] - 0.5, fresh[0] + 0.5)
         return model, 1
     two = re.search(r"\by\b", expression) is not None
     names = ["x", *(["y"] if two else []), *(["i"] if indices else [])]
