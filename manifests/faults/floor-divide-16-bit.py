@@ -28,10 +28,11 @@ def decibels(net, inputs):
 
 
 torch.manual_seed(0)
-near, far = ((torch.linspace(-end, end, 64).reshape(4, 16), torch.rand(4, 16) + 1) for end in (0.2, 4))
-one, *right = (decibels(lambda x, y: x.floor_divide(y), inputs) for inputs in (near, far))
+near, nearer, far = ((torch.linspace(-end, end, 64).reshape(4, 16), torch.rand(4, 16) + 1) for end in (0.2, 0.1, 4))
+one, also, *right = (decibels(lambda x, y: x.floor_divide(y), inputs) for inputs in (near, nearer, far))
 right += [decibels(lambda x, y: torch.floor(x / y), inputs) for inputs in (near, far)]
-word = "still" if one < 60 <= min(right) else "gone" if min(one, *right) >= 60 else "changed"
-figure = "{:.1f} dB for floor_divide(x, y) with x in [-0.2, 0.2], {:.1f} in [-4, 4]; {:.1f} and {:.1f} for floor(x / y)"
-print(word, "-", figure.format(one, *right))
+word = "still" if max(one, also) < 60 <= min(right) else "gone" if min(one, also, *right) >= 60 else "changed"
+figure = "{:.1f} dB for floor_divide(x, y) with x in [-0.2, 0.2], {:.1f} in [-0.1, 0.1], {:.1f} in [-4, 4]"
+figure += "; {:.1f} and {:.1f} for floor(x / y)"
+print(word, "-", figure.format(one, also, *right))
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

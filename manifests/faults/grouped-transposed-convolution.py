@@ -34,7 +34,9 @@ nets = [(kind(8, 8, 3, groups=groups), (torch.rand(1, 8, *size) * 2 - 1,)) for k
 for layer, _ in nets:
     layer.weight.data[:, 1::2] *= 50
 one, *right = (decibels(layer, inputs, "8a8w") for layer, inputs in nets)
-word = "still" if one < 20 <= min(right) else "gone" if min(one, *right) >= 20 else "changed"
-figure = f"{one:.1f} dB for ConvTranspose2d in two groups, {right[0]:.1f} for ConvTranspose1d, {right[1]:.1f} in one group"
+also = decibels(*nets[0], "16a8w")
+word = "still" if max(one, also) < 20 <= min(right) else "gone" if min(one, also, *right) >= 20 else "changed"
+figure = f"{one:.1f} dB for ConvTranspose2d in two groups, {also:.1f} at 16a8w"
+figure += f", {right[0]:.1f} for ConvTranspose1d, {right[1]:.1f} in one group"
 print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -11,15 +11,16 @@ import onnxruntime_qnn as qnn
 from onnxruntime.quantization import CalibrationDataReader, quantize
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
-TEXT = """<ir_version: 10, opset_import: ["": 17]> g (float[6, 1, 16] x) => (float[1, 1, 8] h)
-{ y, h = GRU <hidden_size = 8> (x, w, r) }"""
+TEXT = """<ir_version: 10, opset_import: ["": 17]> g (float[6, 1, 16] x) => (float[1, 1, N] h)
+{ y, h = GRU <hidden_size = N> (x, w, r) }"""
 
 
-def compile_gru(trace):
-    model, draw = onnx.parser.parse_model(TEXT), np.random.default_rng(0).uniform
+def compile_gru(trace, size):
+    model, draw = onnx.parser.parse_model(TEXT.replace("N", size)), np.random.default_rng(0).uniform
     model.graph.node[0].output[0] = ""
-    weights = {name: np.float32(draw(-1, 1, (1, 24, n))) for name, n in (("w", 16), ("r", 8))}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, n) for n, w in weights.items())
+    n = int(size)
+    weights = {name: np.float32(draw(-1, 1, (1, 3 * n, k))) for name, k in (("w", 16), ("r", n))}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, name) for name, w in weights.items())
     onnx.save(model, path := tempfile.mkdtemp() + "/x")
     rows = [None, {"x": np.float32(draw(-1, 1, (6, 1, 16)))}]
     reader = type("", (CalibrationDataReader,), {"get_next": lambda self: rows.pop()})
@@ -33,8 +34,10 @@ def compile_gru(trace):
 
 
 if sys.argv[1:]:
-    sys.exit(compile_gru(sys.argv[1]))
-off, on = (subprocess.run([sys.executable, __file__, n], check=False).returncode for n in "01")
-word = "changed" if off or on > 0 else "still" if on else "gone"
-print(word, "-", f"it ends with {on} with enable_framework_op_trace, with {off} without")
+    sys.exit(compile_gru(*sys.argv[1:]))
+runs = [subprocess.run([sys.executable, __file__, *words], check=False).returncode for words in ("08", "18", "14")]
+off, on, also = runs
+word = "gone" if not any(runs) else "still" if max(on, also) < 0 == off else "changed"
+figure = f"it ends with {on} with enable_framework_op_trace, with {off} without, and with {also} of a hidden size of 4"
+print(word, "-", figure)
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])
