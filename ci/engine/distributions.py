@@ -14,6 +14,7 @@ import json
 import marshal
 import os
 import site
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -74,15 +75,16 @@ def installed(
 @cache
 def swept(folder: str, store: Path | None) -> Sweep:
     """Once in a process; from the store if no file's stamp has changed."""
-    files = files_in(folder)
+    stamps, began = stamps_of(folder)
     name = _digest(folder)
     kept = store / "cache" / "memo" / "installed" / name[:2] / f"{name}.json" if store else None
     if kept:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads(kept.read_text(encoding="utf-8"))
-            if known["stamps"] == files.digest:
+            if known["stamps"] == stamps:
                 os.utime(kept)
-                return Sweep(known["distributions"], known["others"], tuple(known["started"]), files.time)
+                return Sweep(known["distributions"], known["others"], tuple(known["started"]), began)
+    files = files_in(folder)
     sweep = files.sweep
     if kept:
         document = {"stamps": files.digest, "distributions": sweep.distributions, "others": sweep.others}
@@ -132,6 +134,49 @@ class FolderFiles:
     @cached_property
     def sweep(self) -> Sweep:
         return _looked_at(self.folder, self.stamps, self.time)
+
+
+_ahead: dict[str, tuple[int, int]] = {}
+"""By folder the process that looks at it, and where it says what it saw."""
+
+
+def look_ahead() -> None:
+    """Let processes of their own look at this interpreter's folders while this one imports."""
+    for folder in site_folders():
+        _forget_ahead(folder)
+        # What a thread holds stays held in a fork.
+        if threading.active_count() > 1:
+            return
+        receive, send = os.pipe()
+        if process := os.fork():
+            os.close(send)
+            _ahead[folder] = process, receive
+            continue
+        with contextlib.suppress(BaseException):
+            files = files_in(folder)
+            os.write(send, f"{files.digest} {files.time}".encode())
+        os._exit(0)
+
+
+def _forget_ahead(folder: str) -> str:
+    """What its process has said, which then is not used again."""
+    if folder not in _ahead:
+        return ""
+    process, receive = _ahead.pop(folder)
+    with os.fdopen(receive, encoding="ascii") as stream:
+        said = stream.read()
+    os.waitpid(process, 0)
+    return said
+
+
+@cache
+def stamps_of(folder: str) -> tuple[str, int]:
+    """The digest of the stamps below a folder, and when they were about to be read. Once in a process."""
+    if said := _forget_ahead(folder):
+        digest, _, began = said.partition(" ")
+        return digest, int(began)
+    files = files_in(folder)
+    return files.digest, files.time
 
 
 @cache

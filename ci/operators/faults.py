@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from ci.operators.names import key_of
@@ -28,7 +29,8 @@ class Met(NamedTuple):
         return f"{self}; {self.fault.fix}"
 
 
-def versions_of(build_id: str = "") -> dict[Product, str]:
+@cache
+def versions_of(build_id: str = "") -> Mapping[Product, str]:
     """Of what is installed here, and of a build of QNN; an empty id is of none."""
     versions: dict[Product, str] = {"executorch": importlib.metadata.version("executorch")}
     return {**versions, **({"qnn": version_in(build_id)} if build_id else {})}
@@ -53,10 +55,10 @@ def faults_in(
             and fault.dies is dies
             and fault.where == "emulator"
             and fault.lane in ("executorch", "any")
-            and any(fault.concerns(product, version) for product, version in versions.items())
             and (not fault.schemes or scheme in fault.schemes)
             and (not fault.arches or arch in fault.arches)
             and (fault.least is None or least is None or least <= fault.least)
+            and any(fault.concerns(product, version) for product, version in versions.items())
         ):
             line = next((str(node["line"]) for node in _concerned(fault, nodes)), None)
             found += [] if line is None else [Met(fault, line)]
@@ -73,9 +75,8 @@ def shown_by_inputs(facts: Mapping[str, Any], scheme: str, soc: str, build_id: s
 def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     wanted = {key_of(name) for name in fault.operators}
     for node in nodes.values():
-        names = {key_of(node["operator"]), key_of(name_in_table(node["operator"]))}
         if (
-            not names.isdisjoint(wanted)
+            not _names_of(node["operator"]).isdisjoint(wanted)
             and not node.get("added")
             and (not fault.overloads or node["operator"].rpartition(".")[2] in fault.overloads)
             and (not fault.shared or node.get("again"))
@@ -84,3 +85,8 @@ def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator
             and (not fault.ranks or not {*fault.ranks}.isdisjoint(node.get("ranks", ())))
         ):
             yield node
+
+
+@cache
+def _names_of(operator: str) -> frozenset[str]:
+    return frozenset((key_of(operator), key_of(name_in_table(operator))))

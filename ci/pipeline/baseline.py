@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -236,6 +237,7 @@ def _run_of(subject: str, lane: str) -> str | None:
     return "/".join(words[:2]) if own == lane else None
 
 
+@cache
 def load_tolerances() -> Tolerances:
     return load(MANIFESTS / "accepted" / "tolerances.toml", Tolerances)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from ci.engine.digests import mounted_images
-from ci.engine.distributions import files_in, site_folders
+from ci.engine.distributions import site_folders, stamps_of
 from ci.engine.workers.child import THREADS, WARM
 from ci.engine.workers.fork_server import FORK_SERVERS, OWNER, pidfd_of_owner, text_of_owner
 from provisioning.base.settings import ROOT
@@ -113,7 +113,7 @@ def forked(
         inherited = [*command], [*environment.items()], own
         if _on_image(environment):
             return None
-        distributions = [files_in(folder).digest for folder in site_folders()]
+        distributions = [stamps_of(folder)[0] for folder in site_folders()]
         name = _digest([inherited, distributions, sys.executable, str(ROOT)])
         number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:

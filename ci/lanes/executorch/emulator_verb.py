@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ci.engine.distributions import look_ahead
 from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.verb import add_flags
 from ci.pipeline.flags import stage_options
@@ -39,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    look_ahead()
     from ci.lanes.executorch.emulate import Emulation
     from ci.pipeline.lane import run as run_lane
 

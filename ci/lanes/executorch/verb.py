@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ci.engine.distributions import look_ahead
 from ci.pipeline.flags import add_choice, add_how, stage_options
 from provisioning.base.command_line import count
 from provisioning.base.selection import add_selection
@@ -41,6 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def run(args: argparse.Namespace) -> int:
+    look_ahead()
     from ci.lanes.executorch.stage import Lowering
     from ci.pipeline.lane import run as run_lane
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ci.engine.distributions import look_ahead
 from ci.pipeline.flags import add_choice, add_how, stage_options
 from provisioning.base.selection import add_selection
 
@@ -27,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    look_ahead()
     from ci.lanes.onnx.stage import OnnxLane
     from ci.pipeline.lane import run as run_lane
 
