@@ -26,11 +26,7 @@ class PlaceVariables(Model):
 
 
 class Transport(Model):
-    passed: tuple[str, ...]
-    in_key: tuple[str, ...]
-
-
-class Torch(Model):
+    passed: tuple[str, ...] = ()
     in_key: tuple[str, ...]
 
 
@@ -52,7 +48,7 @@ class Variables(Model):
     fixed: dict[str, str]
     place: PlaceVariables
     transport: Transport
-    torch: Torch
+    torch: Transport
     hidden: Hidden
     declared: Declared
     asked: Asked

@@ -14,14 +14,14 @@ import json
 import marshal
 import os
 import site
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 from ci.engine.watch import Stamp, stamp_of_installed
+from provisioning.base.ahead import Ahead
 from provisioning.base.files import hash_file, replace_text
 
 OF_INSTALLERS = (
@@ -93,34 +93,6 @@ def swept(folder: str, store: Path | None) -> Sweep:
     return sweep
 
 
-def _looked_at(folder: str, files: Mapping[str, Stamp], began: int) -> Sweep:
-    distributions, others, recorded = {}, {}, set()
-    for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
-        written, rows = files[record][2] or files[record][1], []
-        for name, algorithm, digest, size in _rows(f"{folder}/{record}"):
-            recorded.add(name)
-            if name.endswith(STARTED) or name.rpartition("/")[2] in OF_INSTALLERS:
-                continue
-            rows.append(f"{name} {algorithm} {digest}")
-            stat = files.get(name)
-            if stat is None:
-                others[name] = "absent"
-            elif (size and stat[0] != int(size)) or max(stat[1], stat[2]) > written:
-                found = hash_file(Path(folder, name))
-                if algorithm != "sha256" or _as_in_records(found) != digest:
-                    others[name] = found
-        title, _, version = record.partition(".dist-info")[0].rpartition("-")
-        distributions[title.lower().replace("_", "-")] = (
-            f"{version} {_digest(chr(10).join(sorted(rows)))[:12]}"
-        )
-    for name in files.keys() - recorded:
-        if not name.endswith((*STARTED, ".pyc")) and name.rpartition("/")[2] not in OF_INSTALLERS:
-            with contextlib.suppress(OSError):
-                others[name] = hash_file(Path(folder, name))
-    started = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTED)))
-    return Sweep(distributions, others, started, began)
-
-
 @dataclass(frozen=True)
 class FolderFiles:
     """Every file below a folder without bytecode, with its stamp, and the digest of all of that."""
@@ -133,50 +105,57 @@ class FolderFiles:
 
     @cached_property
     def sweep(self) -> Sweep:
-        return _looked_at(self.folder, self.stamps, self.time)
+        folder, files = self.folder, self.stamps
+        distributions, others, recorded = {}, {}, set()
+        for record in (name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1):
+            written, rows = files[record][2] or files[record][1], []
+            for name, algorithm, digest, size in _rows(f"{folder}/{record}"):
+                recorded.add(name)
+                if name.endswith(STARTED) or name.rpartition("/")[2] in OF_INSTALLERS:
+                    continue
+                rows.append(f"{name} {algorithm} {digest}")
+                stat = files.get(name)
+                if stat is None:
+                    others[name] = "absent"
+                elif (size and stat[0] != int(size)) or max(stat[1], stat[2]) > written:
+                    found = hash_file(Path(folder, name))
+                    if algorithm != "sha256" or _as_in_records(found) != digest:
+                        others[name] = found
+            title, _, version = record.partition(".dist-info")[0].rpartition("-")
+            distributions[title.lower().replace("_", "-")] = (
+                f"{version} {_digest(chr(10).join(sorted(rows)))[:12]}"
+            )
+        for name in files.keys() - recorded:
+            if not name.endswith((*STARTED, ".pyc")) and name.rpartition("/")[2] not in OF_INSTALLERS:
+                with contextlib.suppress(OSError):
+                    others[name] = hash_file(Path(folder, name))
+        started = tuple(sorted(name for name in files if "/" not in name and name.endswith(STARTED)))
+        return Sweep(distributions, others, started, self.time)
 
 
-_ahead: dict[str, tuple[int, int]] = {}
-"""By folder the process that looks at it, and where it says what it saw."""
+_ahead: dict[str, Ahead] = {}
 
 
 def look_ahead() -> None:
     """Let processes of their own look at this interpreter's folders while this one imports."""
     for folder in site_folders():
-        _forget_ahead(folder)
-        # What a thread holds stays held in a fork.
-        if threading.active_count() > 1:
-            return
-        receive, send = os.pipe()
-        if process := os.fork():
-            os.close(send)
-            _ahead[folder] = process, receive
-            continue
-        with contextlib.suppress(BaseException):
-            files = files_in(folder)
-            os.write(send, f"{files.digest} {files.time}".encode())
-        os._exit(0)
-
-
-def _forget_ahead(folder: str) -> str:
-    """What its process has said, which then is not used again."""
-    if folder not in _ahead:
-        return ""
-    process, receive = _ahead.pop(folder)
-    with os.fdopen(receive, encoding="ascii") as stream:
-        said = stream.read()
-    os.waitpid(process, 0)
-    return said
+        if folder in _ahead:
+            # Of an earlier command in this process: files may have changed since.
+            _ahead[folder].result()
+        _ahead[folder] = Ahead(partial(_state_of, folder))
 
 
 @cache
 def stamps_of(folder: str) -> tuple[str, int]:
     """The digest of the stamps below a folder, and when they were about to be read. Once in a process."""
-    if said := _forget_ahead(folder):
-        digest, _, began = said.partition(" ")
-        return digest, int(began)
+    text = _ahead.pop(folder).result() if folder in _ahead else ""
+    digest, began = (text or _state_of(folder)).split()
+    return digest, int(began)
+
+
+def _state_of(folder: str) -> str:
     files = files_in(folder)
-    return files.digest, files.time
+    return f"{files.digest} {files.time}"
 
 
 @cache

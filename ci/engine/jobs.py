@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -222,7 +223,9 @@ class Estimate:
 def default_slots() -> int:
     """The cores this process may use, by affinity and by the quota of its control group."""
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    quota, period = "", ""
+    with contextlib.suppress(OSError):
+        quota, _, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").partition(" ")
     if quota.isdecimal() and period.strip().isdecimal() and int(period):
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
@@ -275,10 +278,3 @@ def _reclaimable(limit: Path) -> int:
         return 0
     inactive = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
     return int(inactive.group(1)) if inactive else 0
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

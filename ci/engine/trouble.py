@@ -169,11 +169,6 @@ def of_places(places: Iterable[Path]) -> Trouble | None:
     return None
 
 
-def killed(code: int) -> bool:
-    """Whether a process was ended from outside."""
-    return _signal(code) in SIGNALS
-
-
 def how_it_ended(code: int) -> str:
     """In words that follow the name of the process: `ended with exit code 3`."""
     if code >= 0:

@@ -240,12 +240,6 @@ def _remembered(
     return results, todo
 
 
-def cached_from(results: Iterable[Result]) -> dict[str, Metric]:
-    """How many cached results came from where, for a report."""
-    origins = Counter(result.origin for result in results if result.cached)
-    return {"cached_from": dict(origins)} if origins else {}
-
-
 def _announce(
     how: RunOptions, cached: Mapping[str, Result], reasons: Mapping[str, str], assessment: Assessment
 ) -> None:
@@ -314,7 +308,7 @@ class _Running:
             )
         return self._results
 
-    def _slot(self) -> WorkerSlot[Worker, Result]:
+    def _slot(self) -> WorkerSlot[Result]:
         cores = next(self._shares)
 
         def start() -> Worker:

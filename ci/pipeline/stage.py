@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.recheck import CachedWork
 from ci.engine.trouble import MACHINE
-from ci.engine.work import Result, cached_from
+from ci.engine.work import Result
 from ci.pipeline.baseline import Baseline, load_baseline, load_tolerances
 from ci.pipeline.findings import QUARANTINED, verdict
 from ci.pipeline.history import add_history
@@ -213,10 +214,11 @@ def counts(
     """The report's figures about its programs; `earlier` are results that these are built on."""
     results = list(results)
     held = sum(isinstance(row, dict) and row["verdict"] == QUARANTINED for row in rows.values())
+    origins = Counter(result.origin for result in (*earlier, *results) if result.cached)
     return {
         "selected": len(rows),
         "cached": sum(result.cached for result in results),
-        **cached_from([*earlier, *results]),
+        **({"cached_from": dict(origins)} if origins else {}),
         "failed": sum(isinstance(row, dict) and row["verdict"] == "fail" for row in rows.values()),
         **({"quarantined": held} if held else {}),
         "programs": dict(rows),

@@ -99,7 +99,7 @@ def setup(tmp_path: Path) -> WorkerSpec:
 
 
 @pytest.fixture
-def slot(setup: WorkerSpec) -> Iterator[WorkerSlot[Worker, Any]]:
+def slot(setup: WorkerSpec) -> Iterator[WorkerSlot[Any]]:
     slot = WorkerSlot(lambda: Worker(setup), answer_of)
     yield slot
     slot.close()
@@ -121,7 +121,7 @@ class TestParent:
             ("leave", "crash: ended with exit code 3"),
         ],
     )
-    def test_a_worker_that_goes_says_how(self, slot: WorkerSlot[Worker, Any], what: str, words: str) -> None:
+    def test_a_worker_that_goes_says_how(self, slot: WorkerSlot[Any], what: str, words: str) -> None:
         assert str(slot.run(Job(what))) == words
 
     @pytest.mark.parametrize("forks", [False, True])
@@ -138,7 +138,7 @@ class TestParent:
             reply.result(timeout=30)
         worker.end()
 
-    def test_closing_a_slot_ends_the_process(self, slot: WorkerSlot[Worker, Any]) -> None:
+    def test_closing_a_slot_ends_the_process(self, slot: WorkerSlot[Any]) -> None:
         pid = slot.run(Job("one"))["pid"]
         slot.close()
         assert not Path(f"/proc/{pid}").exists()

@@ -286,16 +286,15 @@ class Worker:
         return reply
 
 
-W = TypeVar("W", bound=Worker)
 R = TypeVar("R")
 
 
-class WorkerSlot(Generic[W, R]):
+class WorkerSlot(Generic[R]):
     """A slot of the scheduler: one worker, kept from job to job and replaced when it cannot take another."""
 
-    def __init__(self, take: Callable[[], W], work: Callable[[Job, W], R]) -> None:
+    def __init__(self, take: Callable[[], Worker], work: Callable[[Job, Worker], R]) -> None:
         self._take, self._work = take, work
-        self._worker: W | None = None
+        self._worker: Worker | None = None
         self._busy = self._closed = False
         self._lock = threading.Lock()
 
