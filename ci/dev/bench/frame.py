@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.diagnose.explain import causes
+from ci.engine.workers.child import cpu_seconds
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import (
     DEFAULT_PROFILE,
@@ -108,9 +109,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class BenchTimes:
-    """Seconds of each contender, in the order of the rounds."""
+    """Seconds of each contender, in the order of the rounds: of the clock, and of the processor."""
 
     seconds: Mapping[str, Sequence[float]]
+    cpu_seconds: Mapping[str, Sequence[float]]
 
     def ratio(self, aim: Aim) -> Spread:
         """How many times as long the slow one takes, by the pairs of each round."""
@@ -124,6 +126,7 @@ def measure(
 ) -> BenchTimes:
     """Each contender once a round, in the opposite order every other round."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in benchmark.contenders}
+    processor: dict[str, list[float]] = {contender.name: [] for contender in benchmark.contenders}
     for number in range(rounds):
         order = list(benchmark.contenders)
         for contender in order if number % 2 == 0 else reversed(order):
@@ -131,15 +134,16 @@ def measure(
             directory.mkdir(parents=True)
             # Write one contender's files to disk, so that the next one does not wait for that.
             os.sync()
-            start = time.perf_counter()
+            start, used = time.perf_counter(), cpu_seconds()
             contender.run(directory)
             duration = time.perf_counter() - start
+            processor[contender.name].append(cpu_seconds() - used)
             contender.check(directory)
             empty(directory)
             seconds[contender.name].append(duration)
             report(f"round {number + 1} of {rounds}: {contender.name} {duration:.2f} s")
     shutil.rmtree(work, ignore_errors=True)
-    return BenchTimes(seconds)
+    return BenchTimes(seconds, processor)
 
 
 def empty(directory: Path) -> None:
@@ -157,7 +161,11 @@ def empty(directory: Path) -> None:
 
 def metrics_of(benchmark: Benchmark, measured: BenchTimes) -> dict[str, Metric]:
     contenders: dict[str, Metric] = {
-        name: {**Spread.of(seconds).as_metric(), "seconds": [round(second, 4) for second in seconds]}
+        name: {
+            **Spread.of(seconds).as_metric(),
+            "seconds": [round(second, 4) for second in seconds],
+            "cpu_seconds": [round(second, 1) for second in measured.cpu_seconds[name]],
+        }
         for name, seconds in measured.seconds.items()
     }
     ratios: dict[str, Metric] = {
@@ -169,8 +177,14 @@ def metrics_of(benchmark: Benchmark, measured: BenchTimes) -> dict[str, Metric]:
 def rendered(benchmark: Benchmark, measured: BenchTimes) -> str:
     """Two small tables: seconds of each contender, and the ratios beside their aims."""
     width = max(len(name) for name in [*measured.seconds, *(aim.name for aim in benchmark.aims)])
-    lines = [f"{'seconds':<{width}}  median (spread)"]
-    lines += [f"{name:<{width}}  {Spread.of(seconds)}" for name, seconds in measured.seconds.items()]
+    lines = [f"{'seconds':<{width}}  median (spread), and of the processor"]
+    lines += [
+        f"{name:<{width}}  {Spread.of(seconds)}, {Spread.of(measured.cpu_seconds[name])}"
+        for name, seconds in measured.seconds.items()
+    ]
+    for name, parts in benchmark.facts.items():
+        if isinstance(parts, dict):
+            lines += ["", name, *(f"{part:<{width}}  {took}" for part, took in parts.items())]
     if benchmark.aims:
         lines += ["", f"{'times as fast':<{width}}  median (spread)"]
     for aim in benchmark.aims:

@@ -16,7 +16,7 @@ from ci.dev.bench.frame import Aim, Benchmark, Contender, default_selection, run
 from ci.lanes.executorch.suite import all_programs, choose
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.findings import Report
+from provisioning.base.findings import Metric, Report
 from provisioning.base.settings import DEFAULT_TARGET, ROOT
 from provisioning.components import QNN_SDK
 from provisioning.dist import runner_of
@@ -33,18 +33,24 @@ def prepared(work: Path) -> Iterator[Benchmark]:
         raise EnvironmentLacking("qnn_executor_runner is not built yet", fix="nox -s build_runner")
     programs = choose(all_programs([]), tags=["pr"])
     environment = resolve(default_selection(work / "reports"), os.environ)
-    ours = {**os.environ, "QNN_SDK_ROOT": str(environment.root(QNN_SDK).path)}
-    plain = environment.merged(os.environ)
+    # As Python is by default: without bytecode, each process compiles what it imports of ours.
+    usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    ours = {**usual, "QNN_SDK_ROOT": str(environment.root(QNN_SDK).path)}
+    plain = environment.merged(usual)
     kept = work / "kept"
     _ours(ours, kept, work / "first")
+    facts: dict[str, Metric] = {
+        "programs": len(programs),
+        "sdk": environment.root(QNN_SDK).version or "directory",
+    }
     yield Benchmark(
         contenders=(
             Contender(COLD, lambda into: _ours(ours, into / "store", into), _check(len(programs), 0)),
-            Contender(PLAIN, lambda into: _plain(plain, into), _check_plain(len(programs))),
+            Contender(PLAIN, lambda into: _plain(plain, into), _check_plain(len(programs), facts)),
             Contender(WARM, lambda into: _ours(ours, kept, into), _check(len(programs), len(programs))),
         ),
         aims=AIMS,
-        facts={"programs": len(programs), "sdk": environment.root(QNN_SDK).version or "directory"},
+        facts=facts,
     )
 
 
@@ -73,10 +79,11 @@ def _check(programs: int, cached: int) -> Callable[[Path], None]:
     return check
 
 
-def _check_plain(programs: int) -> Callable[[Path], None]:
+def _check_plain(programs: int, facts: dict[str, Metric]) -> Callable[[Path], None]:
     def check(into: Path) -> None:
         done = json.loads((into / "done.json").read_text(encoding="utf-8"))
-        if len(done) != programs:
-            raise CheckFailed(f"the plain script did {len(done)} of {programs} programs")
+        if (count := len(done["programs"])) != programs:
+            raise CheckFailed(f"the plain script did {count} of {programs} programs")
+        facts[f"{PLAIN}, seconds of"] = {name: round(took, 1) for name, took in done["seconds"].items()}
 
     return check

@@ -200,13 +200,13 @@ class Meter:
         # Resets the kernel's record of the peak memory.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self._began, self._cpu = time.monotonic(), _cpu_seconds()
+        self._began, self._cpu = time.monotonic(), cpu_seconds()
 
     def read(self) -> dict[str, float | int]:
         """Seconds by the clock, seconds of the CPU (children too), and the peak of memory in bytes."""
         return {
             "seconds": round(time.monotonic() - self._began, 3),
-            "cpu_seconds": round(_cpu_seconds() - self._cpu, 3),
+            "cpu_seconds": round(cpu_seconds() - self._cpu, 3),
             "peak": memory_of_process("VmHWM"),
         }
 
@@ -257,6 +257,6 @@ def memory_of_process(field: str = "VmRSS") -> int:
     return 0
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
