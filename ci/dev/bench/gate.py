@@ -1,6 +1,8 @@
 """The gate's models, cold and with nothing changed, against a plain script that does the same one by one.
 
-The aim of the cold run is for two cores. Each of our workers imports and warms up for itself.
+The aim of the cold run is for two cores, which can at best do it in half the time: both ways call the same
+torch.export, exir and QNN, which take most of it (the report has their seconds). Ours adds two workers that
+import and warm up, a fork for each program and a process for each run.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from provisioning.dist import runner_of
 from provisioning.environment import resolve
 
 COLD, WARM, PLAIN = "ours, cold", "ours, nothing changed", "plain script"
-AIMS = (Aim(COLD, PLAIN, 2.2), Aim(WARM, 1.2))
+AIMS = (Aim(COLD, PLAIN, 1.75), Aim(WARM, 1.2))
 STAGES = ("test_lowering", "test_emulator")
 
 
