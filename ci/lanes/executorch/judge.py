@@ -41,7 +41,8 @@ FIXES = {
 def failure_finding(program: ExecutorchProgram, failure: Failure, stage: str) -> Finding:
     message, fix = failure_in_words(program, failure)
     fix = f"{fix}; then {SUITES.repeat(program, stage)}"
-    return Finding(f"lowering-{failure.rule}", Severity.ERROR, program.name, message, fix)
+    place = Place.read(str(failure.details.get("source", "")))
+    return Finding(f"lowering-{failure.rule}", Severity.ERROR, program.name, message, fix, place)
 
 
 def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str, str]:

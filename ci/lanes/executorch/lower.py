@@ -105,11 +105,11 @@ MOST_IN_A_FIX = 8
 
 
 class Failed(Exception):
-    """A failed step of lowering; `step` names the finding."""
+    """A failed step of lowering; `step` names the finding, `source` the model's line, FILE:LINE."""
 
-    def __init__(self, step: str, message: str, fix: str = "") -> None:
+    def __init__(self, step: str, message: str, fix: str = "", source: str = "") -> None:
         super().__init__(message)
-        self.step, self.fix = step, fix
+        self.step, self.fix, self.source = step, fix, source
 
 
 class Patterns(set[str]):
@@ -672,12 +672,15 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
     """The line of an operator that ExecuTorch does not have at all."""
     known = not_compilable(str(error))
     names = re.findall(r"'(\w+)::(\w+)", str(error))
-    lines = [
-        f"{operator.source} `{operator.code}`"
+    meant = [
+        operator
         for operator in cpu_operators
         if any(operator.operator.startswith(".".join(name)) for name in names)
     ]
-    return Failed("compile", f"{known[0]} ({'; '.join(lines)})", known[1]) if known and lines else None
+    if not known or not meant:
+        return None
+    lines = "; ".join(f"{operator.source} `{operator.code}`" for operator in meant)
+    return Failed("compile", f"{known[0]} ({lines})", known[1], meant[0].source)
 
 
 def _with_workaround(
@@ -702,7 +705,7 @@ def _with_workaround(
         node = search.node
         if node is not None and (known := not_compilable(str(error))):
             source, code = source_of(node)
-            raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1]) from error
+            raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1], source) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.process_time() - begun < SEARCHED_SECONDS
         if not (workaround := workaround_of(search, error, lower_again, brief=brief)):
@@ -760,7 +763,8 @@ def _failed(
         ]
     else:
         fixes += [f"--keep-going leaves it on the CPU{named}: {tried}"]
-    return Failed("compile", f"{DIES_OF}{Culprit.in_words(workaround.culprits)}", "; or ".join(fixes))
+    source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
+    return Failed("compile", f"{DIES_OF}{Culprit.in_words(workaround.culprits)}", "; or ".join(fixes), source)
 
 
 def _kept(workaround: Workaround) -> dict[str, object]:

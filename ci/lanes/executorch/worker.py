@@ -106,7 +106,7 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
     if isinstance(error, ToolkitError):
         return {"kind": "simulation", "message": error.message, "fix": error.fix}
     if isinstance(error, Failed):
-        return {"kind": error.step, "message": str(error), "fix": error.fix}
+        return {"kind": error.step, "message": str(error), "fix": error.fix, "source": error.source}
     return {"kind": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
 
 

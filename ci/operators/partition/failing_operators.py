@@ -67,6 +67,8 @@ class Culprit:
     fix: str = ""
     more_bits: str = ""
     """As a row of a suite's `modules`, with which it compiles."""
+    source: str = ""
+    """FILE:LINE of the line."""
 
     @property
     def _alike(self) -> tuple[str, str, str]:
@@ -341,7 +343,7 @@ def restore_builtins() -> None:
 
 
 def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Culprit:
-    line = module = ""
+    line = module = source = ""
     for node in nodes:
         source, code = source_of(node)
         if source:
@@ -349,7 +351,7 @@ def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Culprit:
             module = module_of(node)
             break
     names = tuple(node.name for node in nodes)
-    return Culprit(names, operator_name(nodes[0]), module, line, reason, fix)
+    return Culprit(names, operator_name(nodes[0]), module, line, reason, fix, source=source)
 
 
 def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
