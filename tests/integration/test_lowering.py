@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 
 from provisioning.base.findings import Severity
-from provisioning.base.settings import ROOT
 from tests.support import whole
 from tests.support.lowering_suites import Done, environment, run, suite
 from tests.support.sdk import sdk_root
@@ -124,7 +123,7 @@ def test_the_operator_that_the_compiler_dies_of_is_named_with_a_fix_that_works(
     assert operator in finding.message and code in finding.message
     if code:
         assert finding.place
-        lines = (ROOT / finding.place.file).read_text(encoding="utf-8").splitlines()
+        lines = (tmp_path / finding.place.file).read_text(encoding="utf-8").splitlines()
         assert code in lines[finding.place.line - 1]
     options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.fix)
     cases = {name: {**dying(name), "run": "\n".join(options)}}
