@@ -31,6 +31,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     """`changes` are those of the context beside its .onnx."""
     context = {
         "slices": [],
+        "worst": None,
         "near": {
             "cosine": 0.999,
             "sqnr_db": 30.0,
