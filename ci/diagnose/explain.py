@@ -38,7 +38,12 @@ class Explanation:
     decided: bool
 
     def __str__(self) -> str:
-        return f"{self.cause} ({self.id}: {self.source})"
+        return f"{self.cause} ({self.id}: {self.source})" if self.public else f"{self.cause} ({self.id})"
+
+    @property
+    def public(self) -> bool:
+        """Whether the source has an address; a page of ours may not be there."""
+        return "://" in self.source
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ci.diagnose.explain import Diagnosis, Explanation, diagnosed, of_failure, o
 from ci.inspect.logs import UNREADABLE, Shown, is_one_log, logs_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import as_here
+from provisioning.base.commands import as_here, session
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
 from provisioning.base.rules import explained, rules
@@ -190,8 +190,11 @@ def _as_text(result: Diagnosis) -> str:
         lines += [
             f"    {cause} {shown.cause}",
             f"    {fix} {as_here(shown.fix)}",
-            f"    see:   {shown.source}",
         ]
+        if shown.public:
+            lines += [f"    see:   {shown.source}"]
+        elif shown.line:
+            lines += [f"    see:   {as_here(session('diagnose', shown.id))}"]
         lines += [f"    page:  {page}"] if (page := page_of(shown.id)) else []
     if result.later:
         others = ", ".join(f"{shown.id} (line {shown.line})" for shown in result.later[:LATER])
