@@ -20,7 +20,8 @@ from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
 from provisioning.base.rules import explained, rules
 from provisioning.base.settings import user_path
-from provisioning.base.site import page_of
+from provisioning.base.site import ERRORS, FAULTS, page_of
+from provisioning.known_faults import load_faults
 
 EXAMPLES = """\
   nox -s diagnose -- reports/delegate/*.log
@@ -102,7 +103,8 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
             f"{name}: expected a number, a rule, a log, a folder or an archive of logs,"
             f" found {getattr(error, 'strerror', None) or error}"
         )
-        near = get_close_matches(name, [rule for rule in rules() if "*" not in rule], n=1)
+        named = [rule for rule in rules() if "*" not in rule] + [fault.id for fault in load_faults()]
+        near = get_close_matches(name, named, n=1)
         fix = (
             f"did you mean {near[0]}?"
             if near
@@ -127,10 +129,23 @@ def _diagnose(log: BinaryIO, subject: str) -> Diagnosis:
 
 
 def _of_rule(name: str) -> Explanation | None:
-    """What a finding's rule means, or a known failure that a finding names."""
+    """What a finding's rule means, or a known failure or fault that a finding names."""
     if rule := explained(name):
         return Explanation(name, rule.summary, rule.fix, rule.page, 0, "", True)
-    return of_failure(name)
+    return of_failure(name) or _of_fault(name)
+
+
+def _of_fault(name: str) -> Explanation | None:
+    fault = next((fault for fault in load_faults() if fault.id == name), None)
+    if fault is None:
+        return None
+    cause = f"{fault.title} ({fault.product} {fault.versions}). {fault.effect}"
+    return Explanation(name, cause, f"{fault.fix}; {fault.show} shows it", fault.source, 0, "", True)
+
+
+def _page(name: str) -> str:
+    only_a_fault = explained(name) is None and of_failure(name) is None
+    return page_of(name, FAULTS if only_a_fault else ERRORS)
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
@@ -195,7 +210,7 @@ def _as_text(result: Diagnosis) -> str:
             lines += [f"    see:   {shown.source}"]
         elif shown.line:
             lines += [f"    see:   {as_here(session('diagnose', shown.id))}"]
-        lines += [f"    page:  {page}"] if (page := page_of(shown.id)) else []
+        lines += [f"    page:  {page}"] if (page := _page(shown.id)) else []
     if result.later:
         others = ", ".join(f"{shown.id} (line {shown.line})" for shown in result.later[:LATER])
         lines += [f"  later: {others}"]
@@ -227,7 +242,7 @@ def _facts(result: Diagnosis) -> dict[str, object]:
         "subject": result.subject,
         "explained": result.explained,
         "explanations": [
-            {**asdict(shown), "fix": as_here(shown.fix), "page": page_of(shown.id)}
+            {**asdict(shown), "fix": as_here(shown.fix), "page": _page(shown.id)}
             for shown in result.explanations
         ],
         "later": [{"id": shown.id, "line": shown.line, "text": shown.text} for shown in result.later],

@@ -94,7 +94,7 @@ def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iter
                 Severity.NOTE,
                 f"QNN {version_in(build_id)}",
                 f"{fault.title} ({fault.id})",
-                f"{fault.fix}: docs/findings.md",
+                fault.fix,
             )
 
 

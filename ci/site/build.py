@@ -25,14 +25,14 @@ from provisioning.base.files import replace_bytes
 from provisioning.base.project import project
 from provisioning.base.rendering.pages import fill
 from provisioning.base.settings import DEFAULT_SOC, ROOT
-from provisioning.base.site import ERRORS
+from provisioning.base.site import ERRORS, FAULTS
 from provisioning.known_faults import load_faults
 
 TEMPLATES = Path(__file__).with_name("templates")
 REPORT = ROOT / "ci" / "report" / "templates"
 """Style and script of the report's page, which the site has too."""
 
-START, FAULTS, PHONES = "start.html", "faults.html", "phones.html"
+START, PHONES = "start.html", "phones.html"
 REPAIRS, TRAINED = "repairs.html", "trained.html"
 OPERATORS, INDEX = f"operators/on-{DEFAULT_SOC}.html", "search.js"
 INDEX_HEAD = "window.searchIndex = "

@@ -10,8 +10,12 @@ ERRORS = "errors.html"
 """The site's page with an anchor for each, by its name."""
 
 
-def page_of(name: str) -> str:
+FAULTS = "faults.html"
+"""The site's page of known faults, likewise."""
+
+
+def page_of(name: str, page: str = ERRORS) -> str:
     """Empty if the user named no site."""
     site = os.environ.get("QNN_CI_SITE", "").rstrip("/")
     known = re.fullmatch(r"https?://[^\s<>\"'()\[\]]+", site) is not None
-    return f"{site}/{ERRORS}#{quote(name)}" if known else ""
+    return f"{site}/{page}#{quote(name)}" if known else ""

@@ -20,6 +20,7 @@ from provisioning.base import toml
 from provisioning.base.command_line import main
 from provisioning.base.rules import OTHERS, TABLE, explained, rules
 from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.known_faults import load_faults
 from tests.support.rules import ANY, printed_rules
 
 UNUSABLE = ("missing", "shape", "not-finite", "reference-not-finite", "run")
@@ -93,6 +94,11 @@ def test_diagnose_says_what_to_do_about_a_rule(
     assert diagnose(name) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(name) and words in shown
+
+
+def test_each_known_fault_is_explained_by_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+    for fault in load_faults():
+        assert diagnose(fault.id) == 0 and capsys.readouterr().out.startswith(fault.id)
 
 
 def test_a_rule_that_is_none_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ REFUSED = re.compile(
 """Refused for its types, which another precision has not. What is refused for its shape has no better one."""
 
 FIXES = {
-    "factory": "correct the factory: docs/suites.md says what it must return",
+    "factory": "correct the factory: it returns the model, or the model and its inputs",
     "suite": "correct the case in {suite}",
     "crash": "python -m ci diagnose {log}",
     "timeout": "give it longer with --timeout, or read {log}",

@@ -171,6 +171,6 @@ def _release_note(broken: Mapping[str, str], count: int) -> Sequence[Finding]:
             "test_emulator",
             f"{len(broken)} of {count} programs, loaded twice in one process, fail once one of the two is"
             f" released; {first}: {broken[first]}. executorch keeps one QNN context for both",
-            "load a program once and share it, or keep both until neither runs: docs/findings.md",
+            "load a program once and share it, or keep both until neither runs (released-twin)",
         )
     ]

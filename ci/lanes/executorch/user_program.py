@@ -78,7 +78,9 @@ def program_of(
         )
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{named.name}, {scheme}: expected {message}", fix="see docs/suites.md") from error
+        raise UsageError(
+            f"{named.name}, {scheme}: expected {message}", fix="correct that field of the run"
+        ) from error
     return passing(ExecutorchProgram(suite, named.name, case, run, soc, model.selection.profile), model)
 
 
@@ -120,7 +122,7 @@ def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Map
     if failure := result.failure:
         message, fix = failure_in_words(program, failure)
         if failure.kind == "factory" and not failure.fix:
-            fix = "correct the model or the samples: docs/model.md says what they may be"
+            fix = "correct the model or the samples"
         raise ToolkitError(message, fix=fix, exit_code=failure.exit_code)
     return result
 

@@ -35,7 +35,7 @@ LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 DECIDES_TIME = ("axis", "group", "kernel_shape", "perm", "strides")
 """Attributes of nodes."""
 RECIPROCAL = "the provider computes the reciprocal of a quantized input wrongly whose range ends below 1"
-RECIPROCAL_FIX = "write x / root instead of x * (1 / root): docs/findings.md, reciprocal-below-one"
+RECIPROCAL_FIX = "write x / root instead of x * (1 / root) (reciprocal-below-one)"
 
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
 

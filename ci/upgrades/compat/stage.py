@@ -122,9 +122,7 @@ def report_builds(
                 Severity.ERROR if own else Severity.NOTE,
                 f"{beside}QNN {build.qnn}",
                 f"the build that profile {profile.name} pins does not work: {error}" if own else error,
-                f"pin a build that works in manifests/profiles: docs/upgrades.md lists them; {read}"
-                if own
-                else read,
+                f"pin a build that works in manifests/profiles; {read}" if own else read,
             )
     if lane := profile.onnx.get("onnxruntime-qnn"):
         stage.metrics["onnx lane"] = f"onnxruntime-qnn {lane}, by a pin of its own"
