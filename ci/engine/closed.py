@@ -30,14 +30,6 @@ class Transport(Model):
     in_key: tuple[str, ...]
 
 
-class Hidden(Model):
-    names: tuple[str, ...]
-
-
-class Declared(Model):
-    upstream: tuple[str, ...]
-
-
 class Asked(Model):
     by_libraries: tuple[str, ...]
     secrets: tuple[str, ...]
@@ -49,8 +41,8 @@ class Variables(Model):
     place: PlaceVariables
     transport: Transport
     torch: Transport
-    hidden: Hidden
-    declared: Declared
+    hidden: tuple[str, ...]
+    upstream: tuple[str, ...]
     asked: Asked
     limits: dict[str, int]
 
@@ -70,7 +62,7 @@ def closed(environ: Mapping[str, str]) -> dict[str, str]:
 
 def without_hidden(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """What the process finds in its environment, and what only its worker is told."""
-    hidden = {name: value for name, value in environ.items() if name in table().hidden.names}
+    hidden = {name: value for name, value in environ.items() if name in table().hidden}
     return {name: value for name, value in environ.items() if name not in hidden}, hidden
 
 

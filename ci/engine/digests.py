@@ -38,7 +38,6 @@ def mounted_images() -> tuple[str, ...]:
 _read_here: dict[tuple[str, Stamp], str] = {}
 """The digests of what this process has read, whatever stores it uses."""
 
-
 _kept_here: dict[Path, tuple[Stamp, Mapping[str, list[Any]]]] = {}
 """What this process has read of the memories of digests, which have thousands of rows each."""
 

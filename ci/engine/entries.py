@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +177,9 @@ def store(path: Path, document: Document) -> None:
     replace_text(path, json.dumps({"digest": key_of(document), "document": document}))
 
 
-def digests_of(product: Path) -> dict[str, str]:
+def digests_of(product: Path, digest: Callable[[Path], str] = hash_file) -> dict[str, str]:
     paths = sorted(path for path in product.rglob("*") if path.is_file())
-    return {path.relative_to(product).as_posix(): hash_file(path) for path in paths}
+    return {path.relative_to(product).as_posix(): digest(path) for path in paths}
 
 
 def prune(top: Path, pause: float = 0.0) -> None:

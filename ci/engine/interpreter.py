@@ -27,8 +27,7 @@ UNSET = "unset"
 LOCKED = "QNN_CI_LOCKED_PACKAGES"
 """Tells an environment with a suite's own packages where the locked ones are."""
 
-TOOLKIT = Path(__file__).resolve().parents[2]
-OURS = tuple(f"{TOOLKIT / name}/" for name in ("ci", "provisioning"))
+OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in ("ci", "provisioning"))
 """Our own code reads these; its key has them already."""
 
 _asked: dict[str, str] = {}

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ci.engine.entries import digests_of
 from ci.engine.inputs import key_of
 from ci.engine.jobs import default_slots
 from ci.engine.progress import Line, failed
@@ -239,9 +240,8 @@ def _text(facts: Mapping[str, Any], name: str) -> str:
 
 
 def _digests(folder: Path | None, repeats: Repeats) -> dict[str, str]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
-    named = {path.relative_to(folder or path).as_posix(): path for path in paths}
-    return {name: repeats.digest(path) for name, path in named.items() if not repeats.is_changing(name)}
+    digests = digests_of(folder, repeats.digest) if folder else {}
+    return {name: digest for name, digest in digests.items() if not repeats.is_changing(name)}
 
 
 def _keep(kept: Path, cached: Result, now: Finished) -> Path:

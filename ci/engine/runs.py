@@ -29,7 +29,6 @@ PASSED, REFUSED = "passed", "not accepted"
 MOST_FIGURES = 200
 LONGEST = 80
 
-
 OF_PROCESSOR = (
     "vendor_id", "cpu family", "model", "flags",
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",

@@ -116,7 +116,6 @@ _NOFOLLOW = 0x100
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-
 QUERY_BEGINS, QUERY_ENDS = "/dev/null/qnn-ci-query-begins", "/dev/null/qnn-ci-query-ends"
 """A thread asks whether they exist around a listing that serves a query about packages. That query is an
 input, what else is in the folder is none."""

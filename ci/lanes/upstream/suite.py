@@ -197,7 +197,7 @@ class SuiteKeyContext:
             "sdk": self.build_id,
             "python": self.versions["python"],
             **search_key(roots, self.environment),
-            "variables": dict(key_of_declared(table().declared.upstream, self.environment)),
+            "variables": dict(key_of_declared(table().upstream, self.environment)),
         }
 
     def measured_with(self) -> str:
@@ -256,7 +256,7 @@ def worker_environment(
 
     return {
         **closed(qnn_environment.merged(environ)),
-        **declared(table().declared.upstream, environ),
+        **declared(table().upstream, environ),
         "QNN_DELEGATE_TEST": "1",
         "QNN_SOC_MODEL": qnn_environment.soc,
         "QNN_EXECUTOR_RUNNER": str(runner),
