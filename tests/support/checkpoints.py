@@ -78,7 +78,7 @@ def write_adapter(folder: Path, checkpoint: Path, targets: Sequence[str], **chan
     return folder
 
 
-def write_checkpoint(folder: Path, **changes: Any) -> Path:
+def write_checkpoint(folder: Path, seed: int = 3, **changes: Any) -> Path:
     """With a tokenizer of bytes. Weights are so large that choices are clear."""
     import torch
     from safetensors.torch import save_file
@@ -90,7 +90,7 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SMALL | changes))
     shape = read_architecture(folder)
-    generator = np.random.default_rng(3)
+    generator = np.random.default_rng(seed)
     weights: dict[str, list[Any]] = {}
     with torch.device("meta"):
         shapes = {name: tuple(tensor.shape) for name, tensor in Decoder(shape, 1, 2).state_dict().items()}

@@ -69,10 +69,12 @@ def norm_without_weight(decoder: Any) -> None:
 def without_residual(decoder: Any) -> None:
     """What goes around one layer's attention is lost."""
     layer = decoder.layers[LAYER]
+    before, after, before_mlp, after_mlp = (getattr(layer, name, lambda x: x) for name in layer.norms)
 
     def forward(x: Any, mask: Any, cos: Any, sin: Any, *cache: Any) -> Any:
-        y, k, v = layer.self_attn(layer.input_layernorm(x), mask, cos, sin, *cache)
-        return y + layer.mlp(layer.post_attention_layernorm(y)), k, v
+        y, k, v = layer.self_attn(before(x), mask, cos, sin, *cache)
+        y = after(y)
+        return y + after_mlp(layer.mlp(before_mlp(y))), k, v
 
     layer.forward = forward
 
@@ -182,7 +184,9 @@ def planting(fault: str, right: Callable[..., Any]) -> Callable[..., Any]:
     return planted
 
 
-def kept_by_compile(model: Path, calibration: Path, through: str, precision: str) -> dict[str, Any]:
+def kept_by_compile(
+    model: Path, calibration: Path, through: str, precision: str, context: int = CONTEXT
+) -> dict[str, Any]:
     """What `compile` writes to its record of rounding, of which other tokens are judged here: the ranges."""
     from ci.lanes.llm.genie import ROUNDING
     from ci.lanes.llm.measure import order_rounding
@@ -199,26 +203,36 @@ def kept_by_compile(model: Path, calibration: Path, through: str, precision: str
         "prefill": 4,
     }
     calibrate = "" if precision == "fp16" else str(calibration)
-    order |= {"context": CONTEXT, "calibrate": calibrate, "texts": [], **few, "few": few}
+    order |= {"context": context, "calibrate": calibrate, "texts": [], **few, "few": few}
     ranges = order_rounding(order)["ranges"]
     return {"float": float_of(model, "", store_path()), ROUNDING: {"ranges": ranges, "judged": ""}}
 
 
-def compile_with(fault: str, way: Way, model: Path, texts: Path, out: Path, kept: Mapping[str, Any]) -> None:
+def compile_with(
+    fault: str,
+    way: Way,
+    model: Path,
+    calibration: Path,
+    out: Path,
+    kept: Mapping[str, Any],
+    *,
+    context: int = CONTEXT,
+    parts: int = PARTS,
+) -> None:
     from ci.lanes.llm import decoder
     from ci.lanes.llm.genie import RECORD
 
     out.mkdir(parents=True)
     order: dict[str, Any] = {"model": str(model), "adapter": "", "soc": "SM8650"}
-    order |= {"precision": way.precision, "context": CONTEXT, "prefill": PREFILL}
+    order |= {"precision": way.precision, "context": context, "prefill": PREFILL}
     order |= {"shared": False, "into": str(out)}
-    order |= {"parts": 1, "calibrate": str(texts / "calibration.txt")}
+    order |= {"parts": 1, "calibrate": str(calibration)}
     with pytest.MonkeyPatch.context() as patch:
         planted = planting(fault, decoder.load_decoder)
         if way.through == "genie":
             from ci.lanes.llm import checkpoint_compile as compiling
 
-            order["parts"] = PARTS
+            order["parts"] = parts
             write = functools.partial(compiling.write_binaries, cache=way.cache or "uint8")
             patch.setattr(compiling, "write_binaries", write)
             patch.setattr(compiling, "load_decoder", planted)
@@ -242,16 +256,17 @@ def planted_copy(fault: str, whole: Any, count: int) -> Any:
     return copy
 
 
-def check(out: Path, texts: Path, reports: Path, ask: Callable[..., Any]) -> dict[str, Any]:
+FEW = ("--tokens", str(TOKENS), "--prefixes", str(PREFIXES))
+
+
+def check(out: Path, reports: Path, ask: Callable[..., Any], *flags: str) -> dict[str, Any]:
     """The row of the report, and its errors."""
     from ci.lanes import llm
     from ci.lanes.llm.commands import Emulated
     from provisioning.base.command_line import guarded
     from tests.support.typed import parsed
 
-    text = str(texts / "judged.txt")
-    words = ["check", str(out), "--text", text, "--reports", str(reports)]
-    words += ["--tokens", str(TOKENS), "--prefixes", str(PREFIXES)]
+    words = ["check", str(out), "--reports", str(reports), *flags]
     with contextlib.redirect_stdout(sys.stderr):
         emulated = Emulated(lambda *_: contextlib.nullcontext(ask))
         arguments = parsed(llm, *words)
@@ -292,8 +307,8 @@ def run(way_name: str, model: Path, folder: Path, faults: list[str]) -> Iterator
     for fault in faults or FAULTS:
         out = folder / way_name
         shutil.rmtree(out, ignore_errors=True)
-        compile_with(fault, way, model, texts, out, kept)
-        found = check(out, texts, folder / f"{way_name}-reports", ask)
+        compile_with(fault, way, model, texts / "calibration.txt", out, kept)
+        found = check(out, folder / f"{way_name}-reports", ask, *FEW, "--text", str(texts / "judged.txt"))
         yield {"fault": fault, "way": way_name, **found}
 
 

@@ -1198,8 +1198,9 @@ class TestCheck:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
-        assert self.check(tmp_path, monkeypatch, parts=parts, kept=(24, 33), divergence=9.0) == 1
-        assert "nearest comes prefill_1" in messages(tmp_path)
+        for kept, named in (((24, 33), True), ((24, 31), False)):
+            assert self.check(tmp_path, monkeypatch, parts=parts, kept=kept, divergence=9.0) == 1
+            assert ("prefill_1" in messages(tmp_path)) == named
 
     def test_a_report_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]

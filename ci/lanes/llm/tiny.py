@@ -31,7 +31,7 @@ training.
 """
 PARTS = 12
 
-CONFIG = {
+CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 512,
@@ -93,21 +93,20 @@ def order_train(order: Mapping[str, Any]) -> dict[str, Any]:
     return {**train(into), "weights": hash_file(into / "model.safetensors")}
 
 
-def train(folder: Path, steps: int = 550) -> dict[str, Any]:
+def train(folder: Path, steps: int = 550, config: Mapping[str, Any] = CONFIG) -> dict[str, Any]:
     """Write the model, its tokenizer and texts.json to `folder`; returns the perplexity on held-out text."""
     import torch
     from tokenizers import processors
-    from transformers.models.llama.configuration_llama import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    corpus = texts()
-    tokenizer = _tokenizer(corpus.training)
+    corpus, words = texts(), config["vocab_size"]
+    tokenizer = _tokenizer(corpus.training, words)
     rows = {
         name: [encoding.ids for encoding in tokenizer.encode_batch(list(getattr(corpus, name)))]
         for name in ("training", "judged", "calibration")
     }
-    bos, eos = int(CONFIG["bos_token_id"]), int(CONFIG["eos_token_id"])  # type: ignore[call-overload]
+    bos, eos = config["bos_token_id"], config["eos_token_id"]
     generator = torch.Generator().manual_seed(SEED)
     stream = [
         token
@@ -115,7 +114,7 @@ def train(folder: Path, steps: int = 550) -> dict[str, Any]:
         for token in (bos, *rows["training"][index], eos)
     ]
     torch.manual_seed(SEED)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     model.train()
     forked = multiprocessing.get_context("fork")
     ends = forked.Pipe()
@@ -142,7 +141,7 @@ def train(folder: Path, steps: int = 550) -> dict[str, Any]:
     kept = {name: rows[name] for name in ("judged", "calibration")}
     (folder / "texts.json").write_text(json.dumps(kept), encoding="utf-8")
     reached = _perplexity(model, rows["judged"], bos, eos)
-    return {"perplexity": reached, "chance": CONFIG["vocab_size"], "training_tokens": len(stream)}
+    return {"perplexity": reached, "chance": words, "training_tokens": len(stream)}
 
 
 def _learn(
@@ -154,7 +153,7 @@ def _learn(
     from torch.nn import functional
 
     tokens = torch.tensor(stream)
-    length, batch, highest = int(CONFIG["max_position_embeddings"]), 8, 1e-2  # type: ignore[call-overload]
+    length, batch, highest = model.config.max_position_embeddings, 8, 1e-2
     # Without fused it takes MKL's square root, which is not the same on all processors.
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=highest, betas=(0.9, 0.95), weight_decay=0.1, fused=True
@@ -188,7 +187,7 @@ def _mean(own: Any, other: Connection, half: int) -> Any:
     return (own + theirs) / 2
 
 
-def _tokenizer(sentences: Sequence[str]) -> Any:
+def _tokenizer(sentences: Sequence[str], words: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -196,14 +195,14 @@ def _tokenizer(sentences: Sequence[str]) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=CONFIG["vocab_size"],
+        vocab_size=words,
         special_tokens=[BOS, EOS],
         initial_alphabet=alphabet,
         show_progress=False,
     )
     tokenizer.train_from_iterator(sentences, trainer)
-    if tokenizer.get_vocab_size() != CONFIG["vocab_size"]:
-        raise CheckFailed(f"the text gives {tokenizer.get_vocab_size()} words, not {CONFIG['vocab_size']}")
+    if tokenizer.get_vocab_size() != words:
+        raise CheckFailed(f"the text gives {tokenizer.get_vocab_size()} words, not {words}")
     return tokenizer
 
 

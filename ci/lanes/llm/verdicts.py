@@ -177,8 +177,8 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Array]], float]] = {
     "regret": lambda every: float(every["regret"].mean()),
 }
 WORDS = {
-    "first_choice": "top-1 agreement with float",
-    "perplexity_ratio": "perplexity ratio to float",
+    "first_choice": "top-1 agreement",
+    "perplexity_ratio": "perplexity ratio",
     "divergence": "mean KL divergence",
     "divergence_50": "median KL divergence",
     "divergence_99": "99 % quantile of KL divergence",
@@ -293,8 +293,7 @@ def choice_misses(choices: Mapping[str, Mapping[str, float]], least: float) -> l
             silent.append(f"Genie said no token of {kind}")
         elif share < least - STANDARD_ERRORS * math.sqrt(least * (1 - least) / count):
             problems.append(
-                f"Genie's {kind}: expected about {least:.0%} of float's first choices,"
-                f" found {share:.1%} of {count}"
+                f"Genie's {kind}: top-1 agreement is {share:.1%} of {count}, expected about {least:.0%}"
             )
     # Decode says nothing where prefill always ends.
     return problems or silent
@@ -314,6 +313,9 @@ FP16_LEAST_DB, QUANTIZED_LEAST_DB, CHIP_DB, LOSS_DB = 30.0, 10.0, 6.0, 4.0
 """A part is wrong below the least of its precision (where rounding alone leaves little more, LOSS_DB below
 that), and a quantized one also if it is CHIP_DB worse than on the CPU, or at most places LOSS_DB worse than
 rounding alone makes it: right ones: at most 2.2 dB worse."""
+APART_DB = 1.5
+"""By how much one part must come nearer to its limit than all others to be named: those of right models
+differ by as much as 1.4."""
 FLOORS = {"divergence": 0.001, "divergence_99": 0.02}
 """What a right quantized model may lose whatever rounding costs: the few tokens whose values quantizing never
 saw are cut off otherwise in each graph. The median does not see them."""
@@ -373,7 +375,7 @@ def figure_problems(facts: Mapping[str, Any], bounds: Bounds) -> Iterator[str]:
         if name in facts and (
             missed := misses(figures_from(facts[name]), bounds.of_reader(name), chance=True)
         ):
-            more = f"; and {len(missed) - SAID} figures more" if len(missed) > SAID else ""
+            more = f"; {len(missed) - SAID} more" if len(missed) > SAID else ""
             yield f"logits of {words}: {'; '.join(missed[:SAID])}{more}"
 
 
@@ -424,17 +426,19 @@ def _part_row(part: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:
 
 def culprit(rows: Sequence[Mapping[str, Any]], *, inaccurate: bool) -> str:
     """The first part that is worse than its precision explains; where the whole is inaccurate and no part is,
-    the one that comes nearest to its limit."""
+    the one that comes nearest to its limit, unless another one comes about as near."""
     if wrong := next((row for row in rows if row["wrong"]), None):
         return f"it goes wrong in {wrong['name']}: {wrong['wrong']}"
     if not (rows and inaccurate):
         return ""
-    part = min(rows, key=lambda row: row["typical_db"] - row["typical_least_db"])
-    found, least = (in_decibels(part[name]) for name in ("typical_db", "typical_least_db"))
-    return (
-        f"no layer misses its limit; nearest comes {part['name']}: SQNR of {found}, at least {least}."
-        " Rounding hides the fault there, or the checkpoint has changed, or transformers reads it otherwise"
-    )
+    spare = {row["name"]: row["typical_db"] - row["typical_least_db"] for row in rows}
+    part = min(rows, key=lambda row: spare[row["name"]])
+    layers, where = part["name"].partition(",")[2], "none stands out"
+    others = [db for name, db in spare.items() if not name.endswith(layers)]
+    if min(others, default=math.inf) - spare[part["name"]] >= APART_DB:
+        found, least = (in_decibels(part[name]) for name in ("typical_db", "typical_least_db"))
+        where = f"nearest comes {part['name']}: SQNR of {found}, at least {least}"
+    return f"no layer misses its limit; {where}. Rounding hides the fault, or the checkpoint has changed"
 
 
 SHOWN = ("bytes", "figures", "choices", "peak", "speed")
