@@ -35,6 +35,7 @@ REASONS = {
     "unit/test_cause.py": "a lane without a compiler answers",
     "unit/test_compare.py": PROCESS,
     "unit/test_diagnose.py": "what is searched is counted on its way",
+    "unit/test_distributions.py": "which folders an interpreter installs to is known to the process alone",
     "unit/test_flaky.py": SHORTER,
     "unit/test_github_memory.py": SHORTER,
     "unit/test_golden.py": PROCESS,
