@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ci.diagnose.explain import Diagnosis, Explanation, diagnosed, of_failure, of_number
 from ci.inspect.logs import UNREADABLE, Shown, is_one_log, logs_of
@@ -21,7 +21,9 @@ from provisioning.base.foreign import in_line
 from provisioning.base.rules import explained, rules
 from provisioning.base.settings import user_path
 from provisioning.base.site import ERRORS, FAULTS, page_of
-from provisioning.known_faults import load_faults
+
+if TYPE_CHECKING:
+    from provisioning.known_faults import Fault
 
 EXAMPLES = """\
   nox -s diagnose -- reports/delegate/*.log
@@ -103,7 +105,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
             f"{name}: expected a number, a rule, a log, a folder or an archive of logs,"
             f" found {getattr(error, 'strerror', None) or error}"
         )
-        named = [rule for rule in rules() if "*" not in rule] + [fault.id for fault in load_faults()]
+        named = [*(rule for rule in rules() if "*" not in rule), *_faults()]
         near = get_close_matches(name, named, n=1)
         fix = (
             f"did you mean {near[0]}?"
@@ -135,8 +137,15 @@ def _of_rule(name: str) -> Explanation | None:
     return of_failure(name) or _of_fault(name)
 
 
+def _faults() -> dict[str, Fault]:
+    """By id. The module loads a package, which --help does without."""
+    from provisioning.known_faults import load_faults
+
+    return {fault.id: fault for fault in load_faults()}
+
+
 def _of_fault(name: str) -> Explanation | None:
-    fault = next((fault for fault in load_faults() if fault.id == name), None)
+    fault = _faults().get(name)
     if fault is None:
         return None
     cause = f"{fault.title} ({fault.product} {fault.versions}). {fault.effect}"
