@@ -33,7 +33,7 @@ socs = ["SM8650"]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copyfile(ROOT / "tests/support/faulty_models.py", tmp_path / "faulty_models.py")
-    page = (ROOT / "docs/suites.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/model.md").read_text(encoding="utf-8")
     code = next(block for block in page.split("```python\n") if "class Attention" in block)
     (tmp_path / "of_the_page.py").write_text(code.partition("```")[0])
     return tmp_path
