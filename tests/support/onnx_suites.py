@@ -29,7 +29,7 @@ def write_suite(folder: Path, text: str = SUITE) -> Path:
 
 def facts(**changes: Any) -> dict[str, Any]:
     """`changes` are those of the context beside its .onnx."""
-    context = {
+    context: dict[str, Any] = {
         "slices": [],
         "worst": None,
         "near": {

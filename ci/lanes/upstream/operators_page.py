@@ -62,7 +62,7 @@ appears, or booleans or integers differ.
 
 - A plain case has {DRAWS} draws of inputs, calibrates with all of them and is compiled once. A norm is
   compiled {PROGRAMS} times with other weights, because
-  [some come out right](findings.md#the-largest-bias-of-a-quantized-batch-norm-changes-its-sign), and so is
+  [some come out right](findings.md), and so is
   everything at 16 bits on V68 and V69, because accuracy there depends on the scales. Other cases have one
   draw. [values.toml](../manifests/upstream/values.toml) has all ranges and shapes.
 - An operator is also tried in a chain, between two linear layers or 1x1 convolutions. Where it is not
