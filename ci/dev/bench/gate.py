@@ -25,7 +25,7 @@ from provisioning.dist import runner_of
 from provisioning.environment import resolve
 
 COLD, WARM, PLAIN = "ours, cold", "ours, nothing changed", "plain script"
-AIMS = (Aim(COLD, PLAIN, 1.75), Aim(WARM, 1.2))
+AIMS = (Aim(COLD, PLAIN, 1.5), Aim(WARM, 1.2))
 STAGES = ("test_lowering", "test_emulator")
 
 
