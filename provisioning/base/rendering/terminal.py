@@ -76,7 +76,8 @@ def stage_line(report: Report, names: int, *, colour: bool = False) -> str:
     word, style = VERDICTS[verdict(report)]
     about = "" if verdict(report) == "pass" else summary_of(report)
     line = Text(f"{word:<{VERDICT_COLUMNS}}", style=style, no_wrap=True, overflow="ignore")
-    line.append(f"{report.stage:<{names}}{duration(report):>8}  {about}".rstrip(), style="not bold default")
+    text = f"{report.stage:<{names}}  {duration(report):>10}  {about}".rstrip()
+    line.append(text, style="not bold default")
     return rendered(line, colour=colour, width=LONG)
 
 
