@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ci.pipeline.accuracy import CLEARLY_DB
@@ -14,14 +16,18 @@ from ci.pipeline.cause import Cause
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.findings import NO_FIX
 from ci.pipeline.lane_model import LaneModel, measured, of_lane
+from ci.pipeline.models.user_model import user_model
 from ci.pipeline.offers import MORE_EXACT
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import written_name
+from ci.pipeline.proved import Proved, remember
 from ci.pipeline.repair import Rewrites, of_rewritten
 from ci.pipeline.rewriting import RewriteChoice, RewrittenPlace
 from ci.pipeline.trial import Outcome
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit
 from provisioning.fixes import fix_at
 
@@ -38,7 +44,7 @@ class Candidate:
     outcome: Callable[[], Outcome | None]
     """None where it does not apply."""
     edit: Edit | None = None
-    """The same as a change of the model's line."""
+    """Where that is what is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,14 @@ def proofs_of(
             if helped := helps(after, before):
                 edit = edit if helping else candidate.edit
             (helping if helped else others).append(words)
-    return Proofs(helping, others, edit)
+            if helped and candidate.edit and after.green:
+                break
+    proofs = Proofs(helping, others, edit)
+    if cause and not cause.goes_on:
+        place = str(cause.place.get("source", ""))
+        proved = Proved(cause.in_words(), place, proofs.fix if helping else "")
+        remember(taken.model.selection.store, before.program, proved)
+    return proofs
 
 
 def helps(after: Outcome, before: Outcome) -> bool:
@@ -129,11 +142,36 @@ def _rewrites(
             again = of_rewritten(one, lane.rewritten(one, RewriteChoice(rules)))
             return measured(again) if again else None
 
-        words = session("repair", *one.model.words(soc), *only, "-o", "repaired")
         edits = {fix_at(change.rules[0], change.code, change.source).edit for change in made}
         # One edit alone is the whole rewrite.
-        edit = edits.pop() if len(edits) == 1 else None
-        yield Candidate(f"{edit}, or {words}" if edit else words, outcome, edit)
+        if len(edits) == 1 and (edit := edits.pop()):
+            yield Candidate(str(edit), lambda: _of_edit(one, edit), edit)
+        yield Candidate(session("repair", *one.model.words(soc), *only, "-o", "repaired"), outcome)
+
+
+def _of_edit(one: LaneModel[Any, Any], edit: Edit) -> Outcome | None:
+    """Of the source with that line changed: of a folder that links to all else that the model's has."""
+    model = user_model(one.model.typed, Parser.user_folder())
+    folder = model.search_path
+    changed = repository_of(folder / "file") / edit.file
+    if not model.file or model.file.suffix != ".py" or not changed.is_relative_to(folder):
+        return None
+    lines = changed.read_text(encoding="utf-8").splitlines(keepends=True)
+    if lines[edit.line - 1].count(edit.old) != 1:
+        return None
+    lines[edit.line - 1] = lines[edit.line - 1].replace(edit.old, edit.new)
+    with TemporaryDirectory(prefix="edited-") as name:
+        copy, inside = Path(name), changed.relative_to(folder)
+        for depth, part in enumerate(inside.parts):
+            here = Path(*inside.parts[:depth])
+            for path in (folder / here).iterdir():
+                if path.name not in (part, ".git"):
+                    (copy / here / path.name).symlink_to(path)
+            if depth < len(inside.parts) - 1:
+                (copy / here / part).mkdir()
+        (copy / inside).write_text("".join(lines), encoding="utf-8")
+        typed = f"{copy / model.file.name}:{one.model.typed.rpartition(':')[2]}"
+        return measured(one.of(replace(one.model, typed=typed), one.how))
 
 
 def _is_at(change: RewrittenPlace, cause: Cause) -> bool:

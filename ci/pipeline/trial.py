@@ -53,6 +53,8 @@ class Outcome:
     """Operators."""
     wrong: Sequence[Finding] = ()
     """Of its figures, what no suite would let pass."""
+    program: str = ""
+    """The digest of its bytes."""
 
     @classmethod
     def not_compared(cls, rule: str, message: str, **more: Any) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from ci.pipeline.cause import Cause
 from ci.pipeline.findings import NO_FIX
 from ci.pipeline.options import OneModel
 from ci.pipeline.proofs import MOST, helps, proofs_of
+from ci.pipeline.proved import explained
 from ci.pipeline.rewriting import Rewritten
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Finding, Severity
 from tests.support.taken_models import HELPS, RED, Taken, green
 
 CAUSE = Cause("the cause is pow", {"source": HELPS.source})
@@ -44,6 +47,50 @@ def test_a_rewrite_that_answers_the_suspected_fault_is_tried_though_it_begins_at
     cause = Cause("the cause is rsqrt", {"source": "net.py:8"}, True, [fault])
     _, taken = proved(tmp_path, monkeypatch, lambda model: RED, cause=cause)
     assert taken.asked == [None, ("harms",)]
+
+
+WRITTEN = 'def make():\n    return torch.einsum("ij,kj->ik", x, y)\n'
+
+
+@pytest.mark.parametrize(("helped", "tried"), [(True, ["edit"]), (False, ["edit", "rewrite"])])
+def test_an_edit_is_tried_as_it_will_be_typed_and_a_rewrite_of_the_graph_proves_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helped: bool, tried: list[str]
+) -> None:
+    (tmp_path / "net.py").write_text(WRITTEN)
+    (tmp_path / "weights.txt").write_text("3")
+    monkeypatch.setattr("ci.pipeline.proofs.Parser.user_folder", lambda: tmp_path)
+    code, asked = WRITTEN.splitlines()[1].strip(), list[str]()
+    change = replace(HELPS, rules=("einsum-of-matrices",), source="net.py:2", code=code)
+    monkeypatch.setattr(Taken, "rewritten", lambda self, _, asked: Rewritten([change], tmp_path / "r.pt2"))
+
+    def gives(model: OneModel) -> Outcome:
+        if model.typed.endswith(".pt2"):
+            asked.append("rewrite")
+        elif model.precision == "16a8w":
+            asked.append("edit")
+            copy = Path(model.typed.rpartition(":")[0])
+            assert "torch.matmul(x, y.T)" in copy.read_text() and "einsum" not in copy.read_text()
+            assert (copy.parent / "weights.txt").read_text() == "3"
+            return green(44.4) if helped else RED
+        return RED
+
+    found, _ = proved(tmp_path, monkeypatch, gives, cause=Cause("the cause", {"source": "net.py:2"}))
+    assert asked == tried and (tmp_path / "net.py").read_text() == WRITTEN
+    assert (found.edit is not None) is helped and bool(found.helping) is helped
+
+
+def test_what_was_proved_of_a_program_is_said_where_nothing_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = replace(RED, program="aa")
+    proved(tmp_path, monkeypatch, lambda model: green(44.4), before)
+    missed, other = (
+        Finding(rule, Severity.ERROR, "net", "it", "search") for rule in ("x-accuracy", "x-cost")
+    )
+    said, same = explained([missed, other], tmp_path / "store", "aa")
+    assert CAUSE.words in said.message and "44.4 dB" in said.fix and str(said.place) == HELPS.source
+    assert same == other
+    assert list(explained([missed], tmp_path / "store", "bb")) == [missed]
 
 
 def test_where_nothing_helps_no_fix_is_known_and_what_was_tried_is_said(

@@ -40,6 +40,7 @@ from ci.pipeline.findings import (
 from ci.pipeline.lane import Mine, Results, agreed_of
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import StageOptions
+from ci.pipeline.proved import explained
 from ci.pipeline.runner import Runner, find_runner, ready_runner
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.files import hash_file
@@ -162,7 +163,8 @@ class Emulation(Lowering):
         elif lowered.failure:
             yield failure_finding(program, lowered.failure, self.stage)
         else:
-            yield from findings_of(program, mine[RAN], lowered.facts, plan.basis.build_id)
+            found = findings_of(program, mine[RAN], lowered.facts, plan.basis.build_id)
+            yield from explained(found, plan.selection.store, lowered.facts["without_time"])
             yield from kept_on_cpu(program, lowered.facts)
             if (figures := self.figures(program, mine)) is not None:
                 every = SUITES.repeat(program, self.stage, every_chip=True)

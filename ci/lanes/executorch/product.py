@@ -195,7 +195,8 @@ def outcome_of(compiled: Result, run: Result | None) -> Outcome:
     if rule:
         return Outcome.not_compared(rule, measured["message"], costs=costs, on_cpu=on_cpu)
     figures, worst = measured.get("figures", {}), measured.get("worst")
-    return Outcome(figures=figures, costs=costs, worst_db=worst, on_cpu=on_cpu)
+    program = compiled.facts["without_time"]
+    return Outcome(figures=figures, costs=costs, worst_db=worst, on_cpu=on_cpu, program=program)
 
 
 def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> Result:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -42,6 +44,13 @@ MOST_SHOWN = 6
 """How many operators a message about a slower program names."""
 ROUNDED = 1e-6
 """How far a share may be from the one that the baseline has rounded."""
+
+
+def identity_of(context: Mapping[str, Any]) -> str:
+    """What tells a context from others: what it was made of, for what, and what that gave."""
+    record = context["record"]
+    made = [record[name] for name in ("source", "soc", "precision", "build_id")]
+    return hashlib.sha256(json.dumps([*made, dict(context["near"])]).encode()).hexdigest()
 
 
 def causes_of(context: Mapping[str, Any]) -> Causes:

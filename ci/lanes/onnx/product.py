@@ -9,7 +9,7 @@ from typing import Any
 
 from ci.lanes.onnx.compile import OnnxPlan, plan_of
 from ci.lanes.onnx.events import slowest
-from ci.lanes.onnx.findings import causes_of, findings_of
+from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
 from ci.lanes.onnx.forecast import forecast_of_chip
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import parse_assignments, settings_of
@@ -153,4 +153,5 @@ def outcome_of(context: Mapping[str, Any], forecasted: Forecasted | None, cpu_se
         costs["ddr"] = ddr["read"] + ddr["written"]
     if forecasted and forecasted.forecasts:
         costs["ms"] = forecasted.forecasts[0].ms
-    return Outcome(figures=context["near"], costs=costs, worst_db=context["worst"])
+    program = identity_of(context) if context["near"] else ""
+    return Outcome(figures=context["near"], costs=costs, worst_db=context["worst"], program=program)

@@ -17,6 +17,7 @@ from ci.lanes.onnx.findings import (
     cost,
     costs_of,
     findings_of,
+    identity_of,
     lane_of,
     outcome_of,
     row,
@@ -28,6 +29,7 @@ from ci.pipeline.baseline import COSTS, load_tolerances
 from ci.pipeline.findings import known_faults
 from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import StageOptions
+from ci.pipeline.proved import explained
 from ci.pipeline.stage import baselines_of
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Metric
@@ -54,7 +56,9 @@ class OnnxLane(Lane[OnnxProgram, OnnxPlan]):
 
     def findings(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Iterator[Finding]:
         result, baseline, tolerances = mine[COMPILED], plan.baseline(program), load_tolerances()
-        yield from findings_of(program, result)
+        judged = result.facts and was_compiled(result)
+        name = identity_of(context_of(result)) if judged else ""
+        yield from explained(findings_of(program, result), plan.selection.store, name)
         yield from cost(program, result, baseline, tolerances)
         yield from changed(program, result, baseline, tolerances.sqnr_margin_db)
         yield from (check for check in cross_checks(plan) if check.subject == program.name)
