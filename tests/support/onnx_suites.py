@@ -46,7 +46,12 @@ def facts(**changes: Any) -> dict[str, Any]:
         "audit": {"nodes": 9, "unsupported": [], "graphs": 1},
         "ddr": {"read": 100, "written": 10, "spilled": 0, "filled": 0},
         "bytes": 50_000,
-        "record": {"build_id": "v2.51.0.260929181845"},
+        "record": {
+            "source": "0" * 64,
+            "soc": "SM8650",
+            "precision": "16a8w",
+            "build_id": "v2.51.0.260929181845",
+        },
     }
     return {
         "beside": {**context, **changes},
