@@ -1,4 +1,4 @@
-"""adaptive-max-pool3d: `adaptive_max_pool3d` is lowered as if its output size were a kernel
+"""adaptive-max-pool3d: `adaptive_max_pool3d` uses its output size as the kernel size
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import sys

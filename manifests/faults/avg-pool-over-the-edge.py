@@ -1,4 +1,4 @@
-"""avg-pool-over-the-edge: `avg_pool2d` is wrong where a window reaches over the edge
+"""avg-pool-over-the-edge: `avg_pool2d` is wrong if a window reaches over the edge
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""batch-norm-largest-bias: The largest bias of a quantized batch norm changes its sign
+"""batch-norm-largest-bias: A quantized batch norm subtracts its largest bias instead of adding it
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""bias-used-twice: A quantized layer with weights per channel and a bias that is called twice is wrong
+"""bias-used-twice: A per-channel quantized layer with a bias is wrong if the model calls it twice
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

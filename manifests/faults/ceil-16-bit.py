@@ -1,4 +1,4 @@
-"""ceil-16-bit: `ceil` at 16 bits is 0 where the range of its input is narrow
+"""ceil-16-bit: `ceil` at 16 bits is 0 if the range of its input is narrow
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""comparison-as-float: A comparison that becomes a float is wrong before a linear layer at 8 bits
+"""comparison-as-float: A comparison that is cast to float is wrong before a linear layer at 8 bits
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""concat-wider-than-its-parts: A `cat` of 16 bits over operands of 8 bits is wrong
+"""concat-wider-than-its-parts: A 16-bit `cat` of 8-bit operands is wrong
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""constant-of-five-dimensions: x + torch.ones(x.shape) with five dimensions is 98304 everywhere at fp16
+"""constant-of-five-dimensions: Adding a five-dimensional constant gives 98304 everywhere at fp16
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""depthwise-1x1: A depthwise convolution of 1x1 does not compile at 16 bits, or clips its inputs
+"""depthwise-1x1: A depthwise 1x1 convolution at 16 bits does not compile, or clips its inputs
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

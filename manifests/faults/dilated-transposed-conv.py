@@ -1,4 +1,4 @@
-"""dilated-transposed-conv: A dilated transposed convolution of one dimension is wrong at 16a8w
+"""dilated-transposed-conv: A dilated ConvTranspose1d is wrong at 16a8w
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""einsum-of-matrices: torch.einsum of two operands without a batch dimension, or with the order of its output exchanged, is wrong at fp16
+"""einsum-of-matrices: torch.einsum of two matrices, or with transposed output, is wrong at fp16
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""embedding-per-channel: An embedding per channel is right for the first row of its indices alone
+"""embedding-per-channel: A per-channel embedding is correct only for the first row of its indices
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""float-to-int-rounds: A cast from float to int64 rounds, and one to int32 is wrong when quantized
+"""float-to-int-rounds: A cast from float to int64 rounds, and a quantized cast to int32 is wrong
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

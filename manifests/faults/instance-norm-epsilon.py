@@ -1,4 +1,4 @@
-"""instance-norm-epsilon: Instance norm loses its epsilon and its running statistics
+"""instance-norm-epsilon: Instance norm ignores its epsilon and its running statistics
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""int32-input-quantized: An int32 input that becomes a float is wrong when quantized
+"""int32-input-quantized: An int32 input that is cast to float is wrong when quantized
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""linear-blocks-bias: A linear layer with a bias loses it at 16a4w_block
+"""linear-blocks-bias: A linear layer loses its bias at 16a4w_block
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

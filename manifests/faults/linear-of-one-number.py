@@ -1,4 +1,4 @@
-"""linear-of-one-number: A linear layer of one number without a bias is computed as a Hadamard transform
+"""linear-of-one-number: A linear layer of one weight and no bias is computed as a Hadamard transform
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

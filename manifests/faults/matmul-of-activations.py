@@ -1,4 +1,4 @@
-"""matmul-of-activations: The second of two 16-bit activations that `MatMul` multiplies is read as 8 bits
+"""matmul-of-activations: `MatMul` of two 16-bit activations rounds its second input to 8 bits
 It needs onnx, onnxruntime and onnxruntime-qnn. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""matmul-shared-input: `matmul` at 16 bits ends the lowering where its second input is used elsewhere too
+"""matmul-shared-input: `matmul` at 16 bits fails to lower if its second input has another use
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import sys

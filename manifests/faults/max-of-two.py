@@ -1,5 +1,4 @@
-"""max-of-two: torch.max and torch.min along a dimension are wrong where the first dimension of the output
-is 2
+"""max-of-two: torch.max and torch.min along a dimension are wrong if the first dimension of the output is 2
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""minus-infinity-on-v81: On V81 attention attends to what a mask of -inf, or of the least float32, excludes
+"""minus-infinity-on-v81: On V81 attention ignores an input mask of -inf or finfo(float32).min
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""nearest-to-no-multiple: Resizing by `nearest` to anything but a multiple is wrong
+"""nearest-to-no-multiple: Resizing with `nearest` is wrong unless the new size is a multiple of the old one
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

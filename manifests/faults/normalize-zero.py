@@ -1,4 +1,4 @@
-"""normalize-zero: `normalize` of zeros gives nonsense where it is quantized
+"""normalize-zero: Quantized `normalize` gives nonsense for vectors of zeros
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

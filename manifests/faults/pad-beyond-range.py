@@ -1,4 +1,4 @@
-"""pad-beyond-range: `pad` clips its value to the range of what it pads when quantized
+"""pad-beyond-range: Quantized `pad` clips its value to the range of its input
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

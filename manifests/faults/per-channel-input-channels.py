@@ -1,4 +1,4 @@
-"""per-channel-input-channels: Per-channel weights with fp16 activations need input channels in fours
+"""per-channel-input-channels: fp16a8w needs input channels in multiples of 4 if weights are per channel
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import sys

@@ -1,4 +1,4 @@
-"""prelu-by-channel: PReLU with a parameter for each channel applies it along the width
+"""prelu-by-channel: PReLU with a parameter for each channel applies the parameters along the width
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""recurrent-last-state: The last state of a quantized LSTM, GRU or RNN ends the lowering
+"""recurrent-last-state: The last state of a quantized LSTM, GRU or RNN fails to lower
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import sys

@@ -1,4 +1,4 @@
-"""recurrent-layer-first: A quantized LSTM or GRU that reads the model's input ends the lowering
+"""recurrent-layer-first: A quantized LSTM or GRU that reads the model's input fails to lower
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import sys

@@ -1,4 +1,4 @@
-"""scatter-of-a-number: `scatter` of a number into a quantized input writes it unquantized
+"""scatter-of-a-number: `scatter` of a number into a quantized input does not quantize the number
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -1,4 +1,4 @@
-"""uint8-input-fp16: A uint8 input is taken for a boolean at fp16
+"""uint8-input-fp16: A uint8 input is read as a boolean at fp16
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math

@@ -27,19 +27,20 @@ shows what your versions do.
 STILL_THERE = """\
 ## Is each fault still there
 
-Each has a script in `manifests/faults` that has no code of this project, or says why not: run it with
-packages of your own, and send it to who can repair it. Most try two models that have the fault, and one
-beside them that has not. Its last line begins with `still`, `gone` or `changed` and has the figures that
-stand here; its exit code is 1, 0 or 2. Run them all with what is pinned, or some by name:
+Each fault has a script in `manifests/faults`, or says why it has none. A script contains no code of this
+project: you can run it with your own packages, and send it to those who can repair the fault. Most scripts try
+two models with the fault and a similar one without it. The last line begins with `still`, `gone` or `changed`
+and has the figures of this page; the exit code is 1, 0 or 2. Run all scripts with the pinned versions, or some
+by name:
 
 ```console
 $ nox -s faults -- bias-used-twice
 still    bias-used-twice: {figure}
 ```
 
-A fault that is gone, or prints other figures now, is an error until its entry says so: `--close` ends its
-versions, `--accept` writes its figures. faults.yml runs them every night on newer pins, opens a pull request
-with what is gone, and is red where one changed or a newer version has it.
+If a fault is gone, or its script prints other figures, that is an error until its entry is updated: `--close`
+ends its versions, `--accept` writes its figures. faults.yml runs the scripts every night with newer pins. It
+opens a pull request for faults that are gone, and fails if a fault changed or a newer version has it too.
 """
 
 
@@ -48,8 +49,8 @@ def page() -> str:
         "# Known faults",
         "",
         "What do QNN, ExecuTorch and ONNX Runtime's provider get wrong, in which versions, and how do you",
-        "avoid it? Each fault has the command that shows it and a fix. `qnn-ci validate`, `inspect` and the",
-        "stages name those that concern your build. Generated from",
+        "avoid it? Each fault has a command that shows it and a fix. `qnn-ci validate`, `inspect` and the",
+        "stages name the faults of your build. Generated from",
         "[known_faults.toml](../manifests/known_faults.toml): add yours there and run `nox -s generate`.",
         "",
         *NOTHING_ON_DEVICES.splitlines(),
@@ -82,20 +83,20 @@ def _upstream() -> Iterator[str]:
         return
     executorch, qnn = profile.packages["executorch"], profile.components[QNN_SDK].version
     yield from ("## ExecuTorch's own tests", "")
-    yield f"What ExecuTorch {executorch} on QNN {qnn} does not pass or does not run of its delegate suite:"
-    yield "[the ledger](../manifests/upstream/delegate/wheels.toml). All other tests pass."
+    yield f"These tests of the delegate suite of ExecuTorch {executorch} do not pass, or do not run, with"
+    yield f"QNN {qnn} ([ledger](../manifests/upstream/delegate/wheels.toml)). All others pass."
     yield from ("", "| test | outcome | cause |", "| --- | --- | --- |")
     for row in ledger.expected:
         chips = f" ({', '.join(row.socs)})" if row.socs else ""
         yield f"| `{row.test}` | {row.outcome.replace('_', ' ')}{chips} | {row.cause} |"
     command = session("test_delegate", "-k", ledger.expected[0].test.rpartition(".")[2])
-    yield from ("", "Each is shown by its name:", "", "```console", f"$ {command}", "```", "")
+    yield from ("", "Run one by its name:", "", "```console", f"$ {command}", "```", "")
 
 
 def _suites() -> Iterator[str]:
     """The ledgers name hundreds of tests, so this has their numbers."""
     suites = "[all suites](building.md#executorchs-own-tests)"
-    yield f"Of {suites} on {DEFAULT_SOC}, with the ledger that has each cause:"
+    yield f"The same for {suites} on {DEFAULT_SOC}; each ledger has the causes:"
     yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
     for suite in SUITES:
         ledger = load_ledger(suite, DEFAULT_PROFILE)
@@ -105,4 +106,4 @@ def _suites() -> Iterator[str]:
             place = ledger_path(suite, DEFAULT_PROFILE).relative_to(ROOT)
             yield f"| [{suite}](../{place}) | {len(record)} | {words or 'none'} |"
     command = session("test_upstream", "operators", "--report-upstream")
-    yield from ("", "What upstream should be told of them:", "", "```console", f"$ {command}", "```", "")
+    yield from ("", "Print them as issues to file upstream:", "", "```console", f"$ {command}", "```", "")
