@@ -79,7 +79,7 @@ PRECISION = Parameter("precision", "fp16, 8a8w, 16a8w, 16a4w … [fp16]", "--pre
 SOC = Parameter("soc", f"the chip, as {DEFAULT_SOC}, SM8750", "--soc")
 CALIBRATE = Parameter("calibrate", "a folder of samples, a file each: .npy, .npz, .pt [drawn]", "--calibrate")
 
-OUTPUT = Parameter("output", "the folder for what is written", "--output", required=True)
+OUTPUT = Parameter("output", "the folder to write to", "--output", required=True)
 
 TOOLS = (
     Tool(
@@ -95,12 +95,12 @@ TOOLS = (
             Parameter("python", "a Python with the model's packages, which exports it", "--python"),
             Parameter("output", "the folder for the program and its record", "--output", required=True),
         ),
-        "qnn-ci compile net.py:make --precision 8a8w --soc SM8750 --output out",
+        "qnn-ci compile net.py:model --precision 8a8w --soc SM8750 --output out",
     ),
     Tool(
         "audit",
         "audit",
-        "Say what of a model HTP takes at each precision, and what stays on the CPU, why and at what cost.",
+        "Show which operators run on the NPU at each precision, and why the others fall back to the CPU.",
         "precisions: delegated, cpu (operator, source, code, reason, suggestion), delegates, ddr",
         (
             MODEL,
@@ -108,7 +108,7 @@ TOOLS = (
             SOC,
             CALIBRATE,
         ),
-        "qnn-ci audit net.py:make --precision 8a8w --precision 16a8w",
+        "qnn-ci audit net.py:model --precision 8a8w --precision 16a8w",
     ),
     Tool(
         "divergence",
@@ -116,50 +116,50 @@ TOOLS = (
         "Find the operator at which the HTP emulator first differs from the quantized model.",
         "sqnr_db, first (operator, module, source, code, operands), cuts",
         (MODEL, PRECISION, SOC, CALIBRATE),
-        "qnn-ci divergence net.py:make --precision 16a8w",
+        "qnn-ci divergence net.py:model --precision 16a8w",
     ),
     Tool(
         "repair",
         "repair",
-        "Rewrite a model where a known fault meets it, prove that it computes the same, compile and compare.",
+        "Rewrite the parts of a model that known faults break, prove the result equal, and compile it.",
         "changes (rewrite, rules, words, source, code), refused, before, after, files",
         (MODEL, OUTPUT, PRECISION, SOC, CALIBRATE),
-        "qnn-ci repair net.py:make --precision 8a8w --output out",
+        "qnn-ci repair net.py:model --precision 8a8w --output out",
     ),
     Tool(
         "tune",
         "tune",
-        "Find which operators need the more exact of two precisions, so that a floor of accuracy holds.",
+        "Find the operators that need the more exact of two precisions to reach the required accuracy.",
         "frontier (accuracy, costs, chosen), steps, files (the precision file)",
         (
             MODEL,
             Parameter("floor", "the least SQNR against float: 35dB", "--floor"),
-            Parameter("top1", "the least share of rows whose largest value is at float's place", "--top1"),
+            Parameter("top1", "the least share of rows whose largest value is where float has it", "--top1"),
             Parameter("budget", "ddr=4MB, bytes=9MB or ms=2", "--budget", many=True),
             Parameter("precisions", "two, the cheap one first [8a8w and 16a8w]", "--precision", many=True),
             SOC,
             CALIBRATE,
-            Parameter("output", "where the precision file goes [here]", "--output"),
+            Parameter("output", "the folder for the precision file [here]", "--output"),
         ),
-        "qnn-ci tune net.py:make --floor 35dB --output out",
+        "qnn-ci tune net.py:model --floor 35dB --output out",
     ),
     Tool(
         "reduce",
         "reduce",
-        "Find the smallest program that still shows what a model shows, as files that need nothing of ours.",
-        "program, kept (operators), shown, verdict (what the file alone says), repeated, files",
+        "Find the smallest program that still shows a model's fault, and write it as files without qnn-ci.",
+        "program, kept (operators), shown, verdict (of the file alone), repeated, files",
         (
             MODEL,
             Parameter(
-                "when", "dies, wrong, cpu, or a bound: ddr>1MB, size>2MB, ms>2", "--when", required=True
+                "when", "dies, wrong, cpu, or a limit: ddr>1MB, size>2MB, ms>2", "--when", required=True
             ),
             OUTPUT,
             PRECISION,
             SOC,
             CALIBRATE,
-            Parameter("minutes", "end the search after so long [10]", "--minutes"),
+            Parameter("minutes", "end the search after so many minutes [10]", "--minutes"),
         ),
-        "qnn-ci reduce net.py:make --when wrong --precision 16a8w --output reduced",
+        "qnn-ci reduce net.py:model --when wrong --precision 16a8w --output reduced",
     ),
     Tool(
         "diagnose",
@@ -172,8 +172,8 @@ TOOLS = (
     Tool(
         "operators",
         "diagnose",
-        "Say what was measured of operators in a scheme, before a model is written with them.",
-        "inputs: operators (what was measured of each)",
+        "Look up what was measured of operators at a precision, before you write a model with them.",
+        "inputs: operators (the measurements of each)",
         (
             Parameter(
                 "operators", "each as OPERATOR@SCHEME: log@16a4w, conv2d@8a8w", required=True, many=True
@@ -184,7 +184,7 @@ TOOLS = (
     Tool(
         "chips",
         "chips",
-        "Say which chip a device has, and what QNN calls a chip that people call 8 Gen 3 or X Elite.",
+        "Find the chip of a device, and QNN's name for a chip that people call 8 Gen 3 or X Elite.",
         "chips (hexagon, vtcm_mb, names: each with the chips that it may mean)",
         (Parameter("name", "a chip or a device, as 8-elite, Galaxy S25 [all]"),),
         "qnn-ci chips 'Galaxy S25'",
@@ -202,11 +202,11 @@ BY_NAME = {tool.name: tool for tool in TOOLS}
 
 READING = (
     ("outcome", "pass, fail (what was checked is bad), usage, lacking, upstream, internal, interrupted"),
-    ("findings", "rule, severity, subject, message, fix; errors come first, notes ask for nothing"),
-    ("findings[].place", "file, line and column in the user's repository, where they are known"),
+    ("findings", "rule, severity, subject, message, fix; errors come first, notes need no action"),
+    ("findings[].place", "file, line and column in the user's repository, if they are known"),
     ("findings[].edit", "a change of one line: in `file` at `line`, write `new` for `old`"),
     ("findings[].fix", "what to type or write next, in words, where there is no `edit`"),
-    ("offers", "of a red model: the command that repairs, tunes, explains, reduces or silences it"),
-    ("next", "the command to type now, after the edit if there is one; empty where nothing is left to do"),
+    ("offers", "for a failing model: commands that repair, tune, explain, reduce or silence it"),
+    ("next", "the command to type now, after the edit if there is one; empty if nothing is left to do"),
 )
 """The fields of an answer that an agent follows."""

@@ -14,7 +14,9 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--skill", action="store_true", help="print SKILL.md, which says the same, and stop")
+    parser.add_argument(
+        "--skill", action="store_true", help="print SKILL.md, for agents that type commands, and stop"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

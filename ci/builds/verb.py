@@ -39,13 +39,13 @@ def add_build_flags(
     )
     parser.add_argument("--jobs", "-j", type=count, help=f"compile this many files at once [{jobs}]")
     parser.add_argument("--clean", action="store_true", help="build everything again")
-    parser.add_argument("--build-dir", help=f"where it is compiled [{folder}]", **folder_flags)
-    parser.add_argument("--output", "-o", help=f"where the files go [{output}]", **folder_flags)
+    parser.add_argument("--build-dir", help=f"the folder to compile in [{folder}]", **folder_flags)
+    parser.add_argument("--output", "-o", help=f"the folder for the results [{output}]", **folder_flags)
     parser.add_argument(
         "--glibc",
         type=_version,
         metavar="VERSION",
-        help="the newest glibc that it may need [the profile's floor]",
+        help="the newest glibc that the binaries may need [the profile's floor]",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
 
@@ -96,7 +96,7 @@ class SourceBuild:
             parser.add_argument(
                 "--compiler",
                 metavar="PREFIX",
-                help="what the compilers' names begin with [aarch64-linux-gnu-]",
+                help="the prefix of the compilers' names [aarch64-linux-gnu-]",
             )
             parser.add_argument(
                 "--sysroot", type=Path, metavar="DIR", help="the device's headers and libraries"

@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="BUNDLE",
-        help="written by `bundle` [the only one in dist/bundles]",
+        help="a folder that `bundle` wrote [the only one in dist/bundles]",
     )
     way = parser.add_argument_group("the device")
     way.add_argument("--serial", metavar="S", help="a device that adb lists [the only one]")
@@ -32,14 +32,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     way.add_argument(
         "--device-dir",
         metavar="DIR",
-        help="where files go [QNN_CI_DEVICE_DIR, a folder by target]",
+        help="the folder on the device [QNN_CI_DEVICE_DIR, a folder by target]",
     )
     way.add_argument(
         "--wait",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="wait so long for another run in that folder to end [%(default)g]",
+        help="how long to wait for another run in that folder [%(default)g]",
     )
     way.add_argument(
         "--wrap", default="", metavar="COMMAND", help="run the runner with this: an emulator, taskset"
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_timeout(what, "the run", 600.0)
     what.add_argument("--push-only", action="store_true", help="update the device and run nothing")
     what.add_argument(
-        "--output", "-o", type=Path, metavar="DIR", help="for outputs and logs [REPORTS/device]"
+        "--output", "-o", type=Path, metavar="DIR", help="the folder for outputs and logs [REPORTS/device]"
     )
 
 

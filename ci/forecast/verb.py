@@ -33,8 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="PHONE=MS",
-        help="what one phone took: the others' forecasts by it ('Galaxy S24=1.42 ms'); alone: what AI Hub"
-        " measured of models by name or use",
+        help="correct the forecast with a measured time ('Galaxy S24=1.42 ms'); without a value, show what"
+        " AI Hub measured of models by name or use",
     )
     fit = parser.add_argument_group(FIT, "compile the models that phones measured, and fit the constants")
     repeatable(fit, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--accept", action="store_true", help="write the constants to manifests/accepted/forecast.json"
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=count, metavar="N", help="compiles side by side [cores]")
+    how.add_argument("--jobs", "-j", type=count, metavar="N", help="models to compile in parallel [cores]")
     add_work(how, "a step")
 
 

@@ -70,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--changed-since",
         metavar="REF",
-        help="only cases that changes since this commit may concern; all when that is not sure",
+        help="only cases that changes since this commit may affect; all cases if that is not certain",
     )
     group.add_argument(
         "--format",
@@ -81,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--image",
         metavar="IMAGE",
-        help="of the jobs on GitLab, which do not inherit that of their parent [CI_JOB_IMAGE]",
+        help="image of GitLab's child jobs, which do not inherit their parent's [CI_JOB_IMAGE]",
     )
     group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there [stdout]")
     group.add_argument(

@@ -56,8 +56,8 @@ class ImageOptions:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which image; --list names them")
-    parser.add_argument("--list", action="store_true", help="name the images and end")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the image; --list prints them")
+    parser.add_argument("--list", action="store_true", help="list the images and stop")
     parser.add_argument(
         "--base",
         metavar="IMAGE",
@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--builder",
         choices=("auto", "docker", "buildah"),
         default="auto",
-        help="what builds: docker with BuildKit, else buildah [%(default)s]",
+        help="build with docker and BuildKit, or with buildah [%(default)s]",
     )
     parser.add_argument(
         "--check-reproducible",
@@ -77,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the image as an archive")
     parser.add_argument(
-        "--apt-sources", type=Path, metavar="FILE", help="fetch Debian packages as this file says"
+        "--apt-sources", type=Path, metavar="FILE", help="fetch Debian packages from the sources in this file"
     )
     parser.add_argument("--apt-conf", type=Path, metavar="FILE", help="apt settings for fetching them")
     parser.add_argument(

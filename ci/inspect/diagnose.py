@@ -51,17 +51,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="LOG|CODE|RULE|OPERATOR@SCHEME",
         help="files, folders, archives of logs (.zip, .tar, .gz, .bz2, .xz), numbers (decimal or 0x…), rules"
-        " of findings, or - for stdin; or what was measured of an operator, such as log@16a4w",
+        " of findings, or - for stdin; or an operator at a precision, such as log@16a4w",
     )
     parser.add_argument(
         "--messages",
         action="store_true",
-        help="say which library prints the words that follow (none: count all), of what is provisioned",
+        help="name the provisioned library that prints the words after it (no words: count all messages)",
     )
     parser.add_argument(
         "--bundle",
         action="store_true",
-        help="print what an issue needs as one markdown text, without secrets and home folders: versions,"
+        help="print the text for an issue as markdown, without secrets and home folders: versions,"
         " chip, the finding, 200 lines of the log (first argument), and the QNN build of each library",
     )
     parser.epilog = (parser.epilog or "") + (

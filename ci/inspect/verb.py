@@ -54,16 +54,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "a library, a Windows catalogue; or packages: an APK, an AAR, a folder (of split APKs, for Genie)",
     )
     parser.add_argument(
-        "--against", type=Path, metavar="SDK", help="say whether this SDK's libraries can load it; 1 if not"
+        "--against", type=Path, metavar="SDK", help="exit 1 if this SDK's libraries cannot load the program"
     )
     parser.add_argument(
-        "--extract", type=Path, metavar="DIR", help="write the context binaries or DLCs inside it there"
+        "--extract", type=Path, metavar="DIR", help="write the program's context binaries or DLCs to DIR"
     )
     parser.add_argument(
         "--attestation",
         type=Path,
         metavar="FILE",
-        help="say what this attestation of attest.yml says of the program; 1 if nothing",
+        help="show what this attestation of attest.yml says about the program; exit 1 if nothing",
     )
     add_selection(parser)
 

@@ -15,9 +15,9 @@ from provisioning.base import answer
 from provisioning.base.command_line import count
 
 EXAMPLES = """\
-  qnn-ci audit net.py:make --soc SM8750
+  qnn-ci audit net.py:model --soc SM8750
   qnn-ci audit model.pt2 --precision fp16 --precision 16a8w
-  qnn-ci audit net.py:make --precision 16a8w --fix out/
+  qnn-ci audit net.py:model --precision 16a8w --fix out/
   qnn-ci audit model.onnx --calibrate samples/ --measure --json audit.json
 """
 
@@ -38,10 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         dest="precisions",
         metavar="SCHEME",
-        help="may be repeated [fp16, 8a8w, 16a8w, of PyTorch models also 16a4w]",
+        help="may be repeated [fp16, 8a8w, 16a8w, and 16a4w for PyTorch models]",
     )
     parser.add_argument(
-        "--measure", action="store_true", help="run each on the emulator too: what the CPU's part takes"
+        "--measure", action="store_true", help="also measure the CPU's share of the time on the emulator"
     )
     parser.add_argument(
         "--fix",
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="rewrite what is known to go wrong, into DIR: `repair MODEL -o DIR`",
     )
-    parser.add_argument("--jobs", "-j", type=count, metavar="N", help="compiles side by side [cores]")
+    parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a step")
 
 

@@ -23,7 +23,7 @@ from provisioning.base import answer
 from provisioning.base.command_line import repeatable
 
 EXAMPLES = """\
-  qnn-ci divergence net.py:make --precision 16a8w --soc SM8650
+  qnn-ci divergence net.py:model --precision 16a8w --soc SM8650
   qnn-ci divergence model.onnx --precision 16a8w --calibrate samples/
   qnn-ci divergence --suite models.toml -k net/16a8w/SM8650
 """

@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     forms = "; ".join(f"{name}: {meaning}" for name, meaning in FORMS.items())
     parser.add_argument("form", choices=FORMS, metavar="FORM", help=forms)
     parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, not compiled yet; or CONTEXT.bin")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="what to write")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="file or folder")
     scheme = "how a PyTorch model is quantized, as in a suite: 8a8w, 16a8w, … [fp16]"
     parser.add_argument("--scheme", metavar="S", help=scheme)
     add_selection(parser)

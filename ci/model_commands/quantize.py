@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--where",
         action="store_true",
-        help="write nothing: list what each operator loses against float on the CPU, the worst first",
+        help="write nothing; list what each operator loses against float on the CPU, worst first",
     )
     add_choice(parser, "manifests/suites/models.toml")
     add_work(parser.add_argument_group("how"), "a step")

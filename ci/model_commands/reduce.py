@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ci.pipeline.reduction import Reduction
 
 EXAMPLES = """\
-  qnn-ci reduce net.py:make --when wrong --precision 16a8w -o reduced/
+  qnn-ci reduce net.py:model --when wrong --precision 16a8w -o reduced/
   qnn-ci reduce model.onnx --when dies --precision 8a8w --calibrate samples/ -o reduced/
   qnn-ci reduce model.pt2 --when 'ddr>1MB' --precision 8a8w -o reduced/
   qnn-ci reduce --suite models.toml -k net/16a8w/SM8650 --when wrong -o reduced/
@@ -45,17 +45,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--when",
         required=True,
         metavar="WHAT",
-        help="what it shows: dies (there is no program), wrong (its numbers), cpu (an operator there), or"
-        " ddr, size or ms above a bound: 'ddr>1MB'",
+        help="the fault: dies (does not compile or run), wrong (wrong numbers), cpu (an operator on the CPU),"
+        " or ddr, size or ms above a limit: 'ddr>1MB'",
     )
     parser.add_argument("--precision", help=PRECISION_HELP)
-    parser.add_argument("--least", type=float, metavar="DB", help="outputs with a lower SQNR are wrong [20]")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where the files go")
-    parser.add_argument("--name", metavar="NAME", help="of the files [the operators that are left]")
+    parser.add_argument("--least", type=float, metavar="DB", help="outputs below this SQNR are wrong [20]")
     parser.add_argument(
-        "--minutes", type=count, default=10, metavar="N", help="end the search after so long [%(default)s]"
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder for the files"
     )
-    parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
+    parser.add_argument("--name", metavar="NAME", help="name of the files [the operators that are left]")
+    parser.add_argument(
+        "--minutes", type=count, default=10, metavar="N", help="the longest search [%(default)s]"
+    )
+    parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a program")
     parser.epilog = (parser.epilog or "") + (
         "\nExit code: 0 the files show it, 1 the model does not, or the files alone do not.\n"

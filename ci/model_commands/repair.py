@@ -22,22 +22,20 @@ if TYPE_CHECKING:
     from ci.pipeline.rewriting import RewriteChoice
 
 EXAMPLES = """\
-  qnn-ci repair net.py:make --soc SM8650 --precision 16a8w -o out/
+  qnn-ci repair net.py:model --soc SM8650 --precision 16a8w -o out/
   qnn-ci repair model.pt2 --precision 8a8w --only bias-used-twice -o out/
   qnn-ci repair model.onnx --precision 16a8w --calibrate samples/ -o out/
-  qnn-ci repair net.py:make --precision 8a8w --may-change-interface -o out/
+  qnn-ci repair net.py:model --precision 8a8w --may-change-interface -o out/
   qnn-ci repair --suite models.toml -k 8a8w
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model_or_suite(parser, "each program of --suite")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where the rewritten model goes")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder for the rewritten model")
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--only", "RULE", "what to repair, by the names in manifests/fixes.toml [all]")
-    parser.add_argument(
-        "--may-change-interface", action="store_true", help="also what changes the types of the inputs"
-    )
+    parser.add_argument("--may-change-interface", action="store_true", help="also change the types of inputs")
     how = parser.add_argument_group("how")
     add_work(how, "a step")
     add_accept(how, "SUITE.accepted-repaired.json beside the suite, or manifests/accepted")

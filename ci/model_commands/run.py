@@ -49,8 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare",
         metavar="OTHER",
-        help="another program, an .onnx that is not compiled, or a folder of -o: exit 1 if the outputs have"
-        " little in common",
+        help="compare with another program, a plain .onnx, or a folder that -o wrote; exit 1 if"
+        " the outputs differ too much",
     )
     add_option(parser)
     add_timeout(parser, "a run")

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from ci.pipeline.simulated import SimulatedProfile
 
 EXAMPLES = """\
-  qnn-ci timing net.py:make --precision 8a8w --soc SM8650
+  qnn-ci timing net.py:model --precision 8a8w --soc SM8650
   qnn-ci timing model.onnx --precision 8a8w --json now.json --against before.json
   qnn-ci timing model.onnx --precision 8a8w --soc SM8750 --simulate --timeline net.json
-  qnn-ci timing net.py:make --page timing.html
+  qnn-ci timing net.py:model --page timing.html
   qnn-ci timing out/net.pte --input x.npy
   qnn-ci timing out/model_ctx.onnx --input x.npy --source model.onnx
 """
@@ -51,24 +51,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]FILE",
-        help="of a program or an ONNX model: .npy of an input, or .npz with all; may be repeated [drawn]",
+        help="for a program or an ONNX model: .npy of an input, or .npz with all; may be repeated [drawn]",
     )
     parser.add_argument(
         "--source",
         type=Path,
         metavar="MODEL.onnx",
-        help="what a compiled .onnx was compiled from, which has the lines",
+        help="the model that a compiled .onnx was compiled from, to show its lines",
     )
     parser.add_argument(
         "--simulate",
         action="store_true",
-        help="also what each operator takes of the chip, by QNN's simulator (not documented)",
+        help="also simulate each operator's time on the chip (QNN's simulator, not documented)",
     )
     parser.add_argument(
         "--timeline",
         type=Path,
         metavar="FILE.json",
-        help="with --simulate: the timeline, which Perfetto shows",
+        help="with --simulate: write a timeline for Perfetto",
     )
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
     parser.add_argument("--page", type=Path, metavar="FILE.html", help="write a page with bars and a tree")

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     Mixture = Callable[[LaneModel[Any, Any]], Tuned]
 
 EXAMPLES = """\
-  qnn-ci tune net.py:make --soc SM8650 --floor 35dB
+  qnn-ci tune net.py:model --soc SM8650 --floor 35dB
   qnn-ci tune model.pt2 --calibrate samples/ --top1 0.99 --budget ddr=4MB
   qnn-ci tune model.onnx --calibrate samples/ --floor 30dB --budget ms=2
-  qnn-ci tune net.py:make --metric score.py:recall --floor 0.9
-  qnn-ci tune net.py:make --precision 8a8w --precision fp16 --floor 50dB
+  qnn-ci tune net.py:model --metric score.py:recall --floor 0.9
+  qnn-ci tune net.py:model --precision 8a8w --precision fp16 --floor 50dB
   qnn-ci tune --suite models.toml -k 8a8w --floor 35dB
 """
 
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--floor",
         type=floor,
         metavar="35dB",
-        help="the least SQNR against float; with --metric its least number",
+        help="the least SQNR against float, or with --metric the least result",
     )
     goal.add_argument(
         "--top1", type=share, metavar="0.99", help="the least share of rows with float's first choice"
@@ -80,8 +80,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     goal.add_argument(
         "--metric",
         metavar="FILE.py:FUNCTION",
-        help="called with the program's outputs and float's, a list of arrays for each inference of both: the"
-        " number that it gives counts",
+        help="a function that gets the program's outputs and float's (a list of arrays for each inference)"
+        " and returns a number; more is better",
     )
     goal.add_argument(
         "--budget",
@@ -89,7 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=budget,
         metavar="ddr=4MB|bytes=9MB|ms=2",
-        help="the most bytes of DDR traffic, of the program, or milliseconds by forecast; may be repeated",
+        help="at most this DDR traffic, program size, or latency by forecast; may be repeated",
     )
     parser.add_argument(
         "--precision",
@@ -102,7 +102,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=count,
         metavar="N",
-        help=f"how many judge each program; --top1 wants {TOP1_SAMPLES} [{SAMPLES}; of a suite its own]",
+        help=f"samples that judge each program; --top1 needs {TOP1_SAMPLES} [{SAMPLES}; in a suite its own]",
     )
     parser.add_argument(
         "-o",
@@ -110,10 +110,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="where the precision file of MODEL goes [here]",
+        help="the folder for the precision file [here]",
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
+    how.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(how, "a step")
     add_accept(how, "SUITE.accepted-tuned.json beside the suite, or manifests/accepted")
 

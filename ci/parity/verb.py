@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mapping", type=Path, metavar="FILE", help="what to compare [manifests/parity.toml]"
     )
-    parser.add_argument("--fix", action="store_true", help="fix the Buck files where the fix is certain")
+    parser.add_argument("--fix", action="store_true", help="fix the Buck files if the fix is certain")
     parser.add_argument(
         "--dry-run", action="store_true", help="with --fix: write only the patch, beside the report"
     )

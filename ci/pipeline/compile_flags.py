@@ -74,20 +74,20 @@ def add_model(
     parser.add_argument(
         "--calibrate",
         metavar="DIR",
-        help="samples, a file each: .npy, .npz, of PyTorch models .pt; of ONNX models also MODULE:FUNCTION"
-        " [drawn]",
+        help="a folder with a file for each sample: .npy, .npz, for PyTorch models also .pt; for ONNX models"
+        " also MODULE:FUNCTION [drawn]",
     )
     parser.add_argument(
-        "--calibration", type=count, metavar="N", help="at most so many samples calibrate [200; 32 if drawn]"
+        "--calibration", type=count, metavar="N", help="at most this many calibrate [200; 32 if drawn]"
     )
     parser.add_argument(
-        "--inferences", type=count, metavar="N", help="at most so many others are compared [16; 2 if drawn]"
+        "--inferences", type=count, metavar="N", help="at most this many others are compared [16; 2 if drawn]"
     )
-    repeatable(parser, "--variable", "NAME", "pass this variable to the model, which sees few others")
+    repeatable(parser, "--variable", "NAME", "pass this environment variable to the model")
     add_selection(parser)
     onnx = parser.add_argument_group("ONNX models")
     onnx.add_argument(
-        "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"
+        "--per-channel", action="store_true", help="one weight scale for each channel of a convolution"
     )
     repeatable(onnx, "--dimension", "NAME=N", "fix a named size, or all of an input: x=1,3,64,64")
     return onnx
@@ -203,7 +203,7 @@ def add_output(
         "--python",
         type=Path,
         metavar="PYTHON",
-        help="export the model with this Python, which has the packages that it needs: .venv/bin/python",
+        help="export the model with this Python, which has the model's packages: .venv/bin/python",
     )
     pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
     return pytorch
@@ -211,7 +211,7 @@ def add_output(
 
 def add_precision_file(group: argparse._ActionsContainer) -> None:
     group.add_argument(
-        "--precision-file", type=Path, metavar="FILE", help="in place of --precision: what `tune` has written"
+        "--precision-file", type=Path, metavar="FILE", help="a file that `tune` wrote, instead of --precision"
     )
 
 
@@ -220,14 +220,14 @@ def add_option(group: argparse._ActionsContainer) -> None:
 
 
 def add_language(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--through", choices=("genie", "executorch"), help="what runs it [genie]")
-    group.add_argument("--context", type=count, metavar="N", help="tokens [128]")
-    group.add_argument("--prefill", type=count, metavar="N", help="tokens that are read at once [32]")
+    group.add_argument("--through", choices=("genie", "executorch"), help="the runtime [genie]")
+    group.add_argument("--context", type=count, metavar="N", help="the longest context, in tokens [128]")
+    group.add_argument("--prefill", type=count, metavar="N", help="tokens that prefill reads at once [32]")
     group.add_argument("--parts", type=count, metavar="N", help="Genie's binaries [1 GB each at most]")
     group.add_argument(
         "--shared-weights",
         action="store_true",
-        help="half the size: prefill and decode in one binary, for devices alone (the emulator refuses it)",
+        help="one binary of half the size for prefill and decode; for devices only, the emulator refuses it",
     )
     group.add_argument("--adapter", metavar="FOLDER", help="a LoRA adapter that peft saved, to be merged")
 
@@ -245,49 +245,49 @@ def language_of(args: argparse.Namespace) -> Language:
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
     onnx = add_model(parser)
-    pytorch = add_output(parser, "where the program and its record go")
+    pytorch = add_output(parser, "the folder for the program and its record")
     parser.add_argument(
         "--precision",
         action="append",
         dest="precisions",
         metavar="SCHEME",
-        help=f"{PRECISION_HELP}; may be repeated: a table",
+        help=f"{PRECISION_HELP}; may be repeated, to compare them in a table",
     )
     add_precision_file(parser)
     parser.add_argument(
-        "--verify", choices=("emulator", "none"), default="emulator", help="run it and compare [%(default)s]"
+        "--verify", choices=("emulator", "none"), default="emulator", help="where to run it [%(default)s]"
     )
     parser.add_argument(
         "--no-search",
         action="store_true",
-        help="do not look for the cause of outputs that are far off, which takes 90 s at most",
+        help="do not search for the cause of wrong outputs (90 s at most)",
     )
     parser.add_argument(
         "--suite",
         type=Path,
         metavar="FILE.toml",
-        help="also write the model to this suite, with thresholds and a baseline from what was measured",
+        help="also add the model to this suite, with the measured thresholds and costs",
     )
     parser.add_argument(
         "--keep-going",
         action="store_true",
-        help="leave on the CPU what the compiler dies of, and say what that costs",
+        help="keep operators that crash the compiler on the CPU, and print the cost",
     )
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU")
     parser.add_argument("--embed", action="store_true", help="put the context into the .onnx, not beside it")
-    parser.add_argument("--profile-run", action="store_true", help="also write what each operator took")
+    parser.add_argument("--profile-run", action="store_true", help="also write the time of each operator")
     repeatable(
         parser,
         "--and-soc",
         "CHIP",
-        "one file for this chip too, a flexible context (QNN 2.50 or later)",
+        "make one file for this chip too, a flexible context (QNN 2.49.40 or later)",
     )
     add_option(onnx)
     add_language(parser.add_argument_group(CHECKPOINT))
     add_work(parser.add_argument_group("how"), "a step")
     help = f"end a run on the emulator after S seconds [{RUN_TIMEOUT:g}]"
     pytorch.add_argument("--run-timeout", type=duration, metavar="S", help=help)
-    pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
+    pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
 
 
 def compiling_of(args: argparse.Namespace) -> Compiling:

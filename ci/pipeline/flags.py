@@ -53,7 +53,7 @@ def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argpars
     group = parser.add_argument_group("how")
     group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
-    group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
+    group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(group, "a program")
     add_recheck(group)
     if accepts:
@@ -62,7 +62,7 @@ def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argpars
             "--reason",
             default="",
             metavar="TEXT",
-            help="why a lost top-1, or less than 10 dB (fp16: 30), is accepted; kept with it",
+            help="why you accept a lost top-1, or less than 10 dB (fp16: 30); kept with the values",
         )
     return group
 
@@ -70,7 +70,7 @@ def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argpars
 def add_accept(group: argparse._ActionsContainer, kept: str) -> None:
     """`kept`: what it writes."""
     group.add_argument(
-        "--accept", action="store_true", help=f"what was measured is what is expected from now on: {kept}"
+        "--accept", action="store_true", help=f"expect the measured values from now on: {kept}"
     )
 
 
@@ -98,13 +98,13 @@ def add_work(
     group.add_argument(
         "--plain-torch",
         action="store_true",
-        help="let torch and ExecuTorch do all of their own work, which takes longer [QNN_CI_PLAIN_TORCH]",
+        help="do without our faster export passes [QNN_CI_PLAIN_TORCH]",
     )
     if cached:
         group.add_argument(
             "--no-cache", action="store_true", help="ignore cached results; new ones are still written"
         )
-        group.add_argument("--why", action="store_true", help="say of each program why it is done again")
+        group.add_argument("--why", action="store_true", help="print why each program runs again")
 
 
 def add_recheck(group: argparse._ActionsContainer) -> None:
@@ -112,13 +112,13 @@ def add_recheck(group: argparse._ActionsContainer) -> None:
         "--recheck",
         type=part,
         metavar="SHARE|MINUTES",
-        help="do a random part of the cached work again, such as 20%% or 10min of it, and compare",
+        help="repeat a random part of the cached work, such as 20%% or 10min, and compare",
     )
     group.add_argument(
         "--recheck-seed",
         type=count,
         metavar="N",
-        help="draw what another run drew, which printed this number",
+        help="draw the same work as the run that printed this number",
     )
 
 

@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="write there [stdout; html: index.html in --reports]",
+        help="the file to write [stdout; html: index.html in --reports]",
     )
     parser.add_argument("--reports", type=Path, help="where reports are [QNN_CI_REPORTS, reports/]")
     repeatable(parser, "--expect", "STAGE", "a stage that must have run")

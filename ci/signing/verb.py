@@ -87,17 +87,17 @@ def verify(
 
 
 def _add_verify_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, metavar="CERT", help="the root certificate to end in")
+    parser.add_argument("--root", type=Path, metavar="CERT", help="the root certificate of the chain")
     parser.add_argument("--sw-id", metavar="ID", help="adsp, cdsp, slpi or a number")
     parser.add_argument("--hw-id", metavar="ID", help="chip and OEM")
     parser.add_argument("--serial", metavar="0x…", help="the device that it must be bound to")
-    parser.add_argument("--at", metavar="TIME", help="judge validity at this ISO time [now]")
+    parser.add_argument("--at", metavar="TIME", help="the time at which it must be valid, in ISO [now]")
     parser.add_argument(
         "--allow-unchecked",
         action="append",
         default=[],
         choices=("root", "signature", "files"),
-        help="accept that it is not checked: no --root, a format that is not public, a catalogue's files",
+        help="accept that this was not checked: no --root, no public format, a catalogue's files",
     )
     parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 

@@ -23,9 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="write there, in place of an earlier site [dist/site]",
+        help="the folder to write, instead of an earlier site [dist/site]",
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; say which link leads nowhere")
+    parser.add_argument("--check", action="store_true", help="write nothing; name broken links")
     parser.epilog = (parser.epilog or "") + "\nExit code: 1 if a link of a page leads nowhere.\n"
 
 

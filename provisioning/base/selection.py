@@ -30,7 +30,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         choices=(*TARGETS, ALL),
-        help=f"what code is for; may be repeated where a verb takes several [{DEFAULT_TARGET}]",
+        help=f"the platform to build for; some verbs take several [{DEFAULT_TARGET}]",
     )
     group.add_argument(
         "--soc",

@@ -27,9 +27,9 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="print only this variable's value")
-    parser.add_argument("--format", choices=FORMATS, default="sh", help="whose syntax [%(default)s]")
+    parser.add_argument("--format", choices=FORMATS, default="sh", help="the syntax [%(default)s]")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of printing")
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not say on stderr what is used")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not print on stderr what is used")
 
 
 def run(args: argparse.Namespace) -> int:

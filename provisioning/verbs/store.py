@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     repair.add_argument("--offline", action="store_true", help="repair only from kept downloads")
     gc = add("gc", "remove trees and downloads that nothing needs, and what killed runs left")
     add_store(gc)
-    gc.add_argument("--older-than", type=_age, metavar="AGE", help="also trees unused for so long: 30d, 12h")
+    gc.add_argument("--older-than", type=_age, metavar="AGE", help="also trees unused this long: 30d, 12h")
     gc.add_argument(
         "--all-downloads", action="store_true", help="also downloads kept for widening and repair"
     )

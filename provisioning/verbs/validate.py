@@ -41,11 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "accept this rule's findings, or those whose subject fits the glob",
     )
     parser.add_argument("--strict", action="store_true", help="warnings fail too")
-    parser.add_argument(
-        "--tree", type=Path, metavar="DIR", help="check this directory's libraries, not an environment"
-    )
+    parser.add_argument("--tree", type=Path, metavar="DIR", help="check the libraries of this directory only")
     parser.add_argument("--no-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached
-    parser.add_argument("--list", action="store_true", help="print the catalogue of rules and end")
+    parser.add_argument("--list", action="store_true", help="print the catalogue of rules and stop")
 
 
 def run(args: argparse.Namespace) -> int:

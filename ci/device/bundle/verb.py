@@ -28,13 +28,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="programs (.pte); the folder that `compile` wrote; for Windows, what `compile` wrote",
     )
     parser.add_argument(
-        "--dist", type=Path, metavar="DIR", help="the build that the runner is taken from [dist/TARGET]"
+        "--dist", type=Path, metavar="DIR", help="the build to take the runner from [dist/TARGET]"
     )
     parser.add_argument(
-        "--runner", metavar="NAME", help="which of the build's programs runs there [qnn_executor_runner]"
+        "--runner", metavar="NAME", help="the build's program that runs the model [qnn_executor_runner]"
     )
     repeatable(parser, "--file", "FILE", "pushed as files/NAME, such as a tokenizer", type=Path)
-    parser.add_argument("--lpai", action="store_true", help="with LPAI's libraries and its signed skel")
+    parser.add_argument("--lpai", action="store_true", help="add LPAI's libraries and its signed skel")
     parser.add_argument("--signed", type=Path, metavar="DIR", help="the overlay of sign_lpai [dist/overlay]")
     parser.add_argument(
         "--root", type=Path, metavar="CERT", help="the root certificate that the signed skel must end in"
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--symbols", action="store_true", help="keep the symbols of the runner and its libraries"
     )
     parser.add_argument(
-        "--output", "-o", type=Path, metavar="DIR", help="where it is written [dist/bundles/TARGET-SOC]"
+        "--output", "-o", type=Path, metavar="DIR", help="the folder to write to [dist/bundles/TARGET-SOC]"
     )
 
 

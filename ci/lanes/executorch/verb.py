@@ -31,12 +31,12 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_choice(parser, SUITE)
     group = add_how(parser)
     group.add_argument(
-        "--worker-memory", type=count, metavar="MB", help="what one worker may take [most of what is free]"
+        "--worker-memory", type=count, metavar="MB", help="memory for one worker [most of the free memory]"
     )
     group.add_argument(
         "--keep-going",
         action="store_true",
-        help="keep on the CPU what the compiler dies of, and say what it costs",
+        help="keep operators that crash the compiler on the CPU, and print the cost",
     )
     return group
 

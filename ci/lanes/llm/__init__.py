@@ -37,32 +37,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     runner.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
     runner.add_argument("prompt", metavar="TEXT")
     runner.add_argument("--chat", action="store_true", help="put TEXT into the checkpoint's chat template")
-    runner.add_argument("--system", default="", metavar="TEXT", help="what the template's system says")
+    runner.add_argument("--system", default="", metavar="TEXT", help="the system message of the template")
     runner.add_argument("--tokens", type=count, default=32, metavar="N", help="at most [%(default)s]")
 
-    checker = commands.add_parser("check", help="hold a compiled model's choices to the float model")
+    checker = commands.add_parser("check", help="compare a compiled model with the float model")
     checker.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
     checker.add_argument(
-        "--text", type=Path, metavar="FILE", help="other than it was quantized by [a text of ours]"
+        "--text", type=Path, metavar="FILE", help="a text that did not calibrate it [one of qnn-ci's own]"
     )
     checker.add_argument(
-        "--checkpoint", type=Path, metavar="FOLDER", help="of the float model [where it was compiled from]"
+        "--checkpoint", type=Path, metavar="FOLDER", help="the float model [the one that was compiled]"
     )
     checker.add_argument("--prefixes", type=count, default=PREFIXES, metavar="N", help="[%(default)s]")
     checker.add_argument(
-        "--tokens", type=count, default=TOKENS, metavar="N", help="of text to read [%(default)s]"
+        "--tokens", type=count, default=TOKENS, metavar="N", help="tokens of the text to read [%(default)s]"
     )
     checker.add_argument(
-        "--decode-tokens", type=count, metavar="N", help="fewer by decode, of a large model [as many]"
+        "--decode-tokens", type=count, metavar="N", help="fewer for decode, if the model is large [--tokens]"
     )
     checker.add_argument(
         "--on",
         choices=("both", "cpu", "parts"),
         default="both",
-        help="cpu: the quantized graphs there, at once; parts: each by itself, of a model too large for the"
-        " emulator",
+        help="cpu: run the quantized graphs on the CPU; parts: judge each part by itself, if the model is too"
+        " large for the emulator",
     )
-    checker.add_argument("--where", action="store_true", help="print each part, even if all is right")
+    checker.add_argument("--where", action="store_true", help="print each part, even if the whole is right")
     limits = checker.add_argument_group("limits, beside those of the precision")
     for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
         limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")

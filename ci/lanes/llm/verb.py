@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, "manifests/suites/llm.toml")
     group = add_how(parser, accepts=False)
     group.add_argument(
-        "--keep", action="store_true", help="do all anew, and keep models and contexts in reports/llm"
+        "--keep", action="store_true", help="repeat all work, and keep models and contexts in reports/llm"
     )
 
 

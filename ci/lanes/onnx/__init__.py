@@ -27,17 +27,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]FILE",
         help=".npy of an input, or .npz with all of them; may be repeated",
     )
-    runner.add_argument("--soc", help="the chip to hold it to [the one it was compiled for]")
+    runner.add_argument("--soc", help="the expected chip [the one it was compiled for]")
     add_option(runner)
     runner.add_argument("--output", type=Path, metavar="FILE.npz", help="write the outputs there")
     runner.add_argument(
         "--as-it-is",
         action="store_true",
-        help="run it although another QNN build made it, or for another chip: what happens is the runtime's",
+        help="run it even if another QNN build made it or it is for another chip",
     )
-    runner.add_argument("--profile-run", type=Path, metavar="CSV", help="write what each operator took")
+    runner.add_argument("--profile-run", type=Path, metavar="CSV", help="write the time of each operator")
 
-    commands.add_parser("options", help="list what --option takes")
+    commands.add_parser("options", help="list the options for --option")
     operators = commands.add_parser(
         "operators", help="choose the node test of each ONNX operator that is measured"
     )

@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, "manifests/suites/models.toml")
     group = add_how(parser)
     group.add_argument(
-        "--keep", action="store_true", help="compile all anew, and keep what is made in reports/onnx"
+        "--keep", action="store_true", help="compile everything again, and keep the files in reports/onnx"
     )
 
 

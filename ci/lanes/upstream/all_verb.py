@@ -32,13 +32,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=MEASURED_SCHEMES,
         dest="flows",
-        help="of the operators, this scheme alone",
+        help="only this precision of the operators",
     )
     parser.add_argument(
         "--records",
         type=Path,
         metavar="FOLDER",
-        help="make the operator table again from what runs measured, as a nightly's artifacts; runs nothing",
+        help="make the operator table from results of earlier runs, such as a nightly's; runs nothing",
     )
 
 

@@ -28,10 +28,10 @@ STILL_THERE = """\
 ## Is each fault still there
 
 Each fault has a script in `manifests/faults`, or says why it has none. A script contains no code of this
-project: you can run it with your own packages, and send it to those who can repair the fault. Most scripts try
-two models with the fault and a similar one without it. The last line begins with `still`, `gone` or `changed`
-and has the figures of this page; the exit code is 1, 0 or 2. Run all scripts with the pinned versions, or some
-by name:
+project: you can run it with your own packages, and send it to those who can repair the fault. Most scripts
+try two models with the fault and a similar one without it. The last line begins with `still`, `gone` or
+`changed` and has the figures of this page; the exit code is 1, 0 or 2. Run all scripts with the pinned
+versions, or some by name:
 
 ```console
 $ nox -s faults -- bias-used-twice

@@ -43,16 +43,16 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     choice.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
     how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
+    how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers in parallel [cores]")
     add_work(how, "a test", cached=False)
     how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
     add_recheck(how)
-    how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
-    how.add_argument("--resume", action="store_true", help="take the surprises of an interrupted run too")
+    how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first unexpected result")
+    how.add_argument("--resume", action="store_true", help="continue an interrupted run")
     how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")
     add_accept(how, "outcomes, lengths and figures in manifests/upstream, and docs/operators.md")
     how.add_argument(
-        "--report-upstream", action="store_true", help="print what upstream should be told; runs nothing"
+        "--report-upstream", action="store_true", help="print issues to file upstream; runs nothing"
     )
     return choice
 

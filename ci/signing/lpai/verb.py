@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     what = parser.add_argument_group("what to sign")
     what.add_argument("--arch", help="instead of --soc: Hexagon arch (v81) or LPAI version (v6)")
-    what.add_argument("--direct", action="store_true", help="all that ExecuTorch on the DSP loads")
+    what.add_argument("--direct", action="store_true", help="all libraries that ExecuTorch on the DSP loads")
     what.add_argument(
         "--library",
         type=Path,
@@ -35,11 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="these files; with --direct, in place of those of the same name",
+        help="these files; with --direct, instead of those of the same name",
     )
     serial = what.add_mutually_exclusive_group()
-    serial.add_argument("--serial", help="a test signature for this device (0x…) instead of libraries")
-    serial.add_argument("--from-device", action="store_true", help="the same, its serial read with adb")
+    serial.add_argument("--serial", help="make a test signature for this device (0x…) and sign no libraries")
+    serial.add_argument("--from-device", action="store_true", help="the same, for the device that adb finds")
     how = parser.add_argument_group("how")
     how.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
     how.add_argument("-o", "--output", type=Path, default=OVERLAY, help="the overlay [%(default)s]")
@@ -55,9 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--time-limit",
         type=duration,
         metavar="SECONDS",
-        help="for each run of elfsigner [manifests/lpai.toml]",
+        help="time limit for each run of elfsigner [manifests/lpai.toml]",
     )
-    how.add_argument("--python", metavar="PATH", help="to run elfsigner with; an older one than most have")
+    how.add_argument("--python", metavar="PATH", help="the Python to run elfsigner with, before 3.12")
     how.add_argument("--strict", action="store_true", help="warnings fail too")
 
 

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " the others are compared with the first",
     )
     parser.add_argument(
-        "--lane", choices=("onnx", "executorch"), default="onnx", help="through what [%(default)s]"
+        "--lane", choices=("onnx", "executorch"), default="onnx", help="the lane [%(default)s]"
     )
     parser.add_argument(
         "--bisect",
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     repeatable(parser, "--case", "NAME", "only this case")
     repeatable(parser, "--tag", "TAG", "only programs with this tag")
     add_timeout(parser, "a program", 600)
-    parser.add_argument("--no-cache", action="store_true", help="do unchanged programs again too")
+    parser.add_argument("--no-cache", action="store_true", help="also repeat unchanged programs")
     add_accept(parser, "the table of docs/upgrades.md")
     parser.epilog = (parser.epilog or "") + (
         "\nEach version is compared with the first.\n"

@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser, "--executorch", "VERSION", "only this: the profile's, or another of manifests/compat.toml"
     )
     add_timeout(parser, "a program", 600)
-    parser.add_argument("--no-cache", action="store_true", help="lower and run unchanged programs too")
+    parser.add_argument("--no-cache", action="store_true", help="also repeat unchanged programs")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--lane",
         choices=("onnx", "executorch"),
         default="onnx",
-        help="context binaries by QNN builds, or .pte files by executorch versions [%(default)s]",
+        help="context binaries of QNN builds, or .pte files of executorch versions [%(default)s]",
     )
     repeatable(parser, "--executorch", "VERSION", "with --lane executorch: only this version [all]")
     add_accept(parser, "manifests/accepted/golden.json and docs/upgrades.md")
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=Path,
         metavar="DIR",
-        help="take the programs that lie there instead of compiling them; put the others there",
+        help="use the programs in DIR, and compile and keep only missing ones",
     )
     add_timeout(parser, "a step", 300)
 
