@@ -323,7 +323,7 @@ def _signature(signed: Any, content: bytes) -> tuple[tuple[x509.Certificate, ...
     if algorithm not in ("sha256", "sha384", "sha512"):
         signature_problems.append((SIGNATURE, f"it is made with {algorithm}, which proves nothing"))
     elif not hmac.compare_digest(hashlib.new(algorithm, content).digest(), stated):
-        signature_problems.append((SIGNATURE, "what it signs was changed"))
+        signature_problems.append((SIGNATURE, "the signed list was changed"))
     elif not _signs(leaf, signer["signature"].native, signer["signed_attrs"].untag().dump(), algorithm):
         signature_problems.append((SIGNATURE, f"it is not one by the key of {common_name(leaf)}"))
     return tuple(chain), signature_problems, signer

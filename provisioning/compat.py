@@ -27,7 +27,7 @@ MANIFEST = MANIFESTS / "compat.toml"
 
 STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
 """The order in which they are tried."""
-MEASURE = "nox -s compat measures it anew"
+MEASURE = "nox -s compat measures it again"
 
 
 ONNX_PACKAGES = "onnx-packages"

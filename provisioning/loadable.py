@@ -60,7 +60,7 @@ def complaints(elf: Elf, demands: Demands) -> Iterator[tuple[Wrong, str]]:
         if not entry.startswith("$ORIGIN"):
             yield (
                 Wrong.SEARCH_PATH,
-                f"expected to search beside itself ($ORIGIN), found {entry!r}",
+                f"expected to search its own folder ($ORIGIN), found {entry!r}",
             )
     if demands.glibc:
         yield from _newer_glibc(elf, demands.glibc)

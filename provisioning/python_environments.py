@@ -144,7 +144,7 @@ class PythonEnvironments:
             installer = _installer(home / "bin" / "python", uv, no_index=True)
             command = [*installer, *flags, "-r", str(requirements)]
             if subprocess.run(command, env=_variables(), check=False).returncode:
-                self.log(f"The wheels in {folder} are refused, for what it says above; the index has others")
+                self.log(f"The wheels in {folder} are refused, for the reason above; the index has others")
                 shutil.rmtree(folder, ignore_errors=True)
                 return lock_file
         return left
@@ -220,7 +220,7 @@ def _run(command: list[str]) -> None:
     if code := subprocess.run(command, env=_variables(), check=False).returncode:
         raise EnvironmentLacking(
             f"{Path(command[0]).name} ended with exit code {code}, so the environment is not complete",
-            fix="correct what it says above, then type the command again",
+            fix="correct the error above, then type the command again",
         )
 
 

@@ -63,7 +63,7 @@ def record(pin: str, folder: Path = TORCH) -> list[Path]:
     if pin in [entry.line for entry in own]:
         texts[folder / INDEX] = _text("The package index's own build of torch, and what only it needs.", own)
     if cpu.hashes:
-        texts[folder / CPU] = _text("The CPU build of torch, of every index that was asked.", [cpu])
+        texts[folder / CPU] = _text("The CPU build of torch in every configured index.", [cpu])
     changed = [
         path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
     ]

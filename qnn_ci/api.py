@@ -254,7 +254,7 @@ def _request(
         if isinstance(model, (str, os.PathLike)):
             named = os.fspath(model)
             if inputs is not None:
-                raise TypeError(f"{named} has its own inputs: expected none beside it")
+                raise TypeError(f"{named} has its own inputs: pass none")
         else:
             if python:
                 raise TypeError("this Python exports a module: python= is for file.py:function")

@@ -98,7 +98,7 @@ def _judge_builds(part: LoadedPart, builds: Sequence[str]) -> Iterator[tuple[boo
                 "context binaries, but does not promise to: run it to be sure",
             )
     if not part.context.build_ids:
-        why = "it is compiled on the device" if part.online else "nothing shows that it was compiled"
+        why = "it is compiled on the device" if part.online else "it does not say whether it was compiled"
         yield False, f"it names no QNN build ({why}), so this cannot be judged: run it to be sure"
 
 

@@ -202,7 +202,7 @@ def context_beside(path: Path, name: str) -> Path:
     data = (folder / name).resolve()
     if not data.is_file():
         raise CheckFailed(
-            f"{path}: its context {name} is not beside it",
+            f"{path}: its context {name} is not in the same folder",
             fix=f"move {name} together with {path.name}, or compile with --embed for one file",
         )
     return data

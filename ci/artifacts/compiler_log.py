@@ -15,7 +15,7 @@ OF_INTEGERS = "its values are integers, which no precision changes"
 NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>\s*)?(\S.+)")
 """The start of QNN's own messages in a log; the first one is nearest to the cause."""
 
-DIES_OF = "the compiler dies of "
+CRASHES = "the compiler crashes on "
 """The start of a log line that names operators."""
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

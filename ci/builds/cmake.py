@@ -116,7 +116,7 @@ class Build:
         state = FolderState(("--clean",)) if clean else self.state()
         if state.reasons:
             if not clean:
-                sys.stderr.write(f"building anew: {'; '.join(state.reasons)}\n")
+                sys.stderr.write(f"building everything again: {'; '.join(state.reasons)}\n")
             self.empty()
         self._record(state.options)
         prepare()
@@ -191,7 +191,7 @@ class Build:
             identity, settings, options = record["identity"], record["settings"], record["options"]
             configured = record["configured"]
         except (OSError, ValueError, KeyError, TypeError):
-            return FolderState(("what it was built from is not known",))
+            return FolderState(("its inputs are not known",))
         reasons = _differences(identity, self._identity())
         if reasons:
             return FolderState(reasons, _differences(settings, self.settings))

@@ -317,7 +317,7 @@ def _build_and_replace(
         plan.subject, plan.key(), {"files": files}, WorkDone(touched, own=[plan.folder]), kept
     )
     if entry.not_remembered:
-        sys.stderr.write(f"the next build starts anew: {entry.not_remembered}\n")
+        sys.stderr.write(f"the next build starts from the beginning: {entry.not_remembered}\n")
     return files
 
 
@@ -347,6 +347,6 @@ def _backends(runner: Path) -> list[Metric]:
         raise CheckFailed(
             f"{runner} --version failed with exit code {result.returncode}:\n"
             f"  {result.stderr.strip()[-400:]}{causes(result.stderr)}",
-            fix="run it by hand; --clean builds it anew",
+            fix="run it by hand; --clean builds it again",
         )
     return [*backends.group(1).split()]

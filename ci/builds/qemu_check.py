@@ -111,7 +111,7 @@ def export(into: Path, kernels: str) -> None:
 def outputs(
     runner: Runner, probe: Path, emulator: Sequence[str], seconds: float = SECONDS
 ) -> Sequence[float]:
-    fix = "run that command by hand; a runner that was moved or changed is built anew with --clean"
+    fix = "run that command by hand; a runner that was moved or changed is built again with --clean"
     with tempfile.TemporaryDirectory() as scratch:
         into = Path(scratch, "outputs")
         into.mkdir()

@@ -82,7 +82,7 @@ class Digests:
             with self._reading:
                 if digest := self._of(path, stamp) or self._read(path, stamp):
                     return digest, stamp
-        raise OSError(f"{path} changed each time that it was read")
+        raise OSError(f"{path} changed each time it was read")
 
     def _of(self, path: str, stamp: Stamp) -> str:
         if self._on_image(path):

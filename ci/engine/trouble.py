@@ -150,7 +150,7 @@ def of_time(limit: float, used: float) -> Trouble | None:
     """The trouble of work that gave no result in its time limit; None if it used that time itself."""
     if used >= BUSY * limit:
         return None
-    message = f"no result after {limit:g} s, of which it had the processor for {used:.1f} s: it waited"
+    message = f"no result after {limit:g} s: it waited, and had the processor for only {used:.1f} s"
     return Trouble("timeout", message, "run with fewer --jobs, or give it longer with --timeout")
 
 

@@ -27,7 +27,7 @@ OF_LANGUAGE_MODELS = ("config.json", "adapter_config.json", "genie_config.json")
 def configure(parser: argparse.ArgumentParser) -> None:
     add_option(add_model(parser, f"{MODEL_HELP}; or `fit`; with --measured alone a model's name or use"))
     parser.add_argument("--precision", help=PRECISION_HELP)
-    repeatable(parser, "--phone", "NAME", "this phone alone: 'Galaxy S25', 'X Elite' [all that were fitted]")
+    repeatable(parser, "--phone", "NAME", "only this phone: 'Galaxy S25', 'X Elite' [all fitted ones]")
     parser.add_argument(
         "--measured",
         nargs="?",

@@ -69,7 +69,7 @@ def reports_of_the_gate(folder: Path, environ: Mapping[str, str]) -> list[Path]:
     for name, digests in said.items():
         if missing := [digest for digest in digests if digest not in found]:
             raise CheckFailed(
-                f"{name}: no downloaded {REPORT} has the SHA-256 {in_line(missing[0])} that its job said",
+                f"{name}: no downloaded {REPORT} has the SHA-256 {in_line(missing[0])} that its job gave",
                 fix="something replaced an artifact of the gate: see what else uploads in this workflow",
             )
     ours = {digest for digests in said.values() for digest in digests}

@@ -31,7 +31,7 @@ def installed_items(plan: ImagePlan, engine: Engine, image: str) -> list[Item]:
     )
     if done.code:
         raise CheckFailed(
-            f"{image} cannot list what it holds: {done.stderr.strip()}", fix="build the image again"
+            f"{image} cannot list its contents: {done.stderr.strip()}", fix="build the image again"
         )
     lines = done.stdout.splitlines()
     debian = [line.split("\t") for line in lines[len(pythons) :]]

@@ -74,7 +74,7 @@ def _fetch_torch(into: Path, wanted: WheelTarget, recorded: Path) -> None:
             return
         raise EnvironmentLacking(
             f"the package index has no CPU build of torch that is on record: {error.message}",
-            fix="name an index that has it (PIP_EXTRA_INDEX_URL=URL), or record the build of yours: "
+            fix="name an index that has it (PIP_EXTRA_INDEX_URL=URL), or record your index's build: "
             + session("lock", "--torch"),
         ) from error
 

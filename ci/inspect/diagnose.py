@@ -204,7 +204,7 @@ def _bundle(names: Sequence[str]) -> str:
 def _as_text(result: Diagnosis) -> str:
     if result.lines and not result.trouble and not result.operators:
         beside = f" ({result.harmless} look like it and are harmless)" if result.harmless else ""
-        return f"{in_line(result.subject)}: no line of it tells of trouble{beside}"
+        return f"{in_line(result.subject)}: no line reports a failure{beside}"
     lines = [in_line(result.subject)]
     for number, shown in enumerate(result.explanations):
         lines += ["  known from:"] if number == 1 else []
@@ -230,7 +230,7 @@ def _as_text(result: Diagnosis) -> str:
     if not result.explanations and result.lines:
         lines += [f"  trouble: {in_line(line)}" for line in result.trouble[:1]]
         lines += _printers(result) + ["  the exact cause is not known"] * (not result.explained)
-        lines += [f"  told by: {result.told_by}"] if result.told_by else []
+        lines += [f"  printed by: {result.told_by}"] if result.told_by else []
         lines += [f"  collect next: {as_here(result.collect)}"]
     elif not result.explained:
         lines += ["  not known: neither QNN nor FastRPC has it, nor does a rule name it"]

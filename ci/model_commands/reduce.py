@@ -60,8 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a program")
     parser.epilog = (parser.epilog or "") + (
-        "\nExit code: 0 the files show it, 1 the model does not, or the files alone do not.\n"
-        "A search that was ended goes on from the cache when it is typed again with the same -o.\n"
+        "\nExit code: 0 the files show the fault; 1 the model does not, or the files alone do not.\n"
+        "Type the same command with the same -o to continue a search that ended.\n"
     )
 
 
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
             files=[str(file) for file in files],
         )
         if verdict and not verdict.startswith("still"):
-            report.fail("the reduced program shows it, and its file alone does not")
+            report.fail("the reduced program shows the fault, but its file alone does not")
             return 1
         return 0
 

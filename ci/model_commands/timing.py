@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     def work(report: ModelReport) -> int:
         about, measured = lane.profiled(model, args.input, args.source)
         if not measured.costs and not measured.cpu:
-            raise CheckFailed(f"{model.typed}: nothing of it was profiled", fix="it holds no operator")
+            raise CheckFailed(f"{model.typed}: QNN profiled no operator", fix="it holds no operator")
         body = document(measured, {"model": model.typed, **about})
         simulated = lane.simulated_profile(model) if args.simulate else None
         if simulated:

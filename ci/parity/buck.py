@@ -467,7 +467,7 @@ class _Evaluation:
             if key in keys:
                 return key, unknown
         if not unknown:
-            unknown = [f"{_UNKNOWN_BRANCH}{sorted(keys)}, of which none holds, and no DEFAULT"]
+            unknown = [f"{_UNKNOWN_BRANCH}{sorted(keys)}, none of which holds, and there is no DEFAULT"]
         return None, unknown
 
     def _read_config(self, section: str, key: str, default: object) -> object:

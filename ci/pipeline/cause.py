@@ -105,16 +105,16 @@ def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:
 def of_scores(facts: Mapping[str, Any]) -> Cause:
     units, whole = facts["units"], facts["whole"][0]
     if not units or not whole:
-        return Cause("quantizing no operator alone loses anything")
+        return Cause("no single operator loses accuracy when quantized")
     worst = max(units, key=lambda unit: unit["noise"][0])
     place = operator_place(worst) if worst["source"] else f"{worst['operator']} ({worst['nodes'][0]})"
     noise, some = (
         worst["noise"][0],
-        f" of the {len(units)} that the time sufficed for" if facts["left"] else "",
+        f" of the {len(units)} that there was time for" if facts["left"] else "",
     )
     if noise < STANDS_OUT * whole:
-        return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / whole:.0%} of it{some}")
-    of_all = f"{_decibels(noise)} if it alone is quantized, {_decibels(whole)} if all are"
+        return Cause(f"{MANY_ROUND}: quantizing {place} alone causes {noise / whole:.0%} of the error{some}")
+    of_all = f"{_decibels(noise)} if only it is quantized, {_decibels(whole)} if all are"
     return Cause(f"the cause is quantizing {place}{some}: {of_all}", worst)
 
 

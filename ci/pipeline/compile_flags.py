@@ -109,7 +109,7 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         for name in of_lane.flags:
             if name in given and other != lane:
                 flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} is for {other}, and {args.model} is none", fix=f"leave {flag} out")
+                raise UsageError(f"{flag} is for {other}, not for {args.model}", fix=f"leave {flag} out")
     return OneModel(
         selection=host_selection(args),
         typed=args.model or "",
@@ -274,7 +274,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         help="keep operators that crash the compiler on the CPU, and print the cost",
     )
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU")
-    parser.add_argument("--embed", action="store_true", help="put the context into the .onnx, not beside it")
+    parser.add_argument("--embed", action="store_true", help="put the context into the .onnx")
     parser.add_argument("--profile-run", action="store_true", help="also write the time of each operator")
     repeatable(
         parser,

@@ -55,7 +55,7 @@ def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], aga
     else:
         return
     alone = f"take its thresholds out of {program.suite}; then " if program.demanded else ""
-    fix = f"once the model is as it should be, {alone}{again}"
+    fix = f"when the model is as you want it, {alone}{again}"
     yield Finding("threshold-placeholder", Severity.WARNING, program.name, message, fix)
 
 
@@ -213,7 +213,7 @@ def accuracy_message(
     if all(miss.figure == SLICE for miss in misses):
         # An operator's output as a whole says nothing of it.
         return message
-    differs = "the program computes something else than the quantized model that it was made from"
+    differs = "the program computes something else than the quantized model"
     parts = [message, differs * chip_differs(misses, figures), causes.beyond]
     return "; ".join([*filter(None, parts), *causes.suspected(misses, figures)])
 

@@ -47,7 +47,7 @@ PRECISIONS = {
         Precision("s16s8", "QInt16", "QInt8", None, "16a8w", "signed throughout, for convolutional nets"),
         Precision("u16u16", "QUInt16", "QUInt16", True, "16a16w", "16-bit throughout, without convolutions"),
         Precision("u16s16", "QUInt16", "QInt16", None, "16a16w", "16-bit throughout, with signed weights"),
-        Precision("qdq", "", "", None, "qdq", "model that is quantized already, taken as it is"),
+        Precision("qdq", "", "", None, "qdq", "model that is already quantized, used as it is"),
     )
 }
 

@@ -48,7 +48,7 @@ def flaky(subject: str, runs: Runs, again: str, where: str) -> Iterator[Finding]
             f"find what decides it (a seed, threads, the clock): {again} --no-cache; until then, in {where}:"
             f' quarantine = {{ until = {until}, reason = "..." }}'
         )
-        yield Finding("flaky", Severity.ERROR, subject, f"it is decided by chance: {told}", fix)
+        yield Finding("flaky", Severity.ERROR, subject, f"its verdict changes by chance: {told}", fix)
 
 
 def misused(quarantine: Quarantine | None, subject: str, where: str) -> Iterator[Finding]:

@@ -71,7 +71,7 @@ class Simulating:
         if self.graphs != 1:
             raise CheckFailed(
                 f"it is cut into {self.graphs} graphs, and QNN simulates one",
-                fix="make HTP take it whole: audit says what it does not take",
+                fix="change the model so that all of it runs on HTP: audit names the operators that do not",
             )
         why = f"it refuses {', '.join(self.refused)}"
         try:

@@ -200,7 +200,7 @@ class TuneSearch:
 
     def _hold_floors(self, cheap: Point, exact: Point) -> None:
         if self.goal.met(cheap):
-            self.steps.append(f"{self.cheap} alone holds it")
+            self.steps.append(f"{self.cheap} alone is enough")
         elif not self.goal.met(exact):
             self.steps.append(f"{self.exact} does not hold it, so no mixture of both is looked for")
         else:

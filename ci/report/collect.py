@@ -42,7 +42,7 @@ def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str]
         elif stage in expected:
             rows.append(did_not_run(stage, left_out.get(stage, f"there is no report of {stage}")))
         else:
-            rows.append(_not_asked(stage, left_out.get(stage, "nobody asked for it")))
+            rows.append(_not_asked(stage, left_out.get(stage, "it was not selected")))
     rows = [report for report in rows if report.stage != GATE]
     if problems:
         rows.append(_stand_in("report", tuple(problems), session("report", "--reports", directory)))

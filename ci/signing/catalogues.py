@@ -141,7 +141,7 @@ def _authority(catalogue: Catalogue, expected: ExpectedSignature) -> Iterator[Si
         yield SignatureCheck(TIME_STAMP, Status.PASSED, f"{at}, by {catalogues.common_name(stamp.chain[0])}")
     elif stamp is None:
         # Not essential by itself: where the certificate has expired since, validity fails.
-        message = "there is none, so the signature ends with the signer's certificate"
+        message = "there is none, so the signature is valid only as long as the signer's certificate"
         yield SignatureCheck("time stamp's absence", Status.UNCHECKED, message)
     for part, messages in problems.items():
         for message in messages:

@@ -36,11 +36,11 @@ _SIGN_AGAIN = "sign the unsigned original again"
 _ONE_BUILD = (
     "take the library and its catalogue from one build; in the store: python -m provisioning store repair"
 )
-_UNSIGNED = "for LPAI: nox -s sign_lpai; for Windows: put its catalogue (.cat) beside it"
+_UNSIGNED = "for LPAI: nox -s sign_lpai; for Windows: put its catalogue (.cat) into the same folder"
 _FIXES = {
     ROOT: "--root CERT",
     SIGNATURE: "--allow-unchecked signature",
-    FILES: "put the files beside it, or --allow-unchecked files",
+    FILES: "put the files into the same folder, or --allow-unchecked files",
 }
 
 

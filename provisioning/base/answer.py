@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from provisioning.base.findings import Finding, Report
 
 FLAG = "--json"
-HELP = "the answer as one JSON document: to FILE, which ends in .json [standard output, in place of text]"
+HELP = "the answer as one JSON document: to FILE.json [standard output, instead of text]"
 OUTCOMES: dict[int, Any] = {
     0: "pass",
     1: "fail",

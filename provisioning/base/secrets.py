@@ -36,7 +36,7 @@ def refuse_keys(verb: str, environ: Mapping[str, str]) -> None:
     if found := next((name for name in named if environ.get(name)), ""):
         raise UsageError(
             f"{found} is set, and {verb} may run code that is not ours, which could read it",
-            fix=f"unset it, set {RESULTS}=results, and upload afterwards, in a step or job that alone has it:"
+            fix=f"unset it, set {RESULTS}=results, and upload in a separate step or job that has it:"
             f" {session('cache', 'push', 'results')}",
         )
     if "@" in urlsplit(environ.get(URL, "")).netloc:

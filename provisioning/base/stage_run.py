@@ -67,7 +67,7 @@ class StageRun:
         if isinstance(error, KeyboardInterrupt):
             return ToolkitError("interrupted", fix=self.command)
         return ToolkitError(
-            f"{type(error).__name__}: {error}", fix=f"report what it printed; repeat with: {self.command}"
+            f"{type(error).__name__}: {error}", fix=f"report its output; repeat it with: {self.command}"
         )
 
     def _selecting(self, fix: str) -> str:

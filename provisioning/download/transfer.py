@@ -201,7 +201,7 @@ class Transfer:
         if status == 206 and offset:
             start, whole = parse_content_range(response.headers.get("Content-Range")) or (None, None)
             if start != offset:
-                raise _StartOver("the server sent another range than the one asked for")
+                raise _StartOver("the server sent another range than the requested one")
             total = whole or (None if total is None else offset + total)
         elif status == 416 and offset:
             raise _StartOver("the server has no more bytes after those already here")

@@ -97,7 +97,7 @@ def checkout(source: Git, into: Path, progress: Progress = SILENT) -> str:
                 )
             if changed := _git(["status", "--porcelain"], into, source).splitlines():
                 raise IntegrityError(
-                    f"{into}: expected it as it was checked out, found {len(changed)} changed: {changed[0]}",
+                    f"{into}: expected no changes since the checkout, found {len(changed)}: {changed[0]}",
                     fix=f"rm -rf {shlex.quote(str(into))}, and run the same command again",
                 )
             return present

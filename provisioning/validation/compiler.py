@@ -67,8 +67,8 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     if not context.answers:
         if tree.origin == "tree":
-            raise NotApplicable("with --tree the compiler is not asked, only with an environment")
-        raise NotApplicable("the SDK was provisioned for devices alone, so no model is lowered with it")
+            raise NotApplicable("--tree does not check the compiler; an environment is needed")
+        raise NotApplicable("the SDK was provisioned for devices only, so it cannot lower models")
     for soc, answer in context.answers.items():
         if answer.step == "absent":
             raise CouldNotRun(
@@ -113,7 +113,7 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
     if answer.code == _NO_DEVICE:
         return Problem(
             soc,
-            f"executorch cannot drive this QNN ({answer.build_id}): creating an HTP device failed with"
+            f"executorch does not work with this QNN ({answer.build_id}): creating an HTP device failed with"
             f" {_NO_DEVICE}, invalid device configuration. The two are of releases that do not work together;"
             f" QNN said: {answer.detail.partition('; ')[0]}",
         )

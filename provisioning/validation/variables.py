@@ -140,7 +140,7 @@ def variables_contradict(context: Context) -> Iterator[Problem]:
             ours = sdk.path / "lib" / HOST_LIBRARIES
             if not same_path(Path(entry).parent, ours):
                 fix = "unset LD_PRELOAD"
-                yield Problem("LD_PRELOAD", f"{entry} is loaded in place of that of {ours}", fix)
+                yield Problem("LD_PRELOAD", f"{entry} is loaded instead of the one of {ours}", fix)
     profile = context.environ.get("QNN_CI_PROFILE")
     if profile and profile != context.profile.name:
         yield Problem(

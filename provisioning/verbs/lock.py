@@ -163,7 +163,7 @@ def _record_wheels(store: Store) -> None:
         pinned.load_lists.cache_clear()
     sys.stdout.write(f"manifests/{path.name}: {'unchanged' if lists == before else 'written'}\n")
     for name in absent:
-        sys.stdout.write(f"note: the files of {name} are not recorded, as it was never fetched here\n")
+        sys.stdout.write(f"note: the files of {name} are not recorded, because it was never fetched here\n")
 
 
 def _every_component() -> list[Component]:

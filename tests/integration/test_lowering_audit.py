@@ -49,7 +49,7 @@ def _line(text: str) -> str:
             "op_cumprod",
             "aten.cumprod.default",
             "torch.cumprod(",
-            ", of which ExecuTorch has no CPU kernel: the program will not run",
+            "no CPU kernel",
             "torch.exp(torch.cumsum(torch.log(x)",
         ),
     ],
@@ -61,7 +61,7 @@ def test_what_falls_back_is_named_with_line_reason_and_measured_way_out(
     assert findings
     for finding in findings:
         assert finding.message.startswith(f"{operator} at {_line(code)}")
-        assert f"stays on the CPU{consequence}: No node visitor, unsupported" in finding.message
+        assert consequence in finding.message and "No node visitor, unsupported" in finding.message
         assert way_out in finding.fix
 
 

@@ -275,7 +275,7 @@ def test_a_reproducer_of_many_operators_reads_the_model_beside_it(pieces: OnnxPi
     assert len(text.splitlines()) <= MOST_LINES and "long.onnx" in text
 
 
-COMPILE = "the compiler dies of aten.scatter_add.default at {}/net.py:{} `y.scatter_add(0, i, x)`"
+COMPILE = "the compiler crashes on aten.scatter_add.default at {}/net.py:{} `y.scatter_add(0, i, x)`"
 
 
 @pytest.mark.parametrize(

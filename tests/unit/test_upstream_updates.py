@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.artifacts.compiler_log import DIES_OF
+from ci.artifacts.compiler_log import CRASHES
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import load_ledger, load_record, locked
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
@@ -47,7 +47,7 @@ def test_two_runs_at_once_lose_nothing_of_each_other(folder: Path) -> None:
 
 
 def test_a_cause_that_names_the_operator_is_no_guess_from_the_log(folder: Path) -> None:
-    named = f"AssertionError: Failed to generate Qnn context binary: {DIES_OF}aten.add.Tensor"
+    named = f"AssertionError: Failed to generate Qnn context binary: {CRASHES}aten.add.Tensor"
     (folder / "a.log").write_text("AssertionError: Failed to generate Qnn context binary\n")
     update(judge(folder), UpstreamVerdict("a", "dies", named, parts=(RecordedPart("dies"),)))
     (entry,) = judge(folder).ledger.expected

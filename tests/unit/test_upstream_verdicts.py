@@ -161,7 +161,7 @@ def test_the_wheels_tests_do_not_stand_for_those_that_a_tree_has_no_more(
     assert SUITES["passes"].place() == file
 
 
-DIES = "lowering: AssertionError: Failed to generate Qnn context binary: the compiler dies of "
+DIES = "lowering: AssertionError: Failed to generate Qnn context binary: the compiler crashes on "
 
 
 def died(*errors: str) -> UpstreamVerdict:

@@ -25,7 +25,7 @@ def check(package: Package, socs: Mapping[str, Soc]) -> Iterator[Finding]:
         yield _finding(
             "package-empty",
             package.path,
-            "nothing of QNN in it: neither its libraries nor a program that was compiled by it",
+            "it contains nothing of QNN, neither libraries nor compiled programs",
             "name another package, or look whether its build takes the libraries in (jniLibs)",
         )
         return
@@ -226,7 +226,7 @@ def _manifest(package: Package, htp: Iterable[PackagedLibrary]) -> Iterator[Find
     yield _finding(
         "package-adsp-path",
         place,
-        "the DSP finds the skels by ADSP_LIBRARY_PATH alone",
+        "the DSP finds the skels only through ADSP_LIBRARY_PATH",
         f'Os.setenv("ADSP_LIBRARY_PATH", {folder}, true) before anything of QNN is loaded',
         Severity.NOTE,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.artifacts.compiler_log import DIES_OF
+from ci.artifacts.compiler_log import CRASHES
 from ci.artifacts.program import digest_without_time
 from ci.engine.inputs import Roots, python_name, search_key
 from ci.engine.jobs import Job, default_slots, memory_budget
@@ -153,7 +153,7 @@ class Lower(Step[ExecutorchProgram]):
 def _dies_of(log: Path) -> str:
     """The search's result before it ended in a crash."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    return next((line for line in reversed(lines) if line.startswith(DIES_OF)), "")
+    return next((line for line in reversed(lines) if line.startswith(CRASHES)), "")
 
 
 def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:

@@ -243,7 +243,7 @@ def _refuse_others(plan: ExecutorchPlan) -> None:
                     "emulator-backend",
                     Severity.ERROR,
                     program.name,
-                    f"the emulator has the HTP alone, and this program is for the {program.backend}",
+                    f"the emulator has only the HTP, but this program is for the {program.backend}",
                     SUITES.repeat(program, "test_lowering"),
                 ),
             )

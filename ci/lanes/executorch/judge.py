@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR, OF_INTEGERS
+from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, OF_INTEGERS
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
 from ci.engine.work import Failure, Result
@@ -57,7 +57,7 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
             message = f"{message.rstrip('.')}: {errors[0].strip()}"
         if known := nearest(text):
             message, fix = f"{message.rstrip('.')}. {known}", known.fix
-    if DIES_OF in message:
+    if CRASHES in message:
         message, fix = _with_what_is_known(program, message, fix)
     return message, fix
 
@@ -145,7 +145,7 @@ def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, Suggestion, Pla
 def _on_cpu(row: Mapping[str, Any]) -> str:
     source = f" at {row['source']}" if row["source"] else ""
     code = f" `{row['code']}`" if row["code"] else ""
-    lacks = "" if row["kernel"] else ", of which ExecuTorch has no CPU kernel: the program will not run"
+    lacks = "" if row["kernel"] else ", but ExecuTorch has no CPU kernel for it: the program will not run"
     return f"{row['operator']}{source}{code} stays on the CPU{lacks}: {row['reason']}"
 
 

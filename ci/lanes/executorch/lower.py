@@ -34,7 +34,7 @@ from torchao.quantization.pt2e import (
 )
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from ci.artifacts.compiler_log import DIES_OF, total, traffic
+from ci.artifacts.compiler_log import CRASHES, total, traffic
 from ci.artifacts.program import digest_without_time
 from ci.engine.trouble import of_error
 from ci.engine.workers.child import doing
@@ -699,7 +699,7 @@ def _with_workaround(
         raise
     except Exception as error:
         if of_error(error):
-            # Neither the model nor a search for what the compiler dies of says anything then.
+            # Neither the model nor a search for what the compiler crashes on says anything then.
             raise
         refuse_model()
         node = search.node
@@ -764,8 +764,8 @@ def _failed(
     else:
         fixes += [f"--keep-going leaves it on the CPU{named}: {tried}"]
     source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
-    return Failed("compile", f"{DIES_OF}{Culprit.in_words(workaround.culprits)}", "; or ".join(fixes), source)
+    return Failed("compile", f"{CRASHES}{Culprit.in_words(workaround.culprits)}", "; or ".join(fixes), source)
 
 
 def _kept(workaround: Workaround) -> dict[str, object]:
-    return {"nodes": workaround.cpu_nodes, "because": f"{DIES_OF}{Culprit.in_words(workaround.culprits)}"}
+    return {"nodes": workaround.cpu_nodes, "because": f"{CRASHES}{Culprit.in_words(workaround.culprits)}"}

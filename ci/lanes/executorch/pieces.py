@@ -61,7 +61,7 @@ class TorchPieces(Pieces[GraphModule]):
     def built(self, piece: Subgraph) -> tuple[GraphModule, list[Sample]]:
         border = self.border(piece)
         if not border.inputs or not border.outputs:
-            raise NotAPiece("it takes no input, or gives none")
+            raise NotAPiece("it has no input, or no output")
         unknown = [name for name in border.inputs if name not in self.samples[0]]
         if unknown:
             raise NotAPiece(f"{unknown[0]} is no tensor")

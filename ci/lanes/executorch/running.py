@@ -93,7 +93,7 @@ def _inputs(program: Path, method: Method) -> Iterator[Tensor]:
     for index, input_ in enumerate(method.inputs):
         if not isinstance(input_, TensorInfo):
             raise CheckFailed(
-                f"{program}: input {index} is no tensor: {input_}", fix="export it with tensors alone"
+                f"{program}: input {index} is no tensor: {input_}", fix="export it with tensors only"
             )
         yield Tensor(f"input_{index}", input_.dtype, input_.shape)
 

@@ -85,7 +85,7 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
     """What QNN's simulator says of the chip. One run on the emulator gives the names of operators."""
     if model.typed.endswith(".pte"):
         raise UsageError(
-            f"--simulate: {model.typed} is compiled already", fix="name the model that it was compiled from"
+            f"--simulate: {model.typed} is compiled already", fix="name the model before compilation"
         )
     program = program_of(model)
     plan = plan_of_model(model, "timing", [program])

@@ -246,7 +246,7 @@ class CompileOnnx(Step[OnnxProgram]):
             return self._crash(program, ask, gone)
 
     def estimate(self, program: OnnxProgram, ask: Ask, of_run: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """What QNN says that the model will take; None where the compiler dies of estimating it."""
+        """What QNN says that the model will take; None where the compiler crashes on estimating it."""
         into, table = empty_folder(ask.scratch / program.name / "estimate"), load_forecasts()
         phones = [*program.run.budget, *table.of_chip(program.soc)]
         chips = table.chips(program.run.kind, phones)

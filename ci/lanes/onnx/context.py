@@ -106,7 +106,7 @@ def soc_of(context: OnnxContext) -> str:
         if soc.id == context.soc_id:
             return name
     raise CheckFailed(
-        f"{context.path} says that it is for chip {context.soc_id}, which manifests/socs.toml does not have",
+        f"{context.path} is for chip {context.soc_id}, which manifests/socs.toml does not have",
         fix="say which chip with --soc",
     )
 

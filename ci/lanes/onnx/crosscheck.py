@@ -151,7 +151,7 @@ def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> 
         yield Finding("onnx-cross-check", Severity.NOTE, stage, f"{message}: nothing was compared", AGAIN)
         return
     if agreed := sum(pair.executorch.agreed for pair in pairs):
-        message = f"{agreed} of {len(pairs)} programs stand beside ExecuTorch's baseline, not beside this run"
+        message = f"for {agreed} of {len(pairs)} programs ExecuTorch's figures are not of this run"
         yield Finding("onnx-cross-check", Severity.NOTE, stage, message, AGAIN)
     for pair in pairs:
         if pair.difference_db is None or pair.agrees(tolerance_db):

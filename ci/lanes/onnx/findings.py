@@ -98,7 +98,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     for message in dict.fromkeys(f"{node['node']} ({node['operator']}): {node['reason']}" for node in nodes):
         yield error("onnx-cpu-node", message)
     if not result.facts["forms_equal"]:
-        yield error("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
+        yield error("onnx-forms", "the embedded context gives other outputs than the context in a file")
     if program.case.recorded and computed_otherwise(near):
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")

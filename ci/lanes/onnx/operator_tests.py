@@ -167,7 +167,7 @@ def _cannot(schema: OpSchema) -> str:
 def _choice(schema: OpSchema, found: Sequence[Test], table: Rules) -> Chosen | str:
     """The operator's test, or why there is none."""
     by_hand = table.test.get(schema.name)
-    why = "no node test with tensors of numbers and of fixed sizes alone"
+    why = "no node test with only numeric tensors of fixed sizes"
     for test in sorted(found, key=lambda row: (row.case.name != by_hand, row.rank)):
         constants = _constants(schema, test, table)
         if len(constants) == len(inputs_of(test.case)):
@@ -175,7 +175,7 @@ def _choice(schema: OpSchema, found: Sequence[Test], table: Rules) -> Chosen | s
         elif opset := _opset(schema, test):
             return Chosen(test=test.case.name, module=test.module, opset=opset, constants=constants)
         else:
-            why = "ONNX Runtime's CPU does not compute what its tests expect, in any opset that it takes"
+            why = "ONNX Runtime's CPU does not give the results that its tests expect, in any supported opset"
     return why
 
 

@@ -42,7 +42,7 @@ class OnnxPieces(Pieces[onnx.ModelProto]):
     def built(self, piece: Subgraph) -> tuple[onnx.ModelProto, list[Sample]]:
         border = self.border(piece)
         if not border.inputs:
-            raise NotAPiece("it takes no input")
+            raise NotAPiece("it has no input")
         weights, inputs = self.values(piece)
         nodes = [self._node(name, piece) for name in piece.operators]
         for name in self._shapes(piece):

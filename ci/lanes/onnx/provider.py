@@ -445,7 +445,7 @@ def _none_taken(model: Path, reasons: Mapping[str, Refusal]) -> Audit:
     """Where QNN takes no operator at all of a quantized model, the provider writes no trace."""
     nodes = onnx.load(str(model), load_external_data=False).graph.node
     refused = (node for node in nodes if node.op_type not in QUANTIZERS)
-    why = "QNN takes no node of this model"
+    why = "QNN supports no node of this model"
     unsupported = tuple(
         Unsupported(node.name, node.op_type, _reason(why, reasons.get(node.name))) for node in refused
     )

@@ -81,7 +81,7 @@ def _run(options: RunModel) -> Mapping[str, Any]:
     settings = settings_of(parse_assignments(options.options), soc=soc_named(soc), embed=not context.beside)
     inputs = read_inputs(options.inputs, context.signature)
     if context.record is None:
-        say(f"{record_path(options.model)} is not there, so that a changed byte cannot be told")
+        say(f"{record_path(options.model)} is missing, so a changed file cannot be detected")
     more = {
         "soc": soc,
         "settings": settings.as_dict(),

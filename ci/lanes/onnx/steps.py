@@ -361,7 +361,7 @@ def _repaired(model: Path, prepared: Path, into: Path, precision: str) -> Path:
     samples = [*saved(prepared / SAMPLES), *saved(prepared / CALIBRATION)]
     if not repair(onnx.load(str(model)), samples, into, precision, RewriteChoice()).rewritten:
         raise UsageError(
-            f"{model}: nothing of it meets a known fault of this build", fix="take repaired out of this run"
+            f"{model}: no known fault of this build affects it", fix="take repaired out of this run"
         )
     return into / REWRITTEN
 
@@ -401,7 +401,7 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
         require_fit(context, installed_build(), soc_id=soc.id, arch=soc.arch)
     if context.record is not None and not context.record.soc_id:
         raise UsageError(
-            f"{path} is a flexible context for {context.record.soc}, and the emulator takes none",
+            f"{path} is a flexible context for {context.record.soc}, which the emulator cannot run",
             fix="to run it here, compile it for one chip, without --and-soc",
         )
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
@@ -474,12 +474,12 @@ def _refused(order: Mapping[str, Any], run: OnnxRun, path: Path) -> dict[str, An
         refused = error.operators.difference(WITHOUT_PLACE)
     else:
         raise CheckFailed(
-            f"QNN takes the whole model, and the suite says that it refuses {expected}",
+            f"QNN compiles the whole model, but the suite says that it refuses {expected}",
             fix="remove refused from this run, so that its figures are held",
         )
     if refused != set(run.refused):
         raise CheckFailed(
-            f"QNN refuses {', '.join(sorted(refused)) or 'quantizers alone'}, and the suite says that it"
+            f"QNN refuses {', '.join(sorted(refused)) or 'quantizers alone'}, but the suite says that it"
             f" refuses {expected}",
             fix=f"write refused = {json.dumps(sorted(refused))} into this run, or change the model",
         )
@@ -684,7 +684,7 @@ ORDERS = {
 FIXES = {
     "shape": "pad it in the model to a fixed size, so that HTP gives what the CPU gives",
     "not-finite": "try --precision 16a8w",
-    "reference-not-finite": "look for what the model divides by or takes the logarithm of, or give inputs"
+    "reference-not-finite": "look for divisions and logarithms in the model, or give inputs"
     " that it is made for: --calibrate DIR",
 }
 

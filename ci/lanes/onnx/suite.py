@@ -159,7 +159,7 @@ class OnnxCase(AnyCase):
         if self.factory and (self.dimensions or ":" in self.samples):
             raise ValueError("dimensions, and a function of samples, only with model")
         if self.model and self.inputs:
-            raise ValueError("inputs only with factory: an .onnx says what it takes")
+            raise ValueError("inputs only with factory: an .onnx names its own")
         return self
 
 

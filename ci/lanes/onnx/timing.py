@@ -63,7 +63,7 @@ def profiled(
         assert folder is not None
         if not (folder / CONTEXT).is_file():
             why = command_for_one("audit", program.case, program.run, program.soc, program.search_path)
-            raise CheckFailed(f"{model.typed}: HTP takes nothing of it", fix=f"{why} says why")
+            raise CheckFailed(f"{model.typed}: no operator of it runs on HTP", fix=f"{why} says why")
         if files:
             _write_inputs(files, read_context(folder / CONTEXT).signature, inputs)
         else:
@@ -98,7 +98,7 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
     graph = load_graph(path)
     if is_context(graph):
         raise UsageError(
-            f"--simulate: {model.typed} is compiled already", fix="name the model that it was compiled from"
+            f"--simulate: {model.typed} is compiled already", fix="name the model before compilation"
         )
     step = SimulateOnnx(plan_of_model(model, program))
     result = require_done(run_step(step, step.plan.programs[:1])[step.plan.programs[0].name])

@@ -116,7 +116,7 @@ class DelegateAdapter(ComparingAdapter):
 
     def replacements(self) -> Iterable[Replacement]:
         target = "qualcomm.tests.utils:TestQNN.target"
-        why = "its command line knows the targets of devices alone"
+        why = "its command line has only targets for devices"
         return [*super().replacements(), Replacement(target, why, lambda _: "x86_64-linux-clang")]
 
     def prepare(self) -> None:
@@ -223,7 +223,7 @@ class Backend(DefaultAdapter):
             ),
             Replacement(
                 "test.harness.error_statistics:compute_sqnr",
-                "it takes what was computed for the signal, and so overrates outputs that are too large",
+                "it uses the computed output as the signal, and so overrates outputs that are too large",
                 lambda sqnr: lambda computed, reference: sqnr(reference, computed),
             ),
             Replacement(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ci.artifacts.compiler_log import DIES_OF
+from ci.artifacts.compiler_log import CRASHES
 from ci.diagnose.explain import Explanation, nearest
 from ci.engine.trouble import MACHINE
 from ci.engine.workers.parent import tail
@@ -275,8 +275,8 @@ class Judge:
     def _cause(self, verdict: UpstreamVerdict) -> str:
         """Equal for equal failures, so that the ledger names them together; figures are in the record."""
         if verdict.outcome == "wrong" and verdict.problems:
-            return "its outputs are not those of the model that it is compared with"
-        if DIES_OF in verdict.reason:
+            return "its outputs differ from those of the reference model"
+        if CRASHES in verdict.reason:
             return verdict.reason
         if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
             return f"{verdict.reason.rstrip('.')}. {known.cause}"

@@ -40,7 +40,7 @@ class UpstreamSuite:
     socs: tuple[str, ...] = ()
     """The chips that its tests know; any if empty."""
     models: bool = False
-    """Whether they have models, for which it is searched what the compiler dies of."""
+    """Whether they have models, for which it is searched what the compiler crashes on."""
     warm_up: str = ""
     """A quick test that each worker runs before it starts to fork."""
 
@@ -97,7 +97,7 @@ SUITES = {
         UpstreamSuite(
             "operators",
             "backends/test/suite/operators",
-            "each operator in every scheme, held to the quantized model",
+            "each operator in every scheme, compared with the quantized model",
             adapter="backend",
             warm_up="test_abs.test_abs_shapes[qnn_8a8w]",
         ),
@@ -159,7 +159,7 @@ SUITES = {
         UpstreamSuite(
             "rework-passes",
             f"{_REWORK}/passes/test.py",
-            "graph passes, each alone",
+            "graph passes, one by one",
             adapter="rework",
             socs=_REWORK_SOCS,
         ),
@@ -167,7 +167,7 @@ SUITES = {
         UpstreamSuite(
             "qat", f"{_QUALCOMM}/tests/test_conv_bn_qat.py", "training with quantized convolutions"
         ),
-        UpstreamSuite("imports", f"{_QUALCOMM}/tests/test_import_side_effects.py", "what imports do beside"),
+        UpstreamSuite("imports", f"{_QUALCOMM}/tests/test_import_side_effects.py", "side effects of imports"),
         UpstreamSuite("genai", f"{_QUALCOMM}/genai_pipeline/tests", "the pipeline for language models"),
     )
 }

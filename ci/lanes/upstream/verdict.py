@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ci.artifacts.compiler_log import DIES_OF
+from ci.artifacts.compiler_log import CRASHES
 from ci.engine.runs import Runs
 from ci.pipeline.reason import first_line
 from provisioning.base.units import in_decibels
@@ -17,7 +17,7 @@ BY_CHANCE = ("memory", "timeout")
 OF_WHOLE_TEST = ("absent", "not_run", "expected_failure")
 """Outcomes that are not those of a part."""
 
-GUILTY = re.compile(rf"(?:{DIES_OF}|; and of )(\S+) \(")
+GUILTY = re.compile(rf"(?:{CRASHES}|; and of )(\S+) \(")
 
 
 class Draw(NamedTuple):
@@ -80,7 +80,7 @@ class UpstreamVerdict:
 
 
 def reasons_of(verdict: UpstreamVerdict) -> tuple[str, ...]:
-    """What is recorded of why a test fails, and compared: the operators that the compiler dies of, a missing
+    """Why a test fails, as recorded and compared: the operators that crash the compiler, a missing
     module, a signal, the first line of an error. Each part of a test may have a reason of its own.
     Wrong outputs have their figures instead."""
     if verdict.outcome in BY_CHANCE:
@@ -93,5 +93,5 @@ def reasons_of(verdict: UpstreamVerdict) -> tuple[str, ...]:
 
 def _stable(error: str) -> list[str]:
     if operators := GUILTY.findall(error):
-        return [f"{DIES_OF}{operator}" for operator in operators]
+        return [f"{CRASHES}{operator}" for operator in operators]
     return [first_line(error)] if error.strip() else []

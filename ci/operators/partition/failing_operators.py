@@ -20,7 +20,7 @@ from typing import Any
 from executorch.backends.qualcomm import qnn_preprocess
 from torch.fx import Node
 
-from ci.artifacts.compiler_log import DIES_OF, NATIVE_ERROR
+from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
 from ci.diagnose.explain import with_names_of_data_types
 from ci.operators.partition.decisions import (
     PASS_THROUGH,
@@ -204,7 +204,7 @@ class Search:
         if len(minimal_set) == 1:
             alike = [node for node in partition.operators if operator_name(node) == operator_name(culprit)]
             failing += [node for node in alike if node is not culprit and fails([node])]
-        reason = "QNN compiles it neither in the model nor alone"
+        reason = "QNN does not compile it, neither in the model nor alone"
         if together := ", ".join(f"{operator_name(node)} ({node.name})" for node in minimal_set[:-1]):
             reason, messages = f"QNN does not compile it after {together}", {}
         return self._all_proved(failing, messages, reason, partition)
@@ -234,7 +234,7 @@ class Search:
             return self._handed_out(nodes, "QNN cannot hand out a constant")
         reason, fix = f"{reason}, with {_operands(node)}", fix_inside(node)
         if not all(map(_is_passed_on, nodes[1:])) and self._compiles_with_kept(node, partition):
-            reason += "; it compiles where what it reads of constants alone is not computed in the program"
+            reason += "; it compiles if the constants that it reads are not computed in the program"
             fix = CONSTANT
         suspect = _suspect(nodes, reason, fix)
         return replace(suspect, more_bits=_more_bits(node))
@@ -300,7 +300,7 @@ def workaround_of(
         chosen += culprits
         names.update(name for row in culprits for name in row.nodes)
         # For readers of the log, in case the compiler crashes next.
-        sys.stderr.write(f"{DIES_OF}{Culprit.in_words(chosen)}\n")
+        sys.stderr.write(f"{CRASHES}{Culprit.in_words(chosen)}\n")
         if not brief or time.process_time() - begun > SEARCHED_SECONDS:
             break
         try:
@@ -330,7 +330,7 @@ def naming(log: Path) -> Iterator[None]:
                 return lower(*programs)
             except Exception as error:
                 if culprits := search.culprits(error, alone=True):
-                    error.args = (f"{str(error).rstrip('.')}: {DIES_OF}{Culprit.in_words(culprits)}",)
+                    error.args = (f"{str(error).rstrip('.')}: {CRASHES}{Culprit.in_words(culprits)}",)
                 raise
 
         backend.preprocess_multimethod = staticmethod(named)
@@ -435,7 +435,7 @@ def constant_results(graph: Any) -> list[str]:
 
 
 RECURRENT = (
-    "export the model as an .onnx, of which ONNX Runtime takes recurrent layers whole; or give the layer its"
+    "export the model as an .onnx: ONNX Runtime compiles recurrent layers as a whole; or give the layer its"
     " first state as an input: self.rnn(x, h0)"
 )
 

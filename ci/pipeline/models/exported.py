@@ -69,7 +69,7 @@ def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
             continue
         if _in_training(graph):
             notes.append(
-                ("training-mode", f"{name} was exported in training mode; eval mode is what was compiled")
+                ("training-mode", f"{name} was exported in training mode, but compiled in eval mode")
             )
             _drop_counters(module)
         move_exported_model_to_eval(module)

@@ -129,12 +129,12 @@ NOT_COMPILABLE = (
         r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument",
         "a pass of ExecuTorch's QNN backend takes one number of a constant, such as w[i] of a vector of"
         " weights, for the whole vector",
-        "keep the dimension, and write w[i : i + 1] in place of w[i]",
+        "keep the dimension: write w[i : i + 1] instead of w[i]",
     ),
     (
         "min nan should be less than max nan",
         "a value of the model is NaN for samples that calibrate it",
-        "give samples that the model is made for; look for what it divides by or takes the logarithm of",
+        "give samples that the model is made for; look for divisions and logarithms",
     ),
     (
         r"Missing out variants: \{([^}]+)\}",
@@ -318,7 +318,7 @@ def model_of(dotted: str, product: Any, inputs: Inputs | Samples | None = None) 
         notes = into_eval(loaded.model, "a module that the factory exports")
     elif any(module.training for module in modules):
         loaded.model.eval()
-        note = "the factory gives the model in training mode; eval mode is what was compiled: call .eval()"
+        note = "the factory returns the model in training mode; it was compiled in eval mode: call .eval()"
         notes = [("training-mode", note)]
     return replace(loaded, notes=(*loaded.notes, *notes))
 
@@ -327,7 +327,7 @@ def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | Samples
     from ci.pipeline.models.exported import load_exported
 
     if arguments:
-        raise BadFactory(f"{path} is a model, which takes no arguments")
+        raise BadFactory(f"{path} is a model file, so it takes no arguments")
     model, tensors, notes = load_exported(path)
     loaded = fixed_inputs(model, tensors)
     if inputs is None:
@@ -552,7 +552,7 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
     for output in outputs:
         if not isinstance(output, Tensor):
             raise BadFactory(
-                f"the model returns a {type(output).__name__}: expected tensors alone", _as_tuple(output)
+                f"the model returns a {type(output).__name__}: expected only tensors", _as_tuple(output)
             )
     return [output.detach().clone(memory_format=torch.contiguous_format) for output in outputs]
 

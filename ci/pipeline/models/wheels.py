@@ -48,7 +48,7 @@ class PinnedWheel(Model):
                 other = found.get(file, "no such file")
                 raise IntegrityError(
                     f"{file} of {self.filename}: expected sha256 {sha256}, found {other}",
-                    fix="if other weights are meant, write that into the suite and accept its figures anew",
+                    fix="if you want other weights, write that into the suite and accept its new figures",
                 )
         return tree.root
 

@@ -79,7 +79,7 @@ def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes
         raise UsageError("it is signed already", fix="name the unsigned original")
     _check_section_table(parsed)
     if parsed.header.phnum + signed_library.SIGNING_HEADERS > MOST_SEGMENTS:
-        raise BadLibrary("program headers", f"no room for two more beside {parsed.header.phnum}")
+        raise BadLibrary("program headers", f"no room for two more headers after {parsed.header.phnum}")
     chain = certificates.join(signer.chain)
     metadata = mbn.Metadata(software_id=SOFTWARE_ID, serials=tuple(serials), note=signatures.STATEMENT).pack()
     digest_size = hashlib.new(signatures.DIGEST).digest_size

@@ -162,7 +162,7 @@ def judge(
         if not run.word:
             stage.add("fault-not-measured", Severity.ERROR, fault.id, run.figure, f"--timeout; {again}")
         elif run.word == "still" and not concerned:
-            message = f"{fault.product} {run.version} has it too ({run.figure}), beside {fault.versions}"
+            message = f"{fault.product} {run.version} has it too ({run.figure}), not only {fault.versions}"
             fix = f"add it to `versions` of {fault.id} in {MANIFEST.relative_to(ROOT)}; {again}"
             stage.add("fault-wider", Severity.ERROR, fault.id, message, fix)
         elif run.word == "still" and not alike(

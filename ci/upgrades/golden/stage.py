@@ -161,7 +161,7 @@ def take(stored: Path | None, place: Path) -> bool:
         changed = {line.partition("  ")[2] for line in {*listed.splitlines()} ^ {*sums.splitlines()}}
         raise CheckFailed(
             f"{stored}: not what {SUMS} lists: {', '.join(sorted(changed))}",
-            fix="take the files of the release again, or remove the folder: they are then made anew",
+            fix="take the files of the release again, or remove the folder to compile them again",
         )
     shutil.copytree(stored, place)
     return True

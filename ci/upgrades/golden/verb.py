@@ -18,7 +18,7 @@ EXAMPLES = """\
   nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
   nox -s test_golden -- --lane executorch
   nox -s test_golden -- --keep golden     give the runtimes the files of an earlier run
-  nox -s test_golden -- --accept          agree to what was measured
+  nox -s test_golden -- --accept          accept what was measured
 """
 
 
