@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--fix",
         type=Path,
         metavar="DIR",
-        help="rewrite what is known to go wrong, into DIR: `repair MODEL -o DIR`",
+        help="work around known faults, as `repair MODEL -o DIR`",
     )
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a step")
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
         print("\n".join(as_text(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:
-            report.fail(f"gives no program that runs at {', '.join(failed)}", rule=DIES)
+            report.fail(f"does not give a program that runs at {', '.join(failed)}", rule=DIES)
         return int(bool(failed))
 
     return reported("audit", model, [*precisions, *model.named], work)

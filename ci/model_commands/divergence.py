@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--least",
         type=float,
         metavar="DB",
-        help="a lower SQNR against the quantized model is a difference [the suite's threshold, else 30]",
+        help="the SQNR below which it counts as different [the suite's threshold, else 30]",
     )
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
     add_work(parser, "the search", 1200)
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     def work(report: ModelReport) -> int:
         program = lane.chosen_program(model, choice, kept)
         if model.lane == ONNX and model.typed and not model.calibrate:
-            say = "note: inputs are drawn; --calibrate takes real ones, with which other operators may differ"
+            say = "note: inputs are random; with real ones (--calibrate) other operators may differ"
             sys.stderr.write(f"{say}\n")
         held, name = program.thresholds, program.name
         try:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             if error.exit_code != CheckFailed.exit_code:
                 raise
             again = command("audit") or taken.lane.suites.repeat(program)
-            fix = f"{again} says what does not compile, and what to write instead"
+            fix = f"{again} shows what does not compile, and what to write instead"
             raise CheckFailed(f"{name}: {error.message}", fix=fix) from error
         differs = result["sqnr_db"] < result["least"]
         answer.add(program=name, **result)

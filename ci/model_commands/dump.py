@@ -34,7 +34,7 @@ EXAMPLES = """\
 
 FORMS = {
     "calls": "QNN's calls for it as C with their parameters, to reproduce a bug with Qualcomm",
-    "dlc": "the QNN graph, which is compiled where it runs",
+    "dlc": "the QNN graph as a DLC, which a device compiles",
     "program": "the ExecuTorch program of a QNN context binary, such as AI Hub's",
 }
 CALLS, PARAMETERS = "saver_output.c", "params.bin"
@@ -56,10 +56,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     form, output = args.form, args.output.absolute()
     if form != "calls" and output.is_dir():
-        raise UsageError(f"{args.output} is a directory", fix="-o names a file")
+        raise UsageError(f"{args.output} is a directory", fix="name a file with -o")
     if form == "program":
         if args.scheme:
-            raise UsageError("--scheme is of a model, and a context is compiled", fix="leave it out")
+            raise UsageError("--scheme is for a model, but a context is already compiled", fix="leave it out")
         context = user_path(args.model, "CONTEXT.bin", str(Parser.user_folder()))
         return _program(context, args.output, selection_of(args), args.timeout)
     model = plain_model_of(args)
@@ -82,7 +82,7 @@ def _program(context: Path, output: Path, selection: Selection, timeout: float) 
 
     contents = read(context)
     if not isinstance(contents, ContextStrings):
-        raise UsageError(f"{context} is a program already", fix="name a context binary")
+        raise UsageError(f"{context} is already a program", fix="name a context binary")
     require_own([output], str(context))
     soc = wrap(context, contents, selection, output, timeout)
     keep_origins([output], str(context))
@@ -105,7 +105,7 @@ def _dumped(form: str, model: OneModel, output: Path) -> Iterator[Path]:
         folder = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
     except OSError as error:
         raise EnvironmentLacking(
-            f"{output.parent}: {error.strerror}", fix="-o names another place"
+            f"{output.parent}: {error.strerror}", fix="name another place with -o"
         ) from error
     with folder as name:
         done = captured_module(module, [form, *arguments], environ, model.work.timeout, model.typed, cwd=name)
@@ -154,7 +154,7 @@ def _graph(folder: Path, typed: str) -> Path:
     if len(graphs) != 1:
         raise CheckFailed(
             f"{typed}: expected one QNN graph, found {len(graphs)}",
-            fix="split the model, or move what stays on the CPU to its beginning or end",
+            fix="split the model, or move the operators on the CPU to its beginning or end",
         )
     read_dlc(graphs[0])
     return graphs[0]
@@ -173,5 +173,5 @@ def _move(source: Path, target: Path, typed: str) -> None:
         keep_origins([target], typed)
     except OSError as error:
         raise UsageError(
-            f"{target}: {error.strerror}", fix="-o names a place that is free, or an empty folder"
+            f"{target}: {error.strerror}", fix="name a new place with -o, or an empty folder"
         ) from error

@@ -43,7 +43,7 @@ class Quantizes(Protocol):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model(parser, f"{MODEL_HELP}; with --where also none: a suite's program", optional=True)
-    add_output(parser, "where the quantized model and its record go", required=False)
+    add_output(parser, "the folder for the quantized model and its record", required=False)
     parser.add_argument("--precision", help="8a8w, 16a8w, 16a4w …")
     add_precision_file(parser)
     parser.add_argument(
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):
-        raise UsageError(f"to which precision is {model.typed} quantized?", fix="--precision 8a8w")
+        raise UsageError(f"the precision for {model.typed} is missing", fix="--precision 8a8w")
     lane: Quantizes = of_lane(model, "quantize")
     if args.where:
         require_one_chip(model.selection)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     known = {fix.rule: fix for fix in load_fixes()}
     for rule in args.only:
         if rule not in known:
-            raise UnknownName(f"{rule} is nothing that is repaired", rule, list(known))
+            raise UnknownName(f"{rule} is not a fault that repair knows", rule, list(known))
         if why := known[rule].none:
             raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
     asked = RewriteChoice(tuple(args.only) or None, args.may_change_interface)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
         return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
     if not args.output or args.accept:
-        raise UsageError("of MODEL the rewritten one is written", fix="give -o DIR; --accept is for --suite")
+        raise UsageError("no folder for the rewritten MODEL", fix="give -o DIR; --accept is for --suite")
     require_one_chip(model.selection)
     return repaired(model, args.output, asked)
 
@@ -87,6 +87,6 @@ def only_one(precisions: Sequence[str]) -> str | None:
     """`audit` takes several precisions, and a rewrite is for one."""
     if len(precisions) > 1:
         raise UsageError(
-            "a model is repaired for one precision", fix="one --precision, and repeat the command"
+            "repair takes one precision at a time", fix="one --precision, and repeat the command"
         )
     return next(iter(precisions), None)

@@ -144,4 +144,4 @@ def _run_elsewhere(model: OneModel, more: Sequence[str]) -> None:
         command = [python, "-m", "ci", "run", model.typed, *flags, "--reports", reports]
         done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
-        raise CheckFailed(f"{model.typed}: it did not run", fix="what is said above")
+        raise CheckFailed(f"{model.typed}: it did not run", fix="see the error above")

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     model = one_model_of(args)
     require_one_chip(model.selection)
     if args.timeline and not args.simulate:
-        raise UsageError("--timeline is of a simulated chip", fix="add --simulate")
+        raise UsageError("--timeline needs --simulate", fix="add --simulate")
     earlier = read_document(args.against) if args.against else None
 
     lane: Times = of_lane(model, "timing")
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     def work(report: ModelReport) -> int:
         about, measured = lane.profiled(model, args.input, args.source)
         if not measured.costs and not measured.cpu:
-            raise CheckFailed(f"{model.typed}: QNN profiled no operator", fix="it holds no operator")
+            raise CheckFailed(f"{model.typed}: QNN profiled no operator", fix="it contains no operator")
         body = document(measured, {"model": model.typed, **about})
         simulated = lane.simulated_profile(model) if args.simulate else None
         if simulated:

@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     samples = args.samples or model.inferences or (SAMPLES if model.typed else None)
     if args.top1 is not None and (samples or 0) < TOP1_SAMPLES:
         raise UsageError(
-            f"--top1 {args.top1:g} of {samples or 'the few'} samples says nothing",
+            f"--top1 {args.top1:g} of {samples or 'so few'} samples proves nothing",
             fix=f"--samples {TOP1_SAMPLES}",
         )
     model = replace(model, inferences=samples)
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     about = [*precisions, *(f"{name} {value:g}" for name, value in {**goal.floors, **goal.budget}.items())]
     output, accepts = args.output, args.accept
     if model.typed and accepts:
-        raise UsageError("--accept keeps what programs of --suite became", fix="leave --accept out")
+        raise UsageError("--accept is for programs of --suite", fix="leave --accept out")
     if model.typed:
         require_one_chip(model.selection)
         about += model.named
@@ -199,7 +199,7 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
     if least:
         floors[METRIC if metric else SQNR] = least.value
     elif metric:
-        raise UsageError("--metric without --floor: what is its least number?", fix="--floor 0.9")
+        raise UsageError("--metric without --floor: the least result is missing", fix="--floor 0.9")
     if top1 is not None:
         floors["top1"] = top1
     if not floors and not most:

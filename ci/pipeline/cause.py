@@ -81,16 +81,14 @@ def cause_of(
 
 def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:
     first, between = result["first"], result["between"]
-    late = (
-        f"the time was over: it is in {between_in_words(between)}, and {goes_on} goes on" if between else ""
-    )
+    late = f"the time is up: it is in {between_in_words(between)}; {goes_on} continues" if between else ""
     if first is None:
-        words = "no operator with floats differs in a program of its own"
+        words = "no operator with float outputs differs when compiled alone"
         return Cause(late or words, of_chip=True, goes_on=goes_on if between else "")
     place = operator_place(first) if first["source"] else f"{first['operator']} ({first['node']})"
     share = f"{first['share']:.0%} of the error"
     if first["share"] < STANDS_OUT:
-        return Cause(late or f"{MANY_ROUND}: at most {share} is that of {place}", of_chip=True)
+        return Cause(late or f"{MANY_ROUND}: at most {share} comes from {place}", of_chip=True)
     operands = ", ".join(
         f"{name} {in_decibels(value)}" for name, value in first["operands"].items() if value is not None
     )
@@ -113,7 +111,7 @@ def of_scores(facts: Mapping[str, Any]) -> Cause:
         f" of the {len(units)} that there was time for" if facts["left"] else "",
     )
     if noise < STANDS_OUT * whole:
-        return Cause(f"{MANY_ROUND}: quantizing {place} alone causes {noise / whole:.0%} of the error{some}")
+        return Cause(f"{MANY_ROUND}: quantizing {place} alone gives {noise / whole:.0%} of the error{some}")
     of_all = f"{_decibels(noise)} if only it is quantized, {_decibels(whole)} if all are"
     return Cause(f"the cause is quantizing {place}{some}: {of_all}", worst)
 

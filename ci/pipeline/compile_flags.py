@@ -16,7 +16,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 
-PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a model that is quantized, as it is]"
+PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is]"
 OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"
 
 PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
@@ -99,10 +99,10 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
     given = {name for name, value in vars(args).items() if value}
     for name, flag in {"suite": "--suite", "precision_file": "--precision-file"}.items():
         if lane == CHECKPOINT and name in given:
-            raise UsageError(f"{flag} does nothing for a checkpoint", fix=f"leave {flag} out")
+            raise UsageError(f"{flag} has no effect on a checkpoint", fix=f"leave {flag} out")
     if "precision_file" in given and {"precision", "precisions", "suite"} & given:
         raise UsageError(
-            "--precision-file has the precision; a suite names it itself",
+            "--precision-file already has the precision, and a suite names its own",
             fix='leave --precision and --suite out; in a run of the suite: precision_file = "FILE"',
         )
     for other, of_lane in LANES.items():

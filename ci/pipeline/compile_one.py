@@ -42,7 +42,7 @@ def _say_without_android(selection: Selection, said: set[str] | None) -> None:
     """Before an hour of work for a phone that would refuse the program."""
     lacking = None if soc_named(selection.soc).windows else without_android(selection, os.environ)
     if lacking and lacking.message not in (said or ()):
-        text = f"note: QNN's runtime for Android of this build is not at hand; {lacking.fix}\n"
+        text = f"note: this machine has no Android runtime of this QNN build; {lacking.fix}\n"
         sys.stderr.write(readable(text, sys.stderr))
         if said is not None:
             said.add(lacking.message)
@@ -144,7 +144,7 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
     if model.lane == CHECKPOINT:
         raise UsageError(
             "a checkpoint is compiled for one precision at a time",
-            fix="one --precision, and a folder of its own",
+            fix="one --precision for each folder",
         )
     every = [lane_model(replace(model, precision=precision), how) for precision in precisions]
     for taken in every:

@@ -181,7 +181,7 @@ def worst_drop(
 
 def between_in_words(between: Sequence[str]) -> str:
     low, high = between
-    return f"what lies between {low or 'the inputs'} and {high}"
+    return f"the operators between {low or 'the inputs'} and {high}"
 
 
 def known_fault(fault: Fault) -> dict[str, str]:
@@ -198,11 +198,11 @@ def fix_of(result: Mapping[str, Any], command: Callable[..., str], tried: str) -
             f"{where} names the operators where quantizing loses" if where else "nothing: both are the same"
         )
     if result["first"] is None and not result["between"]:
-        return "let the model return the floats before its whole numbers, and choose on the CPU"
+        return "let the model return the floats, and compute the integers on the CPU"
     return tried
 
 
-MANY_ROUND = "no operator stands out, each adds a little by rounding"
+MANY_ROUND = "no operator stands out: each adds a little rounding error"
 
 
 def as_text(result: Mapping[str, Any]) -> Iterator[str]:
@@ -214,7 +214,7 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     elif first is None and result["between"]:
         yield f"not found in time: {between_in_words(result['between'])}"
     elif first is None:
-        yield "no output in floats differs in a program of its own: whole numbers may, or all of it together"
+        yield "no float output differs when compiled alone: integer outputs may, or only the whole model does"
     else:
         where = f" in {first['module']}" if first["module"][:1] not in ("", "(") else ""
         where += f" at {first['source']} `{first['code']}`" if first["source"] else ""
@@ -231,8 +231,8 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
             yield f"  suspected: {known['message']}"
             if not known.get("fault"):
                 yield f"    → {known['command']} shows it"
-        yield f"  {len(result['cuts'])} programs were cut, compiled and run"
+        yield f"  {len(result['cuts'])} programs were compiled and run"
         if result["between"]:
-            yield f"  the time was over: {between_in_words(result['between'])} may add more"
+            yield f"the time is up: {between_in_words(result['between'])} may add more"
         for name, error in result["failed"].items():
             yield f"  the program that ends at {name} does not compile or run: {error}"

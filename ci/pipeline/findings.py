@@ -78,7 +78,7 @@ def not_passed(programs: Iterable[AnyProgram[Any, Any]], results: Mapping[str, R
             "variable-not-passed",
             Severity.WARNING,
             program_name if alone else suite,
-            f"{program_name} asks for {name}, which is set here and is not passed to models",
+            f"{program_name} reads the variable {name}, which is set but not passed to models",
             f"--variable {name}" if alone else f'{field} = ["{name}"] at the top of {suite}',
         )
 
@@ -154,7 +154,7 @@ def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: st
 
 
 def not_in_fp16(soc: str) -> str:
-    return f"expected floats of 16 bits, and QNN computes all of it in float32: {soc} has no fp16"
+    return f"expected 16-bit floats, but QNN computes everything in float32: {soc} has no fp16"
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ class Causes:
 NO_FIX = "no fix is known"
 BEYOND_NAMED = 3
 BEYOND_FIX = (
-    "make the values smaller before that line, as by x * 0.01 (a norm gives the same of x and of x * 0.01),"
-    " or --precision 16a8w, whose steps have any range"
+    "make the values smaller before that line, such as by x * 0.01 (a norm gives the same result), or use"
+    " --precision 16a8w, which has no such limit"
 )
 
 
@@ -232,7 +232,7 @@ def accuracy_fix(
     """What to do about misses: `divergence` and `where` are the commands that name operators, where the chip
     computes something else, and where quantizing loses it; empty if there is no such command."""
     if all(miss.figure == SLICE for miss in misses):
-        alone = "let the model return what is lost as an output of its own"
+        alone = "let the model return the lost part as its own output"
         return "; or ".join(filter(None, [alone, _naming(misses, figures, "", where, "")]))
     if causes.beyond:
         return causes.beyond_fix
@@ -295,7 +295,7 @@ def verdict_of_one_model(
 
 
 PROVISIONAL = "provisional, on random inputs: "
-REAL_SAMPLES = "--calibrate DIR, a folder of inputs that the model is made for, a file each (.npy, .npz)"
+REAL_SAMPLES = "--calibrate DIR, a folder with a file for each real input (.npy, .npz)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +333,8 @@ def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
     if not of_the_mean(whole, varying):
         return ""
     message = (
-        f"{whole:.1f} dB SQNR, and {varying:.1f} dB once the mean over the compared inputs is taken off: the"
-        " outputs hardly depend on the input, and what does is lost"
+        f"{whole:.1f} dB SQNR, and {varying:.1f} dB without the mean over the compared inputs: the"
+        " outputs hardly depend on the input, and that part is lost"
     )
     return "; ".join([message, *slices])
 

@@ -22,7 +22,7 @@ BASIS = "least_us"
 BY = "by."
 """How names of errors begin that another phone's measurement leaves."""
 ONNX_ALONE, TO_ONNX = (
-    "forecasts are fitted for ONNX alone",
+    "forecasts are fitted for ONNX models only",
     "export it with torch.onnx.export, and name the .onnx",
 )
 UNFAMILIAR = 0.1
@@ -55,7 +55,7 @@ class FittedRange:
         """Why the older chip's estimate cannot be trusted; empty if it can."""
         if not self.least_us <= us <= self.most_us:
             within = f"the {self.least_us:,.0f} to {self.most_us:,.0f} us that were fitted"
-            return f"its estimate of {us:,.0f} us lies outside of {within}"
+            return f"its estimate of {us:,.0f} us is outside {within}"
         unfamiliar = {name: count for name, count in operators.items() if name not in self.operators}
         if sum(unfamiliar.values()) > UNFAMILIAR * sum(operators.values()):
             return f"{', '.join(sorted(unfamiliar))}: no fitted model has these operators"
@@ -106,8 +106,8 @@ class Forecast:
 
     def __str__(self) -> str:
         return (
-            f"{self.phone}  about {self.ms:.3g} ms ({self.least_ms:.3g} to {self.most_ms:.3g}, as 80 of 100"
-            " models that the fit had left out)"
+            f"{self.phone}  about {self.ms:.3g} ms ({self.least_ms:.3g} to {self.most_ms:.3g}, as for 80 of"
+            " 100 models that the fit had not seen)"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def forecast(precision: str, facts: Mapping[str, Any] | None, fit: Fit, table: F
     if facts is None:
         return Forecasted(withheld="the compiler gave no estimate")
     if (build := str(facts["build_id"])) != fit.build_id:
-        fitted = f"nothing is fitted for QNN {version_in(build)}, but for {version_in(fit.build_id)}"
+        fitted = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
         return Forecasted(withheld=fitted, fix=AGAIN)
     hub, forecasts, reasons = PRECISIONS.get(precision, ""), list[Forecast](), dict[str, str]()
     for phone, about in table.phones.items():

@@ -47,8 +47,8 @@ def require_place(suite: Path, *, measured: bool) -> None:
     """Before anything is compiled."""
     if not measured:
         raise UsageError(
-            "--suite accepts thresholds from what the emulator measured, and nothing is measured here",
-            fix="leave out --suite, or what keeps it from being run: --verify, --backend, --and-soc",
+            "--suite accepts measured thresholds, but this command does not run the model",
+            fix="leave out --suite, or the flags that prevent the run: --verify, --backend, --and-soc",
         )
     if suite.suffix != ".toml" or suite.is_dir():
         raise UsageError(f"--suite {suite}: expected a .toml file", fix="--suite models.toml")
@@ -75,7 +75,7 @@ def factory_in(named: UserModel, suite: Path) -> str:
     if words and all(word.isidentifier() for word in words):
         return f"{'.'.join(words)}:{function}"
     raise UsageError(
-        f"{suite}: a suite's modules are looked for in its folder, and {module} is in {named.search_path}",
+        f"{suite}: a suite's modules must be in its folder, but {module} is in {named.search_path}",
         fix=f"--suite {named.search_path / suite.name}",
     )
 
@@ -105,7 +105,7 @@ def suite_with(
     for key, value in tomlkit.item(dict(case)).unwrap().items():
         if cases[name].get(key) != value:
             raise UsageError(
-                f"{suite}: case.{name} is there with {key} = {cases[name].get(key)!r}, not {value!r}",
+                f"{suite}: case.{name} already exists with {key} = {cases[name].get(key)!r}, not {value!r}",
                 fix="rename that case, or name another suite",
             )
     runs = cases[name].setdefault("run", tomlkit.aot())

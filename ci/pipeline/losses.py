@@ -57,7 +57,7 @@ def as_text(whole: str, losses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """`losses` have, by operator, the SQNR of its inputs and of its output."""
     yield whole
     if not losses:
-        yield "no operator has an output that is farther from float than its inputs"
+        yield "no operator loses accuracy"
         return
     rows = [("after", "before", "operator", "where")]
     rows += [

@@ -123,8 +123,8 @@ class _Compared:
         if (rest := below & ~few & ~weak & ~noisy).any():
             worst = decibels(1.0, float((noise[rest] / power[rest]).max()))
             yield OutputPart(
-                f"{named(numpy.flatnonzero(rest))}: {worst:.1f} dB SQNR at worst, weak and about as exact as"
-                " the others: not judged",
+                f"{named(numpy.flatnonzero(rest))}: {worst:.1f} dB SQNR at worst; small values, as exact"
+                " as the others: not judged",
                 None,
             )
 

@@ -101,7 +101,7 @@ def compared(ours: Sample, other: Sample, whose: str) -> Compared:
     """By names, where both have the same; else in order."""
     if len(ours) != len(other):
         raise CheckFailed(
-            f"{whose} has {len(other)} outputs, and this {len(ours)}", fix="compare with the same model"
+            f"{whose} has {len(other)} outputs, but this one {len(ours)}", fix="compare with the same model"
         )
     if set(ours) != set(other):
         other = dict(zip(ours, other.values(), strict=True))
@@ -117,5 +117,5 @@ def compared(ours: Sample, other: Sample, whose: str) -> Compared:
         lines.append(f"against {whose}: {name} {in_words(figures)}{apart}")
         strange += [name] if missed(Thresholds(), figures) else []
     if strange:
-        lines.append(f"{', '.join(strange)}: little in common with {whose}, at the same inputs")
+        lines.append(f"{', '.join(strange)}: too different from {whose} at the same inputs")
     return Compared(all_figures, lines, bool(strange))

@@ -160,7 +160,7 @@ class Reduced:
                 f" {self.repeated[1]} of {REPEATS} of the piece"
             ]
         if self.late:
-            lines += ["  the time was over before all was tried: the same command goes on from the cache"]
+            lines += ["  the time was up before everything was tried: the same command continues"]
         return lines
 
 

@@ -167,9 +167,9 @@ def reduced(
     say(f"the whole model: {plural(len(pieces.operators), 'operator')}")
     (whole,) = work.outcomes([pieces.whole])
     if whole is None or not condition.shown_by(whole, whole):
-        found = whole.in_words(condition.figure) if whole else "its operators are no program of their own"
+        found = whole.in_words(condition.figure) if whole else "its operators cannot be compiled alone"
         raise CheckFailed(
-            f"expected the whole model to show it ({condition.text}), found: {found}",
+            f"the whole model does not show it ({condition.text}); it has: {found}",
             fix="another --when, --precision or --soc, or the samples that show it: --calibrate DIR",
         )
     say(f"  {whole.in_words(condition.figure)}")

@@ -122,7 +122,7 @@ def repair_of(taken: LaneModel[Any, Any], lane: Rewrites, asked: RewriteChoice) 
     kept = smallest(kept, first)
     some, after = known[kept]
     refused = [change for change in rewritten.changes if change.refused]
-    words = f"on the emulator it gains nothing: {after.in_words()} without it"
+    words = f"it gains nothing on the emulator: {after.in_words()} without it"
     refused += [replace(change, refused=words) for change in rewritten.made if change.rules not in kept]
     repair = Repair(taken, before, some, after if kept else None, refused)
     return replace(repair, by_channel=_by_channel(repair))
@@ -243,7 +243,7 @@ def _as_text(repair: Repair) -> Iterator[str]:
         yield "rewritten, and proved the same on the CPU:"
         yield from _of_changes(made)
     elif not refused:
-        yield "no place of the model matches a known fault that can be rewritten"
+        yield "no part of the model has a known fault that a rewrite repairs"
     if refused:
         yield "not rewritten:"
         for change in refused:

@@ -230,7 +230,7 @@ def require_same(wanted: Sequence[Array], found: Sequence[Array], bound: float, 
         before, after = old.astype("f8"), new.astype("f8")
         finite = np.isfinite(before)
         if not np.array_equal(before[~finite], after[~finite], equal_nan=True):
-            raise NotTheSame("other values are infinite or no number")
+            raise NotTheSame("different values are infinite or NaN")
         largest = max(float(abs(before[finite]).max(initial=0)), FLOOR * scale)
         apart = float(abs(before[finite] - after[finite]).max(initial=0))
         if not apart <= bound * largest:

@@ -86,7 +86,7 @@ EXECUTORCHS = Dialect(
     nowhere=os.devnull,
     figures="performance_output_path",
     measures={"run_ms": ""},
-    lacks="it measures neither the time of loading nor memory",
+    lacks="it measures neither load time nor memory",
 )
 
 

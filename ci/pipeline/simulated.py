@@ -12,8 +12,8 @@ from ci.artifacts.simulation import Simulation
 from ci.pipeline.profile import ADDED
 
 CAVEAT = (
-    "simulated by QNN's compiler, not measured: its option is not documented and has no support, and the chip"
-    " may differ"
+    "simulated by QNN's compiler, not measured: its option is undocumented and unsupported, and the chip may"
+    " differ"
 )
 COSTLIEST = 10
 GUESSED = 0.5

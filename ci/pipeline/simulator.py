@@ -70,7 +70,7 @@ class Simulating:
         """Of the one graph. Raises CheckFailed."""
         if self.graphs != 1:
             raise CheckFailed(
-                f"it is cut into {self.graphs} graphs, and QNN simulates one",
+                f"it is cut into {self.graphs} graphs, but QNN simulates only one",
                 fix="change the model so that all of it runs on HTP: audit names the operators that do not",
             )
         why = f"it refuses {', '.join(self.refused)}"

@@ -124,7 +124,7 @@ class Outcome:
         """With the figure that a bound is for."""
         parts = [part.partition("\n")[0][:300] for part in (self.error, self.unusable) if part]
         if (sqnr := self.near("sqnr_db", float("nan"))) == sqnr:
-            parts += [f"{in_decibels(sqnr)} SQNR" if sqnr > -EXACT_DB else "values that are no numbers"]
+            parts += [f"{in_decibels(sqnr)} SQNR" if sqnr > -EXACT_DB else "NaN values"]
         if (share := self.near("agreement", 1.0)) < 1:
             parts += [f"{100 * share:.4g} % of integers equal"]
         parts += [f"on the CPU: {', '.join(sorted({*self.on_cpu}))}"] if self.on_cpu else []

@@ -202,7 +202,7 @@ class TuneSearch:
         if self.goal.met(cheap):
             self.steps.append(f"{self.cheap} alone is enough")
         elif not self.goal.met(exact):
-            self.steps.append(f"{self.exact} does not hold it, so no mixture of both is looked for")
+            self.steps.append(f"{self.exact} does not reach it, so no mixture is searched")
         else:
             self._boundary(self.goal.met, self._predicted(cheap, exact))
             self._demote(min(filter(self.goal.met, self.points.values()), key=self._cost))
@@ -250,7 +250,7 @@ class TuneSearch:
 
         None is not beyond, all are."""
         low, high, probe = 0, len(self.units), first
-        why = f"the number that the scores predict, {first}" if first != high // 2 else "the half"
+        why = f"the number predicted by the scores, {first}" if first != high // 2 else "the half"
         while high - low > 1 and len(self.points) < MOST_PROGRAMS - KEPT_BACK:
             (point,) = self._measured([self._first(probe)], why)
             low, high = (low, probe) if beyond(point) else (probe, high)
@@ -295,7 +295,7 @@ class TuneSearch:
         """What holds the floor at the least cost: of it, and of as many of these as programs are left."""
         new = [choice for choice in dict.fromkeys(choices) if choice not in self.points]
         new = new[: max(MOST_PROGRAMS - len(self.points), 0)]
-        found = self._measured(new, "without what the floor may not need") if new else []
+        found = self._measured(new, "without groups that may not be needed") if new else []
         return min([chosen, *filter(self.goal.met, found)], key=self._cost)
 
     def _spare(self, chosen: Point) -> list[int]:

@@ -27,7 +27,7 @@ BAD = {
     "largest": ("lowering-compile", "the model returns a torch.return_types.max"),
     "indices": ("lowering-compile", "output 1 is int32 in the program and int64 in the model"),
     "integers": ("lowering-compile", "output 0 is float32 in the program and int64 in the model"),
-    "no_number": ("lowering-quantize", "a value of the model is NaN for samples that calibrate it"),
+    "no_number": ("lowering-quantize", "NaN"),
     "places": ("lowering-compile", "the size of a tensor depends on values"),
     "changes_input": ("lowering-compile", "the model changes its input in place (lowering_models.py:"),
     "alone": ("lowering-factory", "found a module alone, and the suite names no inputs"),

@@ -432,7 +432,7 @@ def test_values_beyond_fp16_are_the_cause_and_no_known_fault_is_blamed_beside_th
         ({"sqnr_db": 4.0, "reference_sqnr_db": 4.1}, "divergence"),
         # fp16 has no quantized model.
         ({"sqnr_db": 4.0}, "divergence"),
-        ({"sqnr_db": 40.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}, "output of its own"),
+        ({"sqnr_db": 40.0, "reference_sqnr_db": 60.0, "slice_sqnr_db": 3.0}, "own output"),
     ],
 )
 def test_the_fix_follows_the_figures(figures: dict[str, float], fix: str) -> None:

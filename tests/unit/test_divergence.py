@@ -121,7 +121,7 @@ def test_how_much_of_the_error_is_the_operators_own_tells_a_fault_from_rounding(
     ("sqnr_db", "first", "between", "fix"),
     [
         (60.0, None, [], "quantize --where"),
-        (3.0, None, [], "choose on the CPU"),
+        (3.0, None, [], "on the CPU"),
         (3.0, None, ["relu", "add"], "tried"),
         (3.0, {"operator": "aten.cumsum.default"}, [], "tried"),
     ],

@@ -206,7 +206,7 @@ def test_all_programs_together_take_no_longer_than_the_time_that_is_given(
     result = reduced(work, Condition.of("wrong"), 600, lambda line: None)
     assert result.late and 480 <= clock[0] <= 600
     assert len(result.piece.operators) < OPERATORS
-    assert any("time was over" in line for line in result.in_words(Condition.of("wrong")))
+    assert any("time was up" in line for line in result.in_words(Condition.of("wrong")))
 
 
 def test_sizes_and_values_become_small_as_long_as_it_is_shown(pieces: OnnxPieces) -> None:

@@ -26,7 +26,7 @@ def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
     if program.backend == "gpu":
         return refused(
             "gpu-host",
-            "QNN's GPU backend compiles on a device alone: on this machine it refuses with 10008, `TuningMode"
+            "QNN's GPU backend compiles only on a device: on this machine it refuses with 10008, `TuningMode"
             " must be enabled on x86_64-linux-clang`",
             'backend = "htp", or compile it on a device with an Adreno GPU',
         )
@@ -70,9 +70,9 @@ def findings_before_compile(program: ExecutorchProgram, facts: Mapping[str, Any]
             "lpai-annotation",
             Severity.WARNING,
             program.name,
-            f"LPAI's annotator has no rule for {row['operator']}{source}: if the LPAI does not take it, the"
-            " graph falls apart, and an LPAI program is one partition",
-            "write it with operators that LPAI has, or run this part of the model on the CPU before or after",
+            f"LPAI's annotator has no rule for {row['operator']}{source}: if the LPAI does not support it,"
+            " the graph is cut, but an LPAI program must be one partition",
+            "write it with operators that LPAI supports, or run this part on the CPU before or after",
             Place.read(row["source"]),
         )
     if facts["lacks"]:

@@ -163,7 +163,7 @@ def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Ite
         return
     assert isinstance(inside, CompiledProgram)
     if refusal := compiled.facts["loads"]:
-        yield wrong("loads", f"ExecuTorch's runtime does not take the program: {refusal}", again)
+        yield wrong("loads", f"ExecuTorch's runtime refuses the program: {refusal}", again)
     for index, delegate in enumerate(inside.delegates):
         if delegate.context is not None:
             for rule, message in faults_of(delegate, program.soc, build_id, program.backend):
@@ -176,7 +176,7 @@ def faults_of(
     soc = soc_named(soc_name)
     context, options = delegate.context or ContextStrings(0, (), (), (), ()), delegate.options
     if delegate.segment is None:
-        yield "segment", "expected its data in a segment of its own, found it inside the flatbuffer"
+        yield "segment", "expected its data in a separate segment, found it inside the flatbuffer"
     elif delegate.offset % PAGE:
         yield "segment", f"expected its segment at a multiple of {PAGE}, found it at {delegate.offset}"
     if options is None:

@@ -341,12 +341,12 @@ def _require_scheme(model: Any, run: ExecutorchRun) -> None:
     quantized = is_quantized(model)
     if quantized and run.precision != "qdq":
         raise BadFactory(
-            f"the model is quantized already, and {run.precision} would do it again: precision qdq"
+            f"the model is already quantized, and {run.precision} would quantize it again: use precision qdq"
         )
     if run.quantizes:
         refuse_halves(model, run.precision)
     if run.precision == "qdq" and not quantized:
-        raise BadFactory("precision qdq takes a model that is quantized already, and this one is not")
+        raise BadFactory("precision qdq needs a quantized model, but this one is not quantized")
 
 
 def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:
@@ -660,7 +660,7 @@ def _refuse_computed_weights(model: Any) -> None:
 def _refuse_changed(model: Any, sample: tuple[Tensor, ...]) -> None:
     """Refuse a model that changes its inputs in place."""
     if place := where_input_changes(model, sample):
-        message = f"the model changes its input in place{place}, which the delegate does not take"
+        message = f"the model changes its input in place{place}, which the delegate does not support"
         fix = (
             "make a new tensor there: x = x + 1 for x.add_(1), ReLU() for ReLU(inplace=True), torch.where for"
             " an assignment to a part"
@@ -734,7 +734,7 @@ def _dies_of(
     if delegates:
         cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
     lacking = sorted({operator.operator for operator in cpu_operators if not operator.kernel})
-    return _failed(workaround, f"tried, the rest lowers{cost}", constants, lacking)
+    return _failed(workaround, f"tried: the rest lowers{cost}", constants, lacking)
 
 
 def _failed(

@@ -65,7 +65,7 @@ def reloaded(order: dict[str, Any], load: type[Loaded] = Loaded) -> dict[str, An
     two = load(order)
     expect(two, first, "loaded a second time in one process, it gives other outputs")
     one_load = _resident() - alone
-    expect(loaded, first, "after it was loaded a second time, the first one gives other outputs")
+    expect(loaded, first, "after it was loaded a second time, the first load gives other outputs")
     del loaded, two
     if other := order["other"]:
         loaded, beside = load(order), load(other)

@@ -42,7 +42,7 @@ def rewritten(
         case.factory, case.arguments, search_path, inputs_named(case.samples, case.inputs, search_path)
     )
     if is_quantized(loaded.model):
-        raise BadFactory("the model is quantized already, and rewrites are of a float model")
+        raise BadFactory("the model is already quantized, but rewrites need a float model")
     compared, calibrating, _ = chosen_for(loaded, case, run)
     samples = [*compared, *calibrating]
     torch.set_grad_enabled(False)

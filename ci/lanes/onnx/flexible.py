@@ -45,7 +45,7 @@ def require_chips(name: str, contexts: Sequence[bytes], chips: Sequence[str], bu
     for chip in chips:
         if not contexts or any(not _holds(data, chip, build) for data in contexts):
             raise CheckFailed(
-                f"{name} has no context of QNN {build} for {chip}, though it was asked for",
+                f"{name} has no context of QNN {build} for {chip}, which was requested",
                 fix="use onnxruntime-qnn 2.5 (QNN 2.49) or later, or compile for each chip by itself",
             )
 

@@ -34,7 +34,7 @@ CONSTANT_TYPES = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 DECIDES_TIME = ("axis", "group", "kernel_shape", "perm", "strides")
 """Attributes of nodes."""
-RECIPROCAL = "the provider computes the reciprocal of a quantized input wrongly whose range ends below 1"
+RECIPROCAL = "the provider computes the reciprocal wrongly if the range of its quantized input ends below 1"
 RECIPROCAL_FIX = "write x / root instead of x * (1 / root) (reciprocal-below-one)"
 
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
@@ -118,11 +118,11 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
             linked = f", a link to {os.path.realpath(path)}" if os.path.islink(path) else ""  # noqa: PTH114
             raise CheckFailed(
                 f"{where}: expected a file below {root}, found {location[:200]!r}{linked}",
-                fix="save the model again with its data beside it, by a relative name",
+                fix="save the model again with its data in the same folder, under a relative name",
             )
         if not path.is_file():
             raise CheckFailed(
-                f"{where}: {path} is missing", fix=f"copy {location} beside the model, under that name"
+                f"{where}: {path} is missing", fix=f"copy {location} into the model's folder, under that name"
             )
         try:
             offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
@@ -359,7 +359,7 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[GraphProblem]:
         yield GraphProblem(
             "onnx-dynamic-shape",
             _name(node),
-            f"{node.op_type} gives an output whose size depends on the data, and HTP needs it fixed",
+            f"{node.op_type} has an output whose size depends on the data, but HTP needs fixed sizes",
             fix,
         )
 
@@ -382,7 +382,7 @@ def _control_flow(graph: onnx.GraphProto) -> Iterator[GraphProblem]:
                 yield GraphProblem(
                     "onnx-control-flow",
                     _name(node),
-                    f"HTP computes both branches of an If and takes one: {difference}",
+                    f"HTP computes both branches of an If and uses one: {difference}",
                     "give both branches one output, of the same type and fixed shape; or fix the condition at"
                     " export, so that only one branch is there",
                 )
@@ -409,7 +409,7 @@ def _newer(model: onnx.ModelProto) -> Iterator[GraphProblem]:
             yield GraphProblem(
                 "onnx-opset",
                 "opset",
-                f"opset {imported.version} is newer than {newest}, the newest that is known here",
+                f"opset {imported.version} is newer than {newest}, the newest supported one",
                 f"export with an opset up to {newest}",
             )
 

@@ -52,7 +52,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")
         if not how.verify and (and_socs or how.profile_run):
             flag = "--and-soc" if and_socs else "--profile-run"
-            raise UsageError(f"{flag} runs the model, and --verify none does not", fix="leave one out")
+            raise UsageError(f"{flag} runs the model, but --verify none does not", fix="leave one out")
         return cls(model, how)
 
     @property
@@ -136,7 +136,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
 
     def drawn(self, program: OnnxProgram) -> Iterator[str]:
         if program.run.quantizes and not program.case.samples:
-            yield "it was calibrated by drawn inputs: --calibrate DIR takes real ones, which give its ranges"
+            yield "it was calibrated with random inputs: --calibrate DIR takes real ones"
 
     def for_suite(self, plan: OnnxPlan, results: Results) -> Mapping[str, Any]:
         for program in plan.programs:

@@ -240,7 +240,7 @@ def estimated(
     except Exception as error:
         raise CheckFailed(f"it does not compile whole: {_message_of(error)}") from error
     if nodes_beside_context(context):
-        raise CheckFailed("HTP does not take it whole")
+        raise CheckFailed("HTP does not support all of it")
     return read_estimate(profile)
 
 
@@ -471,11 +471,11 @@ def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str
     kinds = {node.operator for node in audit.unsupported}
     if precision.quantized and kinds <= QUANTIZERS:
         near = "16a8w" if precision.activations.endswith("16") else "8a8w"
-        fix = f"these types do not go together on HTP: use --precision {near}"
+        fix = f"HTP does not support this combination of types: use --precision {near}"
     else:
-        fix = "replace these operators in the model by ones that HTP has"
+        fix = "replace these operators by ones that HTP supports"
         fix += f"; {why} names all" if why else ""
-    return f"{len(audit.unsupported)} of {audit.nodes} nodes are not for HTP: {named}{more}", fix
+    return f"{len(audit.unsupported)} of {audit.nodes} nodes do not run on HTP: {named}{more}", fix
 
 
 def _message_of(error: Exception) -> str:

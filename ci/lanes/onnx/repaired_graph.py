@@ -46,7 +46,7 @@ def rewritten(
     model = onnx.load(str(path))
     if any(node.op_type == QUANTIZED for node in model.graph.node):
         raise CheckFailed(
-            f"{path} is quantized already, and rewrites are of a float model", fix="name the float model"
+            f"{path} is already quantized, but rewrites need a float model", fix="name the float model"
         )
     if case.dimensions:
         fix_dimensions(model, case.dimensions)

@@ -39,8 +39,8 @@ def load_exported(path: Path) -> tuple[nn.Module, list[Tensor], list[tuple[str, 
     program = _loaded(path)
     if program.dialect == "ATEN":
         raise BadFactory(
-            f"{path} was saved after run_decompositions, which leaves batch norms that HTP does not take: "
-            "save what torch.export.export returns"
+            f"{path} was saved after run_decompositions, which leaves batch norms that HTP does not "
+            "support: save the result of torch.export.export"
         )
     if program.example_inputs is None:
         raise BadFactory(f"{path} has no example inputs: {SAVE_AGAIN}")
@@ -50,8 +50,8 @@ def load_exported(path: Path) -> tuple[nn.Module, list[Tensor], list[tuple[str, 
         if isinstance(tensor, Tensor) and tensor.dtype in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise BadFactory(
-                f"{path} computes in {kind}, which the quantizer and the compiler do not take: export it in "
-                "float32 (model.float()); --precision fp16 then computes it in fp16"
+                f"{path} computes in {kind}, which the quantizer and the compiler do not support: export it "
+                "in float32 (model.float()); --precision fp16 then computes it in fp16"
             )
     model: nn.Module = program.module()
     notes = into_eval(model, str(path))
@@ -83,8 +83,8 @@ def into_eval(model: nn.Module, name: str) -> list[tuple[str, str]]:
             notes.append(
                 (
                     "dynamic-shape",
-                    f"{name} has sizes that vary ({', '.join(varying)}), and a compiled program has fixed"
-                    " ones: those of the example inputs. For others, export with an example of them",
+                    f"{name} has variable sizes ({', '.join(varying)}), but a compiled program has fixed"
+                    " ones: those of the example inputs. For others, export with such an example",
                 )
             )
     # Their training flags mean nothing, and their eval() raises.

@@ -85,7 +85,7 @@ NOT_COMPILABLE = (
     ),
     (
         r"Constraints violated \(([^)]+)\)",
-        "the export says that the size {0} varies, and the model does not allow that",
+        "the export declares the size {0} as variable, but the model does not allow that",
         "leave dynamic_shapes out: a compiled program has fixed sizes",
     ),
     (
@@ -105,7 +105,7 @@ NOT_COMPILABLE = (
     ),
     (
         "index out of range in self",
-        "an index leaves its table once the operators that compute it are quantized",
+        "an index is out of range once the operators that compute it are quantized",
         'compute the indices once, in __init__, and keep them: self.register_buffer("bucket", bucket,'
         " persistent=False); in a library's model, keep what its function gives and let it return that:"
         " bias = layer.compute_bias(n, n).detach(); layer.compute_bias = lambda *a, **k: bias",
@@ -127,13 +127,13 @@ NOT_COMPILABLE = (
     ),
     (
         r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument",
-        "a pass of ExecuTorch's QNN backend takes one number of a constant, such as w[i] of a vector of"
-        " weights, for the whole vector",
+        "a pass of ExecuTorch's QNN backend uses a whole constant where the model uses one number of it,"
+        " such as w[i]",
         "keep the dimension: write w[i : i + 1] instead of w[i]",
     ),
     (
         "min nan should be less than max nan",
-        "a value of the model is NaN for samples that calibrate it",
+        "a value of the model is NaN for calibration samples",
         "give samples that the model is made for; look for divisions and logarithms",
     ),
     (
@@ -358,7 +358,7 @@ def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
     if isinstance(product, nn.Module):
         raise BadFactory(f"{dotted}: expected {wanted}, found a module alone, and the suite names no inputs")
     if isinstance(product, tuple) and len(product) == 3 and isinstance(product[2], Mapping):
-        raise BadFactory(f"{dotted}: expected {wanted}, found keyword arguments, too", AS_PT2_WITH_KEYWORDS)
+        raise BadFactory(f"{dotted}: expected {wanted}, found keyword arguments too", AS_PT2_WITH_KEYWORDS)
     if not isinstance(product, tuple) or len(product) != 2:
         kind = f"a tuple of {len(product)}" if isinstance(product, tuple) else f"a {type(product).__name__}"
         raise BadFactory(f"{dotted}: expected {wanted}, found {kind}")
@@ -418,7 +418,7 @@ def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWi
 def _refuse_script(dotted: str, model: Any) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise BadFactory(
-            f"{dotted} gives a ScriptModule, which torch.export does not take",
+            f"{dotted} returns a ScriptModule, which torch.export does not support",
             "return the nn.Module itself, without torch.jit.script and torch.jit.trace",
         )
 
@@ -450,7 +450,7 @@ def require_float32(tensors: Iterable[Tensor]) -> None:
         if tensor.dtype in (torch.float64, torch.bfloat16):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise BadFactory(
-                f"the model takes or gives {kind}, which the compiler does not have: give it in float32"
+                f"the model has inputs or outputs in {kind}, which the compiler does not support: use float32"
                 " (model.float(), and its inputs); fp16 then computes it in fp16",
                 "return model.float(), tuple(x.float() for x in inputs)",
             )
@@ -490,7 +490,7 @@ def refuse_computed(calls: Mapping[str, str]) -> tuple[str, str]:
     more = f", and the same for {', '.join(names[1:])}" if len(names) > 1 else ""
     message = (
         f"{', '.join(names)}: computed in each run (weight_norm, spectral_norm or another parametrization),"
-        " and the compiler takes constant weights"
+        " but the compiler needs constant weights"
     )
     return message, f"before the model is returned, {calls[names[0]]}{more}"
 
@@ -523,15 +523,15 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[l
         outputs += [infer(model, sample) for sample in samples[1:]]
     except (IndexError, RuntimeError, ValueError) as error:
         raise BadFactory(
-            f"the model takes the first sample and not another one: {type(error).__name__}: {error}",
-            "give samples that it takes, a file each (--calibrate DIR), or a function of a torch.Generator"
-            " that draws such",
+            f"the model runs with the first sample but fails with another: {type(error).__name__}: {error}",
+            "give samples that it runs with (--calibrate DIR), or a function of a torch.Generator that draws"
+            " them",
         ) from error
     again = infer(model, samples[0])
     if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
         raise BadFactory(
-            "the model gives other outputs for the same inputs: it keeps state outside its buffers, or draws "
-            "random numbers; make both inputs"
+            "the model gives different outputs for the same inputs: it keeps state outside its buffers, or "
+            "draws random numbers; make these inputs"
         )
     return outputs
 

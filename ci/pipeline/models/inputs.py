@@ -164,7 +164,7 @@ def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) 
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(np.argmax(~np.isfinite(array)))
             raise CheckFailed(
-                f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the ranges taken from it",
+                f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the calibrated ranges",
                 fix=f"leave that sample out, or correct {name} in it",
             )
     return {name: sample[name] for name in wanted}
@@ -209,7 +209,7 @@ def only_input(signature: GraphSignature, path: Path) -> str:
     if len(signature.inputs) != 1:
         names = [tensor.name for tensor in signature.inputs]
         raise UsageError(
-            f"{path}: the model has {len(names)} inputs, and an .npy does not say which it is for",
+            f"{path}: the model has {len(names)} inputs, but an .npy does not name its input",
             fix=f"{names[0]}={path}, or one .npz with {', '.join(names)}",
         )
     return signature.inputs[0].name

@@ -39,8 +39,8 @@ def user_frame(trace: str) -> Frame | None:
 
 ATTENTION = "torch.nn.modules.activation.MultiheadAttention"
 ONE_SAMPLE = (
-    "torch.nn.MultiheadAttention does not compile with a batch of one: put the Attention of docs/model.md"
-    " in its place, which takes its weights, or give it a batch of two, torch.cat([x, x]), and take [:1]"
+    "torch.nn.MultiheadAttention does not compile with a batch of one: replace it by the Attention of"
+    " docs/model.md, which takes its weights, or pass a batch of two, torch.cat([x, x]), and use [:1]"
 )
 
 
