@@ -37,23 +37,20 @@ MEANINGS: Mapping[Result, tuple[str, str]] = {
     "float": ("float", "on HTP, but not quantized: it runs in fp16 there"),
     "part": ("part", "some operators stay on the CPU"),
     "cpu": ("CPU", "all of it stays on the CPU"),
-    "no_kernel": (
-        "no kernel",
-        "on the CPU, where ExecuTorch has no kernel of it: it does not run",
-    ),
-    "bad_test": ("no test", "ExecuTorch's test does not test it"),
+    "no_kernel": ("no kernel", "on the CPU, but ExecuTorch has no kernel for it: it does not run"),
+    "bad_test": ("no test", "ExecuTorch's test does not test the operator"),
     "lost": (
         "LOST",
-        f"HTP computes what the quantized model says, and that is itself below {LEAST_DB:g} dB of the float "
-        "model, which its figure is compared with",
+        f"HTP agrees with the quantized model, but that is below {LEAST_DB:g} dB of float; the figure compares "
+        "with float",
     ),
     "wrong": (
         "WRONG",
-        f"lowers and runs, and HTP is below {LEAST_DB:g} dB of the quantized model, or its outputs have "
-        "another shape than the float model's",
+        f"it lowers and runs, but HTP is below {LEAST_DB:g} dB of the quantized model, or an output's shape "
+        "differs from the float model's",
     ),
-    "dies": ("DIES", "it is taken, and quantizing, lowering or running it fails"),
-    "crash": ("CRASHES", "the process that lowers or runs it ends by a signal"),
+    "dies": ("DIES", "the partitioner takes it, but quantizing, lowering or running it fails"),
+    "crash": ("CRASHES", "the process that lowers or runs it ends with a signal"),
 }
 """The word and the meaning of a result, from the best."""
 

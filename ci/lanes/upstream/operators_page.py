@@ -39,14 +39,14 @@ HEAD = """\
 # Operators
 
 Does an operator run on the NPU at your precision, and how exactly? These are measurements on the HTP
-emulator, each against the quantized model on the CPU. `qnn-ci diagnose log@16a4w` prints what was
-measured of one operator. The site has every operator, chip and precision, with the inputs that go wrong
-(`nox -s site`). Measure again:
+emulator, each against the quantized model on the CPU. `qnn-ci diagnose log@16a4w` prints the
+measurements of one operator. The site has every operator, chip and precision, with the inputs that give
+wrong results (`nox -s site`). To measure again:
 
 ```console
 $ qnn-ci test_upstream operators values -k 'test_log. or *-log-*' --flow 16a8w
 $ qnn-ci test_upstream chains -k '*-clone-chain] or *-erf-chain]' --flow 8a8w
-$ qnn-ci test_upstream operators values chains --accept    # put what it measures into the table and this page
+$ qnn-ci test_upstream operators values chains --accept    # put the results into the table and this page
 $ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml -k Softmax/
 ```
 """
@@ -55,25 +55,24 @@ HOW_TO_READ = f"""\
 ## How to read a cell
 
 A cell has the most frequent result of ExecuTorch's tests and our own plain case (if tied, the worst),
-and the lowest SQNR with that result, with the inputs or test that have it. `whole 56 dB: small [0.0001,
-0.01]; WRONG -6 dB: across [0.5, 2.5]` means: the operator is right, at least 56 dB, and wrong for the
-inputs after the semicolon. Whole numbers must be equal. There is no figure where shapes differ, NaN
+and the lowest SQNR with that result, with its inputs or test. `whole 56 dB: small [0.0001, 0.01]; WRONG
+-6 dB: across [0.5, 2.5]` means: the operator is correct, with at least 56 dB, but wrong for the
+inputs after the semicolon. Integers must be equal. There is no figure if shapes differ, NaN
 appears, or booleans or integers differ.
 
 - A plain case has {DRAWS} draws of inputs, calibrates with all of them and is compiled once. A norm is
-  compiled {PROGRAMS} times with other weights, because
-  [some come out right](findings.md), and so is
+  compiled {PROGRAMS} times with different weights, because
+  [some give correct results](findings.md). So is
   everything at 16 bits on V68 and V69, because accuracy there depends on the scales. Other cases have one
   draw. [values.toml](../manifests/upstream/values.toml) has all ranges and shapes.
-- An operator is also tried in a chain, between two linear layers or 1x1 convolutions. Where it is not
-  whole alone, the chain decides.
-- Qualcomm's newer tests (`{NEWER}`) count where nothing else measures. They compare with the float
-  model, so WRONG may be lost by quantizing.
-- `loses`: the NPU is at least {LOSES_DB:g} dB farther from float than the quantized model on the CPU
-  is.
-- SM8350 has no fp16, so it has no cells there, and what is `float` does not run on it.
-- ONNX operators are one node test each, with {DRAWS} draws, on one chip. An operator that only passes
-  values on is quantized although it stands alone.
+- An operator is also tried in a chain, between two linear layers or 1x1 convolutions. If it is not
+  `whole` alone, the chain decides.
+- Qualcomm's newer tests (`{NEWER}`) count only if no other test measures the operator. They compare with
+  the float model, so quantizing may be the cause of WRONG.
+- `loses`: the NPU is at least {LOSES_DB:g} dB farther from float than the quantized model on the CPU.
+- SM8350 has no fp16, so it has no cells there, and `float` operators do not run on it.
+- Each ONNX operator has one node test, with {DRAWS} draws, on one chip. An operator that only moves
+  values is quantized although it is alone.
 """
 
 
