@@ -41,8 +41,8 @@ MEANINGS: Mapping[Result, tuple[str, str]] = {
     "bad_test": ("no test", "ExecuTorch's test does not test the operator"),
     "lost": (
         "LOST",
-        f"HTP agrees with the quantized model, but that is below {LEAST_DB:g} dB of float; the figure compares "
-        "with float",
+        f"HTP agrees with the quantized model, but that is below {LEAST_DB:g} dB of float; the figure "
+        "compares with float",
     ),
     "wrong": (
         "WRONG",
