@@ -28,7 +28,7 @@ from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import ROOT, Selection, store_path
 from tests.support.checkpoints import LLAMA_3_2, LLAMA_3_2_ROPE, write_checkpoint
-from tests.support.drawn_checkpoints import PRECISIONS
+from tests.support.drawn_checkpoints import PRECISIONS, layer_named, replayed
 from tests.support.planted_decoders import FAULTS, WAYS, kept_by_compile, unnamed, write_texts
 from tests.support.speakers import (
     DECODE,
@@ -476,8 +476,9 @@ def test_ten_faults_fall_at_every_way_and_the_part_is_named(trained: Path, tmp_p
 def test_two_checkpoints_drawn_each_day_pass_and_a_fault_falls(tmp_path: Path, through: str) -> None:
     """Of the faults that docs/llm.md counts some are below the noise, so one of two may be missed."""
     today = date.today().toordinal()
-    replies = replies_of("drawn_checkpoints", through, tmp_path, through, tmp_path, 2 * today, 2 * today + 1)
-    assert [reply["fault"] == "none" for reply in replies] == [True, False] * 2
-    assert not [reply for reply in replies if reply["fault"] == "none" and reply["errors"]]
-    found = [reply for reply in replies if reply["fault"] != "none" and reply["errors"]]
-    assert found and all(reply["named"] in ("", "right") for reply in found)
+    lines = replies_of("drawn_checkpoints", through, tmp_path, through, tmp_path, 2 * today, 2 * today + 1)
+    assert [line["fault"] == "none" for line in lines] == [True, False] * 2
+    assert all(line["code"] == bool(replayed(line)) for line in lines)
+    assert not [line for line in lines if line["fault"] == "none" and line["code"]]
+    found = [line for line in lines if line["fault"] != "none" and line["code"]]
+    assert found and all(layer_named(line) in ("", "right") for line in found)

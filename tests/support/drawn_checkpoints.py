@@ -1,5 +1,6 @@
 """`python -m tests.support.drawn_checkpoints genie|executorch FOLDER SEED …`: checkpoints drawn by chance,
-each compiled right and with a fault planted, and what `llm check` says of both, as lines of JSON."""
+each compiled right and with a fault planted, and what `llm check` measured of both, as lines of JSON.
+Such lines are kept in tests/unit/drawn_checkpoints.jsonl, so that limits are tried without another run."""
 
 from __future__ import annotations
 
@@ -8,13 +9,23 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ci.lanes.llm import tiny, worker
+from ci.lanes.llm.verdicts import (
+    FIGURES,
+    READER_NAMES,
+    Bounds,
+    choice_problems,
+    culprit,
+    figure_problems,
+    part_rows,
+)
 from tests.support.checkpoints import SMALL, write_checkpoint
-from tests.support.planted_decoders import FAULTS, FEW, Way, check, compile_with, kept_by_compile
+from tests.support.planted_decoders import FAULTS, Way, check, compile_with, kept_by_compile
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -24,6 +35,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": {"rope_scaling": None, "rope_theta": 20000.0},
 }
 PRECISIONS = {"genie": ("u16u8", "16a4w", "fp16"), "executorch": ("16a8w", "16a4w", "fp16")}
+FLAGS = ("--decode-tokens", "250")
+"""Of `llm check`: decode takes longest by far."""
+KEPT = Path(__file__).parents[1] / "unit" / "drawn_checkpoints.jsonl"
+"""Of those without a seed the floors were chosen by; they were drawn before this module."""
 PLANTED = [name for name in FAULTS if name != "none"]
 
 
@@ -45,7 +60,8 @@ class Draw:
     @classmethod
     def of(cls, seed: int, through: str) -> Draw:
         chance, genie = random.Random(f"{through} {seed}"), through == "genie"
-        layers = chance.choice((2, 3))
+        # ExecuTorch takes a minute to lower two layers.
+        layers = chance.choice((2, 3 if genie else 2))
         return cls(
             family=list(FAMILIES)[seed % 5],
             way=Way(through, PRECISIONS[through][seed % 3]),
@@ -53,7 +69,7 @@ class Draw:
             steps=chance.choice((100, 200)) if (seed + genie) % 2 else 0,
             layers=layers,
             parts=chance.choice((1, 2, layers)) if genie else 1,
-            context=chance.choice((128, 256)),
+            context=chance.choice((128, 256 if genie else 128)),
             width=chance.choice((64, 96)),
             tied=chance.random() < 0.5,
         )
@@ -72,31 +88,87 @@ class Draw:
             "tie_word_embeddings": self.tied,
         }
         if self.steps:
-            from ci.lanes.llm.tiny import train
-
-            train(folder, self.steps, settings)
+            tiny.train(folder, self.steps, settings)
         else:
             write_checkpoint(folder, seed, **settings)
 
-    def named(self, errors: Sequence[str]) -> str:
-        """Whether the finding that names layers names those that have the fault; nothing where none does."""
-        found = re.search(r"layers (\d+) to (\d+)", "\n".join(errors))
-        wrong = {"rows of the head one off": [self.layers - 1], "GELU in place of SiLU": range(self.layers)}
-        layers = wrong.get(self.fault, [FAULTS[self.fault].layer])
-        if not found:
-            return ""
-        first, last = map(int, found.groups())
-        return "right" if any(first <= layer <= last for layer in layers) else "wrong"
+
+def drawn() -> list[dict[str, Any]]:
+    return list(map(json.loads, KEPT.read_text(encoding="utf-8").splitlines()))
+
+
+def replayed(line: Mapping[str, Any]) -> list[str]:
+    """What `llm check` says by today's limits of the logits and the parts that a line holds."""
+
+    def unpacked(readers: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            reader: {
+                name: dict(zip(("value", "error"), pair, strict=True))
+                for name, pair in zip(FIGURES, pairs, strict=True)
+            }
+            for reader, pairs in readers.items()
+        }
+
+    rounding = {**line["rounding"], "noise": unpacked(line["rounding"]["noise"])}
+    bounds = Bounds.of(rounding, line["precision"], {})
+    missed = list(figure_problems(unpacked(line["figures"]), bounds))
+    missed += choice_problems(line["choices"], bounds) if line["choices"] else []
+    found = culprit(part_rows(line["parts"], bounds), inaccurate=bool(missed))
+    return [found] * bool(found) + missed
+
+
+def layer_named(line: Mapping[str, Any]) -> str:
+    """Whether the finding that names layers names one with the fault; nothing where none does."""
+    found = re.search(r"layers (\d+) to (\d+)", "\n".join(replayed(line)))
+    if not found:
+        return ""
+    fault, count = line["fault"], line["layers"]
+    wrong = {"rows of the head one off": [count - 1], "GELU in place of SiLU": range(count)}
+    first, last = map(int, found.groups())
+    return "right" if any(first <= at <= last for at in wrong.get(fault, [FAULTS[fault].layer])) else "wrong"
+
+
+def packed(value: Any) -> Any:
+    """Few digits, and without the names of a reader's figures."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        rows = {name: packed(item) for name, item in value.items()}
+        return list(rows.values()) if list(rows) in (["value", "error"], list(FIGURES)) else rows
+    return [packed(item) for item in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Of a worker in this process, for one check; what it answers is kept."""
+
+    rounding: dict[str, Any]
+    """Measured once for both checks of a checkpoint."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)
+    parts: list[Any] = field(default_factory=list)
+
+    def __call__(self, **order: Any) -> dict[str, Any]:
+        do = order["do"]
+        if do == "answers":
+            # Texts for the page: they decide nothing.
+            return {"answers": [{"tokens": [], "stopped": "length", "seconds": 0.0}] * len(order["prompts"])}
+        if do == "rounding" and self.rounding:
+            return self.rounding
+        reply = worker.facts_of({**order, "log": "", "timeout": 900.0})
+        if do == "rounding":
+            self.rounding.update(reply)
+        elif do == "genie choices":
+            self.choices.update(reply)
+        elif do.endswith("figures"):
+            self.figures.update({name: reply[name] for name in READER_NAMES if name in reply})
+        elif do == "parts":
+            self.parts.extend(reply["parts"])
+        return reply
 
 
 def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    from ci.lanes.llm import tiny, worker
-
     worker.start("generate" if through == "genie" else "lower")
-
-    def ask(**order: Any) -> Any:
-        return worker.facts_of({**order, "log": "", "timeout": 900.0})
-
     folder.mkdir(parents=True, exist_ok=True)
     calibration = folder / "calibration.txt"
     calibration.write_text(" ".join(tiny.texts().calibration))
@@ -104,12 +176,23 @@ def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, 
         draw, model, out = Draw.of(seed, through), folder / f"model-{seed}", folder / "out"
         draw.write(model, seed)
         kept = kept_by_compile(model, calibration, through, draw.way.precision, draw.context)
-        for fault, flags in (("none", ()), (draw.fault, FEW)):
+        rounding: dict[str, Any] = {}
+        for fault in ("none", draw.fault):
             shutil.rmtree(out, ignore_errors=True)
             sizes = {"context": draw.context, "parts": draw.parts}
             compile_with(fault, draw.way, model, calibration, out, kept, **sizes)
-            found = check(out, folder / "reports", ask, *flags)
-            yield {"seed": seed, "fault": fault, "named": draw.named(found["errors"]), **found}
+            ask = Ask(rounding)
+            found = check(out, folder / "reports", ask, *FLAGS)
+            alone = {name: rounding[name] for name in ("noise", "tie", "parts")}
+            yield {
+                "through": through,
+                "seed": seed,
+                "fault": fault,
+                "precision": draw.way.precision,
+                "layers": draw.layers,
+                "code": found["code"],
+                **packed({**asdict(ask), "rounding": alone}),
+            }
 
 
 if __name__ == "__main__":

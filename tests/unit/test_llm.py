@@ -62,6 +62,7 @@ from ci.lanes.llm.prompts import (
 )
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import (
+    FLOORS,
     READER_NAMES,
     Bounds,
     TextComparison,
@@ -77,10 +78,11 @@ from ci.lanes.llm.work import float_of
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report
-from provisioning.base.settings import store_path
+from provisioning.base.settings import ROOT, store_path
 from provisioning.manifest import soc_named
 from qnn_ci.command import program_of
 from tests.support.checkpoints import write_adapter
+from tests.support.drawn_checkpoints import drawn, layer_named, replayed
 from tests.support.typed import parsed, run_here
 
 EOS = 9
@@ -994,14 +996,39 @@ class TestCheck:
         noise = {name: {"value": value, "error": 1e-6} for name, value in costs.items()}
         bounds = Bounds.of({"noise": {"windows": noise}, "tie": 0.01, "parts": []}, "u16u8", {})
         for figures, wrong in (
-            ({"divergence": 9e-4, "divergence_99": 0.019}, 0),
+            ({"divergence": 9e-4, "divergence_99": 0.004}, 0),
             ({"divergence": 2e-3}, 1),
-            ({"divergence_99": 0.03}, 1),
+            ({"divergence_99": 0.006}, 1),
             ({"divergence_50": 6e-5}, 0),
             ({"divergence_50": 8e-5}, 1),
         ):
             facts = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
             assert len(list(figure_problems({"decode_htp": facts}, bounds))) == wrong, figures
+
+    @pytest.mark.parametrize(
+        ("name", "chosen"), [("by which the floors were chosen", True), ("drawn later", False)]
+    )
+    def test_drawn_checkpoints_are_judged_right_as_often_as_the_page_says(
+        self, name: str, chosen: bool
+    ) -> None:
+        """Replayed from what was measured of them."""
+        lines = [line for line in drawn() if (line["seed"] is None) == chosen]
+        healthy = [line for line in lines if line["fault"] == "none"]
+        faulty = [line for line in lines if line["fault"] != "none"]
+        red, found = (sum(map(bool, map(replayed, some))) for some in (healthy, faulty))
+        named = sum(layer_named(line) == "right" for line in faulty)
+        counts = f"{red} of {len(healthy)} | {len(faulty) - found} of {len(faulty)} | {named} of {found}"
+        assert f"| {name} | {counts} |" in (ROOT / "docs" / "llm.md").read_text(encoding="utf-8"), counts
+
+    @pytest.mark.parametrize("name", FLOORS)
+    def test_floors_are_twice_what_the_checkpoints_they_were_chosen_by_need(
+        self, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        healthy = [line for line in drawn() if line["seed"] is None and line["fault"] == "none"]
+        for share, red in ((0.5, False), (0.25, True)):
+            with monkeypatch.context() as patch:
+                patch.setitem(FLOORS, name, FLOORS[name] * share)
+                assert any(map(replayed, healthy)) == red, share
 
     def test_what_rounding_costs_is_what_the_compile_kept_of_the_same_tokens_and_weights(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

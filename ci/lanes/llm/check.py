@@ -371,9 +371,7 @@ class Check:
                 sys.stdout.write(f"rounding alone: {in_words(figures)}\n")
             elif self.by_genie:
                 sys.stdout.write(f"rounding alone, {READER_NAMES[reader]}: {in_words(figures)}\n")
-        sys.stdout.write(
-            f"a choice by which float loses at most {bounds.tie:.2g} logits is as good as its own\n"
-        )
+        sys.stdout.write(f"top-1 agrees where float's logit of it is within {bounds.tie:.2g} of its best\n")
         return bounds
 
     def _figures(self, ask: Asker, bounds: Bounds) -> None:
@@ -436,8 +434,8 @@ class Check:
         chosen = {kind: reply[kind] for kind in KINDS}
         for kind, row in chosen.items():
             sys.stdout.write(
-                f"Genie's {kind}: float's first choice {row['first_choice']:.1%} of {row['tokens']} tokens;"
-                f" regret {row['regret']:.4f} logits, at most {row['worst_regret']:.3f}\n"
+                f"Genie's {kind}: top-1 agreement {row['first_choice']:.1%} of {row['tokens']} tokens;"
+                f" mean regret {row['regret']:.4f} logits, at most {row['worst_regret']:.3f}\n"
             )
         self.row["comparisons"] += len(chosen)
         self._add(choice_problems(chosen, bounds))

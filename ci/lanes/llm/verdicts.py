@@ -243,8 +243,7 @@ def figures_from(facts: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
 
 def in_words(figures: Figures) -> str:
     return ", ".join(
-        f"{name.replace('_', ' ')} {figure.value:.4g} ± {figure.error:.2g}"
-        for name, figure in figures.items()
+        f"{WORDS[name]} {figure.value:.4g} ± {figure.error:.2g}" for name, figure in figures.items()
     )
 
 
@@ -276,7 +275,7 @@ def misses(figures: Figures, limits: Mapping[str, float], *, chance: bool = Fals
 def close(figures: Figures, limits: Mapping[str, float]) -> list[str]:
     """Each limit that is so near to the measurement that chance may exceed it, as text."""
     return [
-        f"{name.replace('_', ' ')}: {limit:g} is {abs(figures[name].value - limit) / figures[name].error:.1f}"
+        f"{WORDS[name]}: {limit:g} is {abs(figures[name].value - limit) / figures[name].error:.1f}"
         f" standard errors from {figures[name].value:.4g}"
         for name, limit in limits.items()
         if abs(figures[name].value - limit) < STANDARD_ERRORS * figures[name].error
@@ -316,9 +315,9 @@ rounding alone makes it: right ones: at most 2.2 dB worse."""
 APART_DB = 1.5
 """By how much one part must come nearer to its limit than all others to be named: those of right models
 differ by as much as 1.4."""
-FLOORS = {"divergence": 0.001, "divergence_99": 0.02}
-"""What a right quantized model may lose whatever rounding costs: the few tokens whose values quantizing never
-saw are cut off otherwise in each graph. The median does not see them."""
+FLOORS = {"divergence": 0.001, "divergence_99": 0.005}
+"""What a right quantized model may lose whatever rounding costs, twice what any by which they were chosen
+needed: the few tokens whose values quantizing never saw are cut off otherwise in each graph."""
 CHIP = 1.25
 """How often a right quantized model may lose what rounding alone costs: medians were .94 to 1.11 times."""
 HALVES, HALVES_DB = 16, 12.0
