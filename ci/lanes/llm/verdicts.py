@@ -184,8 +184,6 @@ WORDS = {
     "divergence_99": "99 % quantile of KL divergence",
     "regret": "mean regret in logits",
 }
-SAID = 2
-"""Figures in a finding of `llm check`."""
 HIGHER_IS_BETTER = frozenset(("first_choice",))
 DIVERGENCES = frozenset(("divergence", "divergence_50", "divergence_99"))
 OF_WINDOWS = "windows"
@@ -267,7 +265,7 @@ def misses(figures: Figures, limits: Mapping[str, float], *, chance: bool = Fals
         if not (figure.value + allowed >= limit if higher else figure.value - allowed <= limit):
             problems.append(
                 f"{WORDS[name]} is {figure.value:.3g} ± {figure.error:.1g},"
-                f" expected {'at least' if higher else 'at most'} {limit:.3g}"
+                f" expected {'at least' if higher else 'at most'} {limit:.4g}"
             )
     return problems
 
@@ -374,8 +372,8 @@ def figure_problems(facts: Mapping[str, Any], bounds: Bounds) -> Iterator[str]:
         if name in facts and (
             missed := misses(figures_from(facts[name]), bounds.of_reader(name), chance=True)
         ):
-            more = f"; {len(missed) - SAID} more" if len(missed) > SAID else ""
-            yield f"logits of {words}: {'; '.join(missed[:SAID])}{more}"
+            more = f"; {len(missed) - 1} more" if len(missed) > 1 else ""
+            yield f"logits of {words}: {missed[0]}{more}"
 
 
 def choice_problems(facts: Mapping[str, Mapping[str, float]], bounds: Bounds) -> list[str]:
@@ -432,12 +430,13 @@ def culprit(rows: Sequence[Mapping[str, Any]], *, inaccurate: bool) -> str:
         return ""
     spare = {row["name"]: row["typical_db"] - row["typical_least_db"] for row in rows}
     part = min(rows, key=lambda row: spare[row["name"]])
-    layers, where = part["name"].partition(",")[2], "none stands out"
+    layers = part["name"].partition(",")[2]
+    where = "none stands out: rounding hides the fault, or the checkpoint has changed"
     others = [db for name, db in spare.items() if not name.endswith(layers)]
     if min(others, default=math.inf) - spare[part["name"]] >= APART_DB:
         found, least = (in_decibels(part[name]) for name in ("typical_db", "typical_least_db"))
         where = f"nearest comes {part['name']}: SQNR of {found}, at least {least}"
-    return f"no layer misses its limit; {where}. Rounding hides the fault, or the checkpoint has changed"
+    return f"no layer misses its limit; {where}"
 
 
 SHOWN = ("bytes", "figures", "choices", "peak", "speed")
