@@ -80,8 +80,8 @@ class PythonEnvironments:
 
     def interpreter(self, name: str) -> str:
         """The Python of an environment, made or rebuilt first if it is not exactly its lock."""
-        if made := self.made(name):
-            return made
+        if python_path := self.made(name):
+            return python_path
         from filelock import FileLock
 
         text, home = self._lock(name), self.folder / name

@@ -319,20 +319,20 @@ def _exported(model: Any, inputs: Any) -> bytes:
     return content.getvalue()
 
 
-def _samples(given: Iterable[Any]) -> list[bytes]:
+def _samples(samples: Iterable[Any]) -> list[bytes]:
     import torch
 
     contents = []
-    for sample in given:
+    for sample in samples:
         content = io.BytesIO()
         torch.save(_tuple(sample), content)
         contents.append(content.getvalue())
     return contents
 
 
-def _input(given: Any, path: Path) -> Path:
-    if isinstance(given, (str, os.PathLike)):
-        return Path(given)
+def _input(value: Any, path: Path) -> Path:
+    if isinstance(value, (str, os.PathLike)):
+        return Path(value)
     try:
         import numpy
     except ModuleNotFoundError as error:
@@ -342,7 +342,7 @@ def _input(given: Any, path: Path) -> Path:
             {},
         ) from error
 
-    numpy.save(path, numpy.asarray(given))
+    numpy.save(path, numpy.asarray(value))
     return path
 
 

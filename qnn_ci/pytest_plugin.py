@@ -88,8 +88,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "qnn" not in metafunc.fixturenames:
         return
-    asked = _asked(metafunc.definition)
-    lists = {name: value for name, value in asked.items() if isinstance(value, (list, tuple))}
+    options = _asked(metafunc.definition)
+    lists = {name: value for name, value in options.items() if isinstance(value, (list, tuple))}
     if lists:
         rows = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
         metafunc.parametrize(
@@ -106,12 +106,12 @@ def _asked(item: Any) -> dict[str, Any]:
 @pytest.fixture
 def qnn(request: pytest.FixtureRequest) -> Qnn:
     """Compiles, audits and runs nets on the HTP emulator, at the precision and for the chip of the marker."""
-    asked = {**_asked(request.node), **getattr(request, "param", {})}
-    if unknown := sorted(set(asked) - set(FIELDS)):
+    options = {**_asked(request.node), **getattr(request, "param", {})}
+    if unknown := sorted(set(options) - set(FIELDS)):
         pytest.fail(f"{', '.join(unknown)}: expected @pytest.mark.{MARKER}", pytrace=False)
-    asked.setdefault("soc", request.config.getoption("--qnn-soc"))
-    asked.setdefault("python", request.config.getoption("--qnn-python"))
-    return Qnn(request.node, **asked)
+    options.setdefault("soc", request.config.getoption("--qnn-soc"))
+    options.setdefault("python", request.config.getoption("--qnn-python"))
+    return Qnn(request.node, **options)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

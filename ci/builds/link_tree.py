@@ -29,8 +29,8 @@ def link_with_copies(tree: Path, copies: Collection[str], into: Path, folders: C
     """Update `into`: links to the tree, and copies of some folders. Unchanged files keep their time.
 
     `folders` are made and not linked, with their parents: `..` in a path through them stays in `into`."""
-    made = _with_parents([*copies, *folders]) - set(copies)
-    _link(tree, into, made, lambda place: place in copies)
+    own_folders = _with_parents([*copies, *folders]) - set(copies)
+    _link(tree, into, own_folders, lambda place: place in copies)
     for folder in copies:
         for path in _files(tree / folder):
             _copy(path, into / path.relative_to(tree))

@@ -138,16 +138,16 @@ def apply(folder: Path, root: Path, text: Path | None) -> None:
     page = _page(text) if text else ""
     for update in judged:
         replace_text(root / update.name, update.text)
-    said = [line for update in judged for line in update.said]
-    if text and said:
-        shown = [*said[:MOST_SHOWN], *([f"… and {len(said) - MOST_SHOWN} more"] if said[MOST_SHOWN:] else [])]
+    news = [line for update in judged for line in update.said]
+    if text and news:
+        shown = [*news[:MOST_SHOWN], *([f"… and {len(news) - MOST_SHOWN} more"] if news[MOST_SHOWN:] else [])]
         page = "\n".join(
             [page.rstrip(), "", "## Packages that come or go", "", *(f"- {line}" for line in shown), ""]
         )
     if text:
         replace_text(text, page)
     sys.stdout.writelines(
-        f"{line}\n" for line in [*said, *([update.name for update in judged] or ["nothing changed"])]
+        f"{line}\n" for line in [*news, *([update.name for update in judged] or ["nothing changed"])]
     )
 
 

@@ -153,18 +153,18 @@ def _abbreviated(line: bytes) -> str:
 def _codes(log: LogText) -> list[tuple[tuple[int, bytes], Code]]:
     """The numbers of programs, with their lines. One that two of them could have given is the first's that
     knows it."""
-    given = dict[int, Code]()
+    by_place = dict[int, Code]()
     for row in table().numbers:
         for match in row.pattern.finditer(log.text):
             for start, number in _numbers_in(match):
                 if (code := row.code(number)).name:
-                    given.setdefault(start, code)
+                    by_place.setdefault(start, code)
     named = {name: number for number, name in table().codes.items()}
     for match in CODE_NAME.finditer(log.text):
         name = log.text[match.start() : match.end()].decode("ascii")
         if name in named:
-            given[match.start()] = code_named(named[name])
-    return [((log.line(start), log.line_at(start)), given[start]) for start in sorted(given)]
+            by_place[match.start()] = code_named(named[name])
+    return [((log.line(start), log.line_at(start)), by_place[start]) for start in sorted(by_place)]
 
 
 def _numbers_in(match: TextMatch) -> Iterator[tuple[int, int]]:

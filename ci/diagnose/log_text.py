@@ -167,6 +167,6 @@ def plain_text(text: bytes) -> bytes:
         text = ENTITY.sub(lambda found: ENTITIES[found[1]], text)
     if not text.isascii():
         text = text.replace(b"\xc2\xa0", b" ")
-        for said, english in table().english.items():
-            text = text.replace(said, english)
+        for translated, english in table().english.items():
+            text = text.replace(translated, english)
     return text

@@ -74,11 +74,11 @@ def as_onnx(row: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
     torch.backends.mha.set_fastpath_enabled(False)  # The exporter does not know the fused attention.
     model = FittedModel.model_validate_json(row)
     library, _, name = model.make.partition(":")
-    made = MAKERS[library](model, name)
+    network = MAKERS[library](model, name)
     if not model.tokens:
-        net, inputs = OfPixels(made), {"image": torch.rand(1, 3, model.size, model.size)}
+        net, inputs = OfPixels(network), {"image": torch.rand(1, 3, model.size, model.size)}
     else:
-        net = OfText(made)
+        net = OfText(network)
         inputs = {
             "tokens": torch.ones(1, model.tokens, dtype=torch.int32),
             "mask": torch.ones(1, model.tokens),

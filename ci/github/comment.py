@@ -257,8 +257,8 @@ def _summary(changes: Changes) -> str:
     if not changes.compared:
         return alone
     than = f" than at {code(changes.since)}" if changes.since else " than at their last commits"
-    told = f"{changes.worse or 'None'} of {plural(changes.compared, 'program')} became worse{than}."
-    return f"{told} {alone}" if changes.not_compared else told
+    sentence = f"{changes.worse or 'None'} of {plural(changes.compared, 'program')} became worse{than}."
+    return f"{sentence} {alone}" if changes.not_compared else sentence
 
 
 def write(pull: int, ended: Ended, text: str, api: Api) -> None:

@@ -61,18 +61,18 @@ def _said(environ: Mapping[str, str]) -> dict[str, list[str]]:
 
 def reports_of_the_gate(folder: Path, environ: Mapping[str, str]) -> list[Path]:
     """The reports below a folder whose digests QNN_CI_DIGESTS has, the outputs of the gate as JSON."""
-    said = {
+    expected = {
         name: [digest for digest in digests if not digest.startswith(OF_MEMORY)]
         for name, digests in _said(environ).items()
     }
     found = {hash_file(file): file for file in sorted(folder.rglob(REPORT))}
-    for name, digests in said.items():
+    for name, digests in expected.items():
         if missing := [digest for digest in digests if digest not in found]:
             raise CheckFailed(
                 f"{name}: no downloaded {REPORT} has the SHA-256 {in_line(missing[0])} that its job gave",
                 fix="something replaced an artifact of the gate: see what else uploads in this workflow",
             )
-    ours = {digest for digests in said.values() for digest in digests}
+    ours = {digest for digests in expected.values() for digest in digests}
     for digest in found.keys() - ours:
         name = in_line(str(found[digest].relative_to(folder)))
         sys.stdout.write(f"left out: {name} is not of this call of the gate\n")

@@ -77,7 +77,7 @@ def log_of(report: Report, folder: Path) -> Path | None:
 
 
 def markdown(
-    found: Diagnosis, told: str, log: Path, libraries: Sequence[Path], report: Report | None = None
+    found: Diagnosis, explanation: str, log: Path, libraries: Sequence[Path], report: Report | None = None
 ) -> str:
     """`told` is what diagnose prints of it."""
     at = min((shown.line for shown in found.explanations if shown.line), default=0)
@@ -99,11 +99,11 @@ def markdown(
     ]
     table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)
     excerpt = "\n".join(lines)
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt + told + findings)), default=0))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt + explanation + findings)), default=0))
     text = (
         f"| what | value |\n| --- | --- |\n{table}\n\n"
         + (f"What {report.stage} found:\n\n{fence}text\n{findings}\n{fence}\n\n" if report else "")
-        + f"What qnn-ci diagnose says:\n\n{fence}text\n{told}\n{fence}\n\n"
+        + f"What qnn-ci diagnose says:\n\n{fence}text\n{explanation}\n{fence}\n\n"
         f"The log, lines {first} to {first + len(lines) - 1}:\n\n{fence}text\n{excerpt}\n{fence}"
     )
     return without_secrets(text, os.environ)

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             raise UnknownName(f"{rule} is not a fault that repair knows", rule, list(known))
         if why := known[rule].none:
             raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
-    asked = RewriteChoice(tuple(args.only) or None, args.may_change_interface)
+    wanted = RewriteChoice(tuple(args.only) or None, args.may_change_interface)
     if not model.typed:
         if not args.suite:
             raise UsageError("repair what?", fix="name a model, or --suite FILE")
@@ -63,16 +63,16 @@ def run(args: argparse.Namespace) -> int:
         lane: Rewrites = of_lane(model, "repair")
 
         def work(report: ModelReport) -> int:
-            return repair_suites(lane.of_suites(model, choice), lane, asked, report, accepts=accepts)
+            return repair_suites(lane.of_suites(model, choice), lane, wanted, report, accepts=accepts)
 
         return reported("repair", model, [*choice.words, *map(str, choice.suites)], work)
     if not args.output or args.accept:
         raise UsageError("no folder for the rewritten MODEL", fix="give -o DIR; --accept is for --suite")
     require_one_chip(model.selection)
-    return repaired(model, args.output, asked)
+    return repaired(model, args.output, wanted)
 
 
-def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
+def repaired(model: OneModel, output: Path, choice: RewriteChoice) -> int:
     from ci.pipeline.lane_model import lane_model, of_lane
     from ci.pipeline.model_report import reported
     from ci.pipeline.options import Compiling
@@ -80,7 +80,7 @@ def repaired(model: OneModel, output: Path, asked: RewriteChoice) -> int:
 
     lane: Rewrites = of_lane(model, "repair")
     taken = lane_model(model, Compiling(output))
-    return reported("repair", model, model.named, lambda report: repair_model(taken, lane, asked, report))
+    return reported("repair", model, model.named, lambda report: repair_model(taken, lane, choice, report))
 
 
 def only_one(precisions: Sequence[str]) -> str | None:

@@ -96,18 +96,18 @@ def add_model(
 def one_model_of(args: argparse.Namespace) -> OneModel:
     """MODEL. Refuses flags that its kind of model ignores: the user would believe that they worked."""
     lane = lane_of(args.model, Parser.user_folder())
-    given = {name for name, value in vars(args).items() if value}
+    present = {name for name, value in vars(args).items() if value}
     for name, flag in {"suite": "--suite", "precision_file": "--precision-file"}.items():
-        if lane == CHECKPOINT and name in given:
+        if lane == CHECKPOINT and name in present:
             raise UsageError(f"{flag} has no effect on a checkpoint", fix=f"leave {flag} out")
-    if "precision_file" in given and {"precision", "precisions", "suite"} & given:
+    if "precision_file" in present and {"precision", "precisions", "suite"} & present:
         raise UsageError(
             "--precision-file already has the precision, and a suite names its own",
             fix='leave --precision and --suite out; in a run of the suite: precision_file = "FILE"',
         )
     for other, of_lane in LANES.items():
         for name in of_lane.flags:
-            if name in given and other != lane:
+            if name in present and other != lane:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} is for {other}, not for {args.model}", fix=f"leave {flag} out")
     return OneModel(

@@ -140,8 +140,8 @@ def part(text: str) -> Part:
 
 
 def _recheck_of(args: argparse.Namespace) -> Part | None:
-    asked: Part | None = args.recheck
-    if asked is None:
+    share: Part | None = args.recheck
+    if share is None:
         if args.recheck_seed:
             raise UsageError("--recheck-seed without --recheck", fix="--recheck 20%, or what that run had")
         return None
@@ -149,7 +149,7 @@ def _recheck_of(args: argparse.Namespace) -> Part | None:
         raise UsageError(
             "--recheck with --no-cache: nothing is taken from the cache", fix="leave one of them out"
         )
-    return replace(asked, seed=args.recheck_seed or 1 + secrets.randbelow(SEEDS))
+    return replace(share, seed=args.recheck_seed or 1 + secrets.randbelow(SEEDS))
 
 
 def work_of(args: argparse.Namespace) -> WorkOptions:

@@ -70,14 +70,14 @@ class _Compared:
         """As many dB less than `least` as it has values less than FEW, at most."""
         wanted, found = self.wanted[places], self.found[places]
         noise = float(((found - wanted) ** 2).sum())
-        sqnr_db, told = decibels(float((wanted**2).sum()), noise), places is not ...
+        sqnr_db, separate = decibels(float((wanted**2).sum()), noise), places is not ...
         if (distinct := _few(wanted, found)) is not None:
-            others = tuple(index for index in range(wanted.ndim) if index != axis or not told)
+            others = tuple(index for index in range(wanted.ndim) if index != axis or not separate)
             varies = float(((wanted - wanted.mean(others, keepdims=True)) ** 2).sum())
-            sqnr_db, told = min(sqnr_db, decibels(varies, noise), self.least * distinct / FEW), True
+            sqnr_db, separate = min(sqnr_db, decibels(varies, noise), self.least * distinct / FEW), True
             of_float = _distinct(wanted, wanted.size)
             words += f", {distinct} distinct value{'s' * (distinct != 1)} for {of_float:,} in float"
-        return OutputPart(words, sqnr_db, told)
+        return OutputPart(words, sqnr_db, separate)
 
     def along(self, axis: int) -> Iterator[OutputPart]:
         """What is lost, weak or constant among the slices of a dimension."""

@@ -46,7 +46,7 @@ REPAIRED = "repaired"
 class Rewrites(Protocol):
     """What is asked of a lane."""
 
-    def rewritten(self, taken: Any, asked: RewriteChoice) -> Rewritten:
+    def rewritten(self, taken: Any, choice: RewriteChoice) -> Rewritten:
         """The model with the rewrites that answer known faults, each proved on the CPU."""
         ...
 
@@ -80,8 +80,8 @@ class Repair:
     @property
     def rewrites(self) -> list[str]:
         """What was done, by name."""
-        made = dict.fromkeys(change.rewrite for change in self.rewritten.made)
-        return [*made, *[BY_CHANNEL] * bool(self.by_channel)]
+        names = dict.fromkeys(change.rewrite for change in self.rewritten.made)
+        return [*names, *[BY_CHANNEL] * bool(self.by_channel)]
 
     @property
     def model(self) -> LaneModel[Any, Any]:
@@ -90,18 +90,18 @@ class Repair:
         return taken.of(replace(taken.model, per_channel=True), taken.how) if self.by_channel else taken
 
 
-def repair_of(taken: LaneModel[Any, Any], lane: Rewrites, asked: RewriteChoice) -> Repair:
+def repair_of(taken: LaneModel[Any, Any], lane: Rewrites, choice: RewriteChoice) -> Repair:
     """Rewrite, prove, compile and compare: the fewest rewrites with which the model is as good as with any
     that were tried."""
     before = measured(taken)
-    rewritten = lane.rewritten(taken, asked)
+    rewritten = lane.rewritten(taken, choice)
     every = tuple(dict.fromkeys(change.rules for change in rewritten.made))
     known: dict[Rules, tuple[Rewritten, Outcome]] = {(): (Rewritten((), None), before)}
 
     def tried(chosen: Rules) -> Outcome:
         if chosen not in known:
             rules = tuple(rule for names in chosen for rule in names)
-            some = rewritten if chosen == every else lane.rewritten(taken, replace(asked, rules=rules))
+            some = rewritten if chosen == every else lane.rewritten(taken, replace(choice, rules=rules))
             again = of_rewritten(taken, some)
             known[chosen] = some, measured(again) if again else before
             sys.stderr.write(f"  with {', '.join(rules)}: {known[chosen][1].in_words()}\n")
@@ -145,10 +145,10 @@ def _is_quantized(precision: str | None) -> bool:
 
 
 def repair_model(
-    taken: LaneModel[Any, Any], lane: Rewrites, asked: RewriteChoice, report: ModelReport
+    taken: LaneModel[Any, Any], lane: Rewrites, choice: RewriteChoice, report: ModelReport
 ) -> int:
     """Write the rewritten model and what to change in its source, if it is no worse for it."""
-    repair = repair_of(taken, lane, asked)
+    repair = repair_of(taken, lane, choice)
     now, after, rewritten = repair.now, repair.after, repair.rewritten
     print("\n".join(_as_text(repair)))
     if not (after or repair.refused) and (cause := cause_of(taken, taken.programs[0], now)):
@@ -180,7 +180,7 @@ def _report(repair: Repair, report: ModelReport) -> None:
 def repair_suites(
     every: Sequence[LaneModel[Any, Any]],
     lane: Rewrites,
-    asked: RewriteChoice,
+    choice: RewriteChoice,
     report: ModelReport,
     *,
     accepts: bool,
@@ -189,7 +189,7 @@ def repair_suites(
     Writes no model: the command for one does."""
     rows, code, repairs = [("program", "before", "repaired by", "after")], 0, dict[str, Values]()
     for taken in every:
-        repair = repair_of(taken, lane, asked)
+        repair = repair_of(taken, lane, choice)
         _report(repair, report)
         code = code if repair.now.green else CheckFailed.exit_code
         words = (_in_short(repair.before), ", ".join(repair.rewrites) or "-", _in_short(repair.now))
@@ -238,10 +238,10 @@ def of_rewritten(taken: LaneModel[Any, Any], rewritten: Rewritten) -> LaneModel[
 
 
 def _as_text(repair: Repair) -> Iterator[str]:
-    made, refused, rows = repair.rewritten.made, repair.refused, repair.rows
-    if made:
+    changes, refused, rows = repair.rewritten.made, repair.refused, repair.rows
+    if changes:
         yield "rewritten, and proved the same on the CPU:"
-        yield from _of_changes(made)
+        yield from _of_changes(changes)
     elif not refused:
         yield "no part of the model has a known fault that a rewrite repairs"
     if refused:
@@ -258,10 +258,10 @@ def _as_text(repair: Repair) -> Iterator[str]:
         yield from (f"{name}: {finding.message}" for finding in row.wrong)
 
 
-def _of_changes(made: Sequence[RewrittenPlace]) -> Iterator[str]:
+def _of_changes(rewritten_places: Sequence[RewrittenPlace]) -> Iterator[str]:
     """Each rewrite with its places, and what to write there."""
     by_words: dict[tuple[str, tuple[str, ...], str], list[RewrittenPlace]] = {}
-    for change in made:
+    for change in rewritten_places:
         words = str(fix_at(change.rules[0], change.code, change.source)) if change.source else change.words
         by_words.setdefault((change.rewrite, change.rules, words), []).append(change)
     for (rewrite, rules, words), changes in by_words.items():

@@ -151,7 +151,7 @@ def needs_of(
     precision: str,
     lane: Lane,
     versions: Mapping[str, str],
-    asked: RewriteChoice = RewriteChoice(),
+    choice: RewriteChoice = RewriteChoice(),
 ) -> list[Need]:
     """The rewrites that this precision calls for; those that this build does not need, or the user does not
     allow, are withheld. `versions` are of products, by their names in the table of faults."""
@@ -161,7 +161,7 @@ def needs_of(
         fault = faults.get(fix.rule)
         if (
             fix.rewrite
-            and (asked.rules is None or fix.rule in asked.rules)
+            and (choice.rules is None or fix.rule in choice.rules)
             and (fault.lane if fault else fix.lane) in ("any", lane)
             and (fault is None or fault.product in versions)
             and (not fix.precisions or any(fnmatchcase(precision, pattern) for pattern in fix.precisions))
@@ -170,7 +170,7 @@ def needs_of(
     needs = []
     for rewrite, fixes in due.items():
         here = [fix for fix in fixes if _is_here(faults.get(fix.rule), versions)]
-        allowed = [fix for fix in here if asked.interface or not fix.changes_interface]
+        allowed = [fix for fix in here if choice.interface or not fix.changes_interface]
         if allowed:
             needs.append(Need.of(rewrite, allowed))
         elif here:
@@ -204,16 +204,16 @@ def tried(samples: Sequence[Sequence[Array]], values: Sequence[float], low: floa
         *([(lambda shape, *_: np.resize(np.asarray(values), shape), lambda array: array)] if values else []),
     ]
     for of_floats, of_others in makers:
-        made = []
+        arrays = []
         for every in zip(*samples, strict=True):
             array = every[0]
             if array.dtype.kind == "f":
                 finite = np.concatenate([drawn[np.isfinite(drawn)] for drawn in every])
                 ends = (float(finite.min()), float(finite.max())) if finite.size else (-1.0, 1.0)
-                made.append(np.maximum(of_floats(array.shape, *ends), low).astype(array.dtype))
+                arrays.append(np.maximum(of_floats(array.shape, *ends), low).astype(array.dtype))
             else:
-                made.append(np.asarray(of_others(array)).astype(array.dtype).reshape(array.shape))
-        yield made
+                arrays.append(np.asarray(of_others(array)).astype(array.dtype).reshape(array.shape))
+        yield arrays
 
 
 def require_same(wanted: Sequence[Array], found: Sequence[Array], bound: float, scale: float) -> None:

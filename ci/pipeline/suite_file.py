@@ -145,14 +145,14 @@ def parse_suite(document: dict[str, Any], path: Path, *forms: LaneForm) -> Suite
             own_run = {key: value for key, value in run.items() if key != "lane"}
             mine["run"].append(with_file(own_run, path.parent, lane))
             places.setdefault((lane, name), []).append(number)
-    given = {form.lane: form for form in forms if form.lane in raw}
+    present = {form.lane: form for form in forms if form.lane in raw}
     cases = {
         lane: _cases(form, raw[lane], path, functools.partial(_place, places, lane))
-        for lane, form in given.items()
+        for lane, form in present.items()
     }
     head = SuiteHead.model_validate({name: getattr(file, name) for name in SuiteHead.model_fields})
     named = [name for name, value in head if value]
-    if named and raw.keys() == given.keys() and not any(form.runs_user_code for form in given.values()):
+    if named and raw.keys() == present.keys() and not any(form.runs_user_code for form in present.values()):
         raise ManifestError(
             path,
             named[0],

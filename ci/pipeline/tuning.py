@@ -218,8 +218,8 @@ class TuneSearch:
             self.points[point.units] = point
         found = [self.points[choice] for choice in choices]
         if new:
-            told = "; ".join(f"{self.words(point.units)}: {self._figure(point)}" for point in found)
-            self.steps.append(f"{why}: {told}")
+            words = "; ".join(f"{self.words(point.units)}: {self._figure(point)}" for point in found)
+            self.steps.append(f"{why}: {words}")
         return found
 
     def words(self, units: frozenset[int]) -> str:

@@ -41,6 +41,6 @@ def _models(reports: Sequence[Report]) -> Iterator[ModelView]:
     for report in filter(of_one_model, reports):
         for name, row in rows_of(report, MODELS).items():
             verdict, when, command = (word(row, key) for key in ("verdict", "when", "command"))
-            said = [line for line in entries(row.get("said")) if isinstance(line, str)]
+            lines = [line for line in entries(row.get("said")) if isinstance(line, str)]
             passed, offers = "pass" if verdict == "pass" else "fail", offers_in(row)
-            yield ModelView(report.stage, name, passed, when, command, said, offers)
+            yield ModelView(report.stage, name, passed, when, command, lines, offers)

@@ -102,16 +102,16 @@ def _brief(row: Row) -> Iterator[str]:
 
 
 def _texts(row: Row) -> Iterator[SaidText]:
-    for asked in map(mapping, entries(row.get("texts"))):
-        said = {who: mapping(answer) for who, answer in mapping(asked.get("said")).items()}
-        expected = word(said.get("float", {}), "text")
-        others = {WHO[who]: _beside(expected, word(said[who], "text")) for who in WHO if who in said}
+    for text in map(mapping, entries(row.get("texts"))):
+        answers = {who: mapping(answer) for who, answer in mapping(text.get("said")).items()}
+        expected = word(answers.get("float", {}), "text")
+        others = {WHO[who]: _beside(expected, word(answers[who], "text")) for who in WHO if who in answers}
         notes = [
             f"{WHO.get(who, who)}: {note}"
-            for who, answer in said.items()
+            for who, answer in answers.items()
             if (note := _note(answer, number(row, "tie") or 0.0))
         ]
-        yield SaidText(word(asked, "prompt"), expected, others, "\n".join(notes) or "equal")
+        yield SaidText(word(text, "prompt"), expected, others, "\n".join(notes) or "equal")
 
 
 def _beside(expected: str, text: str) -> tuple[str, str]:

@@ -131,24 +131,24 @@ class Store(Trees):
             key = tree_key(definition, selection_of(component, tree.want))
             try:
                 assembly = Assembly(self, staging, name, component, tree.want, progress, offline)
-                made = assembly.run(definition, key)
+                tree_again = assembly.run(definition, key)
             except (EnvironmentLacking, UpstreamError) as error:
                 raise EnvironmentLacking(
                     f"{tree.root.name} was not made here, and cannot be proved: {error.message}",
                     fix=error.fix
                     or f"{quoted('rm', '-rf', tree.root, tree.inventory_path)}, and provision again",
                 ) from error
-            if not (wrong := self.against(tree, Pinned.of(made))):
+            if not (wrong := self.against(tree, Pinned.of(tree_again))):
                 self.mark_proved(tree)
                 return []
             tree.root.rename(staging / "damaged")
-            if Pinned.of(made) == Pinned.of(tree.inventory):
+            if Pinned.of(tree_again) == Pinned.of(tree.inventory):
                 # Its inventory stays, and with it every lease of the tree.
                 (staging / "tree").rename(tree.root)
                 self.mark_proved(tree)
             else:
                 tree.inventory_path.rename(staging / "damaged.json")
-                self._commit(name_of(name, component, key), staging, made)
+                self._commit(name_of(name, component, key), staging, tree_again)
             return wrong
 
     def accept(self, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:

@@ -136,8 +136,8 @@ def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
 
 
 def _without_told(result: Result, wrong: Mapping[str, set[str]]) -> Result:
-    told = {subject for id_ in result.rule.text.told_by for subject in wrong.get(id_, ())}
-    findings = tuple(finding for finding in result.findings if finding.subject not in told)
+    subjects = {subject for id_ in result.rule.text.told_by for subject in wrong.get(id_, ())}
+    findings = tuple(finding for finding in result.findings if finding.subject not in subjects)
     if len(findings) == len(result.findings):
         return result
     if not findings:

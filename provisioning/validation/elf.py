@@ -81,27 +81,27 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
         if elf.arch is None:
             yield Problem(library.place, f"names no Hexagon arch in its header (e_flags {elf.flags:#x})")
             continue
-        said = _arches(library, elf)
-        if len({arch for arch, _ in said.values()}) > 1:
-            by_name, by_directory = said.get("name"), said.get("directory")
+        arches = _arches(library, elf)
+        if len({arch for arch, _ in arches.values()}) > 1:
+            by_name, by_directory = arches.get("name"), arches.get("directory")
             # A library without an arch in its name may be built for an older one: DSPs take those.
             older = by_name is None and by_directory is not None and elf.arch < by_directory[0]
             severity = Severity.NOTE if older else None
-            yield Problem(library.place, ", ".join(text for _, text in said.values()), severity=severity)
+            yield Problem(library.place, ", ".join(text for _, text in arches.values()), severity=severity)
 
 
 def _arches(library: Library, elf: Elf) -> dict[str, tuple[int, str]]:
     """The Hexagon archs that a library is said to be for, by who says it, each with words."""
     described = tables.libraries().directory(library.directory)
     by_name = re.search(r"V(\d{2})(?!\d)", library.name)
-    said: dict[str, tuple[int, str]] = {}
+    arches: dict[str, tuple[int, str]] = {}
     if described and described[1] is not None:
-        said["directory"] = described[1], f"is in {library.directory}"
+        arches["directory"] = described[1], f"is in {library.directory}"
     if by_name:
-        said["name"] = int(by_name[1]), f"its name says {by_name[0]}"
+        arches["name"] = int(by_name[1]), f"its name says {by_name[0]}"
     if elf.arch is not None:
-        said["header"] = elf.arch, f"its header says v{elf.arch}"
-    return said
+        arches["header"] = elf.arch, f"its header says v{elf.arch}"
+    return arches
 
 
 @rule("library-name", Need.LIBRARIES)
@@ -110,13 +110,13 @@ def library_name(context: Context) -> Iterator[Problem]:
     if not named:
         raise NotApplicable("no library names itself")
     # Of a library for another arch hexagon-arch tells the same.
-    told = {
+    elsewhere = {
         library.place
         for library, elf in _libraries(context)
         if elf.machine == HEXAGON and len({arch for arch, _ in _arches(library, elf).values()}) > 1
     }
     for library in named:
-        if library.place in told:
+        if library.place in elsewhere:
             continue
         other = tables.libraries().other_name(library.name, library.own_name, of_qnn=bool(library.build_ids))
         if other:

@@ -250,14 +250,14 @@ def _manifest(path: Path, root: Path, archives: Mapping[str, Path]) -> AppManife
             )
         try:
             for element in elements(file.read_bytes()):
-                said = element.attributes
+                attributes = element.attributes
                 if element.path == "manifest/uses-sdk":
-                    min_sdk = max(min_sdk, _number(said.get("minSdkVersion"), 1))
-                    target_sdk = max(target_sdk, _number(said.get("targetSdkVersion"), 0))
+                    min_sdk = max(min_sdk, _number(attributes.get("minSdkVersion"), 1))
+                    target_sdk = max(target_sdk, _number(attributes.get("targetSdkVersion"), 0))
                 elif element.path == "manifest/application":
-                    extracted = extracted and said.get("extractNativeLibs", True) is not False
+                    extracted = extracted and attributes.get("extractNativeLibs", True) is not False
                 elif element.path == "manifest/application/uses-native-library":
-                    names.append(str(said.get("name", "")))
+                    names.append(str(attributes.get("name", "")))
         except Malformed as error:
             raise CheckFailed(f"{path}: {prefix}{MANIFEST}: found {error}", fix="build it again") from error
     return AppManifest(min_sdk, target_sdk or min_sdk, extracted, tuple(names)) if archives else None

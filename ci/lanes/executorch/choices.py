@@ -54,8 +54,8 @@ class Chooser:
 
 def choosers_of(graph: Any) -> Iterator[Chooser]:
     (output,) = graph.find_nodes(op="output")
-    for number, given in enumerate(torch.utils._pytree.tree_leaves(output.args[0])):
-        node = given
+    for number, leaf in enumerate(torch.utils._pytree.tree_leaves(output.args[0])):
+        node = leaf
         while isinstance(node, Node) and _keeps_values(node):
             node = node.all_input_nodes[0]
         if not isinstance(node, Node) or (place := CHOOSERS.get(str(node.target))) is None:
@@ -95,8 +95,8 @@ def add_choices(
         if not floats or bool(quantized) != bool(reference):
             continue
         found.append(chooser.where)
-        wanted, given = ([tensor.numpy() for tensor in values] for values in (floats, quantized))
-        noise = tie_noise(wanted, given, 0 if chooser.dim is None else chooser.dim)
+        wanted, rounded = ([tensor.numpy() for tensor in values] for values in (floats, quantized))
+        noise = tie_noise(wanted, rounded, 0 if chooser.dim is None else chooser.dim)
         for rows, values, kind in ((expected, floats, "float"), (reference, quantized, "quantized")):
             for number, tensor in enumerate(values):
                 path = into / f"{kind}_{number}_{chooser.output}.chosen"

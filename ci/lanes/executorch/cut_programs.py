@@ -93,8 +93,8 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     if run.quantizes:
-        given = (loaded, samples[0], batches, run, case.backend, soc, place)
-        module, *_ = prepared_model(*given).quantized()
+        arguments = (loaded, samples[0], batches, run, case.backend, soc, place)
+        module, *_ = prepared_model(*arguments).quantized()
     else:
         module = torch.export.export(loaded.model, copied(samples[0]), strict=True).module()
     spec = compiler_spec(soc, run)

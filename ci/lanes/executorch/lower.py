@@ -205,8 +205,8 @@ def lower(
     if score:
         return scored(loaded, samples[0], batches, run, score, seconds, backend, soc, search_path)
     if run.quantizes:
-        given = (loaded, samples[0], batches, run, backend, soc, search_path)
-        module, patterns, losses = prepared_model(*given).quantized()
+        arguments = (loaded, samples[0], batches, run, backend, soc, search_path)
+        module, patterns, losses = prepared_model(*arguments).quantized()
         with _step("quantize"):
             doing("run on CPU")
             reference = [run_copied(module, sample) for sample in samples]

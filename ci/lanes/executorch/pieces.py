@@ -66,19 +66,19 @@ class TorchPieces(Pieces[GraphModule]):
         if unknown:
             raise NotAPiece(f"{unknown[0]} is no tensor")
         weights, inputs = self.values(piece)
-        root, graph, made = nn.Module(), Graph(), dict[str, Node]()
+        root, graph, nodes = nn.Module(), Graph(), dict[str, Node]()
         for index, name in enumerate(border.inputs):
-            made[name] = graph.placeholder(f"x{index}")
+            nodes[name] = graph.placeholder(f"x{index}")
         for index, name in enumerate(border.weights):
             value = nn.Parameter(torch.from_numpy(weights[name].copy()), requires_grad=False)
             root.register_parameter(f"w{index}", value)
-            made[name] = graph.get_attr(f"w{index}")
+            nodes[name] = graph.get_attr(f"w{index}")
         for node in self._nodes(piece):
-            new = graph.node_copy(node, lambda taken: made[taken.name])
+            new = graph.node_copy(node, lambda taken: nodes[taken.name])
             new.args = self._arguments(new, piece)
             new.meta = {}
-            made[node.name] = new
-        ends = tuple(made[name] for name in border.outputs)
+            nodes[node.name] = new
+        ends = tuple(nodes[name] for name in border.outputs)
         graph.output(ends[0] if len(ends) == 1 else ends)
         module = GraphModule(root, graph)
         if piece.sizes or piece.values:

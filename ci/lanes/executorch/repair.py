@@ -33,7 +33,7 @@ def of_suites(model: OneModel, choice: Choice) -> Sequence[PytorchModel]:
     ]
 
 
-def rewritten(taken: PytorchModel, asked: RewriteChoice) -> Rewritten:
+def rewritten(taken: PytorchModel, choice: RewriteChoice) -> Rewritten:
     """The model with the rewrites that answer known faults, each proved on the CPU."""
     program = taken.program(taken.model.selection.soc)
     plan = plan_of_model(taken.model, "repair", [program])
@@ -41,7 +41,7 @@ def rewritten(taken: PytorchModel, asked: RewriteChoice) -> Rewritten:
         "executorch": importlib.metadata.version("executorch"),
         "qnn": version_in(plan.basis.build_id),
     }
-    needs = needs_of(program.run.precision, "executorch", versions, asked)
+    needs = needs_of(program.run.precision, "executorch", versions, choice)
     plan = replace(plan, needs=tuple(map(asdict, needs)))
     result = require_done(program, plan, compile_programs(plan))
     assert result.folder is not None

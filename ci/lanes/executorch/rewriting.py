@@ -159,8 +159,8 @@ class Exported:
     def put(self, match: NodeMatch, traced: GraphModule) -> None:
         """Replace the node."""
         graph, node = self.module.graph, match.node
-        given = traced.graph.find_nodes(op="placeholder")
-        copies = dict(zip(given, map(self._now, match.operands), strict=True))
+        placeholders = traced.graph.find_nodes(op="placeholder")
+        copies = dict(zip(placeholders, map(self._now, match.operands), strict=True))
         result: Any = None
         with graph.inserting_before(node):
             for inner in traced.graph.nodes:
@@ -273,9 +273,9 @@ def _shared(node: Node, *, written: bool) -> Iterator[Node]:
         yield from () if written else node.all_input_nodes
     if not isinstance(node.target, torch._ops.OpOverload):
         return
-    given = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+    values = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
     for argument in node.target._schema.arguments:
-        operand, alias = {**given, **node.kwargs}.get(argument.name), argument.alias_info
+        operand, alias = {**values, **node.kwargs}.get(argument.name), argument.alias_info
         if isinstance(operand, Node) and alias and alias.is_write is written:
             yield operand
 

@@ -114,8 +114,8 @@ def _where(contents: CompiledProgram) -> str:
     parts = Counter[str]()
     for delegate in contents.delegates:
         context = delegate.context
-        made = f", {' and '.join(context.socs)}, QNN {' and '.join(context.build_ids)}" if context else ""
-        parts[f"{delegate.options.processor.upper() if delegate.options else delegate.backend}{made}"] += 1
+        build = f", {' and '.join(context.socs)}, QNN {' and '.join(context.build_ids)}" if context else ""
+        parts[f"{delegate.options.processor.upper() if delegate.options else delegate.backend}{build}"] += 1
     kernels = sum((Counter(method.kernels) for method in contents.methods), Counter[str]())
     on_cpu = ", ".join(f"{count} {name}" for name, count in kernels.items())
     delegated = [f"{plural(count, 'part')} on the emulator ({name})" for name, count in parts.items()]

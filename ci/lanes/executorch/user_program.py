@@ -62,16 +62,16 @@ def program_of(
     )
     soc_named(soc)
     suite = suite or named.search_path / NO_SUITE
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "precision": scheme,
         "backend": model.backend,
         "socs": (soc,),
         "cpu_nodes": cpu_nodes,
     }
-    asked |= {"nodes": file.nodes} if file else {}
-    asked |= {"calibration": model.calibration} if scheme not in AS_IT_IS else {}
+    request |= {"nodes": file.nodes} if file else {}
+    request |= {"calibration": model.calibration} if scheme not in AS_IT_IS else {}
     try:
-        run = ExecutorchRun.model_validate(asked)
+        run = ExecutorchRun.model_validate(request)
         place = os.path.relpath(samples, suite.parent) if samples else ""
         case = ExecutorchCase.model_validate(
             {"factory": factory, "samples": place, "inferences": model.inferences, "run": (run,)}

@@ -65,8 +65,8 @@ def _choosers(path: Path) -> dict[str, onnx.NodeProto]:
 
 
 def _axis(node: onnx.NodeProto) -> int:
-    given: dict[str, Any] = {attribute.name: attribute.i for attribute in node.attribute}
-    return int(given.get("axis", CHOOSERS[node.op_type]))
+    attributes: dict[str, Any] = {attribute.name: attribute.i for attribute in node.attribute}
+    return int(attributes.get("axis", CHOOSERS[node.op_type]))
 
 
 def _chosen_among(

@@ -105,7 +105,7 @@ def beyond_half(
         of_sample = most | {name: _most(array) for name, array in values.items()}
         for node in operators:
             name, largest = node.output[0], of_sample.get(node.output[0], 0.0)
-            if largest <= HALF_MOST or any(of_sample.get(given, 0.0) > HALF_MOST for given in node.input):
+            if largest <= HALF_MOST or any(of_sample.get(tensor, 0.0) > HALF_MOST for tensor in node.input):
                 continue
             row = {"operator": node.op_type, "node": node.name}
             found.setdefault(name, {**row, **asdict(places.get(node.name, SourcePlace())), "largest": 0.0})

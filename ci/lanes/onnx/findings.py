@@ -49,8 +49,8 @@ ROUNDED = 1e-6
 def identity_of(context: Mapping[str, Any]) -> str:
     """What tells a context from others: what it was made of, for what, and what that gave."""
     record = context["record"]
-    made = [record[name] for name in ("source", "soc", "precision", "build_id")]
-    return hashlib.sha256(json.dumps([*made, dict(context["near"])]).encode()).hexdigest()
+    origin = [record[name] for name in ("source", "soc", "precision", "build_id")]
+    return hashlib.sha256(json.dumps([*origin, dict(context["near"])]).encode()).hexdigest()
 
 
 def causes_of(context: Mapping[str, Any]) -> Causes:

@@ -339,10 +339,10 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     for tensor in signature_of(model).inputs:
         if not tensor.static:
             open_ = [(size, index) for index, size in enumerate(tensor.shape) if not is_fixed(size)]
-            given = [_sizes(tensor)]
+            sizes = [_sizes(tensor)]
             if all(_is_name(size) for size, _ in open_):
-                given = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]
-            fix = "fix it: " + " ".join(f"--dimension {shlex.quote(text)}" for text in given)
+                sizes = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]
+            fix = "fix it: " + " ".join(f"--dimension {shlex.quote(text)}" for text in sizes)
             yield GraphProblem(
                 "onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", fix
             )

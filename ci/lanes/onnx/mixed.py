@@ -57,13 +57,13 @@ def scored(
     graph = Graph(onnx.load(str(source)))
     (values,) = values_of(graph.model, [sample], into, graph.floats)
     groups = groups_of(graph)
-    made = [name for nodes in groups for node in nodes for name in node.output if name in values]
+    results = [name for nodes in groups for node in nodes for name in node.output if name in values]
     errors = [_own_errors(path, values, into / "own.onnx") for path in quantized]
     disturbed = into / "disturbed.onnx"
-    onnx.save(_with_errors(graph, {name: values[name] for name in made}), str(disturbed))
+    onnx.save(_with_errors(graph, {name: values[name] for name in results}), str(disturbed))
     if seconds < MOST_SECONDS:
         groups.sort(key=lambda nodes: -_own_share(nodes, errors[0], values))
-    nothing = {f"{ERROR}{name}": numpy.zeros_like(values[name]) for name in made}
+    nothing = {f"{ERROR}{name}": numpy.zeros_like(values[name]) for name in results}
 
     def inputs() -> Iterator[Sample]:
         yield {**sample, **nothing}
@@ -106,22 +106,22 @@ def _own_errors(path: Path, values: Mapping[str, Array], into: Path) -> Sample:
     """What quantizing changes at each operator that is given the float model's values."""
     model = onnx.load(str(path))
     graph, known = model.graph, {value.name for value in model.graph.input}
-    made, behind = {name for name in values if name not in known}, dict[str, str]()
+    outputs, behind = {name for name in values if name not in known}, dict[str, str]()
     for node in graph.node:
         maker = node.input[0].removesuffix(QUANTIZED) if node.input else ""
-        if node.op_type == "QuantizeLinear" and maker in made:
+        if node.op_type == "QuantizeLinear" and maker in outputs:
             behind[node.output[0]] = maker
         elif node.op_type == "DequantizeLinear" and node.input[0] in behind:
             behind[node.output[0]] = behind[node.input[0]]
     # The rounding of a tensor is its maker's error. What is not quantized has none, but that of weights.
     rounded = {name: tensor for tensor, name in behind.items()}
-    plain = {name: name for node in graph.node for name in node.output if name in made}
+    plain = {name: name for node in graph.node for name in node.output if name in outputs}
     measured = {**plain, **rounded}
     operators = [node for node in graph.node if node.op_type not in QUANTIZERS]
     used = set[str]()
     for node in operators:
         for index, tensor in enumerate(node.input):
-            if (name := behind.get(tensor, tensor)) in made:
+            if (name := behind.get(tensor, tensor)) in outputs:
                 node.input[index] = f"{FLOAT}{name}"
                 used.add(name)
     del graph.output[:]

@@ -25,14 +25,14 @@ class OnnxPieces(Pieces[onnx.ModelProto]):
 
     def border(self, piece: Subgraph) -> Border:
         nodes = [self.nodes[name] for name in piece.operators]
-        made = named(name for node in nodes for name in node.output)
+        computed = named(name for node in nodes for name in node.output)
         used = named(name for node in nodes for name in used_by(node))
-        outside = [name for name in used if name not in {*made}]
+        outside = [name for name in used if name not in {*computed}]
         own = {value.name for value in self.model.graph.output}
         return Border(
             tuple(name for name in outside if name not in self.weights),
             tuple(name for name in outside if name in self.weights),
-            tuple(name for name in made if name in own or name not in {*used}),
+            tuple(name for name in computed if name in own or name not in {*used}),
         )
 
     def weight(self, name: str) -> Array:
@@ -94,7 +94,7 @@ def used_by(node: onnx.NodeProto) -> Iterator[str]:
     for attribute in node.attribute:
         for graph in [attribute.g, *attribute.graphs]:
             inner = {value.name for value in [*graph.input, *graph.initializer]}
-            inner |= {name for made in graph.node for name in made.output}
+            inner |= {name for maker in graph.node for name in maker.output}
             yield from (name for user in graph.node for name in used_by(user) if name not in inner)
 
 

@@ -68,10 +68,10 @@ def _of(whole: OneModel, program: OnnxProgram, exported: Path | None) -> OnnxMod
     return OnnxModel(model, Compiling(), given=program)
 
 
-def rewritten(taken: OnnxModel, asked: RewriteChoice) -> Rewritten:
+def rewritten(taken: OnnxModel, choice: RewriteChoice) -> Rewritten:
     """The model with the rewrites that answer known faults, each proved on the CPU."""
     program = program_of(taken.model)
-    step = RewriteOne(plan_of_model(taken.model, program), wanted=asked)
+    step = RewriteOne(plan_of_model(taken.model, program), wanted=choice)
     result = require_done(run_step(step, [program])[program.name])
     assert result.folder is not None
     model = result.folder / REWRITTEN

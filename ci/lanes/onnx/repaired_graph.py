@@ -38,7 +38,7 @@ QUANTIZED = "QuantizeLinear"
 
 
 def rewritten(
-    case: OnnxCase, search_path: Path, into: Path, precision: str, asked: RewriteChoice
+    case: OnnxCase, search_path: Path, into: Path, precision: str, choice: RewriteChoice
 ) -> dict[str, Any]:
     """Write the model with every rewrite that is needed, matches and is proved."""
     path = search_path / case.model
@@ -52,12 +52,12 @@ def rewritten(
         fix_dimensions(model, case.dimensions)
     signature = signature_of(model)
     samples = calibration_samples(case.samples, signature, search_path) if case.samples else []
-    repaired = repair(model, samples or [drawn(signature)], into, precision, asked)
+    repaired = repair(model, samples or [drawn(signature)], into, precision, choice)
     return {"changes": [asdict(change) for change in repaired.changes]}
 
 
 def repair(
-    model: onnx.ModelProto, samples: Sequence[Sample], into: Path, precision: str, asked: RewriteChoice
+    model: onnx.ModelProto, samples: Sequence[Sample], into: Path, precision: str, choice: RewriteChoice
 ) -> RepairedOnnx:
     """The model as REWRITTEN in the folder `into`, if anything of it was rewritten."""
     repaired = RepairedOnnx(model, samples[:COMPARED], into)
@@ -65,7 +65,7 @@ def repair(
         "qnn": version_in(installed_build()),
         "onnxruntime-qnn": importlib.metadata.version("onnxruntime-qnn"),
     }
-    repaired.apply(needs_of(precision, "onnx", versions, asked))
+    repaired.apply(needs_of(precision, "onnx", versions, choice))
     if repaired.rewritten:
         onnx.save(repaired.model.model, str(into / REWRITTEN))
     return repaired

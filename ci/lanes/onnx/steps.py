@@ -633,9 +633,9 @@ def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
     """The float model with the rewrites that it needs."""
     from ci.lanes.onnx.repaired_graph import rewritten
 
-    asked = RewriteChoice(order["rules"] and tuple(order["rules"]), order["interface"])
+    choice = RewriteChoice(order["rules"] and tuple(order["rules"]), order["interface"])
     into, precision = Path(order["into"]), run_of(order).precision
-    return rewritten(case_of(order), Path(order["search_path"]), into, precision, asked)
+    return rewritten(case_of(order), Path(order["search_path"]), into, precision, choice)
 
 
 def order_scores(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,10 +184,10 @@ def _tester(adapter: Backend, quantized: bool, use_fp16: bool) -> Any:
         def _compare_outputs(
             self, reference: Any, computed: Any, scale: Any, atol: float, *others: Any
         ) -> None:
-            given, expected = tree_leaves(computed), tree_leaves(reference)
-            draw = Draw(least_db(given, expected))
+            actual, expected = tree_leaves(computed), tree_leaves(reference)
+            draw = Draw(least_db(actual, expected))
             if quantized:
-                draw = Draw(draw.sqnr_db, least_db(given, self.exact), least_db(expected, self.exact))
+                draw = Draw(draw.sqnr_db, least_db(actual, self.exact), least_db(expected, self.exact))
             self.measured.draws.append(draw._replace(refused=True))
             floats = all(tensor.is_floating_point() for tensor in expected)
             within = math.inf if adapter.by_ratio and floats else atol

@@ -47,18 +47,18 @@ def source_of(arrays: Sequence[Array], form: str) -> str:
     low, high = (round_of(bound) for bound in (finite.min(), finite.max())) if finite.size else (0.0, 0.0)
     if first.dtype.kind in "iu":
         low, high = int(finite.min()), int(finite.max())
-        made: dict[str, Callable[[], str]] = {
+        sources: dict[str, Callable[[], str]] = {
             "full": lambda: f"np.full({shape}, {high}, {dtype})",
             "linspace": lambda: f"(np.arange({first.size}) % {high - low + 1} + {low})",
             "random": lambda: f"np.random.default_rng(0).integers({low}, {high + 1}, {shape})",
         }
     else:
-        made = {
+        sources = {
             "full": lambda: f"np.full({shape}, {high if abs(high) >= abs(low) else low}, {dtype})",
             "linspace": lambda: f"np.linspace({low}, {high}, {first.size}, dtype={dtype})",
             "random": lambda: f"np.random.default_rng(0).uniform({low}, {high}, {shape})",
         }
-    source = made[form]()
+    source = sources[form]()
     if form == "linspace":
         source += f".reshape({shape})"
     if form == "random" or (form == "linspace" and first.dtype.kind in "iu"):

@@ -118,8 +118,8 @@ def _run(
 @cache
 def _version(python: str, package: str) -> str:
     """Of what an interpreter has; empty if it has none."""
-    told = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
-    return captured([python, "-c", told]).stdout.strip()
+    script = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    return captured([python, "-c", script]).stdout.strip()
 
 
 def said(printed: str, code: int) -> tuple[str, str]:

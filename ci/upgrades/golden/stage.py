@@ -88,10 +88,10 @@ def rows_of(lane: Lane, results: Results) -> dict[str, Values]:
     rows: dict[str, Values] = {}
     for program, makers in results.items():
         for maker, maker_result in makers.items():
-            made = f"{lane} {program} made by {maker}"
-            rows[made] = {"sha256": maker_result.sha256}
+            title = f"{lane} {program} made by {maker}"
+            rows[title] = {"sha256": maker_result.sha256}
             for runtime, met in maker_result.runtimes.items():
-                rows[f"{made} on {runtime}"] = {"result": met.result, "message": met.message or None}
+                rows[f"{title} on {runtime}"] = {"result": met.result, "message": met.message or None}
     return rows
 
 
