@@ -110,9 +110,9 @@ def _judge_arches(part: LoadedPart, arches: Sequence[int]) -> Iterator[tuple[boo
         if arch in arches:
             yield True, f"it has HTP v{arch}"
         else:
-            yield False, f"it is for HTP v{arch}, and this has {names} alone: the skel would not be found"
+            yield False, f"it is for HTP v{arch}, but this has only {names}: the skel would be missing"
     if not part.arches:
-        yield False, f"it names no HTP arch, so this cannot be judged; this has {names}"
+        yield False, f"it names no HTP arch, so this cannot be decided; this has {names}"
 
 
 def sdk_builds(sdk: Path) -> tuple[str, ...]:

@@ -124,7 +124,9 @@ class TestAgainst:
 
     def test_an_arch_that_the_sdk_lacks_is_named(self, sdk: Path) -> None:
         answer = against(parse(program(data=context("SM8850", 81))), sdk)
-        assert not answer.loads and "HTP v81, and this has v75, v79 alone" in answer.says[0]
+        assert not answer.loads and {"v81", "v75", "v79"} <= {
+            *answer.says[0].replace(",", " ").replace(":", " ").split()
+        }
 
     @pytest.mark.parametrize(("chip", "arch", "code"), [("SM8650", 75, 0), ("SM8850", 81, 1)])
     def test_the_command_ends_with_1_where_the_sdk_cannot_load_it(
