@@ -11,10 +11,7 @@ from typing import Any
 from ci.artifacts.simulation import Simulation
 from ci.pipeline.profile import ADDED
 
-CAVEAT = (
-    "simulated by QNN's compiler, not measured: its option is undocumented and unsupported, and the chip may"
-    " differ"
-)
+CAVEAT = "simulated by QNN's compiler, not measured: its option is not documented, and the chip may differ"
 COSTLIEST = 10
 GUESSED = 0.5
 """Above this part of its cycles, an operator's cost is a guess of the simulator."""
