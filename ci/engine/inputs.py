@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import re
 import socket
 import sys
@@ -59,6 +58,8 @@ class Roots:
 
     def __init__(self, named: Mapping[str, Path | str]) -> None:
         self.named = dict(named)
+        self.search_keys: dict[tuple[tuple[str, str], ...], dict[str, Json]] = {}
+        """By environment; the programs of a step have one."""
         self._named = [(name, str(path).rstrip("/")) for name, path in named.items()]
         pairs = {(name, spelt) for name, path in self._named for spelt in (path, os.path.realpath(path))}
         order = list(named)
@@ -90,20 +91,23 @@ class Roots:
 
 
 def python_name() -> str:
-    return f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}"
+    return f"{sys.implementation.name} {sys.version.split()[0]} {os.uname().machine}"
 
 
 def search_key(roots: Roots, environ: Mapping[str, str]) -> dict[str, Json]:
     """What is installed, and the variables of a closed environment, with the places that they name: part of
     every key."""
+    if known := roots.search_keys.get(named := tuple(environ.items())):
+        return known
     store, folders = roots.named.get("store"), site_folders(roots.named.get("packages"))
     parts = {name: environ[name].split(os.pathsep) for name in table().place.passed if name in environ}
     search, kept = [*map(os.path.abspath, parts.get("PYTHONPATH", ()))], Path(store) if store else None
-    return {
+    key = roots.search_keys[named] = {
         "environment": dict(key_of_environment(environ)),
         INSTALLED: dict(installed(folders, search, kept, roots.names_in)),
         **{name: [*map(roots.name, folders)] for name, folders in parts.items()},
     }
+    return key
 
 
 def roots_of(suite: Path, store: Path, packages: Path | None = None) -> Roots:

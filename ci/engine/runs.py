@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import platform
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -56,7 +56,7 @@ def processor_kind() -> str:
         lines = text.partition("\n\n")[0].splitlines()
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     known = {name: fields[name] for name in OF_PROCESSOR if name in fields}
-    return f"{fields.get('model name', platform.machine())} {key_of(known)[:8]}"
+    return f"{fields.get('model name', os.uname().machine)} {key_of(known)[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import platform
 import re
 import socket
 import stat
@@ -271,8 +270,8 @@ def install(channel: int) -> int:
 
     Every watched call waits until the supervisor answers. So send the descriptor to it first, through the
     socket `channel`: sending on that socket is not watched."""
-    if platform.machine() != "x86_64" or struct.calcsize("P") != 8:
-        raise Unavailable(f"no table of system calls for {platform.machine()}")
+    if (machine := os.uname().machine) != "x86_64" or struct.calcsize("P") != 8:
+        raise Unavailable(f"no table of system calls for {machine}")
 
     def step(code: int, yes: int, no: int, value: int) -> bytes:
         return struct.pack("HBBI", code, yes, no, value)

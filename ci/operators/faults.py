@@ -44,9 +44,11 @@ def faults_in(
     *,
     dies: bool = False,
     least: float | None = None,
+    by_inputs: bool = False,
 ) -> list[Met]:
     """Those of the emulator that programs of ExecuTorch can have, with these nodes (`delegated_nodes`): such
-    as give wrong numbers, or with `dies` no program. `least`: the least value of their inputs, if known."""
+    as give wrong numbers, or with `dies` no program. `least`: the least value of their inputs, if known;
+    `by_inputs`: those alone that it decides."""
     arch = soc_named(soc).arch
     found = []
     for fault in load_faults():
@@ -54,6 +56,7 @@ def faults_in(
             fault.met
             and fault.dies is dies
             and fault.where == "emulator"
+            and (fault.least is not None or not by_inputs)
             and fault.lane in ("executorch", "any")
             and (not fault.schemes or scheme in fault.schemes)
             and (not fault.arches or arch in fault.arches)
@@ -65,11 +68,10 @@ def faults_in(
     return found
 
 
-def shown_by_inputs(facts: Mapping[str, Any], scheme: str, soc: str, build_id: str) -> Iterator[Met]:
+def shown_by_inputs(facts: Mapping[str, Any], scheme: str, soc: str, build_id: str) -> list[Met]:
     """Those that the values of its inputs give a program with these facts of its compile."""
-    for met in faults_in(facts["nodes"], scheme, soc, versions_of(build_id), least=facts["least"]):
-        if met.fault.least is not None:
-            yield met
+    versions = versions_of(build_id)
+    return faults_in(facts["nodes"], scheme, soc, versions, least=facts["least"], by_inputs=True)
 
 
 def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

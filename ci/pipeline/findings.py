@@ -340,12 +340,16 @@ def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
 
 
 def below_usual_of(
-    program: AnyProgram[Any, Any], figures: Mapping[str, float], causes: Causes, divergence: str
+    program: AnyProgram[Any, Any],
+    figures: Mapping[str, float],
+    causes_of: Callable[[], Causes],
+    divergence: str,
 ) -> Iterator[Finding]:
     """A warning, unless the suite agrees to it or the figures miss more than that."""
     thresholds, misses = program.thresholds, below_usual(program.run.kind, figures)
     agreed = thresholds is None or thresholds.sqnr_db is not None
     if misses and not agreed and not missed(thresholds, figures, program.run.kind):
+        causes = causes_of()
         message = accuracy_message(misses, figures, causes)
         fix = accuracy_fix(misses, figures, divergence, "", causes=causes)
         yield Finding("accuracy-fp16", Severity.WARNING, program.name, message, fix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from abc import abstractmethod
 from collections import defaultdict
@@ -413,7 +412,9 @@ class Suites(Generic[P]):
             "--case": {program.case_name for program in programs},
             "-k": {program.name for program in programs},
         }[flag]
-        near = difflib.get_close_matches(value, names)
+        from difflib import get_close_matches
+
+        near = get_close_matches(value, names)
         shown = list(dict.fromkeys([*near, *sorted(names)]))[:MAX_SUGGESTIONS]
         others = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         kind = {"--tag": "tags", "--case": "cases", "-k": "programs"}[flag]

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,6 +174,8 @@ class Remote:
         """The content of an address, or its path in `into`; None if there is nothing, or nothing of ours.
 
         In a thread of its own, as a socket's time-out bounds each pause and not their sum."""
+        from concurrent.futures import Future, wait
+
         answer: Future[bytes | None] = Future()
         received, began, session = [0], time.monotonic(), _session()
 

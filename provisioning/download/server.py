@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
@@ -16,6 +15,8 @@ from provisioning.base.errors import EnvironmentLacking, IntegrityError, Upstrea
 from provisioning.download.address import MIRROR_VARIABLE, redact
 
 if TYPE_CHECKING:
+    import logging
+
     import requests
     from urllib3.util import Retry
 
@@ -93,6 +94,8 @@ def retry_after(value: str | None) -> float:
 
 
 def open_session() -> requests.Session:
+    import logging
+
     import requests
 
     session = requests.Session()

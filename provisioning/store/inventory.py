@@ -6,7 +6,6 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -104,6 +103,8 @@ class Difference:
 
 def differences(root: Path, items: Sequence[Item]) -> list[Difference]:
     """Every difference, by reading every byte again; sorted by path."""
+    from concurrent.futures import ThreadPoolExecutor
+
     expected = {item.path: item for item in items}
     folders = {folder for path in expected for folder in _parents(path)}
     different = [

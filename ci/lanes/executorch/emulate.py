@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ class Emulation(Lowering):
                 yield from placeholder(program, figures, f"{every} --accept")
                 slices = mine[RAN].facts["slices"]
                 yield from constant_outputs(program, figures, slices, again)
-                causes = causes_of(program, lowered.facts, slices, plan.basis.build_id)
+                causes = partial(causes_of, program, lowered.facts, slices, plan.basis.build_id)
                 yield from below_usual_of(program, figures, causes, SUITES.repeat(program, "divergence"))
 
     def row(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Mapping[str, Metric]:

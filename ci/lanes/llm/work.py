@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 from ci.engine.closed import closed
 from ci.engine.digests import Digests
-from ci.engine.inputs import Roots, search_key
+from ci.engine.inputs import Roots, python_name, search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.runs import Repeats
@@ -86,7 +85,7 @@ def key_context_of(
     """What work depends on beside its order; `qnn_environment` where ExecuTorch does it."""
     variables = executorch_environment(qnn_environment) if qnn_environment else environment()
     basis: dict[str, Metric] = {
-        "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
+        "python": python_name(),
         **search_key(roots, variables),
     }
     if qnn_environment:

@@ -116,7 +116,7 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
             yield Finding("onnx-accuracy", Severity.WARNING, program.name, words, _samples_for(program))
         else:
             yield error("onnx-accuracy", message, "; ".join(filter(None, fixes)))
-    yield from below_usual_of(program, near, causes, divergence)
+    yield from below_usual_of(program, near, lambda: causes, divergence)
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"
         yield Finding("onnx-reciprocal", Severity.WARNING, program.name, message, RECIPROCAL_FIX)
