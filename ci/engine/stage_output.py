@@ -11,14 +11,16 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from provisioning.base.rendering.terminal import wants_colour
 from provisioning.base.screen import CHANNEL, Screen, channel_value, display_for
+
+P = TypeVar("P")
 
 LINGER = 0.5
 """How long to read on after a stage has ended: processes that it started may keep its output open."""
@@ -36,12 +38,16 @@ class StageOutput:
     stdout: int
     stderr: int
     inherited: tuple[int, ...]
+    ours: tuple[int, ...]
+    """What is read of it: a fork must close them."""
     environ: Mapping[str, str]
 
 
 @contextmanager
-def shown_and_logged(log: Path, shown: tuple[int, int] = (1, 2)) -> Iterator[StageOutput]:
-    """Start one process with these outputs inside the context; afterwards its log is complete."""
+def shown_and_logged(
+    log: Path, start: Callable[[StageOutput], P], shown: tuple[int, int] = (1, 2)
+) -> Iterator[P]:
+    """Start one process with these outputs, before any thread; after the context its log is complete."""
     display = display_for(sys.stderr)
     screen = display if isinstance(display, Screen) else None
     same = os.path.sameopenfile(*shown)
@@ -57,15 +63,19 @@ def shown_and_logged(log: Path, shown: tuple[int, int] = (1, 2)) -> Iterator[Sta
     ended, end = os.pipe()
     with log.open("wb") as stream:
         copying = threading.Thread(target=_copy, args=[readers, stream, ended], daemon=True)
-        copying.start()
+        inherited = tuple(reader.theirs for reader in readers[len(channels) :])
+        ours = (*(reader.ours for reader in readers), end)
+        output = StageOutput(channels[0].theirs, channels[-1].theirs, inherited, ours, environ)
         try:
-            inherited = tuple(reader.theirs for reader in readers[len(channels) :])
-            yield StageOutput(channels[0].theirs, channels[-1].theirs, inherited, environ)
+            process = start(output)
+            copying.start()
+            yield process
         finally:
             for reader in readers:
                 os.close(reader.theirs)
             os.close(end)
-            copying.join()
+            if copying.is_alive():
+                copying.join()
             os.close(ended)
             if screen:
                 screen.clear()

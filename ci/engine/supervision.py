@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
@@ -16,6 +16,8 @@ from provisioning.base.secrets import handed_on
 
 if TYPE_CHECKING:
     import subprocess
+
+    from ci.engine.stage_output import StageOutput
 
 LACKING = EnvironmentLacking.exit_code
 WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
@@ -44,26 +46,49 @@ def log_of(stage: str, reports: Path) -> Path:
     return path
 
 
-def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path, *, shown: bool = True) -> int:
+class StageProcess(Protocol):
+    """A subprocess.Popen, or a fork that behaves as one."""
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def process_of(
+    argv: Sequence[str], environ: Mapping[str, str], output: StageOutput
+) -> subprocess.Popen[bytes]:
+    import subprocess
+
+    return subprocess.Popen(
+        argv,
+        env={**handed_on(environ), **output.environ},
+        stdout=output.stdout,
+        stderr=output.stderr,
+        pass_fds=output.inherited,
+    )
+
+
+def supervise(
+    start: Callable[[StageOutput], StageProcess],
+    log: Path,
+    *,
+    shown: bool = True,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> int:
     """Run a process to its end and return its exit code; what it prints is in the log, and shown on demand.
     On an interruption, end it and give it time to clean up."""
     import os
-    import subprocess
 
     from ci.engine.stage_output import shown_and_logged
 
     with (
         Path(os.devnull).open("wb") as nowhere,
-        shown_and_logged(log, (1, 2) if shown else (nowhere.fileno(),) * 2) as output,
+        shown_and_logged(log, start, (1, 2) if shown else (nowhere.fileno(),) * 2) as process,
     ):
-        process = subprocess.Popen(
-            argv,
-            env={**handed_on(environ), **output.environ},
-            stdout=output.stdout,
-            stderr=output.stderr,
-            pass_fds=output.inherited,
-        )
         try:
+            meanwhile()
             return process.wait()
         except KeyboardInterrupt:
             _end(process)
@@ -151,7 +176,7 @@ def memory_kills() -> int:
         return 0
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: StageProcess) -> None:
     """Wait first, because a terminal interrupts the stage too; then send stronger and stronger signals."""
     from subprocess import TimeoutExpired
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +23,14 @@ from ci.engine.supervision import (
     LACKING,
     LOGS,
     WORST_FIRST,
+    StageProcess,
     log_of,
     memory_kills,
+    process_of,
     report_of,
     supervise,
 )
+from ci.gate.forked import fork_of, import_ahead
 from ci.pipeline.flags import add_recheck, recheck_flags
 from ci.pipeline.stage_names import stage_names
 from ci.report.collect import GATE, did_not_run
@@ -49,6 +54,7 @@ from provisioning.base.stage_run import RUN, StageRun
 from provisioning.base.units import seconds
 
 if TYPE_CHECKING:
+    from ci.engine.stage_output import StageOutput
     from ci.gate.table import GateStage
 
 EXAMPLES = """\
@@ -209,6 +215,7 @@ def run_stages(
             with suppress(NotADirectoryError):  # writing a report explains such an error better
                 old.unlink(missing_ok=True)
     _unfinished(stages, flags, selection).write(selection.reports)
+    import_ahead(module for stage in stages if stage.name in chosen for module in stage.imports)
     results: dict[str, StageResult] = {}
     for stage in stages:
         failed = [need for need in stage.needs if not results[need].lets_others_run]
@@ -243,9 +250,8 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, w
     log = log_of(stage.name, selection.reports)
     kills = memory_kills()
     with folded(stage.name, session(stage.name, *flags), os.environ) if whole else nullcontext():
-        # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
-        argv = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m", stage.program, stage.name, *flags]
-        code = supervise(argv, os.environ, log, shown=whole)
+        start = _starting(stage, [stage.name, *flags])
+        code = supervise(start, log, shown=whole, meanwhile=_prepare_page)
     duration = round(time.monotonic() - started, 3)
     result = judge(stage, code, selection, duration, session(stage.name, *flags), memory_kills() - kills)
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
@@ -254,6 +260,23 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, w
         where = "" if result.lets_others_run else f", its log is {log}"
         _print(f"{stage.name}: {verdict(report)} in {seconds(duration)}{where}")
     return result
+
+
+@cache
+def _prepare_page() -> None:
+    """Compile its templates while the first stage is at work."""
+    from ci.report.html import html
+
+    html(())
+
+
+def _starting(stage: GateStage, words: Sequence[str]) -> Callable[[StageOutput], StageProcess]:
+    """In a fork of this process where its Python is this one, and nothing here has threads."""
+    if not stage.environment and threading.active_count() == 1:
+        return partial(fork_of, stage.program, words)
+    # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
+    python = [interpreter_of(stage), "-u", "-X", "faulthandler", "-m"]
+    return partial(process_of, [*python, stage.program, *words], os.environ)
 
 
 def interpreter_of(stage: GateStage) -> str:

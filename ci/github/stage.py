@@ -8,9 +8,10 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from ci.engine.supervision import death, log_of, memory_kills, report_of, supervise
+from ci.engine.supervision import death, log_of, memory_kills, process_of, report_of, supervise
 from ci.engine.trouble import how_it_ended
 from ci.github.files import annotate, set_outputs
 from ci.github.packages import as_root
@@ -61,7 +62,7 @@ def run(environ: Mapping[str, str]) -> int:
         command = as_root(command, inner)
     sys.stdout.flush()
     started, kills, log = time.monotonic(), memory_kills(), log_of(stage, reports)
-    code = supervise(command, inner, log)
+    code = supervise(partial(process_of, command, inner), log)
     blank = replace(
         StageRun(stage, DEFAULT_PROFILE, "", session(stage, *arguments)).finish(Outcome.ERROR),
         seconds=round(time.monotonic() - started, 3),

@@ -202,6 +202,16 @@ def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(reports
     assert [artifact.path for artifact in report.artifacts if artifact.kind != "log"] == ["passes.so"]
 
 
+def test_a_stage_is_a_fork_that_sees_what_changed_since_the_one_before_it(reports: Path) -> None:
+    argv = [sys.executable, "-m", MODULE, "--reports", str(reports), "gate", "looks-1", "looks-2"]
+    subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
+    (first, before), (second, after) = (
+        (reports / f"{name}.seen").read_text().split() for name in ("looks-1", "looks-2")
+    )
+    assert first == second == "True"
+    assert before != after
+
+
 def _interrupted(reports: Path, number: signal.Signals, *stages: str) -> tuple[int, int]:
     """Signal only the gate, once its first stage hangs; returns its exit code and the stage's pid."""
     argv = [sys.executable, "-m", MODULE, "--reports", str(reports), "gate", *stages]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
-from ci.engine.stage_output import shown_and_logged
+from ci.engine.stage_output import StageOutput, shown_and_logged
+from ci.engine.supervision import process_of
 from provisioning.base.settings import ROOT
 
 
 def _run(log: Path, script: str, shown: tuple[int, int]) -> int:
-    with shown_and_logged(log, shown) as output:
-        command = [sys.executable, "-u", "-c", script]
-        environ = {**os.environ, **output.environ}
-        return subprocess.run(
-            command, env=environ, stdout=output.stdout, stderr=output.stderr, check=False
-        ).returncode
+    start = partial(process_of, [sys.executable, "-u", "-c", script], os.environ)
+    with shown_and_logged(log, start, shown) as process:
+        return process.wait()
 
 
 def test_a_reader_that_left_ends_neither_the_process_nor_the_log(tmp_path: Path) -> None:
@@ -37,9 +36,13 @@ def test_what_the_process_leaves_behind_is_not_waited_for(tmp_path: Path) -> Non
         "import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import os; os.read(0, 1)'],"
         f" stdin={hold}, pass_fds=[{hold}]); print('done')"
     )
-    with shown_and_logged(tmp_path / "log", (writing, writing)) as output:
+
+    def start(output: StageOutput) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", script]
-        subprocess.run(command, stdout=output.stdout, stderr=output.stderr, pass_fds=[hold], check=True)
+        return subprocess.Popen(command, stdout=output.stdout, stderr=output.stderr, pass_fds=[hold])
+
+    with shown_and_logged(tmp_path / "log", start, (writing, writing)) as process:
+        assert process.wait() == 0
     assert (tmp_path / "log").read_text() == "done\n"
     for number in (release, hold, reading, writing):
         os.close(number)
