@@ -19,7 +19,7 @@ from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ci.engine.stage_output import StageOutput
+    from ci.gate.stage_output import StageOutput
 
 OURS = ("ci", "provisioning")
 

@@ -19,7 +19,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.engine.supervision import (
+from ci.gate.forked import fork_of, import_ahead
+from ci.gate.supervision import (
     LACKING,
     LOGS,
     WORST_FIRST,
@@ -30,7 +31,6 @@ from ci.engine.supervision import (
     report_of,
     supervise,
 )
-from ci.gate.forked import fork_of, import_ahead
 from ci.pipeline.flags import add_recheck, recheck_flags
 from ci.pipeline.stage_names import stage_names
 from ci.report.collect import GATE, did_not_run
@@ -54,7 +54,7 @@ from provisioning.base.stage_run import RUN, StageRun
 from provisioning.base.units import seconds
 
 if TYPE_CHECKING:
-    from ci.engine.stage_output import StageOutput
+    from ci.gate.stage_output import StageOutput
     from ci.gate.table import GateStage
 
 EXAMPLES = """\

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ci.engine.supervision import death, log_of, memory_kills, process_of, report_of, supervise
 from ci.engine.trouble import how_it_ended
+from ci.gate.supervision import death, log_of, memory_kills, process_of, report_of, supervise
 from ci.github.files import annotate, set_outputs
 from ci.github.packages import as_root
 from provisioning.base.commands import session

@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 
 def _gate(args: argparse.Namespace) -> int:
-    from ci.engine import supervision
+    from ci.gate import supervision
     from ci.gate import verb as gate
     from ci.gate.table import GateStage
 

@@ -12,7 +12,7 @@ from ci.device import run_bundle, session
 from ci.device.transport import Adb, CommandResult, TimedOut
 from ci.diagnose.explain import read
 from ci.diagnose.tables import failure_rules
-from ci.engine.supervision import death, with_causes
+from ci.gate.supervision import death, with_causes
 from ci.report.html import html
 from provisioning.base.errors import UpstreamError, UsageError
 from provisioning.base.findings import Severity

@@ -8,8 +8,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ci.engine.stage_output import StageOutput, shown_and_logged
-from ci.engine.supervision import process_of
+from ci.gate.stage_output import StageOutput, shown_and_logged
+from ci.gate.supervision import process_of
 from provisioning.base.settings import ROOT
 
 

@@ -17,7 +17,7 @@ from provisioning.base.secrets import handed_on
 if TYPE_CHECKING:
     import subprocess
 
-    from ci.engine.stage_output import StageOutput
+    from ci.gate.stage_output import StageOutput
 
 LACKING = EnvironmentLacking.exit_code
 WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
@@ -81,7 +81,7 @@ def supervise(
     On an interruption, end it and give it time to clean up."""
     import os
 
-    from ci.engine.stage_output import shown_and_logged
+    from ci.gate.stage_output import shown_and_logged
 
     with (
         Path(os.devnull).open("wb") as nowhere,
