@@ -76,8 +76,10 @@ def _values(tool: Tool, parameter: Parameter, given: Any) -> Sequence[str]:
 
 MODEL = Parameter("model", "a .pt2, file.py:function, module:function or model.onnx", required=True)
 PRECISION = Parameter("precision", "fp16, 8a8w, 16a8w, 16a4w … [fp16]", "--precision")
-SOC = Parameter("soc", f"the chip, as {DEFAULT_SOC}, SM8750", "--soc")
-CALIBRATE = Parameter("calibrate", "a folder of samples, a file each: .npy, .npz, .pt [drawn]", "--calibrate")
+SOC = Parameter("soc", f"the chip, such as {DEFAULT_SOC} or SM8750", "--soc")
+CALIBRATE = Parameter(
+    "calibrate", "a folder with a file for each sample: .npy, .npz, .pt [drawn]", "--calibrate"
+)
 
 OUTPUT = Parameter("output", "the folder to write to", "--output", required=True)
 
@@ -174,11 +176,7 @@ TOOLS = (
         "diagnose",
         "Look up what was measured of operators at a precision, before you write a model with them.",
         "inputs: operators (the measurements of each)",
-        (
-            Parameter(
-                "operators", "each as OPERATOR@SCHEME: log@16a4w, conv2d@8a8w", required=True, many=True
-            ),
-        ),
+        (Parameter("operators", "OPERATOR@SCHEME: log@16a4w, conv2d@8a8w", required=True, many=True),),
         "qnn-ci diagnose log@16a4w conv2d@8a8w",
     ),
     Tool(
@@ -186,14 +184,14 @@ TOOLS = (
         "chips",
         "Find the chip of a device, and QNN's name for a chip that people call 8 Gen 3 or X Elite.",
         "chips (hexagon, vtcm_mb, names: each with the chips that it may mean)",
-        (Parameter("name", "a chip or a device, as 8-elite, Galaxy S25 [all]"),),
+        (Parameter("name", "a chip or a device, such as 8-elite or Galaxy S25 [all]"),),
         "qnn-ci chips 'Galaxy S25'",
     ),
     Tool(
         "parity",
         "buck_parity",
         "Check that ExecuTorch's Buck and CMake files build the same.",
-        "findings alone",
+        "only findings",
         (Parameter("executorch", "the checkout of ExecuTorch", "--executorch", required=True),),
         "qnn-ci buck_parity --executorch ~/executorch",
     ),
