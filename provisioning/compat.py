@@ -14,6 +14,7 @@ from packaging.version import Version as Ordered
 from pydantic import Field
 
 from provisioning.base.accepted import Values, accept, load_accepted
+from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Metric
@@ -27,7 +28,7 @@ MANIFEST = MANIFESTS / "compat.toml"
 
 STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
 """The order in which they are tried."""
-MEASURE = "nox -s compat measures it again"
+MEASURE = Fix("{} measures it again", ("compat",))
 
 
 ONNX_PACKAGES = "onnx-packages"

@@ -16,7 +16,7 @@ from provisioning.base.settings import MANIFESTS
 MANIFEST = MANIFESTS / "fixes.toml"
 
 
-class Fix(Model):
+class KnownFix(Model):
     rule: str
     """Of a known fault, its id."""
     words: str
@@ -39,6 +39,8 @@ class Fix(Model):
     """The name of what rewrites a graph so."""
     none: str = ""
     """Why nothing does."""
+    commands: tuple[tuple[str, ...], ...] = ()
+    """What `{}` of `none` stands for."""
     precisions: tuple[str, ...] = ()
     """Those that need it, with `*`; without, all."""
     values: tuple[float, ...] = ()
@@ -48,7 +50,7 @@ class Fix(Model):
     changes_interface: bool = False
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Fix:
+    def _is_whole(self) -> KnownFix:
         if bool(self.rewrite) == bool(self.none):
             raise ValueError("either rewrite or none")
         return self
@@ -71,7 +73,7 @@ class Suggestion:
 
 class Fixes(Model):
     schema_: Literal[1] = Field(alias="schema")
-    fix: Annotated[tuple[Fix, ...], Field(min_length=1)]
+    fix: Annotated[tuple[KnownFix, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _have_rules_of_their_own(self) -> Fixes:
@@ -82,7 +84,7 @@ class Fixes(Model):
 
 
 @cache
-def load_fixes() -> tuple[Fix, ...]:
+def load_fixes() -> tuple[KnownFix, ...]:
     return load(MANIFEST, Fixes).fix
 
 
@@ -115,7 +117,7 @@ def fix_at(rule: str, code: str, source: str) -> Suggestion:
     return next((_at(fix, code, source) for fix in load_fixes() if fix.rule == rule), Suggestion())
 
 
-def _at(fix: Fix, code: str, source: str) -> Suggestion:
+def _at(fix: KnownFix, code: str, source: str) -> Suggestion:
     file, _, line = source.rpartition(":")
     if file and fix.find and (old := re.search(fix.find, code)):
         return Suggestion(fix.words, Edit(file, int(line), old[0], old.expand(fix.write)))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator
 
 from provisioning.base.accepted import load_accepted
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import version_in
@@ -60,8 +60,8 @@ class Fault(Model):
     lane: Lane
     effect: str
     """With FIGURE where its script's figures stand."""
-    show: str
-    """The one command that shows it."""
+    show: str | tuple[str, ...]
+    """The one command that shows it; ours is a list of arguments."""
     source: str
     measured: bool
     """Whether this project saw it itself; else the thread says so."""
@@ -73,6 +73,10 @@ class Fault(Model):
     @property
     def fix(self) -> str:
         return words_of(self.id)
+
+    @property
+    def shown_by(self) -> Fix:
+        return Fix(self.show) if isinstance(self.show, str) else session(*self.show)
 
     @property
     def script(self) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import pip_settings
-from provisioning.base.commands import captured
+from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
@@ -239,7 +239,7 @@ def resolve(environment: str, inputs: Sequence[str], old: str, arguments: Sequen
                 )
             raise UpstreamError(
                 f"uv could not resolve the environment {environment!r}:\n{answer}",
-                fix="check the package index that pip or uv is set to, then run `nox -s lock` again",
+                fix=Fix("check the package index that pip or uv is set to, then run `{}` again", ("lock",)),
             )
         return output.read_text(encoding="utf-8")
 
@@ -250,7 +250,7 @@ def uv() -> str:
         return str(beside)
     if on_path := shutil.which("uv"):
         return on_path
-    raise EnvironmentLacking("uv, which resolves the lock files, is not installed", fix="nox -s lock")
+    raise EnvironmentLacking("uv, which resolves the lock files, is not installed", fix=session("lock"))
 
 
 def _unmet(inputs: Sequence[str], entries: Sequence[Entry], text: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, RootModel, StringConstraints, field_validator, model_validator
 
 from provisioning.base.chips import chip_named, simple
+from provisioning.base.commands import add_flags
 from provisioning.base.documents import Model, Name, Regex, load
 from provisioning.base.errors import ManifestError, UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS, profile_names
@@ -262,5 +263,5 @@ def soc_named(name: str) -> Soc:
     socs = load_socs()
     if name not in socs:
         known = chip_named(name)
-        raise UsageError(f"{name} is QNN's {known}", fix=f"--soc {known}")
+        raise UsageError(f"{name} is QNN's {known}", fix=add_flags("--soc", known))
     return socs[name]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import pip_settings
+from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.progress import at_work
 from provisioning.base.settings import CLONE, MANIFESTS, ROOT, outputs_path
@@ -32,7 +33,7 @@ KEPT_WHEELS = "QNN_CI_WHEELS"
 """A folder with wheels that an earlier run downloaded, for each environment in one of its name. Whoever wrote
 them: only those whose hashes the lock file has are installed."""
 
-ACCEPT = "nox -s lock -- --torch"
+ACCEPT = session("lock", "--torch")
 
 SELDOM_IMPORTED = (
     "/site-packages/(.*/)?(tests?|models|pandas|sklearn|scipy|networkx|pip|setuptools|coremltools)/"

@@ -163,7 +163,7 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
     if package == "ci" and verb == "shell" and not CLONE:
         raise UsageError(
             "shell --image works on the images of a clone",
-            fix="clone the repository: nox -s shell -- --image",
+            fix="clone the repository, and open the shell in the clone",
         )
     environments = PythonEnvironments(environments_folder(), _log)
     if not environments.made(environment):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.artifacts.bounds import Budget
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.build_id import BUILD_ID
 
@@ -71,7 +72,7 @@ def read_dlc(path: Path) -> Dlc:
     ) as error:
         raise CheckFailed(
             f"{path}: expected a DLC, found {error or type(error).__name__}",
-            fix="write it again: python -m ci dump dlc MODEL.onnx -o model.dlc",
+            fix=Fix("write it again: {}", ("dump", "dlc", "MODEL.onnx", "-o", "model.dlc")),
         ) from error
 
 

@@ -21,7 +21,7 @@ from ci.builds.file_api import ask
 from ci.builds.programs import BuildTool
 from ci.diagnose.explain import causes
 from provisioning.base import units
-from provisioning.base.commands import quoted
+from provisioning.base.commands import add_flags, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_text
 from provisioning.base.screen import display_for, new_bar
@@ -310,7 +310,7 @@ def failure(
     if _KILLED.search(text):
         return EnvironmentLacking(
             f"{command.title}: a compiler was killed for lack of memory, with {jobs} at once",
-            fix=f"--jobs {max(1, jobs // 2)}",
+            fix=add_flags("--jobs", str(max(1, jobs // 2))),
             output=text,
         )
     error = first_error(text)

@@ -25,7 +25,7 @@ from ci.engine.inputs import Roots
 from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
 from ci.pipeline.runner import Runner
 from provisioning import elf
-from provisioning.base.commands import captured, session
+from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.settings import (
@@ -134,7 +134,7 @@ def plan_of(
     if target not in TARGETS:
         raise UsageError(
             f"--target: expected {' or '.join(TARGETS)}, found {target}",
-            fix="nox -s build_android builds the runner for Android from ExecuTorch's source",
+            fix=Fix("{} builds the runner for Android from ExecuTorch's source", ("build_android",)),
         )
     for pair in remap:
         if "=" not in pair or ";" in pair:
@@ -175,7 +175,9 @@ def find_executorch(named: Path | None, selection: Selection) -> Executorch:
                 return _package(Path(place))
         raise EnvironmentLacking(
             f"{sys.executable} has no executorch package with {CONFIG}",
-            fix="nox -s build_runner uses an environment that has it; or name one with --executorch DIR",
+            fix=Fix(
+                "{} uses an environment that has it; or name one with --executorch DIR", ("build_runner",)
+            ),
         )
     return _provisioned(selection)
 
@@ -189,7 +191,7 @@ def _provisioned(selection: Selection) -> Executorch:
     if pin is None:
         raise EnvironmentLacking(
             f"the profile {profile.name} has no executorch wheel of {selection.target}",
-            fix=f"--profile {DEFAULT_PROFILE}, or name an unpacked wheel with --executorch DIR",
+            fix=Fix("{}, or name an unpacked wheel with --executorch DIR", ("--profile", DEFAULT_PROFILE)),
         )
     want = FileSelection(
         targets=frozenset({selection.target}), arches=frozenset({soc_named(selection.soc).arch})

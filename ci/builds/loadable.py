@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from provisioning import elf
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET
@@ -29,7 +30,7 @@ FIXES = {
     "stack": "link with -Wl,-z,noexecstack",
     "needed": "link it statically; a shared library that a project of the recipe defines is shipped",
     "search-path": "build with --clean; a project that sets INSTALL_RPATH itself needs --cmake-arg",
-    "glibc": "build it where glibc is older, such as in the container of `nox -s image`",
+    "glibc": Fix("build it where glibc is older, such as in the container of `{}`", ("image",)),
     "android-api": "keep ANDROID_PLATFORM as the recipe has it, and build with --clean",
     "paths": (
         "compile what contains it with -ffile-prefix-map (build_runner: --remap FROM=TO); clang before 17 "

@@ -19,6 +19,7 @@ from ci.builds.source_plan import LocatedSdk, SourcePlan, default_jobs
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import file_names, open_tree, unread_options
 from provisioning import overlay
+from provisioning.base.commands import add_flags
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, outputs_path
@@ -114,7 +115,7 @@ def _check_headers(
         raise EnvironmentLacking(
             f"{message}, and {OFFICIAL_PROFILE} has them; {lacking.message}", fix=lacking.fix
         ) from lacking
-    raise EnvironmentLacking(message, fix=f"--profile {OFFICIAL_PROFILE}")
+    raise EnvironmentLacking(message, fix=add_flags("--profile", OFFICIAL_PROFILE))
 
 
 def _has_headers(profile: Profile) -> bool:

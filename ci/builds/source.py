@@ -22,7 +22,7 @@ from ci.builds.request import BuildOptions, notes_of, plan_of
 from ci.builds.source_plan import SourcePlan
 from ci.pipeline.runner import EXECUTORCHS, Runner
 from provisioning import overlay
-from provisioning.base.commands import quoted
+from provisioning.base.commands import leave_out, quoted
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Severity
@@ -199,12 +199,12 @@ def _may_install(plan: SourcePlan, selection: Selection) -> None:
     if plan.tree.root.is_relative_to(selection.store):
         raise UsageError(
             f"--install: {plan.tree.root} is in the store, where nothing is changed",
-            fix="leave out --install: an overlay is made instead",
+            fix=leave_out("--install", ": an overlay is made instead"),
         )
     if not os.access(plan.tree.root, os.W_OK):
         raise UsageError(
             f"--install: {plan.tree.root} cannot be written to",
-            fix="leave out --install: an overlay is made instead",
+            fix=leave_out("--install", ": an overlay is made instead"),
         )
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.settings import ROOT
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
             raise UnknownName(f"{name} is not a generated file", name, GENERATED)
     outdated = stale(args.files)
     if args.check and outdated:
-        raise CheckFailed(f"stale: {', '.join(outdated)}", fix="nox -s generate")
+        raise CheckFailed(f"stale: {', '.join(outdated)}", fix=session("generate"))
     for name, text in outdated.items():
         replace_text(ROOT / name, text)
         sys.stdout.write(f"wrote {name}\n")

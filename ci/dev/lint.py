@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.base.command_line import repeatable
-from provisioning.base.commands import captured
+from provisioning.base.commands import captured, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.selection import add_selection, selection_of
@@ -71,20 +71,20 @@ def _github_files(pattern: str) -> list[str]:
 TOOLS = {
     "style": Linter(
         ["ruff", "check", "--output-format", "concise", "."],
-        "nox -s lint -- --fix",
+        session("lint", "--fix"),
         ["ruff", "check", "--fix", "."],
     ),
-    "format": Linter(["ruff", "format", "--check", "."], "nox -s lint -- --fix", ["ruff", "format", "."]),
+    "format": Linter(["ruff", "format", "--check", "."], session("lint", "--fix"), ["ruff", "format", "."]),
     "types": Linter(["mypy"], "correct the types named above"),
     "generated": Linter(
         [PYTHON, "-m", "ci", "generate", "--check"],
-        "nox -s generate",
+        session("generate"),
         [PYTHON, "-m", "ci", "generate"],
     ),
     "site": Linter(
         [PYTHON, "-m", "ci", "site", "--check"], "correct the link in the page that is named above"
     ),
-    "locks": Linter([PYTHON, "-m", "provisioning", "lock", "--check"], "nox -s lock"),
+    "locks": Linter([PYTHON, "-m", "provisioning", "lock", "--check"], session("lock")),
     # The strictest persona; a comment beside a line answers a false alarm.
     "zizmor": Linter(
         ["zizmor", "--offline", "--quiet", "--no-progress", "--persona=auditor", ".github"],
@@ -279,7 +279,7 @@ def _run_tool(name: str, tool: Linter, places: Mapping[str, str] | None = None) 
             check=False,
         )
     except FileNotFoundError:
-        return [_finding(f"lint-{name}", tool.command[0], "is not installed here", "nox -s lint")]
+        return [_finding(f"lint-{name}", tool.command[0], "is not installed here", session("lint"))]
     if done.returncode == 0:
         return []
     findings = []

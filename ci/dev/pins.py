@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from provisioning.base.commands import captured
+from provisioning.base.commands import captured, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replace_text, write_named
 from provisioning.base.foreign import visible
@@ -154,7 +154,7 @@ def apply(folder: Path, root: Path, text: Path | None) -> None:
 def _files(folder: Path) -> dict[str, Path]:
     """By name from `folder`. No link is followed."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", fix="nox -s pins -- write FOLDER")
+        raise UsageError(f"{folder} is no folder", fix=session("pins", "write", "FOLDER"))
     found: dict[str, Path] = {}
     for place, folders, names in os.walk(folder):
         for name in [*folders, *names]:
@@ -185,7 +185,7 @@ def _text(name: str, file: Path, largest: int) -> str:
         with file.open("rb") as stream:
             data = stream.read(largest + 1)
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", fix="nox -s pins -- write FOLDER") from error
+        raise UsageError(f"{file}: {error.strerror}", fix=session("pins", "write", "FOLDER")) from error
     if len(data) > largest:
         raise _refused(name, f"it has more than {largest} bytes")
     try:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from provisioning.base.commands import as_installed
 from provisioning.base.rules import Rule, rules
 
 HEAD = """\
@@ -35,5 +34,5 @@ def _chapters() -> Iterator[str]:
 
 
 def _row(rule: Rule) -> str:
-    cells = (f"`{rule.id}`", rule.summary, as_installed(rule.fix))
+    cells = (f"`{rule.id}`", rule.summary, rule.fix.installed)
     return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", " ".join(cell.split())) for cell in cells) + " |"

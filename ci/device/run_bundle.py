@@ -15,8 +15,7 @@ from ci.device.bundle.manifest import NAME as MANIFEST
 from ci.device.bundle.manifest import Bundle, read_bundle
 from ci.device.transport import Device
 from ci.diagnose.explain import nearest, read
-from provisioning.base.commands import quoted
-from provisioning.base.commands import session as session_command
+from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import ROOT, Selection
@@ -95,7 +94,7 @@ def wrong_chip(device: Device, wanted: str) -> Finding | None:
         device.name,
         f"it is a {chip} (v{own.arch}, {own.vtcm_mb} MB VTCM; {SOC_ID} says {number}), and the bundle is for"
         f" {wanted} (v{other.arch}, {other.vtcm_mb} MB)",
-        f"compile the program for it and bundle again: {session_command('bundle', '--soc', chip)} MODEL",
+        Fix("compile the program for it and bundle again: {}", ("bundle", "--soc", chip, "MODEL")),
     )
 
 
@@ -121,11 +120,11 @@ def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
     if not folders:
         raise UsageError(
             f"{bundles}: expected a bundle ({' or '.join(patterns)}) in it, found none",
-            fix="make one with nox -s bundle, or name another: nox -s run_device -- BUNDLE",
+            fix=Fix("make one with {}, or name another: {}", ("bundle",), ("run_device", "BUNDLE")),
         )
     raise UsageError(
         f"{bundles} holds {len(folders)} bundles that fit: {', '.join(path.name for path in folders)}",
-        fix=f"name one: {quoted('nox', '-s', 'run_device', '--', folders[0])}",
+        fix=Fix("name one: {}", ("run_device", folders[0])),
     )
 
 
@@ -174,7 +173,7 @@ def _device(options: DeviceOptions, bundle: Bundle) -> AbstractContextManager[De
     if bundle.target != "aarch64-android" and not options.serial:
         raise UsageError(
             f"the bundle is for {bundle.target}: expected --ssh USER@HOST, found none",
-            fix="--ssh USER@HOST; a Linux device that speaks adb is named with --serial",
+            fix=Fix("{}; a Linux device that speaks adb is named with --serial", ("--ssh", "USER@HOST")),
         )
     return transport.adb(options.serial)
 

@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from typing import Any, Protocol, cast
 
 from provisioning.base import toml
+from provisioning.base.commands import Fix
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "diagnose.toml"
@@ -91,7 +92,7 @@ class FailureRule:
     several: bool
     codes: frozenset[Number]
     cause: str
-    fix: str
+    fix: Fix
     source: str
     example: str
 
@@ -107,7 +108,7 @@ class LogSpeaker:
 
     name: str
     pattern: LogPattern
-    collect: str
+    collect: Fix
     """What shows more of its failures."""
 
 
@@ -170,7 +171,14 @@ class LogTable:
 def table() -> LogTable:
     read = toml.loads(MANIFEST.read_text(encoding="utf-8"))
     return LogTable(
-        [LogSpeaker(row["name"], LogPattern(*row["patterns"]), row["collect"]) for row in read["speaker"]],
+        [
+            LogSpeaker(
+                row["name"],
+                LogPattern(*row["patterns"]),
+                Fix(row["collect"], *row.get("commands", [])),
+            )
+            for row in read["speaker"]
+        ],
         [
             Numbers(
                 row["of"], LogPattern(*row["patterns"]), row.get("offset", 0), _numbered(row.get("names", {}))
@@ -214,6 +222,7 @@ def _rule(
     unless: Sequence[str] = (),
     rank: str = "cause",
     codes: Sequence[int | str] = (),
+    commands: Sequence[Sequence[str]] = (),
     **flags: Any,
 ) -> FailureRule:
     return FailureRule(
@@ -226,7 +235,7 @@ def _rule(
         flags.get("several", False),
         frozenset(map(_as_number, codes)),
         cause,
-        fix,
+        Fix(fix, *commands),
         source,
         example.strip("\n"),
     )

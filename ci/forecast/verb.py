@@ -10,6 +10,7 @@ from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count, repeatable
+from provisioning.base.commands import leave_out
 
 EXAMPLES = """\
   qnn-ci forecast model.onnx --precision 8a8w
@@ -62,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     }
     for flag, value in (of_model if fits else of_fit).items():
         if value not in (None, False, []):
-            raise UsageError(f"{flag} is for {'a model' if fits else FIT}", fix=f"leave {flag} out")
+            raise UsageError(f"{flag} is for {'a model' if fits else FIT}", fix=leave_out(flag))
     if args.accept and args.expressions:
         raise UsageError(
-            f"-k {args.expressions[0]!r} --accept would accept these programs alone", fix="leave -k out"
+            f"-k {args.expressions[0]!r} --accept would accept these programs alone", fix=leave_out("-k")
         )
     if fits:
         from ci.forecast.fit import fit_forecasts

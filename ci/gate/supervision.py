@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.foreign import one_line
@@ -135,9 +136,9 @@ def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Fi
         fix = known[0].fix
     elif not fix:
         lines.append(f"told by {found.told_by}" if found.told_by else "nothing known matches its log")
-        fix = f"read {log}" + (f", and collect {found.collect}" if found.told_by else "")
+        fix = Fix("read {}, and collect {}", log, found.collect) if found.told_by else Fix(f"read {log}")
     return Finding(
-        "stage-died", Severity.ERROR, stage, "\n".join(lines), f"{fix}; repeat with: {command_line}"
+        "stage-died", Severity.ERROR, stage, "\n".join(lines), Fix("{}; repeat with: {}", fix, command_line)
     )
 
 

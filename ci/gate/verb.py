@@ -35,7 +35,7 @@ from ci.pipeline.flags import add_recheck, recheck_flags
 from ci.pipeline.stage_names import stage_names
 from ci.report.collect import GATE, did_not_run
 from provisioning.base.command_line import repeatable
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.rendering.terminal import (
@@ -332,7 +332,7 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
     if whole:
         text = overview(reports, colour=colour, width=width, errors=ERRORS_SHOWN)
     else:
-        more = f"{session('report')} shows them"
+        more = Fix("{} shows them", session("report"))
         text = conclusion(reports, more, colour=colour, width=width, errors=ERRORS_SHOWN)
     write(text, sys.stdout)
     if _on_github(environ):

@@ -20,7 +20,7 @@ from ci.pipeline.flags import add_choice, check
 from ci.pipeline.shards import shard
 from provisioning.base import toml
 from provisioning.base.command_line import count
-from provisioning.base.commands import captured
+from provisioning.base.commands import captured, leave_out
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.secrets import RESULTS, URL
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     if args.github:
         if not os.environ.get("GITHUB_OUTPUT"):
             message = "--github: GITHUB_OUTPUT is not set"
-            raise UsageError(message, fix="leave --github out; the JSON is on stdout")
+            raise UsageError(message, fix=leave_out("--github", "; the JSON is on stdout"))
         append("GITHUB_OUTPUT", f"matrix={text}\nempty={str(not matrix['include']).lower()}\n", os.environ)
     return 0
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ci.github.release import NAME, SUMS, notes, tagged_version
-from provisioning.base.commands import captured
+from provisioning.base.commands import captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
@@ -52,7 +52,7 @@ def checked_files(folder: Path) -> list[Path]:
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"{folder / SUMS}: {error.strerror}", fix="nox -s release") from error
+        raise UsageError(f"{folder / SUMS}: {error.strerror}", fix=session("release")) from error
     named = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     there = {path.name: path for path in folder.iterdir() if path.name != SUMS}
     differing = [

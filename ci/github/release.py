@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ci.github.files import set_outputs
 from provisioning.base.bill_of_materials import Item, document, package_url
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.project import PLACEHOLDER, project
@@ -99,7 +100,7 @@ def source_archive(root: Path, prefix: str) -> bytes:
 def packed(folder: Path, prefix: str, when: int) -> bytes:
     """A folder as an archive whose bytes its files alone decide."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", fix="nox -s site")
+        raise UsageError(f"{folder} is no folder", fix=session("site"))
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -21,7 +21,7 @@ from ci.image.engine import ContainerCommand, Engine, Mount
 from ci.image.image_plan import DOCKER, DebianPackage, ImagePlan, PackageLock
 from ci.image.sealed import is_sealed, seal, unseal
 from provisioning import licences
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import (
     CheckFailed,
     IntegrityError,
@@ -117,13 +117,16 @@ def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPack
             raise CheckFailed(
                 f"this base needs {package.name} {package.version}, "
                 "which manifests/image-packages.txt does not pin",
-                fix="nox -s image -- --lock",
+                fix=session("image", "--lock"),
             )
         if pin.version != package.version:
             raise UpstreamError(
                 f"apt offers {package.name} {package.version}, and no longer the pinned {pin.version}",
-                fix="name sources that have it, such as Debian's archive of that day, with --apt-sources;"
-                " or pin newer ones: nox -s image -- --lock",
+                fix=Fix(
+                    "name sources that have it, such as Debian's archive of that day, with --apt-sources;"
+                    " or pin newer ones: {}",
+                    ("image", "--lock"),
+                ),
             )
         if pin.sha256 != package.sha256:
             raise IntegrityError(

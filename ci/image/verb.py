@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ci.image.shell import CACHE
 from provisioning.base import units
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = list(load_images().images)
     if args.name is None and not args.lock:
-        raise UsageError("which image?", fix=f"nox -s image -- NAME, one of: {', '.join(names)}")
+        raise UsageError("which image?", fix=Fix("{}, one of: {}", ("image", "NAME"), ", ".join(names)))
     for file in filter(None, (args.apt_sources, args.apt_conf)):
         if not file.is_file():
             raise UsageError(f"there is no file {file}", fix="name an existing file")

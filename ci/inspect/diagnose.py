@@ -15,7 +15,7 @@ from ci.diagnose.explain import Diagnosis, Explanation, diagnosed, of_failure, o
 from ci.inspect.logs import UNREADABLE, Shown, is_one_log, logs_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import as_here, session
+from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
 from provisioning.base.rules import explained, rules
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.inputs and sys.stdin.isatty():
         raise UsageError(
             "nothing to diagnose: no log, no code, and nothing on stdin",
-            fix="nox -s diagnose -- FILE, or pipe a log into it",
+            fix=Fix("{}, or pipe a log into it", ("diagnose", "FILE")),
         )
     results = [result for name in args.inputs or ["-"] for result in _diagnose_input(name)]
     answer.add(inputs=[_facts(result) for result in results])
@@ -149,7 +149,8 @@ def _of_fault(name: str) -> Explanation | None:
     if fault is None:
         return None
     cause = f"{fault.title} ({fault.product} {fault.versions}). {fault.effect}"
-    return Explanation(name, cause, f"{fault.fix}; {fault.show} shows it", fault.source, 0, "", True)
+    fix = joined([f"{fault.fix}; type", fault.shown_by], " ")
+    return Explanation(name, cause, fix, fault.source, 0, "", True)
 
 
 def _page(name: str) -> str:
@@ -192,7 +193,9 @@ def _bundle(names: Sequence[str]) -> str:
     if not paths or not is_one_log(paths[0]):
         raise UsageError(
             f"--bundle: expected a log first, found {names[0] if names else 'nothing'}",
-            fix="nox -s diagnose -- --bundle RUN.LOG [FOLDER WITH LIBRARIES], or reports/ after a failure",
+            fix=Fix(
+                "{} [FOLDER WITH LIBRARIES], or reports/ after a failure", ("diagnose", "--bundle", "RUN.LOG")
+            ),
         )
     if missing := next((path for path in paths if not path.exists()), None):
         raise UsageError(f"--bundle: {missing} is not there", fix="name a library, or a folder of libraries")
@@ -213,12 +216,12 @@ def _as_text(result: Diagnosis) -> str:
         cause, fix = ("cause:", "fix:  ") if shown.decided else ("means:", "check:")
         lines += [
             f"    {cause} {shown.cause}",
-            f"    {fix} {as_here(shown.fix)}",
+            f"    {fix} {shown.fix}",
         ]
         if shown.public:
             lines += [f"    see:   {shown.source}"]
         elif shown.line:
-            lines += [f"    see:   {as_here(session('diagnose', shown.id))}"]
+            lines += [f"    see:   {session('diagnose', shown.id)}"]
         lines += [f"    page:  {page}"] if (page := _page(shown.id)) else []
     if result.later:
         others = ", ".join(f"{shown.id} (line {shown.line})" for shown in result.later[:LATER])
@@ -226,12 +229,12 @@ def _as_text(result: Diagnosis) -> str:
     if not result.explanations or not result.explanations[0].line:
         lines += [f"  code {code}" for code in result.codes]
     lines += [f"  data type {name}" for name in result.data_types]
-    lines += [f"  operator {as_here(text)}" for text in result.operators]
+    lines += [f"  operator {text}" for text in result.operators]
     if not result.explanations and result.lines:
         lines += [f"  trouble: {in_line(line)}" for line in result.trouble[:1]]
         lines += _printers(result) + ["  the exact cause is not known"] * (not result.explained)
         lines += [f"  printed by: {result.told_by}"] if result.told_by else []
-        lines += [f"  collect next: {as_here(result.collect)}"]
+        lines += [f"  collect next: {result.collect}"]
     elif not result.explained:
         lines += ["  not known: neither QNN nor FastRPC has it, nor does a rule name it"]
     return "\n".join(lines)
@@ -250,16 +253,13 @@ def _facts(result: Diagnosis) -> dict[str, object]:
     return {
         "subject": result.subject,
         "explained": result.explained,
-        "explanations": [
-            {**asdict(shown), "fix": as_here(shown.fix), "page": _page(shown.id)}
-            for shown in result.explanations
-        ],
+        "explanations": [{**asdict(shown), "page": _page(shown.id)} for shown in result.explanations],
         "later": [{"id": shown.id, "line": shown.line, "text": shown.text} for shown in result.later],
         "codes": [asdict(code) for code in result.codes],
         "data_types": list(result.data_types),
-        "operators": [as_here(text) for text in result.operators],
+        "operators": list(result.operators),
         "trouble": list(result.trouble),
         "harmless": result.harmless,
         "told_by": result.told_by,
-        "collect": as_here(result.collect),
+        "collect": result.collect,
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from provisioning import catalogue as catalogues
 from provisioning import elf, pe
-from provisioning.base.commands import typed
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 from provisioning.build_id import build_ids
 
@@ -32,7 +32,7 @@ def facts(path: Path, kind: str) -> dict[str, object]:
             "signs": [f"{member.name} {member.sha256.hex()}" for member in catalogue.members],
             "signer": catalogues.common_name(catalogue.chain[0]),
             "created": catalogue.created.isoformat(),
-            "next": typed("python -m ci signing", ["verify", str(path)]),
+            "next": session("signing", "verify", path),
         }
     size = path.stat().st_size
     if kind == "dll":
@@ -57,7 +57,7 @@ def facts(path: Path, kind: str) -> dict[str, object]:
             "QNN build": list(build_ids(path)),
             "needs": list(header.needed),
             "catalogue beside it": [beside[0].name] if beside else [],
-            "next": typed("python -m ci signing", ["inspect", str(path)]),
+            "next": session("signing", "inspect", path),
         }
     return {
         "what": f"{header.bits}-bit {header.machine_name} library, {size:,} bytes",

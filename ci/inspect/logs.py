@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ci.diagnose.log_text import Readable
+from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.progress import for_stream
 
@@ -61,7 +62,7 @@ class _Bounded(io.RawIOBase):
         except DAMAGED as error:
             raise UsageError(
                 f"{self._name} is damaged or cut off: {error}",
-                fix="get it again, or give what is left of it: `gzip -dc FILE | python -m ci diagnose`",
+                fix=Fix("get it again, or give what is left of it: `gzip -dc FILE | {}`", ("diagnose",)),
             ) from error
         self._left -= len(block)
         if self._left < 0:
@@ -99,8 +100,11 @@ def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, Bin
             if not _is_text(log):
                 raise UsageError(
                     f"{name} is no text",
-                    fix="`nox -s inspect -- FILE` says what is in a program, a DLC or a library; give"
-                    " diagnose what the command that failed has printed",
+                    fix=Fix(
+                        "`{}` says what is in a program, a DLC or a library; give diagnose what the"
+                        " command that failed has printed",
+                        ("inspect", "FILE"),
+                    ),
                 )
             yield name, log
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.diagnose.tables import failure_rules, table
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.settings import TARGETS, outputs_path
@@ -70,7 +71,7 @@ def printers(store: Path, outputs: Path | None = None) -> list[Printer]:
     there is nothing."""
     found = [*trees(store), *wheels(), *_runners(outputs or outputs_path())]
     if not found:
-        raise EnvironmentLacking(f"nothing is provisioned in {store}", fix="nox -s provision")
+        raise EnvironmentLacking(f"nothing is provisioned in {store}", fix=session("provision"))
     return found
 
 

@@ -23,6 +23,7 @@ from ci.artifacts.program import (
 )
 from ci.inspect.extract import extract
 from provisioning.base import answer
+from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
 from provisioning.base.selection import add_selection, selection_of
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_flags(path: Path, what: str, sdk: Path | None, into: Path | None) -> None:
     if sdk or into:
         flag = "--against" if sdk else "--extract"
-        raise UsageError(f"{flag} is for programs, and {path} is a {what}", fix=f"leave out {flag}")
+        raise UsageError(f"{flag} is for programs, and {path} is a {what}", fix=leave_out(flag))
 
 
 def _show(path: Path, kind: str, values: Mapping[str, object]) -> int:

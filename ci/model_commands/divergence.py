@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.options import Compiling
     from ci.pipeline.proofs import proofs_of
-    from provisioning.base.commands import session
+    from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError
     from provisioning.base.findings import Finding, Place, Severity
     from provisioning.base.places import Places
@@ -84,8 +84,10 @@ def run(args: argparse.Namespace) -> int:
             if error.exit_code != CheckFailed.exit_code:
                 raise
             again = command("audit") or taken.lane.suites.repeat(program)
-            fix = f"{again} shows what does not compile, and what to write instead"
-            raise CheckFailed(f"{name}: {error.message}", fix=fix) from error
+            raise CheckFailed(
+                f"{name}: {error.message}",
+                fix=Fix("{} shows what does not compile, and what to write instead", again),
+            ) from error
         differs = result["sqnr_db"] < result["least"]
         answer.add(program=name, **result)
         lines = list(as_text(result))

@@ -17,6 +17,7 @@ from ci.pipeline.compile_flags import (
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import Choice, OneModel
+from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):
-        raise UsageError(f"the precision for {model.typed} is missing", fix="--precision 8a8w")
+        raise UsageError(
+            f"the precision for {model.typed} is missing", fix=add_flags("--precision", "8a8w")
+        )
     lane: Quantizes = of_lane(model, "quantize")
     if args.where:
         require_one_chip(model.selection)

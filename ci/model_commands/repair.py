@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.repair import Rewrites, repair_suites
     from ci.pipeline.rewriting import RewriteChoice
+    from provisioning.base.commands import Fix
     from provisioning.fixes import load_fixes
 
     model = model_or_suite_of(args)
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         if rule not in known:
             raise UnknownName(f"{rule} is not a fault that repair knows", rule, list(known))
         if why := known[rule].none:
+            why = Fix(why, *known[rule].commands)
             raise UsageError(f"{rule} has no rewrite: {why}", fix=known[rule].words)
     wanted = RewriteChoice(tuple(args.only) or None, args.may_change_interface)
     if not model.typed:

@@ -22,7 +22,7 @@ from ci.pipeline.losses import Scores
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count
-from provisioning.base.commands import as_installed
+from provisioning.base.commands import Fix, add_flags, leave_out
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,18 +130,19 @@ def run(args: argparse.Namespace) -> int:
     if args.top1 is not None and (samples or 0) < TOP1_SAMPLES:
         raise UsageError(
             f"--top1 {args.top1:g} of {samples or 'so few'} samples proves nothing",
-            fix=f"--samples {TOP1_SAMPLES}",
+            fix=add_flags("--samples", str(TOP1_SAMPLES)),
         )
     model = replace(model, inferences=samples)
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
         raise UsageError(
-            f"--precision {' '.join(precisions)}: expected two", fix="--precision 8a8w --precision 16a8w"
+            f"--precision {' '.join(precisions)}: expected two",
+            fix=add_flags("--precision", "8a8w", "--precision", "16a8w"),
         )
     about = [*precisions, *(f"{name} {value:g}" for name, value in {**goal.floors, **goal.budget}.items())]
     output, accepts = args.output, args.accept
     if model.typed and accepts:
-        raise UsageError("--accept is for programs of --suite", fix="leave --accept out")
+        raise UsageError("--accept is for programs of --suite", fix=leave_out("--accept"))
     if model.typed:
         require_one_chip(model.selection)
         about += model.named
@@ -150,7 +151,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise UsageError("tune what?", fix="name a model, or --suite FILE")
     if "ms" in goal.budget and model.lane != ONNX:
-        raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
+        raise UsageError(
+            f"--budget ms=: {ONNX_ALONE}", fix=Fix("{} or bytes=…; or {}", ("--budget", "ddr=…"), TO_ONNX)
+        )
     lane: Tunes = of_lane(model, "tune")
     mixture = partial(tuned, lane=lane, precisions=(precisions[0], precisions[1]), goal=goal)
 
@@ -192,18 +195,26 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
     if metric:
         path = (Parser.user_folder() / metric.rpartition(":")[0]).absolute()
         if not path.is_file() or path.suffix != ".py":
-            raise UsageError(f"--metric {metric}: there is no file {path}", fix="--metric score.py:function")
+            raise UsageError(
+                f"--metric {metric}: there is no file {path}", fix=add_flags("--metric", "score.py:function")
+            )
         if least and least.decibels:
-            raise UsageError("--floor in dB is for SQNR, and --metric has its own number", fix="--floor 0.9")
+            raise UsageError(
+                "--floor in dB is for SQNR, and --metric has its own number", fix=add_flags("--floor", "0.9")
+            )
         metric = f"{path}:{metric.rpartition(':')[2]}"
     if least:
         floors[METRIC if metric else SQNR] = least.value
     elif metric:
-        raise UsageError("--metric without --floor: the least result is missing", fix="--floor 0.9")
+        raise UsageError(
+            "--metric without --floor: the least result is missing", fix=add_flags("--floor", "0.9")
+        )
     if top1 is not None:
         floors["top1"] = top1
     if not floors and not most:
-        raise UsageError("what must hold?", fix="--floor 35dB, --top1 0.99, or --budget ddr=4MB")
+        raise UsageError(
+            "what must hold?", fix=Fix("{}, --top1 0.99, or --budget ddr=4MB", ("--floor", "35dB"))
+        )
     return Goal(floors, most, metric or "")
 
 
@@ -245,7 +256,7 @@ def _tuned(model: OneModel, lane: Tunes, mixture: Mixture, output: Path, report:
     chosen = replace(model, precision_file=output / f"{stem}{SUFFIX}")
     command = lane_model(chosen).command("compile", model.selection.soc, "-o", "out")
     print(f"compile it: {command}")
-    answer.add(files=[str(path) for path in files], next=as_installed(command))
+    answer.add(files=[str(path) for path in files], next=command.installed)
     return 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.commands import leave_out
 from provisioning.base.files import replace_bytes
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import ROOT, Selection
@@ -103,7 +104,7 @@ def _check(
             if not is_confirmed(result, again):
                 raise CheckFailed(
                     "a second comparison does not confirm the fixes, so none is written",
-                    fix="leave out --fix",
+                    fix=leave_out("--fix"),
                 )
             result = again
             patch_into.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from ci.pipeline.accuracy import FIGURES, at_worst
 from ci.pipeline.costs import TITLES, cost_rule
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
+from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
@@ -186,7 +187,7 @@ class Baseline:
             )
             raise CheckFailed(
                 f"{plural(len(lost), 'program')} with less than is required, or than was agreed to: {named}",
-                fix=f"find out why; if it is meant, {again} --reason TEXT",
+                fix=Fix("find out why; if it is meant, {} --reason TEXT", again),
             )
         better = (
             name for name, values in figures.items() if not low.get(name) and self._better_top1(name, values)
@@ -256,7 +257,7 @@ def growth(
     build_id: str,
     baseline: Baseline,
     tolerances: Tolerances,
-    again: str,
+    again: Fix,
 ) -> Iterator[Finding]:
     """Costs above the baseline and its tolerances; the command `again` accepts them."""
     agreed = baseline.of(program)
@@ -283,5 +284,5 @@ def growth(
             program,
             f"expected at most {tolerance.most(before):,.0f} {COSTS[name].description} "
             f"({before:,.0f} in the baseline{other}), found {value:,.0f}{now}",
-            f"see what changed in the graph; if it is meant, {again}",
+            Fix("see what changed in the graph; if it is meant, {}", again),
         )

@@ -12,6 +12,7 @@ from ci.pipeline.options import RUN_TIMEOUT, Compiling, Language, OneModel, Work
 from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.chips import chip_named
 from provisioning.base.command_line import Parser, count, duration, repeatable
+from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
@@ -99,7 +100,7 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
     present = {name for name, value in vars(args).items() if value}
     for name, flag in {"suite": "--suite", "precision_file": "--precision-file"}.items():
         if lane == CHECKPOINT and name in present:
-            raise UsageError(f"{flag} has no effect on a checkpoint", fix=f"leave {flag} out")
+            raise UsageError(f"{flag} has no effect on a checkpoint", fix=leave_out(flag))
     if "precision_file" in present and {"precision", "precisions", "suite"} & present:
         raise UsageError(
             "--precision-file already has the precision, and a suite names its own",
@@ -109,7 +110,7 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         for name in of_lane.flags:
             if name in present and other != lane:
                 flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} is for {other}, not for {args.model}", fix=f"leave {flag} out")
+                raise UsageError(f"{flag} is for {other}, not for {args.model}", fix=leave_out(flag))
     return OneModel(
         selection=host_selection(args),
         typed=args.model or "",

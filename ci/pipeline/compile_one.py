@@ -27,6 +27,7 @@ from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome, cells_of
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, show_error
+from provisioning.base.commands import Fix, joined
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.findings import Place
@@ -104,7 +105,7 @@ def _explained(taken: LaneModel[P, L], programs: Sequence[P], products: Sequence
             fixes, words = [proofs.fix], [first.message]
             if cause:
                 words += [cause.in_words()]
-                fixes += [f"{cause.goes_on} goes on"] * bool(cause.goes_on)
+                fixes += [Fix("{} goes on", cause.goes_on)] * bool(cause.goes_on)
             else:
                 # A part of an output, or whole numbers: what the model returns is its author's to change.
                 fixes += [first.fix]
@@ -112,7 +113,7 @@ def _explained(taken: LaneModel[P, L], programs: Sequence[P], products: Sequence
             first = replace(
                 first,
                 message="; ".join(words),
-                fix="; or ".join(fixes),
+                fix=joined(fixes, "; or "),
                 place=place or first.place,
                 edit=proofs.edit,
             )
@@ -135,7 +136,7 @@ def require_fp16(program: AnyProgram[Any, Any]) -> None:
     if program.run.kind == "fp16" and not soc_named(program.soc).fp16:
         raise UsageError(
             f"{program.soc} has no fp16: QNN refuses it, or computes it in float32",
-            fix=f"--precision 8a8w or 16a8w; or a chip that has fp16: --soc {DEFAULT_SOC}",
+            fix=Fix("{} or 16a8w; or a chip that has fp16: --soc {}", ("--precision", "8a8w"), DEFAULT_SOC),
         )
 
 

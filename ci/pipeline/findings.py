@@ -29,6 +29,7 @@ from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.models.inputs import InputsUsed
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Thresholds
 from ci.pipeline.suite_file import accepted_path
+from provisioning.base.commands import Fix, joined
 from provisioning.base.findings import Finding, Metric, Place, Severity
 from provisioning.build_id import version_in
 from provisioning.known_faults import Lane, faults_of_build
@@ -38,7 +39,9 @@ def errors_of(subject: str, again: str) -> Callable[..., Finding]:
     """Makes errors about a program: rule, message and fix, with the command that runs it again."""
 
     def error(rule: str, message: str, fix: str = "") -> Finding:
-        return Finding(rule, Severity.ERROR, subject, message, f"{fix}; then {again}" if fix else again)
+        return Finding(
+            rule, Severity.ERROR, subject, message, Fix("{}; then {}", fix, again) if fix else again
+        )
 
     return error
 
@@ -55,7 +58,7 @@ def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], aga
     else:
         return
     alone = f"take its thresholds out of {program.suite}; then " if program.demanded else ""
-    fix = f"when the model is as you want it, {alone}{again}"
+    fix = Fix("when the model is as you want it, {}{}", alone, again)
     yield Finding("threshold-placeholder", Severity.WARNING, program.name, message, fix)
 
 
@@ -140,7 +143,7 @@ def shown_thresholds(program: AnyProgram[Any, Any], figures: Mapping[str, float]
     return dict(bounds_of(program.thresholds, figures, program.run.kind))
 
 
-def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: str) -> str:
+def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: Fix) -> str:
     """What to do about misses that a better program does not cure; empty if there is none. `every` runs the
     program's run for all its chips."""
     if demanded := [miss.figure for miss in misses if miss.figure in program.demanded]:
@@ -149,7 +152,7 @@ def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: st
         place = accepted_path(program.suite, program.profile)
         return f"remove the threshold of {', '.join(absent)} from {place}"
     if below_floor({miss.figure: miss.value for miss in misses if miss.value is not None}, program.run.kind):
-        return f"if it cannot be better, {every} --accept --reason TEXT"
+        return Fix("if it cannot be better, {}", every.plus("--accept", "--reason", "TEXT"))
     return ""
 
 
@@ -233,7 +236,7 @@ def accuracy_fix(
     computes something else, and where quantizing loses it; empty if there is no such command."""
     if all(miss.figure == SLICE for miss in misses):
         alone = "let the model return the lost part as its own output"
-        return "; or ".join(filter(None, [alone, _naming(misses, figures, "", where, "")]))
+        return joined([alone, _naming(misses, figures, "", where, "")], "; or ")
     if causes.beyond:
         return causes.beyond_fix
     if causes.chosen and all(miss.figure.endswith("agreement") for miss in misses):
@@ -249,8 +252,8 @@ def _naming(
     otherwise: str,
 ) -> str:
     if chip_differs(misses, figures) or not against_nearest(figures):
-        return f"{divergence} names the operator that differs" if divergence else otherwise
-    return f"{where} names the operators where quantizing loses" if where else otherwise
+        return Fix("{} names the operator that differs", divergence) if divergence else otherwise
+    return Fix("{} names the operators where quantizing loses", where) if where else otherwise
 
 
 def accuracy_of_one_model(

@@ -21,6 +21,7 @@ from ci.pipeline.options import (
     WorkOptions,
 )
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable
+from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import DEFAULT_TARGET, Selection
@@ -143,7 +144,9 @@ def _recheck_of(args: argparse.Namespace) -> Part | None:
     share: Part | None = args.recheck
     if share is None:
         if args.recheck_seed:
-            raise UsageError("--recheck-seed without --recheck", fix="--recheck 20%, or what that run had")
+            raise UsageError(
+                "--recheck-seed without --recheck", fix=Fix("{}, or what that run had", ("--recheck", "20%"))
+            )
         return None
     if args.no_cache:
         raise UsageError(
@@ -186,6 +189,6 @@ def host_selection(args: argparse.Namespace) -> Selection:
     for target in args.target or ():
         if target != DEFAULT_TARGET:
             raise UsageError(
-                f"--target {target}: the emulator runs on {DEFAULT_TARGET}", fix="leave --target out"
+                f"--target {target}: the emulator runs on {DEFAULT_TARGET}", fix=leave_out("--target")
             )
     return selection_of(args)

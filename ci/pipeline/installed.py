@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ci.engine.digests import Digests
 from ci.engine.inputs import key_of
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
@@ -41,7 +41,7 @@ def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> d
     if not htp.is_file():
         raise EnvironmentLacking(
             f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which {purpose}",
-            fix="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
+            fix=Fix("{}, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries", ("provision",)),
         )
     digests = Digests(store) if store else None
     hashes = {

@@ -20,6 +20,7 @@ from ci.pipeline.suite import AnyProgram, Suites
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base import toml
 from provisioning.base.accepted import accept
+from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
 from provisioning.base.project import project
@@ -48,10 +49,10 @@ def require_place(suite: Path, *, measured: bool) -> None:
     if not measured:
         raise UsageError(
             "--suite accepts measured thresholds, but this command does not run the model",
-            fix="leave out --suite, or the flags that prevent the run: --verify, --backend, --and-soc",
+            fix=leave_out("--suite", ", or the flags that prevent the run: --verify, --backend, --and-soc"),
         )
     if suite.suffix != ".toml" or suite.is_dir():
-        raise UsageError(f"--suite {suite}: expected a .toml file", fix="--suite models.toml")
+        raise UsageError(f"--suite {suite}: expected a .toml file", fix=add_flags("--suite", "models.toml"))
     if not suite.parent.is_dir() or not os.access(suite.parent, os.W_OK):
         raise UsageError(f"--suite {suite}: its folder cannot be written", fix="name another file")
     _text(suite)
@@ -76,7 +77,7 @@ def factory_in(named: UserModel, suite: Path) -> str:
         return f"{'.'.join(words)}:{function}"
     raise UsageError(
         f"{suite}: a suite's modules must be in its folder, but {module} is in {named.search_path}",
-        fix=f"--suite {named.search_path / suite.name}",
+        fix=add_flags("--suite", str(named.search_path / suite.name)),
     )
 
 

@@ -19,7 +19,7 @@ from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding
 
@@ -99,7 +99,7 @@ class LaneModel(ABC, Generic[P, L]):
         """The model as it is compiled, where another Python exports it."""
         return self
 
-    def command(self, verb: str, soc: str, *more: str) -> str:
+    def command(self, verb: str, soc: str, *more: str) -> Fix:
         """That does something else with the same model; quantizing knows no settings of the provider."""
         model = replace(self.model, options=()) if verb == "quantize" else self.model
         return session(verb, *model.words(soc), *more)

@@ -12,7 +12,7 @@ from typing import Literal, TextIO
 from pydantic import Field
 
 from ci.pipeline.precision import written_name
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, load
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
@@ -41,9 +41,9 @@ def load_offers() -> tuple[Offer, ...]:
     return load(MANIFESTS / "offers.toml", Offers).offer
 
 
-def offers_of(rules: Iterable[str], words: Words, besides: str = "") -> dict[str, str]:
+def offers_of(rules: Iterable[str], words: Words, besides: str = "") -> dict[str, Fix]:
     """By what it does, one command; none of the verb `besides`, which was just done."""
-    rules, found = list(rules), dict[str, str]()
+    rules, found = list(rules), dict[str, Fix]()
     for offer in load_offers():
         meant = any(fnmatchcase(rule, pattern) for rule in rules for pattern in offer.rules)
         filled = list(_filled(offer.command, words))

@@ -25,7 +25,7 @@ from ci.pipeline.repair import Rewrites, of_rewritten
 from ci.pipeline.rewriting import RewriteChoice, RewrittenPlace
 from ci.pipeline.trial import Outcome
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit
@@ -59,7 +59,8 @@ class Proofs:
     @property
     def fix(self) -> str:
         if self.helping:
-            return "; or ".join(self.helping)
+            return joined(self.helping, "; or ")
+        # What does not help is words: nobody should type it.
         return f"{NO_FIX}; tried: {'; '.join(self.others)}" if self.others else NO_FIX
 
 
@@ -73,7 +74,7 @@ def proofs_of(
             break
         sys.stderr.write(f"trying: {candidate.words}\n")
         if (after := candidate.outcome()) is not None:
-            words = f"{candidate.words}: {_in_words(after)}"
+            words = Fix("{}: {}", candidate.words, _in_words(after))
             if helped := helps(after, before):
                 edit = edit if helping else candidate.edit
             (helping if helped else others).append(words)

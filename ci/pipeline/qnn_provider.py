@@ -10,6 +10,7 @@ from typing import Any
 import onnxruntime as ort
 import onnxruntime_qnn
 
+from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.build_id import build_ids
 from provisioning.manifest import Soc
@@ -28,7 +29,7 @@ def device() -> Any:
     if not devices:
         raise EnvironmentLacking(
             "onnxruntime-qnn registers no device, so nothing can be compiled",
-            fix="nox -s test_onnx, which installs versions that fit each other",
+            fix=Fix("{}, which installs versions that fit each other", ("test_onnx",)),
         )
     return devices[0]
 

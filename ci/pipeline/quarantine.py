@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ci.engine.runs import STEADY, Runs
 from ci.engine.trouble import MACHINE
+from provisioning.base.commands import Fix
 from provisioning.base.documents import Model
 from provisioning.base.findings import Finding, Severity
 
@@ -40,13 +41,15 @@ def holds(quarantine: Quarantine | None) -> bool:
     return quarantine is not None and not quarantine.wrong
 
 
-def flaky(subject: str, runs: Runs, again: str, where: str) -> Iterator[Finding]:
+def flaky(subject: str, runs: Runs, again: Fix, where: str) -> Iterator[Finding]:
     """`where` is the table that may get a quarantine."""
     if told := runs.flaky:
         until = today() + dt.timedelta(days=MOST_DAYS // 3)
-        fix = (
-            f"find what decides it (a seed, threads, the clock): {again} --no-cache; until then, in {where}:"
-            f' quarantine = {{ until = {until}, reason = "..." }}'
+        fix = Fix(
+            "find what decides it (a seed, threads, the clock): {}; until then, in {}: {}",
+            again.plus("--no-cache"),
+            where,
+            f'quarantine = {{ until = {until}, reason = "..." }}',
         )
         yield Finding("flaky", Severity.ERROR, subject, f"its verdict changes by chance: {told}", fix)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ci.pipeline.accuracy import Pair, Unusable, compare, in_words, missed
 from ci.pipeline.output import origin_of, require_own
 from ci.pipeline.suite import Thresholds
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ class Ran:
 def require_program(path: Path, typed: str) -> None:
     if not path.is_file():
         problem = "it is a folder" if path.is_dir() else "there is no such file"
-        fix = f"name a .pte, an .onnx or a context, as {session('compile', typed, '-o', 'out')} makes them"
+        fix = Fix(
+            "name a .pte, an .onnx or a context, as {} makes them", session("compile", typed, "-o", "out")
+        )
         raise UsageError(f"{typed}: {problem}", fix=fix)
 
 

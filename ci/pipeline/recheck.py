@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ci.engine import recheck as engine
 from ci.engine.recheck import CachedWork, Recheck, Rechecked
 from ci.pipeline.options import Part
+from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Metric, Severity
 
 SHOWN = 3
@@ -38,13 +39,13 @@ def metrics(done: Recheck, part: Part) -> dict[str, Metric]:
     }
 
 
-def findings(done: Recheck, stage: str, again: Callable[[Rechecked], str]) -> Iterator[Finding]:
+def findings(done: Recheck, stage: str, again: Callable[[Rechecked], Fix]) -> Iterator[Finding]:
     """`again` gives the command that runs its program."""
     for finding in done.done:
         command = again(finding)
         if failure := finding.failure:
             message = f"its cached result of the step {finding.step} was not rechecked: {failure.message}"
-            fix = f"{failure.fix}; then {command}" if failure.fix else command
+            fix = Fix("{}; then {}", failure.fix, command) if failure.fix else command
             yield Finding(f"cache-{failure.rule}", Severity.ERROR, finding.name, message, fix)
         elif finding.differences:
             more = len(finding.differences) - SHOWN
@@ -55,13 +56,14 @@ def findings(done: Recheck, stage: str, again: Callable[[Rechecked], str]) -> It
                 f"its cached result of the step {finding.step} is not what the work gives,"
                 f" {finding.runs.rechecked}: {words}; {finding.evidence}. The cached one is not used any more"
             )
-            fix = (
-                f"{command} --no-cache; if that gives the same each time, something decides it that the cache"
-                " does not see: report it with both results"
+            fix = Fix(
+                "{}; if that gives the same each time, something decides it that the cache does not see:"
+                " report it with both results",
+                command.plus("--no-cache"),
             )
             yield Finding("flaky", Severity.ERROR, finding.name, message, fix)
     if done.cached and not done.compared:
         reasons = [f"{count} not, because {why}" for why, count in done.left_out.items()]
         message = "; ".join([f"none of {done.cached} cached results was rechecked", *reasons])
-        fix = "--recheck 20min, or on a machine like the one that did the work"
+        fix = Fix("{}, or on a machine like the one that did the work", ("--recheck", "20min"))
         yield Finding("cache-not-rechecked", Severity.WARNING, stage, message, fix)

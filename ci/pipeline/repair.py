@@ -23,7 +23,7 @@ from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.trial import Outcome, cells_of, smallest
 from provisioning.base import answer
 from provisioning.base.accepted import Accepted, Values, accept
-from provisioning.base.commands import as_installed, session
+from provisioning.base.commands import session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
@@ -316,7 +316,7 @@ def _next(repair: Repair, model: OneModel) -> None:
     else:
         command = session("compile", *words, *output)
     print(f"next: {command}")
-    answer.add(next=as_installed(command))
+    answer.add(next=command.installed)
 
 
 def _answered(row: Outcome) -> dict[str, Any]:

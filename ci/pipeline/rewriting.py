@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.pipeline.models.arrays import Array
-from provisioning.fixes import Fix, load_fixes
+from provisioning.fixes import KnownFix, load_fixes
 from provisioning.known_faults import Fault, Lane, load_faults
 
 LARGER = 10
@@ -36,7 +36,7 @@ class Need:
     """Why it is not made where it could be."""
 
     @classmethod
-    def of(cls, rewrite: str, fixes: Sequence[Fix], withheld: str = "") -> Need:
+    def of(cls, rewrite: str, fixes: Sequence[KnownFix], withheld: str = "") -> Need:
         return cls(
             rewrite,
             tuple(fix.rule for fix in fixes),
@@ -156,7 +156,7 @@ def needs_of(
     """The rewrites that this precision calls for; those that this build does not need, or the user does not
     allow, are withheld. `versions` are of products, by their names in the table of faults."""
     faults = {fault.id: fault for fault in load_faults()}
-    due: dict[str, list[Fix]] = {}
+    due: dict[str, list[KnownFix]] = {}
     for fix in load_fixes():
         fault = faults.get(fix.rule)
         if (

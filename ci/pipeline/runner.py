@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ci.engine.trouble import how_it_ended
 from ci.engine.workers.parent import tail
-from provisioning.base.commands import captured, quoted, session
+from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, outputs_path
 from provisioning.dist import MANIFEST, runner_of
@@ -115,7 +115,7 @@ class Runner:
             words = "; ".join((listed.stderr or listed.stdout).strip().splitlines()[-2:])
             raise EnvironmentLacking(
                 f"{path} is no qnn_executor_runner that starts here: {words or 'it lists no flags'}",
-                fix=f"name another in {VARIABLE}, or build one: nox -s build_runner",
+                fix=Fix("name another in {}, or build one: {}", VARIABLE, ("build_runner",)),
             )
         try:
             manifest = json.loads((path.parent.parent / MANIFEST).read_text(encoding="utf-8"))
@@ -211,7 +211,7 @@ def call_runner(
         words = f": {with_names(lines[-1].strip())}" if lines else ""
         raise CheckFailed(
             f"{program}: the runner {how_it_ended(code)}{words}",
-            fix=f"python -m ci inspect {quoted(program)}",
+            fix=session("inspect", program),
         )
 
 
@@ -222,7 +222,7 @@ def find_runner(environ: Mapping[str, str]) -> Runner:
     if path is None or not path.is_file():
         raise EnvironmentLacking(
             f"{VARIABLE}={named} is not a file" if named else "qnn_executor_runner is not built yet",
-            fix=f"unset {VARIABLE}, then nox -s build_runner" if named else "nox -s build_runner",
+            fix=Fix("unset {}, then {}", VARIABLE, ("build_runner",)) if named else session("build_runner"),
         )
     return Runner.at(path)
 
@@ -237,7 +237,7 @@ def ready_runner(environ: Mapping[str, str], reports: Path) -> Runner:
             sys.stderr.write(done.stdout.decode(errors="replace"))
             raise EnvironmentLacking(
                 f"qnn_executor_runner could not be built: exit code {code} of build_runner, see above",
-                fix="nox -s build_runner",
+                fix=session("build_runner"),
             )
     runner = find_runner(environ)
     if runner.dialect.lacks:

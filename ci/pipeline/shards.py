@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ci.engine.jobs import Job, longest_first
+from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 
 
@@ -37,6 +38,6 @@ def shard_named(jobs: Sequence[Job], text: str) -> list[Job]:
     if not mine:
         raise UsageError(
             f"--shard {text}: of {len(jobs)} in all, none is left for this part",
-            fix="nox -s matrix, which makes no empty parts",
+            fix=Fix("{}, which makes no empty parts", ("matrix",)),
         )
     return mine

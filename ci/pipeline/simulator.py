@@ -15,6 +15,7 @@ from typing import Any
 
 from ci.artifacts.simulation import COSTS, TRACE, Simulation, read_simulation
 from ci.pipeline.qnn_table import CREATE_GRAPH, SET_GRAPH_CONFIG, Interface, replaced
+from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 BURST = 10
@@ -79,7 +80,7 @@ class Simulating:
                 return read_simulation(self.folder / TRACE, self.folder / COSTS)
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = f"what it writes has another form, {type(error).__name__}: {error}"
-        raise EnvironmentLacking(f"this QNN has no simulator: {why}", fix="leave --simulate out")
+        raise EnvironmentLacking(f"this QNN has no simulator: {why}", fix=leave_out("--simulate"))
 
 
 @contextmanager

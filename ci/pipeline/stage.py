@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from ci.pipeline.offers import show as show_offers
 from ci.pipeline.options import Accept, Choice, WorkOptions
 from ci.pipeline.shards import shard_named
 from ci.pipeline.suite import AnyProgram, Suites, accepted_thresholds
+from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
@@ -131,8 +131,8 @@ def write_accepted(
     """Replace what was accepted of these programs: fields of a baseline, and thresholds from figures. Runs
     that their suites have no more are dropped."""
 
-    def again(program: P) -> str:
-        return f"{suites.repeat(program, stage, every_chip=True)} --accept"
+    def again(program: P) -> Fix:
+        return suites.repeat(program, stage, every_chip=True).plus("--accept")
 
     margin_db = load_tolerances().sqnr_margin_db
     for suite, baseline in list(plan.baselines.items()):
@@ -188,13 +188,13 @@ def _reasons(
 
 
 def row_of(
-    program: AnyProgram[Any, Any], findings: Sequence[Finding], command: str, stage: str
+    program: AnyProgram[Any, Any], findings: Sequence[Finding], command: Fix, stage: str
 ) -> dict[str, Metric]:
     """What every lane's row of a program has in a report."""
     words = {
         **words_of(program.as_model),
         "stage": [stage],
-        "program": shlex.split(command.partition(" -- ")[2]),
+        "program": command.commands[0][1:],
     }
     return {
         "suite": str(program.suite),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -27,7 +26,7 @@ from ci.pipeline.suite_file import (
 )
 from provisioning.base.accepted import load_accepted
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, parse
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE
@@ -423,10 +422,10 @@ class Suites(Generic[P]):
             fix=session(self.stage, "--list"),
         )
 
-    def repeat(self, program: P, stage: str = "", *, every_chip: bool = False) -> str:
+    def repeat(self, program: P, stage: str = "", *, every_chip: bool = False) -> Fix:
         """The command that runs this program again; with `every_chip`, its run for each chip of the suite."""
         suite = [] if program.suite == self.shipped else ["--suite", str(program.suite)]
         name = f"{program.run_name}/" if every_chip else program.name
         soc = [] if every_chip or program.soc in program.run.socs else ["--soc", program.soc]
         profile = [] if program.profile == DEFAULT_PROFILE else ["--profile", program.profile]
-        return shlex.join(["nox", "-s", stage or self.stage, "--", *suite, "-k", name, *soc, *profile])
+        return session(stage or self.stage, *suite, "-k", name, *soc, *profile)

@@ -16,7 +16,7 @@ from ci.pipeline.options import Compiling
 from ci.pipeline.precision import written_name
 from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome, smallest
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, add_flags, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
@@ -424,7 +424,10 @@ def tuned(taken: LaneModel[Any, Any], lane: Scores, precisions: tuple[str, str],
     program = taken.program(model.selection.soc)
     run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
     if not run.quantizes:
-        raise UsageError(f"{written_name(cheap)} quantizes nothing", fix="--precision 8a8w --precision 16a8w")
+        raise UsageError(
+            f"{written_name(cheap)} quantizes nothing",
+            fix=add_flags("--precision", "8a8w", "--precision", "16a8w"),
+        )
     judged = {"inferences": model.inferences} if model.inferences else {}
     program = replace(program, run=run, case=program.case.model_copy(update=judged))
     units = [unit_of(row) for row in lane.scores_of(model, program, exact)["units"]]
@@ -434,7 +437,9 @@ def tuned(taken: LaneModel[Any, Any], lane: Scores, precisions: tuple[str, str],
         if "ms" in goal.budget and not any("ms" in outcome.costs for outcome in outcomes):
             raise CheckFailed(
                 f"--budget ms=: there is no forecast for {program.soc}",
-                fix=f"--budget ddr=… or bytes=…; {session('forecast', *model.words(program.soc))} says why",
+                fix=Fix(
+                    "--budget ddr=… or bytes=…; {} says why", session("forecast", *model.words(program.soc))
+                ),
             )
         return [Point(choice, outcome) for choice, outcome in zip(choices, outcomes, strict=True)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.report.models import of_one_model
-from provisioning.base.commands import quoted, session
+from provisioning.base.commands import joined, quoted, session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import AbsurdNumber, Artifact, Finding, Outcome, Report, Severity, outcome_of
 from provisioning.base.foreign import visible
@@ -52,12 +52,12 @@ def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str]
 def did_not_run(stage: str, reason: str, *, asked_for: bool = False) -> Report:
     """Stands in for the report of a stage that never ran; `asked_for` if the user skipped it."""
     severity = Severity.NOTE if asked_for else Severity.ERROR
-    command = f"nox -s {stage}"
+    command = session(stage)
     return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
 
 
 def _not_asked(stage: str, reason: str) -> Report:
-    command = f"nox -s {stage}"
+    command = session(stage)
     return _stand_in(stage, (Finding(NOT_ASKED, Severity.NOTE, stage, reason, command),), command)
 
 
@@ -131,7 +131,7 @@ def _same_run(one: Report, other: Report) -> bool:
 
 
 def _earlier(report: Report, message: str) -> Finding:
-    fix = f"{report.command}, or set {RUN} alike for calls that belong together"
+    fix = joined([report.command, f"or set {RUN} alike for calls that belong together"], ", ")
     return Finding(EARLIER_RUN, Severity.NOTE, report.stage, message, fix)
 
 

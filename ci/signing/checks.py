@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ci.signing import signatures
 from ci.signing.signed_library import Range
+from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -33,10 +34,8 @@ ESSENTIAL = (*INTEGRITY, ROOT)
 
 SIGNER_KNOWN, SIGNER_UNKNOWN = "signing-signer-known", "signing-signer-unknown"
 _SIGN_AGAIN = "sign the unsigned original again"
-_ONE_BUILD = (
-    "take the library and its catalogue from one build; in the store: python -m provisioning store repair"
-)
-_UNSIGNED = "for LPAI: nox -s sign_lpai; for Windows: put its catalogue (.cat) into the same folder"
+_ONE_BUILD = Fix("take the library and its catalogue from one build; in the store: {}", ("store", "repair"))
+_UNSIGNED = Fix("for LPAI: {}; for Windows: put its catalogue (.cat) into the same folder", ("sign_lpai",))
 _FIXES = {
     ROOT: "--root CERT",
     SIGNATURE: "--allow-unchecked signature",

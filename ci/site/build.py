@@ -19,7 +19,7 @@ from ci.operators.table import MEANINGS, OperatorTable, shipped
 from ci.pipeline.phones import load_forecasts
 from ci.site import errors, operators, phones, repairs, trained
 from ci.site.markdown import Document, Link, groups, inline, rendered
-from provisioning.base.commands import as_installed, captured
+from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replace_bytes
 from provisioning.base.project import project
@@ -154,7 +154,6 @@ def common() -> dict[str, Any]:
         },
         "groups": {},
         "inline": inline,
-        "as_installed": as_installed,
     }
 
 
@@ -236,7 +235,8 @@ def add_errors(site: Site) -> None:
         for number in numbers
     ]
     site.found += [
-        ("rule", rule.id, f"{ERRORS}#{quote(rule.id)}", f"{rule.summary}: {rule.fix}") for rule in rules
+        ("rule", rule.id, f"{ERRORS}#{quote(rule.id)}", f"{rule.summary}: {rule.fix.installed}")
+        for rule in rules
     ]
 
 

@@ -12,7 +12,6 @@ from ci.diagnose.log_text import plain_text
 from ci.diagnose.tables import QNN, RULES, FailureRule, failure_rules, table
 from ci.inspect.messages import key
 from provisioning.base import toml
-from provisioning.base.commands import as_installed
 from provisioning.base.rules import Rule, rules
 from provisioning.known_faults import load_faults
 
@@ -77,7 +76,7 @@ def failures() -> tuple[KnownFailure, ...]:
             _message(rule),
             rule.several,
             rule.cause,
-            as_installed(rule.fix),
+            rule.fix.installed,
             rule.source,
             versions.get(rule.id, ""),
             [anchor for of, code in sorted(rule.codes) if (anchor := _anchor(of, code)) in listed],
@@ -136,7 +135,9 @@ def as_json() -> str:
         "schema": 1,
         "failures": [asdict(failure) for failure in failures()],
         "numbers": [asdict(number) for number in numbers()],
-        "rules": [{**asdict(rule), "fix": as_installed(rule.fix), "anchor": rule.id} for rule in all_rules()],
-        "speakers": [{"name": speaker.name, "collect": speaker.collect} for speaker in table().speakers],
+        "rules": [{**asdict(rule), "fix": rule.fix.installed, "anchor": rule.id} for rule in all_rules()],
+        "speakers": [
+            {"name": speaker.name, "collect": speaker.collect.installed} for speaker in table().speakers
+        ],
     }
     return json.dumps(document, indent=1) + "\n"

@@ -13,7 +13,7 @@ from ci.operators.names import key_of
 from ci.operators.onnx_page import shipped as shipped_onnx
 from ci.operators.table import FAILING, IN_CHAIN, MEANINGS, Cell, OperatorTable, flows_of, in_db
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
-from provisioning.base.commands import as_installed, session
+from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_SOC
 from provisioning.fixes import load_fixes
 from provisioning.known_faults import Fault, load_faults
@@ -291,16 +291,16 @@ def proof(lane: MeasuredLane, name: str, scheme: str) -> list[str]:
     """The commands that measure an operator at a scheme again."""
     if lane.folder:
         suite = "manifests/suites/onnx_operators.toml"
-        return [as_installed(session("test_onnx", "--suite", suite, "-k", f"{name}/{scheme}/"))]
+        return [session("test_onnx", "--suite", suite, "-k", f"{name}/{scheme}/").installed]
     cells = [row[scheme] for row in lane.cells[name].values() if scheme in row]
     if newer := sorted({test for cell in cells for test in cell.newer}):
         expression = " or ".join(f"{test}[" for test in newer)
-        return [as_installed(session("test_upstream", "rework-op", "-k", expression))]
+        return [session("test_upstream", "rework-op", "-k", expression).installed]
     ways = (
         ("operators", "values", "-k", f"test_{name}. or *-{name}-*", *flows_of(scheme, "values")),
         ("chains", "-k", f"*-{name}-*", "--flow", scheme),
     )
-    return [as_installed(session("test_upstream", *words)) for words in ways]
+    return [session("test_upstream", *words).installed for words in ways]
 
 
 NEEDED = {"cpu": "where it stays on the CPU", "builder": "where the backend's builder fails at it"}

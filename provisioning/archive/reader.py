@@ -18,7 +18,7 @@ from typing import cast
 
 from isal import igzip_lib, isal_zlib
 
-from provisioning.base.commands import quoted, session
+from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import ArchiveError, EnvironmentLacking
 
 END = struct.Struct("<4s4H2LH")
@@ -92,8 +92,8 @@ class Zip:
     def error(self, member: str, expected: str, found: str, fix: str = "") -> ArchiveError:
         where = f"{self.path.name}: member {member!r}" if member else self.path.name
         if not fix:
-            again = f"{quoted('rm', self.path)} && {session('provision')}"
-            fix = f"{again}; if this stays, the published archive is bad"
+            again = Fix("{} && {}", quoted("rm", self.path), session("provision"))
+            fix = Fix("{}; if this stays, the published archive is bad", again)
         return ArchiveError(f"{where}: expected {expected}, found {found}", fix=fix)
 
     def data_start(self, member: Member) -> int:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from provisioning.base.commands import as_installed
+from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import ToolkitError, UnknownName, UsageError
 from provisioning.base.findings import Edit, Place
 from provisioning.base.foreign import visible
@@ -39,17 +39,6 @@ OUTCOMES: dict[int, Any] = {
     130: "interrupted",
 }
 """By exit code."""
-
-OURS = r"(?:qnn-ci|nox -s|python -m (?:ci|provisioning)) "
-COMMAND = re.compile(rf"`({OURS}[^`]+)`|({OURS}[^`;,]+)")
-PROSE = re.compile(
-    r" (?:names|shows|says|lists|writes|explains|installs|gives|has|takes|that|which|and|or|again)\b.*"
-)
-"""What a sentence says behind a command that is not quoted."""
-FLAGS = re.compile(r"(--[a-z][\w-]*)(?: ([^\s,;]+))?")
-LEFT_OUT = re.compile(r"\bleave (?:out (--[a-z][\w-]*)|(--[a-z][\w-]*) out)")
-PLACEHOLDER = re.compile(r"\b[A-Z]{4,}\b|…")
-"""What the reader would have to fill in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +107,7 @@ def add(**facts: Any) -> None:
 def refuse(verb: str) -> None:
     """For a verb whose process becomes another program, or speaks a protocol."""
     if _open:
-        raise UsageError(f"{verb} answers to what it talks with, not by {FLAG}", fix=f"leave {FLAG} out")
+        raise UsageError(f"{verb} answers to what it talks with, not by {FLAG}", fix=leave_out(FLAG))
 
 
 def add_findings(findings: Iterable[Finding]) -> None:
@@ -278,7 +267,8 @@ def _document(said: _Open, code: int, output: str) -> str:
 def _known_next(facts: Mapping[str, Any]) -> Iterator[str]:
     """What the command says is next, and what may rewrite a model where findings have words alone."""
     yield facts.get("next", "")
-    yield as_installed(facts.get("offers", {}).get("repairs", ""))
+    if repairs := facts.get("offers", {}).get("repairs"):
+        yield repairs.installed
 
 
 def _as_answered(said: _Open, finding: Finding) -> AnsweredFinding:
@@ -300,20 +290,19 @@ def _next(said: _Open, finding: Finding) -> str:
         return _typed(*words)
     if finding.edit:
         return _typed(said.verb, *said.words)
-    flags = _flags(said.parser) if said.parser else {}
-    if (flagged := FLAGS.match(finding.fix)) and flagged[1] in flags:
-        flag, value = flagged[1], flagged[2]
-        if flags[flag] and (not value or PLACEHOLDER.search(value)):
-            return ""
-        more = [flag, value] if flags[flag] else [flag]
-        # In front: behind the words there may be a `--`.
-        return _typed(said.verb, *more, *_without(said.words, flag, takes=flags[flag]))
-    if found := COMMAND.search(finding.fix):
-        command = found[1] or PROSE.sub("", found[2])
-        return "" if PLACEHOLDER.search(command) else as_installed(command.strip().rstrip(".)"))
-    if (out := LEFT_OUT.search(finding.fix)) and (flag := out[1] or out[2]) in flags:
-        return _typed(said.verb, *_without(said.words, flag, takes=flags[flag]))
-    return ""
+    if finding.command:
+        return _typed(*finding.command)
+    fix, known = finding.fix, _flags(said.parser) if said.parser else {}
+    if not isinstance(fix, Fix):
+        return ""
+    changed = {fix.without, *(word for word in fix.flags if word.startswith("-"))} - {""}
+    if not changed or changed - known.keys():
+        return ""
+    words = list(said.words)
+    for flag in changed:
+        words = _without(words, flag, takes=known[flag])
+    # In front: behind the words there may be a `--`.
+    return _typed(said.verb, *fix.flags, *words)
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, bool]:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from provisioning.base import toml
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, add_flags, session
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS
 
@@ -52,10 +52,11 @@ def chip_named(name: str) -> str:
     for known, soc in socs.items():
         if name in map(str, soc.get("kernel_ids", ())):
             raise UsageError(
-                f"{name} is what the kernel calls {known} (/sys/devices/soc0/soc_id)", fix=f"--soc {known}"
+                f"{name} is what the kernel calls {known} (/sys/devices/soc0/soc_id)",
+                fix=add_flags("--soc", known),
             )
         if name == str(soc["id"]):
-            raise UsageError(f"{name} is QNN's number of {known}", fix=f"--soc {known}")
+            raise UsageError(f"{name} is QNN's number of {known}", fix=add_flags("--soc", known))
     word = simple(name)
     meant = next((name for name in _names() if word == simple(name.text)), None)
     if meant and len(meant.chips) == 1:
@@ -64,14 +65,14 @@ def chip_named(name: str) -> str:
         ours = next(chip for chip in meant.chips if chip in socs)
         raise UsageError(
             f"the {meant.text} is sold with {' and with '.join(meant.chips)}",
-            fix=f"--soc {ours} where `adb shell getprop ro.soc.model` says so",
+            fix=Fix("{} where `adb shell getprop ro.soc.model` says so", ("--soc", ours)),
         )
     choices = [name for name in _names() if word and word in simple(name.text) and not name.official]
     chips = list(dict.fromkeys(chip for choice in choices for chip in choice.chips))
     if len(chips) > 1:
         raise UsageError(
             f"{name} may be {', '.join(map(str, choices))}",
-            fix=f"--soc {next(chip for chip in chips if chip in socs)}, or another of these",
+            fix=Fix("{}, or another of these", ("--soc", next(chip for chip in chips if chip in socs))),
         )
     if chips:
         return chips[0]

@@ -14,11 +14,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 from provisioning.base import answer
-from provisioning.base.commands import as_here
+from provisioning.base.commands import Fix, joined
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.disk import disk_error
 from provisioning.base.errors import (
@@ -31,7 +32,7 @@ from provisioning.base.errors import (
 )
 from provisioning.base.foreign import visible
 from provisioning.base.secrets import RESULTS, hide, refuse_keys
-from provisioning.base.settings import user_path
+from provisioning.base.settings import CLONE, user_path
 from provisioning.base.units import aligned
 
 
@@ -85,6 +86,10 @@ PATHS = (
 """Variables in which a user names a path. `~` is expanded, and relative ones begin where the user was."""
 
 
+PROGRAM = ("python", "-m", "ci", "provisioning", "qnn-ci")
+"""What stands in front of the verb where it is typed."""
+
+
 class Parser(argparse.ArgumentParser):
     """Rejects empty paths, expands `~`, and resolves relative paths where the user was; subparsers do too."""
 
@@ -112,7 +117,8 @@ class Parser(argparse.ArgumentParser):
         """With the flag or the choice that was meant."""
         import re
 
-        unknown = UsageError(message, fix=f"{self.prog} --help")
+        verb = dropwhile(lambda word: word in PROGRAM, self.prog.split())
+        unknown = UsageError(message, fix=quoted_session(*verb, "--help"))
         if found := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
             known = [part.strip(" '") for part in found[2].split(",")]
         elif found := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
@@ -205,7 +211,7 @@ def answering(
     place: str | None,
     work: Callable[[], int],
     *,
-    session: str = "",
+    session: Fix | None = None,
     starts: bool = False,
 ) -> int:
     """`guarded`, and with `place` also the answer, of what went wrong too."""
@@ -222,7 +228,7 @@ def answering(
     )
 
 
-def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
+def guarded(work: Callable[[], int], *, debug: bool, session: Fix | None = None) -> int:
     """Turn foreseeable errors into a message, a fix and an exit code.
 
     `session` is the command that runs the same with all packages installed.
@@ -263,7 +269,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
         if debug:
             _print_traceback()
         message = f"the Python {sys.executable} has no package {error.name}"
-        show_error(EnvironmentLacking(message, fix=f"{session}, which installs what it needs"))
+        show_error(EnvironmentLacking(message, fix=joined([session, "which installs what it needs"], ", ")))
         return EnvironmentLacking.exit_code
     except Exception as error:
         return _crashed(error)
@@ -320,7 +326,7 @@ def show_error(error: ToolkitError) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()
-    sys.stderr.write(readable(visible(as_here(text)), sys.stderr))
+    sys.stderr.write(readable(visible(text), sys.stderr))
 
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
@@ -357,12 +363,22 @@ def checked(program: str, name: str, verb: Verb, argv: Sequence[str], started_in
         Parser.started_in = ""
 
 
+def _as_here(text: str) -> str:
+    """A page of help: an installed copy has neither nox nor our packages."""
+    if CLONE:
+        return text
+    import re
+
+    text = re.sub(r"\bnox -s (\w[\w-]*)(?: --(?= |$))?", r"qnn-ci \1", text)
+    return re.sub(r"\bpython -m (?:ci|provisioning)\b", "qnn-ci", text)
+
+
 def _parser(program: str, name: str, verb: Verb) -> Parser:
     module = module_of(verb)
     parser = Parser(
-        prog=as_here(f"{program} {name}"),
+        prog=_as_here(f"{program} {name}"),
         description=verb.summary,
-        epilog=as_here(f"examples:\n{module.EXAMPLES.rstrip()}\n") if module.EXAMPLES else None,
+        epilog=_as_here(f"examples:\n{module.EXAMPLES.rstrip()}\n") if module.EXAMPLES else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

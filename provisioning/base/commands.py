@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import CLONE, ROOT
@@ -15,6 +15,8 @@ from provisioning.base.settings import CLONE, ROOT
 if TYPE_CHECKING:
     import subprocess
 
+
+Command: TypeAlias = tuple[str, ...]
 
 LAST_LINES = 12
 """How many lines of a process without a result --debug shows."""
@@ -28,49 +30,124 @@ def quoted(*words: str | Path) -> str:
     return shlex.join([str(word) for word in words])
 
 
-def session(name: str, *arguments: str | Path) -> str:
-    """`nox -s NAME -- ARGUMENTS`."""
-    return as_here(quoted("nox", "-s", name, *(["--", *arguments] if arguments else [])))
+class Fix(str):
+    """What to type or write next: text for people, and the commands in it as values.
+
+    Each `{}` of the text stands for one of `parts`. A tuple is a command: a verb with its arguments, or from
+    a flag on what to add to the command that was typed. It is printed as this copy takes it: an installed one
+    has no nox. Another fix keeps its commands.
+    """
+
+    parts: tuple[str | Command, ...]
+    """Text and commands in turn."""
+    without: str = ""
+    """The flag without which the command is to be typed again."""
+
+    def __new__(cls, text: str, *parts: str | Path | Sequence[str | Path]) -> Fix:
+        texts = text.split("{}") if parts else [text]
+        whole: list[str | Command] = [texts[0]]
+        for part, following in zip(parts, texts[1:], strict=True):
+            if isinstance(part, str | Path):
+                whole += part.parts if isinstance(part, Fix) else [str(part)]
+            else:
+                whole.append(tuple(map(str, part)))
+            whole.append(following)
+        self = super().__new__(cls, _spelled(whole, CLONE))
+        self.parts = tuple(part for part in whole if part)
+        return self
+
+    @classmethod
+    def read(cls, packed: Sequence[str | Sequence[str]]) -> Fix:
+        """From `parts` as JSON has them."""
+        return cls("{}" * len(packed), *packed)
+
+    @property
+    def installed(self) -> str:
+        """As pages spell it: `qnn-ci VERB …`."""
+        return _spelled(self.parts, False)
+
+    @property
+    def commands(self) -> list[Command]:
+        return [part for part in self.parts if isinstance(part, tuple)]
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Of verb and arguments; empty where there is none that can be typed as it stands."""
+        return () if self._first[:1] and self._first[0].startswith("-") else self._first
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What to add to the command that was typed."""
+        return () if self.command else self._first
+
+    @property
+    def _first(self) -> Command:
+        first = next(iter(self.commands), ())
+        return () if any(map(_is_placeholder, first)) else first
+
+    def plus(self, *flags: str) -> Fix:
+        """The same command with more flags."""
+        return Fix(
+            "{}" * len(self.parts),
+            *(part if isinstance(part, str) else (*part, *flags) for part in self.parts),
+        )
+
+    def selecting(self, profile: Sequence[str], target: Sequence[str]) -> Fix:
+        """With these flags in each command of provisioning that has none such; `target` is for `env`, which
+        without it looks for the host's tree."""
+
+        def selected(verb: str, *words: str) -> Command:
+            wanted = (profile, target if verb == "env" else ()) if verb in OF_PROVISIONING else ()
+            flags = [word for flag in wanted if flag and flag[0] not in words for word in flag]
+            return (verb, *flags, *words)
+
+        parts = [selected(*part) if isinstance(part, tuple) else part for part in self.parts]
+        return Fix("{}" * len(parts), *parts)
 
 
-def as_here(text: str) -> str:
-    """The commands in a text as this copy takes them: an installed one has neither nox nor our packages."""
-    return text if CLONE else as_installed(text)
+OF_PROVISIONING = ("provision", "validate", "env")
 
 
-def as_installed(text: str) -> str:
-    """The commands in a text as pages spell them: `qnn-ci VERB …`."""
-    import re
-
-    text = re.sub(r"\bnox -s (\w[\w-]*)(?: --(?= |$))?", r"qnn-ci \1", text)
-    return re.sub(r"\bpython -m (?:ci|provisioning)\b", "qnn-ci", text)
+def _spelled(parts: Iterable[str | Command], clone: bool) -> str:
+    return "".join(part if isinstance(part, str) else _typed(part, clone) for part in parts)
 
 
-_OF_PROVISIONING = (
-    r"(?P<command>(?P<program>nox -s|qnn-ci|python -m provisioning) (?P<verb>provision|validate|env)\b)"
-    r"(?: --(?= ))?"
-)
+def _typed(command: Command, clone: bool) -> str:
+    verb, *arguments = command
+    if verb.startswith("-"):
+        return quoted(*command)
+    dashes = ["--"] if arguments else []
+    return quoted("nox", "-s", verb, *dashes, *arguments) if clone else quoted("qnn-ci", *command)
 
 
-def selecting(text: str, profile: Sequence[str], target: Sequence[str]) -> str:
-    """The text, with these flags in each command of provisioning that has none such; `target` is for `env`,
-    which without it looks for the host's tree."""
-    import re
-
-    def select(match: re.Match[str]) -> str:
-        typed = re.split("[;,`&|()]", text[match.end() :])[0].split()
-        wanted = (profile, target if match["verb"] == "env" else ())
-        flags = [word for flag in wanted if flag and flag[0] not in typed for word in flag]
-        dashes = " --" * (match["program"] == "nox -s")
-        return f"{match['command']}{dashes} {quoted(*flags)}" if flags else match[0]
-
-    return re.sub(_OF_PROVISIONING, select, text)
+def _is_placeholder(word: str) -> bool:
+    """`MODEL`, `net.py:NAME` and `…` are the reader's to fill in; the capitals of a path are not."""
+    parts = "".join(letter if letter.isalnum() else " " for letter in word).split()
+    capitals = any(len(part) > 2 and part.isalpha() and part.isupper() for part in parts)
+    return "…" in word or (capitals and "/" not in word)
 
 
-def typed(program: str, argv: Sequence[str]) -> str:
-    """The command as the user typed it: `program` ends in ` --` where it is a session."""
-    words = [program if argv else program.removesuffix(" --"), *([quoted(*argv)] if argv else [])]
-    return as_here(" ".join(words))
+def session(name: str, *arguments: str | Path) -> Fix:
+    """A command of ours."""
+    return Fix("{}", (name, *arguments))
+
+
+def add_flags(*words: str) -> Fix:
+    """The command that was typed, with these."""
+    return Fix("{}", words)
+
+
+def leave_out(flag: str, more: str = "") -> Fix:
+    """The command that was typed, without this flag."""
+    fix = Fix(f"leave {flag} out{more}")
+    fix.without = flag
+    return fix
+
+
+def joined(fixes: Iterable[str], by: str = "; ") -> Fix:
+    """One fix of several; empty ones count for nothing."""
+    whole = [fix for fix in fixes if fix]
+    return Fix(by.join(["{}"] * len(whole)), *whole)
 
 
 ONE_TASK = "provisioning.base.one_task"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking
 
 _SPACE = "free some space{at}, or {elsewhere}"
@@ -53,7 +54,8 @@ def disk_error(
     if error.errno in FULL and where is not None:
         message += f" ({f'{needed:,} bytes' if needed else 'more'} needed{_free(where)})"
     at = f" at {_mount_point(Path(str(place)))}" if place else ""
-    return EnvironmentLacking(message, fix=fix.format(elsewhere=elsewhere, at=at))
+    text = fix.format(elsewhere="{}", at=at)
+    return EnvironmentLacking(message, fix=Fix(text, elsewhere) if "{elsewhere}" in fix else text)
 
 
 def _mount_point(path: Path) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from provisioning.base.commands import as_here
+from provisioning.base.commands import Fix
 from provisioning.base.disk import OF_MACHINE, disk_error
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replace_text
@@ -86,10 +86,12 @@ class Finding:
     place: Place | None = None
     edit: Edit | None = None
     """The change that the fix asks for, where it is one of a single line."""
+    command: tuple[str, ...] = ()
+    """The command that the fix names, as a list of arguments."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", as_here(self.message))
-        object.__setattr__(self, "fix", as_here(self.fix))
+        if isinstance(self.fix, Fix):
+            object.__setattr__(self, "command", self.fix.command)
 
     @property
     def beside(self) -> str:
@@ -161,6 +163,7 @@ class Report:
                         "severity": Severity(finding["severity"]),
                         "place": _typed(Place, place) if (place := finding.get("place")) else None,
                         "edit": _typed(Edit, edit) if (edit := finding.get("edit")) else None,
+                        "command": tuple(map(str, finding.get("command", ()))),
                     },
                 )
                 for finding in data["findings"]
@@ -217,6 +220,7 @@ def _typed(kind: type[T], data: dict[str, object]) -> T:
         "metrics": (dict,),
         "place": (Place, type(None)),
         "edit": (Edit, type(None)),
+        "command": (str, tuple),
     }
     for name, value in data.items():
         if name in ("findings", "artifacts"):

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 
+from provisioning.base.commands import Fix
 from provisioning.base.settings import MANIFESTS
 
 TABLE = MANIFESTS / "rules.toml"
 OTHERS = {"checks.toml": "docs/checks.md", "parity_checks.toml": "docs/building.md"}
 """Tables that have more than this for each rule and check it themselves; by file the page of their rules."""
-PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+class _Capitals(dict[str, str]):
+    """What a finding fills in is a word in capitals where the rule itself is explained."""
+
+    def __missing__(self, name: str) -> str:
+        return name.upper()
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     id: str
     summary: str
-    fix: str
+    fix: Fix
     page: str
 
 
@@ -44,6 +50,7 @@ def rules() -> dict[str, Rule]:
     class Row(Model):
         summary: str = Field(min_length=1)
         fix: str = Field(min_length=1)
+        commands: tuple[tuple[str, ...], ...] = ()
         page: str = Field(pattern=r"^[\w./-]+\.md$")
 
     class Table(Model):
@@ -51,10 +58,12 @@ def rules() -> dict[str, Rule]:
         rule: dict[str, Row]
 
     found = {
-        name: Rule(name, row.summary, row.fix, row.page) for name, row in load(TABLE, Table).rule.items()
+        name: Rule(name, row.summary, Fix(row.fix, *row.commands), row.page)
+        for name, row in load(TABLE, Table).rule.items()
     }
     for file, page in OTHERS.items():
         for name, row in toml.loads((MANIFESTS / file).read_text(encoding="utf-8"))["rule"].items():
-            fix = PLACEHOLDER.sub(lambda word: word[1].upper(), row["fix"])
-            found[name] = Rule(name, row["summary"], fix, page)
+            commands = row.get("commands", [])
+            text = row["fix"] if commands else row["fix"].format_map(_Capitals())
+            found[name] = Rule(name, row["summary"], Fix(text, *commands), page)
     return found

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError
 
 URL = "QNN_CI_REMOTE_CACHE"
@@ -36,8 +36,11 @@ def refuse_keys(verb: str, environ: Mapping[str, str]) -> None:
     if found := next((name for name in named if environ.get(name)), ""):
         raise UsageError(
             f"{found} is set, and {verb} may run code that is not ours, which could read it",
-            fix=f"unset it, set {RESULTS}=results, and upload in a separate step or job that has it:"
-            f" {session('cache', 'push', 'results')}",
+            fix=Fix(
+                "unset it, set {}=results, and upload in a separate step or job that has it: {}",
+                RESULTS,
+                session("cache", "push", "results"),
+            ),
         )
     if "@" in urlsplit(environ.get(URL, "")).netloc:
         raise UsageError(f"{URL} has a password in it, which every process can read", fix=f"set {READ_TOKEN}")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from provisioning.base.chips import chip_named
+from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import (
     ALL,
@@ -68,7 +69,7 @@ def _names(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
     names = [name.strip() for value in values or () for name in value.split(",")]
     if "" in names:
         shown = ", ".join(repr(value) for value in values or ())
-        raise UsageError(f"{source} {shown}: expected a name, found nothing", fix=f"leave {source} out")
+        raise UsageError(f"{source} {shown}: expected a name, found nothing", fix=leave_out(source))
     return tuple(dict.fromkeys(names))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from provisioning.base import answer
-from provisioning.base.commands import selecting, typed
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
 from provisioning.base.places import Places
@@ -40,7 +40,7 @@ class StageRun:
     @classmethod
     def as_typed(cls, stage: str, profile: str, target: str) -> StageRun:
         """The run of a session, with the arguments that the user typed."""
-        return cls(stage, profile, target, typed(f"nox -s {stage} --", sys.argv[2:]))
+        return cls(stage, profile, target, session(stage, *sys.argv[2:]))
 
     def add(self, rule: str, severity: Severity, subject: str, message: str, fix: str = "") -> None:
         self.findings.append(Finding(rule, severity, subject, message, fix))
@@ -75,7 +75,8 @@ class StageRun:
         target = self.target.partition(",")[0]
         elsewhere = target in TARGETS and target != DEFAULT_TARGET
         profile = profile_flags(self.profile) if self.profile else []
-        return selecting(fix, profile, ["--target", target] if elsewhere else [])
+        flags = profile, ["--target", target] if elsewhere else []
+        return fix.selecting(*flags) if isinstance(fix, Fix) else fix
 
     def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
         places = Places.of(self.command)

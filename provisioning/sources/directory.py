@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.commands import quoted
+from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import user_path
 from provisioning.components import KINDS, identity_of
@@ -92,7 +92,7 @@ def _landmark_words(component: str) -> str:
 
 def _export(variable: str, right: Path | None) -> str:
     if right is None:
-        return f"correct {variable}, or unset it and run `nox -s provision`"
+        return Fix("correct {}, or unset it and run `{}`", variable, ("provision",))
     return f"export {variable}={quoted(right)}"
 
 

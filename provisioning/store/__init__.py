@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
-from provisioning.base.commands import quoted, session
+from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.disk import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, Unlocked, UpstreamError
 from provisioning.base.files import replace_text
@@ -136,7 +136,7 @@ class Store(Trees):
                 raise EnvironmentLacking(
                     f"{tree.root.name} was not made here, and cannot be proved: {error.message}",
                     fix=error.fix
-                    or f"{quoted('rm', '-rf', tree.root, tree.inventory_path)}, and provision again",
+                    or Fix("{}, and {}", quoted("rm", "-rf", tree.root, tree.inventory_path), ("provision",)),
                 ) from error
             if not (wrong := self.against(tree, Pinned.of(tree_again))):
                 self.mark_proved(tree)
@@ -242,7 +242,7 @@ class Store(Trees):
             remove = quoted("rm", "-rf", tree.root, tree.inventory_path)
             raise CheckFailed(
                 f"{tree.root.name}: {wrong[0]} in what would repair it",
-                fix=f"{remove} && {session('provision')}",
+                fix=Fix("{} && {}", remove, session("provision")),
             )
         tree.root.rename(staging / "damaged")
         (staging / "tree").rename(tree.root)
@@ -263,8 +263,8 @@ def _disk_errors(store: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        free = f"`{session('store', 'gc', '--all-downloads')}`, or " if error.errno in FULL else ""
-        known = disk_error(error, f"{free}{ANOTHER_STORE}", store if free else None)
+        free = Fix("`{}`, or ", session("store", "gc", "--all-downloads")) if error.errno in FULL else ""
+        known = disk_error(error, Fix("{}{}", free, ANOTHER_STORE), store if free else None)
         # A folder that cannot be made in /proc, /sys or behind a dangling link "does not exist".
         not_makeable = error.errno == errno.ENOENT and not store.is_dir()
         if known is None and (not_makeable or error.errno in IN_THE_WAY):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.units import utc_now
@@ -165,7 +165,7 @@ class Assembly:
             raise IntegrityError(
                 f"{before.name}: expected {before.sha256}, as when {self._name} was first "
                 f"provisioned, found {fetched.sha256}",
-                fix=f"what the server has changed: {session('lock', '--component', self._name)}",
+                fix=Fix("what the server has changed: {}", session("lock", "--component", self._name)),
             )
         placing = Placing(part, self._want)
         folder = self._staging / f"part-{part.name}"

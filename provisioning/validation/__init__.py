@@ -177,11 +177,11 @@ def _apply(rule_: Rule, context: Context) -> Result:
             Severity.WARNING,
             "environment",
             f"could not run: {obstacle}",
-            obstacle.fix or rule_.text.fix,
+            obstacle.fix or rule_.text.whole_fix,
         )
         return Result(rule_, State.COULD_NOT_RUN, (finding,), str(obstacle))
     findings = tuple(
-        Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.fix or rule_.text.fix)
+        Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.fix or rule_.text.whole_fix)
         for p in problems
     )
     return Result(rule_, _state_of(findings), findings)

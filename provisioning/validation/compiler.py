@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.text import plural
 from provisioning.build_id import version_in
@@ -29,14 +29,14 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
     working = sorted({pair.qnn for pair in measured if pair.works})
     fix = f"use QNN {' or '.join(working)}" if working else ""
     if any(context.profile.components[QNN_SDK].version.startswith(f"{qnn}.") for qnn in working):
-        fix += ": unset QNN_SDK_ROOT; nox -s provision"
+        fix = Fix("{}: unset QNN_SDK_ROOT; {}", fix, ("provision",))
     for build_id in held:
         pairs = [pair for pair in measured if pair.build_id == build_id]
         if not pairs:
             yield Problem(
                 build_id,
                 f"it was not measured with executorch {executorch}",
-                fix or "measure it: nox -s compat",
+                fix or Fix("measure it: {}", ("compat",)),
                 Severity.WARNING,
             )
         for pair in pairs:
@@ -73,7 +73,7 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
         if answer.step == "absent":
             raise CouldNotRun(
                 f"{answer.detail} in {answer.interpreter}",
-                "nox -s validate, which has executorch, or install the profile's packages",
+                Fix("{}, which has executorch, or install the profile's packages", ("validate",)),
             )
         if answer.step == "probe":
             raise CouldNotRun(
@@ -103,8 +103,11 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
         return Problem(
             soc,
             f"the compiler cannot load libQnnHtp.so of {sdk}: {answer.detail}",
-            "restore the SDK's libraries: python -m provisioning store repair; what else it lacks:"
-            " nox -s validate -- --rule needed-resolved",
+            Fix(
+                "restore the SDK's libraries: {}; what else it lacks: {}",
+                ("store", "repair"),
+                ("validate", "--rule", "needed-resolved"),
+            ),
         )
     if answer.step == "soc":
         return Problem(

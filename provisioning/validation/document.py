@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 
-from provisioning.base.commands import as_installed
 from provisioning.validation import CHAPTERS, Rule, catalogue
 
 _HEAD = """\
@@ -35,7 +34,7 @@ def catalogue_markdown() -> str:
     for module, title in CHAPTERS.items():
         parts.append(f"## {title}")
         parts += [_section(rule) for rule in rules.values() if rule.module == module]
-    return "\n\n".join([parts[0].strip("\n"), *(as_installed(part.strip("\n")) for part in parts[1:])]) + "\n"
+    return "\n\n".join([parts[0].strip("\n"), *(part.strip("\n") for part in parts[1:])]) + "\n"
 
 
 def _section(rule: Rule) -> str:
@@ -48,6 +47,6 @@ def _section(rule: Rule) -> str:
             textwrap.indent(
                 textwrap.fill(rule.text.example, 104, break_long_words=False, break_on_hyphens=False), "    "
             ),
-            f"**Fix:** {rule.text.fix}",
+            f"**Fix:** {rule.text.whole_fix.installed}",
         )
     )

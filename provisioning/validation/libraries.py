@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Severity
 from provisioning.base.settings import WINDOWS, profile_names
 from provisioning.components import QNN_SDK
@@ -40,7 +40,7 @@ def _sdk(context: Context) -> ComponentTree:
 def _provision(context: Context, tree: ComponentTree, *flags: str) -> str:
     """The command that brings a library; it does not touch the user's own SDK, which therefore makes way."""
     command = session("provision", *flags)
-    return f"unset {tree.variable}; {command}" if tree.origin == "directory" else command
+    return Fix("unset {}; {}", tree.variable, command) if tree.origin == "directory" else command
 
 
 @rule("required-libraries", Need.LIBRARIES)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, Regex, load, read
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Target
@@ -129,6 +130,12 @@ class RuleText(Model):
     """A finding as a user meets it."""
     fix: str
     """What a finding without a fix of its own shows."""
+    commands: tuple[tuple[str, ...], ...] = ()
+    """What `{}` of it stands for."""
+
+    @property
+    def whole_fix(self) -> Fix:
+        return Fix(self.fix, *self.commands)
 
 
 class RuleTexts(Model):

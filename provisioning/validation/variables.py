@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from provisioning.base.commands import quoted
+from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Severity
 from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, KINDS, QNN_SDK
@@ -16,7 +16,7 @@ from provisioning.sources.directory import adopt
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, same_path
 
-_ENV = 'eval "$(python -m provisioning env)"'
+_ENV = Fix('eval "$({})"', ("env",))
 
 
 def _library_path(context: Context) -> list[str]:
@@ -156,6 +156,6 @@ def variables_contradict(context: Context) -> Iterator[Problem]:
             yield Problem(
                 variable,
                 f"is {value}, and profile {context.profile.name} uses {tree.path}",
-                f"unset {variable}, or renew the environment: {_ENV}",
+                Fix("unset {}, or renew the environment: {}", variable, _ENV),
                 Severity.WARNING,
             )

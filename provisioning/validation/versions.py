@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from provisioning import overlay
+from provisioning.base.commands import Fix
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.build_id import version_in
@@ -54,7 +55,10 @@ def qnn_version(context: Context) -> Iterator[Problem]:
         yield Problem(
             tree.named,
             "has no sdk.yaml and no version in its name, so its files do not say which QNN it is",
-            "reinstall it with its sdk.yaml, or take the pinned one: unset QNN_SDK_ROOT; nox -s provision",
+            Fix(
+                "reinstall it with its sdk.yaml, or take the pinned one: unset QNN_SDK_ROOT; {}",
+                ("provision",),
+            ),
             Severity.WARNING,
         )
     for source, version in stated.items():
@@ -204,7 +208,8 @@ def python_packages(context: Context) -> Iterator[Problem]:
         raise NotApplicable(f"profile {context.profile.name} pins no Python packages")
     if not any(name in host.packages for name in pins):
         raise CouldNotRun(
-            f"none of {', '.join(pins)} is installed in this Python", "nox -s validate, or install them"
+            f"none of {', '.join(pins)} is installed in this Python",
+            Fix("{}, or install them", ("validate",)),
         )
     for name, pinned in pins.items():
         version = host.packages.get(name)

@@ -115,7 +115,7 @@ def _check(environments: list[str], profiles: list[str]) -> int:
     problems += torch_builds.problems(torch_builds.requirement())
     problems += pinned.strangers(MANIFESTS / pinned.LISTS.name, _every_component())
     if problems:
-        raise CheckFailed("stale lock files:\n  " + "\n  ".join(problems), fix="nox -s lock")
+        raise CheckFailed("stale lock files:\n  " + "\n  ".join(problems), fix=session("lock"))
     sys.stdout.write(f"fresh: {', '.join(f'{name}.txt' for name in environments)}\n")
     return 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provisioning.base import answer
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import store_path
@@ -215,7 +215,7 @@ def _named(store: Store, names: Sequence[str]) -> list[Tree]:
         if not any(name in (tree.root.name, tree.component) for tree in trees):
             raise UsageError(
                 f"there is no tree {name!r} in {store.path}",
-                fix="`python -m provisioning store list` shows what there is",
+                fix=Fix("`{}` shows what there is", ("store", "list")),
             )
     return [tree for tree in trees if not names or {tree.root.name, tree.component} & set(names)]
 

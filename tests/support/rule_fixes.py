@@ -18,12 +18,12 @@ BROKEN = "v2.51.0.260929181845"
 LINUX, ANDROID = "lib/aarch64-oe-linux-gcc11.2", "lib/aarch64-android"
 WINDOWS = "lib/aarch64-windows-msvc"
 SKELS = "lib/hexagon-v{0}/unsigned/libQnnHtpV{0}Skel.so"
-REPAIR = "python -m provisioning store repair"
+REPAIR = "nox -s store -- repair"
 PINNED = "unset QNN_SDK_ROOT; nox -s provision"
 NARROW = ("--profile", "wheels-2.51", "--target", "aarch64-windows")
 """Another profile, and one target."""
 STUB = f"{WINDOWS}/QnnHtpV73Stub.dll"
-ENV = 'eval "$(python -m provisioning env)"'
+ENV = 'eval "$(nox -s env)"'
 
 
 @dataclass
@@ -304,7 +304,7 @@ ROWS = (
             (
                 "library-path-mixed",
                 variables(LD_LIBRARY_PATH=f"{{tree}}/lib/{X86}:/opt/qairt/{ANDROID}"),
-                f'eval "$(python -m provisioning env {" ".join(NARROW)})"',
+                f'eval "$(nox -s env -- {" ".join(NARROW)})"',
             ),
         )
     ),

@@ -25,9 +25,23 @@ SCHEMA = MANIFESTS / "schema" / "answer.json"
 VERB = """
 import os, subprocess, sys
 from provisioning.base import answer, errors
+from provisioning.base.commands import Fix, add_flags, leave_out, session
 from provisioning.base.findings import Edit, Finding, Report, Severity
 from provisioning.base.stage_run import StageRun
 EXAMPLES = ""
+FIXES = {
+    "without": leave_out("--hard"),
+    "without value": leave_out("--soc"),
+    "flag": Fix("{}, or another", ("--soc", "SM8650")),
+    "open flag": add_flags("--soc", "CHIP"),
+    "flag of another": add_flags("--unknown", "flag"),
+    "flag, then a command": Fix("{} has it; or `{}` lists them", ("--soc", "SM8650"), ("chips",)),
+    "words": "read the page",
+    "text that looks like one": "qnn-ci provision, or --soc SM8650",
+    "command": session("provision", "--soc", "SM8650"),
+    "open command": Fix("try `{}`", ("audit", "MODEL")),
+    "command in words": Fix("{} names what loses", ("quantize", "a.py:f", "--where")),
+}
 def configure(parser):
     parser.add_argument("what")
     parser.add_argument("--soc")
@@ -41,17 +55,18 @@ def run(args):
         return 0
     if args.what == "stage":
         stage = StageRun("verb", "wheels", "x86_64-linux", "qnn-ci verb")
-        stage.add("emulator-run", Severity.WARNING, "a", "slow\\x1b[31m", "`qnn-ci diagnose emulator-run`")
+        again = session("diagnose", "emulator-run")
+        stage.add("emulator-run", Severity.WARNING, "a", "slow\\x1b[31m", again)
         edit = Edit("net.py", 3, "x", "y")
         stage.findings.append(Finding("emulator-run", Severity.ERROR, "b", "bad", f"{edit}", edit=edit))
         return stage.close(answer_reports())
-    if args.what == "words":
-        offers = {"tunes": "nox -s tune -- a.py:f", "repairs": "nox -s repair -- a.py:f -o repaired"}
-        answer.add(offers=offers)
+    if args.what == "offers":
+        repairs = session("repair", "a.py:f", "-o", "repaired")
+        answer.add(offers={"tunes": session("tune", "a.py:f"), "repairs": repairs})
         raise errors.CheckFailed("it dies", fix="write it in another way")
     if args.what == "chip":
         raise errors.UnknownName("no chip SM875O", args.soc, ["SM8750", "SM8650"])
-    raise errors.UsageError("it is so", fix=args.what)
+    raise errors.UsageError("it is so", fix=FIXES[args.what])
 def answer_reports():
     from pathlib import Path
     return Path(os.environ["QNN_CI_REPORTS"])
@@ -98,20 +113,18 @@ def test_findings_of_a_report_are_the_answers_and_errors_say_what_is_next(said: 
     ("words", "following"),
     [
         (["chip", "--soc", "SM875O"], "qnn-ci verb chip --soc SM8750"),
-        (["leave --hard out", "--hard", "--soc", "x"], "qnn-ci verb 'leave --hard out' --soc x"),
-        (["leave out --soc", "--soc", "x"], "qnn-ci verb 'leave out --soc'"),
-        (["--", "--soc SM8650, or another"], "qnn-ci verb --soc SM8650 -- '--soc SM8650, or another'"),
-        (["--", "--soc CHIP"], ""),
-        (["--", "--unknown flag of another command"], ""),
-        (
-            ["--", "--soc SM8650 has it; or `qnn-ci chips` lists them"],
-            "qnn-ci verb --soc SM8650 -- '--soc SM8650 has it; or `qnn-ci chips` lists them'",
-        ),
-        (["read the page"], ""),
-        (["qnn-ci provision --soc SM8650"], "qnn-ci provision --soc SM8650"),
-        (["try `qnn-ci audit MODEL`"], ""),
-        (["nox -s quantize -- a.py:f --where names what loses"], "qnn-ci quantize a.py:f --where"),
-        (["`nox -s store -- list`, or another"], "qnn-ci store list"),
+        (["without", "--hard", "--soc", "x"], "qnn-ci verb without --soc x"),
+        (["without value", "--soc", "x"], "qnn-ci verb 'without value'"),
+        (["flag", "--soc", "x"], "qnn-ci verb --soc SM8650 flag"),
+        (["--", "flag"], "qnn-ci verb --soc SM8650 -- flag"),
+        (["open flag"], ""),
+        (["flag of another"], ""),
+        (["flag, then a command"], "qnn-ci verb --soc SM8650 'flag, then a command'"),
+        (["words"], ""),
+        (["text that looks like one"], ""),
+        (["command"], "qnn-ci provision --soc SM8650"),
+        (["open command"], ""),
+        (["command in words"], "qnn-ci quantize a.py:f --where"),
     ],
 )
 def test_a_fix_becomes_the_next_command_where_it_names_one(
@@ -121,7 +134,7 @@ def test_a_fix_becomes_the_next_command_where_it_names_one(
 
 
 def test_where_a_fix_is_words_alone_the_offered_rewrite_is_next(said: Any) -> None:
-    assert said("words", code=1)["next"] == "qnn-ci repair a.py:f -o repaired"
+    assert said("offers", code=1)["next"] == "qnn-ci repair a.py:f -o repaired"
 
 
 def test_a_command_line_that_is_refused_is_answered_too(said: Any) -> None:

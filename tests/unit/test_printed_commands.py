@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import importlib
+import io
+import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 
@@ -16,15 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.__main__ import VERBS as CI
+from ci.diagnose.tables import failure_rules, table
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base import commands, toml
+from provisioning.base import commands
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import quoted, session, typed
+from provisioning.base.commands import Fix, add_flags, leave_out, quoted, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.rules import rules
 from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
+from provisioning.fixes import load_fixes
+from provisioning.known_faults import load_faults
 from tests.support.sources import nodes, walked
 
 HEAD = re.compile(
@@ -32,7 +39,7 @@ HEAD = re.compile(
     r"|docker run|adb -s|export \w+=|patchelf|ln -s|mv |cp -)[^,:]*$"
 )
 """A command up to a value in it. The name after `nox -s` is ours; a comma or colon ends it."""
-QUOTING = {"quoted", "session", "typed", "quote", "quoted_session"}
+QUOTING = {"quoted", "session", "quote", "quoted_session"}
 
 ELSEWHERE = {
     # Scripts that are run and not printed, and whose quoting their own tests hold.
@@ -85,7 +92,7 @@ def test_no_command_is_printed_with_a_value_that_is_not_quoted() -> None:
 def test_a_shell_reads_the_words_that_were_given(words: list[str]) -> None:
     assert shlex.split(quoted(*words)) == words
     assert shlex.split(session("name", *words)) == ["nox", "-s", "name", "--", *words]
-    assert shlex.split(typed("nox -s name --", words)) == ["nox", "-s", "name", "--", *words]
+    assert shlex.split(session("name", *words).installed) == ["qnn-ci", "name", *words]
 
 
 SESSIONS = {"tests", "lint"}
@@ -157,25 +164,12 @@ def _strings(tree: Sequence[ast.AST]) -> Iterator[str]:
             yield node.value
 
 
-def _texts_of(table: object) -> Iterator[str]:
-    if isinstance(table, str):
-        yield table
-    elif isinstance(table, dict):
-        yield from (text for value in table.values() for text in _texts_of(value))
-    elif isinstance(table, list):
-        yield from (text for value in table for text in _texts_of(value))
-
-
 def test_every_printed_command_is_one_that_its_verb_takes() -> None:
     texts = {
         f"{folder}: {file.relative_to(ROOT)}": _strings(nodes(file))
         for folder in ("ci", "provisioning")
         for file in sorted((ROOT / folder).rglob("*.py"))
     }
-    for name in ("rules", "checks", "parity_checks", "diagnose", "known_faults", "fixes"):
-        texts[f"manifests/{name}.toml"] = _texts_of(
-            toml.loads((ROOT / "manifests" / f"{name}.toml").read_text("utf-8"))
-        )
     wrong = [f"{place}: {line}" for place, found in texts.items() for text in found for line in _wrong(text)]
     assert not wrong, "\n".join(dict.fromkeys(wrong))
 
@@ -188,51 +182,201 @@ def test_a_command_that_cannot_be_typed_is_seen() -> None:
     assert not list(_wrong("nox -s audit -- MODEL --precision fp16; nox -s test_onnx -- -k PROGRAM --keep"))
 
 
+def _fixes_of_manifests() -> Iterator[tuple[str, Fix]]:
+    yield from ((f"rule {rule.id}", rule.fix) for rule in rules().values())
+    yield from ((f"failure {rule.id}", rule.fix) for rule in failure_rules().values())
+    yield from ((f"speaker {row.name}", row.collect) for row in table().speakers)
+    yield from ((f"fault {fault.id}", fault.shown_by) for fault in load_faults())
+    yield from ((f"rewrite of {row.rule}", Fix(row.none, *row.commands)) for row in load_fixes())
+
+
+STAGES = ("test_lowering", "test_emulator", "test_onnx", "test_llm", "test_upstream")
+ANY_OF = {"STAGE": STAGES, "VERB": STAGES}
+"""What stands for a verb that the reader fills in: one of these takes the rest."""
+FILLED_IN = {"TARGET": "x86_64-linux", "SOC": "SM8650"}
+"""Of flags that take some names alone."""
+
+
+def _taken(verb: str, words: Sequence[str]) -> bool:
+    """Whether the verb's own command line takes these words."""
+    for verbs in (CI, PROVISIONING):
+        if verb in verbs:
+            module, _, attribute = verbs[verb].module.partition(":")
+            configured, parser = importlib.import_module(module), Parser(verb, allow_abbrev=False)
+            (getattr(configured, attribute) if attribute else configured).configure(parser)
+            with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+                try:
+                    parser.parse_args(words)
+                except SystemExit as stop:
+                    # 0 is --help.
+                    if stop.code:
+                        continue
+            return True
+    return False
+
+
+def test_every_command_of_every_rule_parses_in_a_shell_and_by_its_verb() -> None:
+    wrong, checked = [], 0
+    for place, fix in _fixes_of_manifests():
+        for command in fix.commands:
+            verb, *words = shlex.split(Fix("{}", command).installed)[1:]
+            typed = shlex.split(quoted("nox", "-s", *command))[2:]
+            checked += 1
+            words = [FILLED_IN.get(word, word) for word in words]
+            if typed != list(command) or not any(_taken(name, words) for name in ANY_OF.get(verb, (verb,))):
+                wrong.append(f"{place}: {quoted(*command)}")
+    assert checked > 200 and not wrong, "\n".join(wrong)
+
+
+def test_a_command_that_its_verb_does_not_take_is_seen() -> None:
+    assert _taken("provision", ["--target", "x86_64-linux"]) and _taken("signing", ["verify", "FILE.cat"])
+    assert not _taken("provision", ["--no-such-flag"]) and not _taken("no_such_verb", [])
+
+
+def _written(call: ast.Call) -> Iterator[list[ast.expr]]:
+    """The commands that a call makes, as far as the code says them."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    if name in ("session", "quoted_session"):
+        yield call.args
+    elif name == "Fix":
+        yield from (part.elts for part in call.args[1:] if isinstance(part, ast.Tuple))
+
+
+def _unknown(words: Sequence[ast.expr]) -> Iterator[str]:
+    """What the verb has not, of the words that are said; the others may be anything."""
+    verb, *rest = (word.value if isinstance(word, ast.Constant) else None for word in words)
+    if verb is None or verb.startswith("-"):
+        return
+    if verb not in CI and verb not in PROVISIONING:
+        yield f"there is no {verb}"
+        return
+    flags, choices, needs = _of_verb(verb)
+    yield from (
+        f"{verb} has no {word}" for word in rest if word and re.match(r"--\w", word) and word not in flags
+    )
+    if needs and not any(word is None or word in choices or VALUE.fullmatch(word) for word in rest):
+        yield f"{verb} needs more"
+
+
+def test_every_command_in_the_code_is_one_that_its_verb_takes() -> None:
+    wrong, checked = [], 0
+    for folder in ("ci", "provisioning", "qnn_ci"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in nodes(file):
+                for words in _written(node) if isinstance(node, ast.Call) else ():
+                    checked += 1
+                    wrong += [
+                        f"{file.relative_to(ROOT)}:{words[0].lineno}: {line}" for line in _unknown(words)
+                    ]
+    assert checked > 150 and not wrong, "\n".join(wrong)
+
+
+def test_a_command_of_the_code_that_cannot_be_typed_is_seen() -> None:
+    def unknown(text: str) -> list[str]:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call)
+        return [line for words in _written(call) for line in _unknown(words)]
+
+    assert unknown("session('audit')") and unknown("session('provision', '--no-such-flag')")
+    assert unknown("Fix('{} then {}', ('gate',), ('no_such_verb', path))")
+    assert not unknown("Fix('{} or {}', ('gate',), ('audit', path, '--precision', 'fp16'))")
+
+
+def _without_values() -> Iterator[str]:
+    """Fixes that have a command as text, where no program sees it."""
+    for file in sorted((ROOT / "manifests").rglob("*.toml")):
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if re.match(r"(fix|collect|none|words) = ", line) and OURS.search(line):
+                yield f"{file.relative_to(ROOT)}:{number}"
+    for folder in ("ci", "provisioning", "qnn_ci"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in nodes(file):
+                if not isinstance(node, ast.Call):
+                    continue
+                named = ast.unparse(node.func).rpartition(".")[2] in ("Finding", "Problem", "Fix")
+                values = [word.value for word in node.keywords if word.arg == "fix"] + node.args * named
+                if any(OURS.search(text) for value in values for text in _strings(list(walked(value)))):
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}"
+
+
+OURS = re.compile(r"\bnox -s \w|\bqnn-ci [a-z]+\b|\bpython -m (?:ci|provisioning)\b")
+
+
+def test_a_command_in_a_fix_is_a_value_and_no_text() -> None:
+    assert not list(_without_values())
+
+
+PINNED = Fix("unset QNN_SDK_ROOT; {}; `{}` tells", ("provision", "--soc", "SM8650"), ("validate",))
+
+
 @pytest.mark.parametrize(
-    ("profile", "target", "fix", "printed"),
+    ("profile", "target", "fix", "commands"),
     [
-        ("wheels", "x86_64-linux", "nox -s provision", "nox -s provision"),
-        ("wheels-2.51", "x86_64-linux", "nox -s provision", "nox -s provision -- --profile wheels-2.51"),
+        ("wheels", "x86_64-linux", session("provision"), ["provision"]),
+        ("wheels-2.51", "x86_64-linux", session("provision"), ["provision --profile wheels-2.51"]),
         (
             "wheels-2.51",
             "aarch64-windows",
-            "unset QNN_SDK_ROOT; nox -s provision -- --soc SM8650; `nox -s validate` tells",
-            "unset QNN_SDK_ROOT; nox -s provision -- --profile wheels-2.51 --soc SM8650;"
-            " `nox -s validate -- --profile wheels-2.51` tells",
+            PINNED,
+            ["provision --profile wheels-2.51 --soc SM8650", "validate --profile wheels-2.51"],
         ),
         (
             "wheels-2.51",
             "aarch64-windows",
-            "nox -s provision -- --component qnn-sdk --profile qnn-2.48, or another",
-            "nox -s provision -- --component qnn-sdk --profile qnn-2.48, or another",
+            Fix("{}, or another", ("provision", "--component", "qnn-sdk", "--profile", "qnn-2.48")),
+            ["provision --component qnn-sdk --profile qnn-2.48"],
         ),
-        (
-            "wheels",
-            "aarch64-linux",
-            'eval "$(python -m provisioning env)"',
-            'eval "$(python -m provisioning env --target aarch64-linux)"',
-        ),
-        ("wheels-2.51", "x86_64-linux", "python -m provisioning store repair", None),
-        ("", "", "nox -s provision", None),
+        ("wheels", "aarch64-linux", Fix('eval "$({})"', ("env",)), ["env --target aarch64-linux"]),
+        ("wheels-2.51", "x86_64-linux", session("store", "repair"), ["store repair"]),
+        ("", "", session("provision"), ["provision"]),
     ],
 )
 def test_a_printed_command_is_of_the_profile_that_the_stage_ran_with(
-    tmp_path: Path, profile: str, target: str, fix: str, printed: str | None
+    tmp_path: Path, profile: str, target: str, fix: Fix, commands: list[str]
 ) -> None:
     stage = StageRun("bundle", profile, target, "")
     stage.add("bundle-arch", Severity.ERROR, "subject", "message", fix)
     error = EnvironmentLacking("it is not there", fix=fix)
     with pytest.raises(EnvironmentLacking), stage.reported(tmp_path, "bundle-stopped"):
         raise error
-    assert {error.fix, *(finding.fix for finding in stage.finish().findings)} == {printed or fix}
+    for found in (error.fix, *(finding.fix for finding in stage.finish().findings)):
+        assert isinstance(found, Fix) and [quoted(*command) for command in found.commands] == commands
+        # The words around them stay.
+        assert [part for part in found.parts if isinstance(part, str)] == [
+            part for part in fix.parts if isinstance(part, str)
+        ]
 
 
 @pytest.mark.parametrize(
     ("clone", "other"), [(True, r"qnn-ci [A-Za-z_]+"), (False, r"nox -s|python -m (ci|pro)")]
 )
-def test_a_fix_of_each_rule_has_the_spelling_of_the_copy_that_prints_it(
+def test_a_finding_of_each_rule_has_the_spelling_of_the_copy_that_prints_it(
     clone: bool, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "CLONE", clone)
-    printed = {rule.id: Finding(rule.id, Severity.ERROR, "", "", rule.fix).fix for rule in rules().values()}
+    # As a process of that copy reads them.
+    printed = {
+        place: Finding(place, Severity.ERROR, "", "", Fix.read(fix.parts)).fix
+        for place, fix in _fixes_of_manifests()
+    }
     assert len(printed) > 100 and not {name: fix for name, fix in printed.items() if re.search(other, fix)}
+
+
+def test_a_fix_keeps_its_commands_through_json_and_within_another() -> None:
+    fix = Fix("read {}; then {}", "{log}", session("diagnose", "a log"))
+    read = Fix.read(json.loads(json.dumps(fix.parts)))
+    assert read == fix and read.command == fix.command == ("diagnose", "a log")
+    assert Fix("{}; or {}", fix, session("gate")).commands == [("diagnose", "a log"), ("gate",)]
+    assert fix.plus("--json").command == ("diagnose", "a log", "--json")
+    assert "{log}" in fix and copy.deepcopy(fix).command == fix.command
+
+
+@pytest.mark.parametrize("word", ["MODEL", "net.py:NAME", "--budget=ddr=…", "DIR", "MODEL_ctx.onnx"])
+def test_what_the_reader_must_fill_in_is_no_command_to_type(word: str) -> None:
+    assert session("compile", word).command == () and add_flags("--output", word).flags == ()
+
+
+def test_names_and_paths_of_the_user_are_no_placeholders() -> None:
+    words = ("/opt/QAIRT/README", "SM8650", "SXR2330P", "net.py:make", "16a8w")
+    assert session("compile", *words).command == ("compile", *words)
+    assert add_flags("--soc", "SM8650").command == () and leave_out("--soc").commands == []

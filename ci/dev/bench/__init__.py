@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from provisioning.base.command_line import count
-from provisioning.base.commands import typed
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_path, store_path
@@ -82,7 +82,7 @@ def run_benchmark(
         f"bench-{name}",
         DEFAULT_PROFILE,
         DEFAULT_TARGET,
-        typed("nox -s bench --", [name, "--rounds", str(rounds), *flags]),
+        session("bench", name, "--rounds", str(rounds), *flags),
     )
     with stage.reported(reports, "bench-not-measured", name):
         with (

@@ -32,7 +32,7 @@ STAGES = ("test_lowering", "test_emulator")
 @contextmanager
 def prepared(work: Path) -> Iterator[Benchmark]:
     if runner_of(ROOT / "dist" / DEFAULT_TARGET) is None:
-        raise EnvironmentLacking("qnn_executor_runner is not built yet", fix="nox -s build_runner")
+        raise EnvironmentLacking("qnn_executor_runner is not built yet", fix=session("build_runner"))
     programs = choose(all_programs([]), tags=["pr"])
     environment = resolve(default_selection(work / "reports"), os.environ)
     # As Python is by default: without bytecode, each process compiles what it imports of ours.

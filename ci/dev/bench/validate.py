@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ci.dev.bench.frame import Aim, Benchmark, Contender
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT, store_path
@@ -87,7 +88,7 @@ def _check(count: int) -> Callable[[Path], None]:
         if faults or report.metrics["libraries"] != count:
             raise CheckFailed(
                 f"expected {count} libraries and no fault, found {report.metrics['libraries']} and {faults}",
-                fix="nox -s validate",
+                fix=session("validate"),
             )
 
     return check

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ci.device.bundle import checks, contents, manifest, scripts
 from ci.device.bundle.contents import BundleItem, Model
-from provisioning.base.commands import captured, quoted
+from provisioning.base.commands import Fix, captured, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Finding, Report, Severity
 from provisioning.base.settings import ROOT, WINDOWS, Selection
@@ -241,5 +241,5 @@ def signature_findings(libraries: Sequence[Path], root: Path | None) -> tuple[Fi
         except (OSError, ValueError) as error:
             raise EnvironmentLacking(
                 f"signatures could not be verified: {done.stderr.strip() or error}",
-                fix="nox -s bundle, which has what verifying needs",
+                fix=Fix("{}, which has what verifying needs", ("bundle",)),
             ) from error

@@ -9,6 +9,7 @@ from ci.artifacts.against_sdk import version
 from ci.artifacts.program import CompiledProgram
 from ci.device.bundle.contents import BACKEND, CATALOGUE, DIALOG, DSP, LPAI, QNN, SPEAKER, BundleItem, Model
 from provisioning import elf, pe
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import WINDOWS
@@ -18,9 +19,10 @@ from provisioning.manifest import Soc
 from provisioning.validation import tables
 
 ANDROID_RUNTIME = "libc++_shared.so"
-RESTORE = (
-    "restore it: python -m provisioning store repair; instead of your own SDK: unset QNN_SDK_ROOT; "
-    "nox -s provision -- --target aarch64-windows"
+RESTORE = Fix(
+    "restore it: {}; instead of your own SDK: unset QNN_SDK_ROOT; {}",
+    ("store", "repair"),
+    ("provision", "--target", "aarch64-windows"),
 )
 
 
@@ -178,7 +180,7 @@ def _backend(items: Sequence[BundleItem], models: Sequence[Model]) -> Iterator[F
         "backend",
         for_qnn[0] if for_qnn else BACKEND,
         f"the build has no {BACKEND}, so its runner can run no program for QNN",
-        "build it from source: nox -s build_linux_arm64, or build_android",
+        Fix("build it from source: {}, or build_android", ("build_linux_arm64",)),
         Severity.ERROR if for_qnn else Severity.WARNING,
     )
 

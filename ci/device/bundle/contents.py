@@ -15,7 +15,7 @@ from ci.artifacts.program import read as read_program
 from ci.artifacts.record import require_recorded
 from ci.device.bundle.manifest import check_files
 from provisioning import elf
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WINDOWS, Selection
 from provisioning.dist import LIBRARIES, MANIFEST, RUNNER
@@ -102,7 +102,7 @@ def windows_models(paths: Sequence[Path]) -> list[Model]:
         if path.suffix != ".onnx":
             raise UsageError(
                 f"{path}: on {WINDOWS} ONNX Runtime runs models, and ExecuTorch has no QNN backend there",
-                fix="python -m ci compile MODEL.onnx, and name its MODEL_ctx.onnx",
+                fix=Fix("{}, and name its MODEL_ctx.onnx", ("compile", "MODEL.onnx")),
             )
     _names_differ("models", paths)
     return [Model(path, _whole_model(path)) for path in paths]
@@ -187,7 +187,7 @@ def _names_differ(what: str, paths: Sequence[Path]) -> None:
 
 def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[BundleItem]:
     """The runner, and the libraries of the build that it needs, and these need."""
-    fix = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
+    fix = session("build_android") if target == "aarch64-android" else session("build_linux_arm64")
     if not (dist / RUNNER).is_file():
         raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", fix=fix)
     manifest = dist / MANIFEST
@@ -195,13 +195,13 @@ def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[
         built_for, recorded = _recorded(manifest, fix)
         if built_for != target:
             raise UsageError(f"{dist} was built for {built_for}, not for {target}", fix=fix)
-        check_files(dist, recorded, f"build it again: {fix}")
+        check_files(dist, recorded, Fix("build it again: {}", fix))
     programs = sorted(path.name for path in (dist / RUNNER.parent).iterdir() if path.is_file())
     if runner not in programs:
         raise UsageError(
             f"--runner: expected one of those in {dist / RUNNER.parent}, which are {', '.join(programs)}, "
             f"found {runner}",
-            fix=f"{fix}, of a tree that has it",
+            fix=Fix("{}, of a tree that has it", fix),
         )
     program = dist / RUNNER.parent / runner
     yield BundleItem("runner", program, f"{RUNNER.parent}/{runner}")
@@ -253,7 +253,7 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
     """LPAI's libraries, and its signed skel."""
     target, soc_name = selection.target, selection.soc
     if soc.lpai is None:
-        raise UsageError(f"--lpai: {soc_name} has no LPAI that QNN can use", fix="leave out --lpai")
+        raise UsageError(f"--lpai: {soc_name} has no LPAI that QNN can use", fix=leave_out("--lpai"))
     table = tables.libraries().lpai.get(str(soc.lpai))
     if table is None:
         raise UsageError(f"--lpai: manifests/libraries.toml knows no LPAI v{soc.lpai}")
@@ -280,9 +280,15 @@ def library_folder(sdk: Path, target: str) -> Path:
     official = f"--profile {OFFICIAL_PROFILE}"
     ours = session("provision", "--target", target)
     if target == "aarch64-android":
-        ours = f"{session('provision', *official.split(), '--target', target)}, and {official} here as well"
+        ours = Fix(
+            "{}, and {} here as well", session("provision", *official.split(), "--target", target), official
+        )
     named = "name an SDK that has them with QNN_SDK_ROOT"
-    fix = f"{named}, or unset it and {ours}" if os.environ.get("QNN_SDK_ROOT") else f"{ours}; or {named}"
+    fix = Fix(
+        *("{}, or unset it and {}", named, ours)
+        if os.environ.get("QNN_SDK_ROOT")
+        else ("{}; or {}", ours, named)
+    )
     raise EnvironmentLacking(f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", fix=fix)
 
 

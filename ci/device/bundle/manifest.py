@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 from provisioning.dist import RUNNER
@@ -56,12 +57,14 @@ def read_bundle(folder: Path) -> Bundle:
             if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
                 raise ValueError(f"{file.path} is outside the bundle")
     except FileNotFoundError as error:
-        raise UsageError(f"{folder} holds no {NAME}", fix="write a bundle: nox -s bundle") from error
+        raise UsageError(f"{folder} holds no {NAME}", fix=Fix("write a bundle: {}", ("bundle",))) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path}: not a bundle's manifest: {error}", fix="make it again: nox -s bundle"
+            f"{path}: not a bundle's manifest: {error}", fix=Fix("make it again: {}", ("bundle",))
         ) from error
-    check_files(folder, {file.path: file.sha256 for file in bundle.files}, "make it again: nox -s bundle")
+    check_files(
+        folder, {file.path: file.sha256 for file in bundle.files}, Fix("make it again: {}", ("bundle",))
+    )
     return bundle
 
 

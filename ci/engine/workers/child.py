@@ -26,6 +26,7 @@ from ci.engine import interpreter, trouble
 from ci.engine.workers.fork_server import FORK_SERVERS, ForkServer
 from ci.engine.workers.orders import folders_of
 from ci.engine.workers.watched_fork import in_watched_fork
+from provisioning.base.commands import Fix
 
 _libc = ctypes.CDLL(None)
 _SET_NAME, _LONGEST_NAME = 15, 15
@@ -187,7 +188,10 @@ def reporting(work: Answer, error_of: Callable[[Exception, dict[str, Any]], dict
         except Exception as error:
             traceback.print_exc()
             blame(error, order)
-            return {"error": {"fix": "", "exit_code": 1, **error_of(error, order)}}
+            reply = {"fix": "", "exit_code": 1, **error_of(error, order)}
+            # JSON knows text alone: the commands in it go beside it.
+            parts = {"parts": fix.parts} if isinstance(fix := reply["fix"], Fix) else {}
+            return {"error": {**reply, **parts}}
         return {**reply, **meter.read()}
 
     return answer

@@ -27,6 +27,7 @@ from ci.engine.workers.child import DOING
 from ci.engine.workers.fork_server import FORK_SERVERS
 from ci.engine.workers.forked import ForkedProcess, OwnProcess, forked
 from ci.engine.workers.orders import folders_of
+from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.settings import ROOT
 
@@ -102,7 +103,8 @@ class Refused(ToolkitError):
     """The work did not succeed, and its worker says why: a reply with `error` (child.reporting)."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
-        super().__init__(str(error["message"]), fix=str(error["fix"]), exit_code=int(error["exit_code"]))
+        fix = Fix.read(error["parts"]) if "parts" in error else error["fix"]
+        super().__init__(str(error["message"]), fix=fix, exit_code=int(error["exit_code"]))
         self.kind = str(error["kind"])
         self.details = error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.artifacts.program import CompiledProgram, ContextStrings, read
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.manifest import load_socs
@@ -29,7 +30,9 @@ def check(config: Path, root: Path) -> Iterator[Finding]:
         extension = str(engine["backend"].get("extensions", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"expected Genie's configuration, found {error!r}"
-        yield _finding("genie-config", place, message, "write it again: nox -s compile -- FOLDER")
+        yield _finding(
+            "genie-config", place, message, Fix("write it again: {}", ("compile", "FOLDER", "-o", "OUT"))
+        )
         return
     missing = [name for name in (*names, tokenizer, extension) if name and not _beside(config, name)]
     if missing:
@@ -146,7 +149,9 @@ def _extension(place: str, file: Path, contexts: Mapping[str, ContextStrings]) -
         said = [(device.get("soc_id", device.get("soc_model")), device.get("dsp_arch")) for device in devices]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         message = f"{file.name}: expected the settings of the HTP backend, found {error!r}"
-        yield _finding("genie-config", place, message, "write it again: nox -s compile -- FOLDER")
+        yield _finding(
+            "genie-config", place, message, Fix("write it again: {}", ("compile", "FOLDER", "-o", "OUT"))
+        )
         return
     arches = sorted({f"v{arch}" for context in contexts.values() for arch in context.arches})
     chips = sorted({name for context in contexts.values() for name in context.socs})

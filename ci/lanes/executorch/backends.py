@@ -9,6 +9,7 @@ from typing import Any
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.pipeline.accuracy import missed
 from ci.pipeline.findings import accuracy_message
+from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Place, Severity
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_socs, soc_named
@@ -95,6 +96,6 @@ def _other_profile(program: ExecutorchProgram) -> str:
     from provisioning.validation.libraries import profiles_with_lpai
 
     having = profiles_with_lpai(soc_named(program.soc).lpai)
-    names = " or ".join(f"--profile {name}" for name in having)
-    again = f"{SUITES.repeat(program, 'test_lowering')} " if program.suite.is_file() else ""
-    return f"{again}{names}; or QNN_SDK_ROOT to an official SDK"
+    again = SUITES.repeat(program, "test_lowering").commands[0] if program.suite.is_file() else ()
+    others = "".join(f" or --profile {name}" for name in having[1:])
+    return Fix("{}{}; or QNN_SDK_ROOT to an official SDK", (*again, "--profile", having[0]), others)

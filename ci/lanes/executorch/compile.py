@@ -24,6 +24,7 @@ from ci.pipeline.installed import host_libraries
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Ask, Step, run_step
+from provisioning.base.commands import session
 from provisioning.base.findings import Finding, Metric
 
 LOG = "compile.log"
@@ -109,8 +110,8 @@ class Lower(Step[ExecutorchProgram]):
         memory = work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
         # Warming up takes as long as it saves the first program.
         variables = {**self.environment(own), MEMORY: str(memory), WARM: "1" if count > 1 else ""}
-        session, imports = "nox -s test_lowering", "executorch and torch"
-        return setup_of(plan, plan.worker, variables, threads, work.timeout, session, imports, own.python)
+        fix, imports = session("test_lowering"), "executorch and torch"
+        return setup_of(plan, plan.worker, variables, threads, work.timeout, fix, imports, own.python)
 
     def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         common = key(program, self.plan.basis, memo.roots, environ)

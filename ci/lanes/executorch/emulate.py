@@ -44,6 +44,7 @@ from ci.pipeline.options import StageOptions
 from ci.pipeline.proved import explained
 from ci.pipeline.runner import Runner, find_runner, ready_runner
 from ci.pipeline.steps import Ask, Step, run_step
+from provisioning.base.commands import Fix, joined, session
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Edit, Finding, Metric, Place, Severity
 from provisioning.base.stage_run import StageRun
@@ -73,8 +74,8 @@ class RunOnEmulator(Step[ExecutorchProgram]):
 
     def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         command, timeout = ("-m", "ci.lanes.executorch.run_worker"), self.plan.work.run_timeout
-        environment, session = self.environment(own), "nox -s test_emulator"
-        return setup_of(self.plan, command, environment, threads, timeout, session, "numpy")
+        environment, fix = self.environment(own), session("test_emulator")
+        return setup_of(self.plan, command, environment, threads, timeout, fix, "numpy")
 
     def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         compiled = self._compiled(program)
@@ -169,7 +170,7 @@ class Emulation(Lowering):
             yield from kept_on_cpu(program, lowered.facts)
             if (figures := self.figures(program, mine)) is not None:
                 every = SUITES.repeat(program, self.stage, every_chip=True)
-                yield from placeholder(program, figures, f"{every} --accept")
+                yield from placeholder(program, figures, every.plus("--accept"))
                 slices = mine[RAN].facts["slices"]
                 yield from constant_outputs(program, figures, slices, again)
                 causes = partial(causes_of, program, lowered.facts, slices, plan.basis.build_id)
@@ -311,7 +312,7 @@ def findings_of(
 
     if result.failure:
         failure = result.failure
-        fix = f"{failure.fix}; then {again}" if failure.fix else again
+        fix = Fix("{}; then {}", failure.fix, again) if failure.fix else again
         return [wrong(failure.rule, failure.message, fix)]
     facts = result.facts
     if fault := program.run.emulator_fault:
@@ -326,19 +327,19 @@ def findings_of(
         ]
     if facts["rule"]:
         beyond = beyond_in_words(compiled.get("beyond", ()))
-        fix = f"{BEYOND_FIX}; then {again}" if beyond else again
+        fix = Fix("{}; then {}", BEYOND_FIX, again) if beyond else again
         return [wrong(facts["rule"], "; ".join(filter(None, [facts["message"], beyond])), fix)]
     figures: Mapping[str, float] = facts["figures"]
     misses = missed(program.thresholds, figures, program.run.kind)
     if not misses:
         return []
-    commands = (SUITES.repeat(program, "divergence"), f"{SUITES.repeat(program, 'quantize')} --where")
+    commands = (SUITES.repeat(program, "divergence"), SUITES.repeat(program, "quantize").plus("--where"))
     every = SUITES.repeat(program, "test_emulator", every_chip=True)
     causes = causes_of(program, compiled, facts["slices"], build_id)
-    fix = accuracy_fix(misses, figures, *commands, causes=causes)
-    fixes = [f"{fix}; then {again}", accepting(program, misses, every)]
+    cure = accuracy_fix(misses, figures, *commands, causes=causes)
+    fixes = [Fix("{}; then {}", cure, again), accepting(program, misses, every)]
     message = accuracy_message(misses, figures, causes)
-    return [wrong("accuracy", message, "; ".join(filter(None, fixes)), causes.place)]
+    return [wrong("accuracy", message, joined(fixes), causes.place)]
 
 
 def causes_of(

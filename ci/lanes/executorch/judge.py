@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import taken_at
 from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
+from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Place, Severity
 from provisioning.fixes import Suggestion, fix_for
@@ -30,17 +31,20 @@ REFUSED = re.compile(
 )
 """Refused for its types, which another precision has not. What is refused for its shape has no better one."""
 
-FIXES = {
-    "factory": "correct the factory: it returns the model, or the model and its inputs",
-    "suite": "correct the case in {suite}",
-    "crash": "python -m ci diagnose {log}",
-    "timeout": "give it longer with --timeout, or read {log}",
+FIXES: Mapping[str, Callable[[Path, str], Fix]] = {
+    "factory": lambda suite, log: Fix(
+        "correct the factory: it returns the model, or the model and its inputs"
+    ),
+    "suite": lambda suite, log: Fix(f"correct the case in {suite}"),
+    "crash": lambda suite, log: session("diagnose", log),
+    "timeout": lambda suite, log: Fix(f"give it longer with --timeout, or read {log}"),
 }
+"""By the kind of a failure, of the suite and the log."""
 
 
 def failure_finding(program: ExecutorchProgram, failure: Failure, stage: str) -> Finding:
     message, fix = failure_in_words(program, failure)
-    fix = f"{fix}; then {SUITES.repeat(program, stage)}"
+    fix = Fix("{}; then {}", fix, SUITES.repeat(program, stage))
     place = Place.read(str(failure.details.get("source", "")))
     return Finding(f"lowering-{failure.rule}", Severity.ERROR, program.name, message, fix, place)
 
@@ -48,8 +52,8 @@ def failure_finding(program: ExecutorchProgram, failure: Failure, stage: str) ->
 def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str, str]:
     """The message and the fix."""
     message, log = failure.message, failure.log
-    fix = FIXES.get(failure.kind, "read {log}, or python -m ci diagnose {log}")
-    fix = failure.fix or fix.format(suite=program.suite, log=log)
+    in_general = FIXES.get(failure.kind, lambda suite, log: Fix("read {}, or {}", log, ("diagnose", log)))
+    fix = failure.fix or in_general(program.suite, str(log))
     explained = bool(failure.fix)
     if failure.kind in ("compile", "crash") and not explained and log and log.is_file():
         text = log.read_text(encoding="utf-8", errors="replace")
@@ -72,7 +76,7 @@ def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> t
     better = [taken_at(name, scheme, soc) for name in dict.fromkeys(REFUSED.findall(message))]
     own = [*better, fix] if fix.startswith("--keep-going") else [fix, *better]
     fixes = [*(fault.fault.fix for fault in met), *own]
-    return "; ".join([message, *map(str, met)]), "; or ".join(dict.fromkeys(filter(None, fixes)))
+    return "; ".join([message, *map(str, met)]), joined(dict.fromkeys(fixes), "; or ")
 
 
 def delegation(program: ExecutorchProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -155,7 +159,7 @@ def artifact(program: ExecutorchProgram, compiled: Result, build_id: str) -> Ite
     def wrong(rule: str, message: str, fix: str) -> Finding:
         return Finding(f"artifact-{rule}", Severity.ERROR, program.name, message, fix)
 
-    again = SUITES.repeat(program, "test_lowering") + " --no-cache"
+    again = SUITES.repeat(program, "test_lowering").plus("--no-cache")
     try:
         inside = read(program_file(compiled))
     except CheckFailed as error:
@@ -248,5 +252,5 @@ def cost(
             f"found {compiled.facts['graphs']}",
             f"read {program_file(compiled).with_name(LOG)}",
         )
-    again = f"{SUITES.repeat(program, 'test_lowering')} --accept"
+    again = SUITES.repeat(program, "test_lowering").plus("--accept")
     yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)

@@ -89,7 +89,7 @@ from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
 from ci.pipeline.own_output import new_text, size_of, text_since
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, joined, session
 from provisioning.fixes import words_of
 
 SEGMENT_ALIGNMENT = 4096
@@ -746,9 +746,11 @@ def _failed(
     if CONSTANT in fixes and (last := constants()):
         # Half of such a computation as a buffer leaves the other half, which dies as well.
         value = "this value" if len(last) == 1 else "each of these values"
-        fixes[fixes.index(CONSTANT)] = (
-            f"compute {value} once, in __init__, and keep it with register_buffer: {', '.join(last)};"
-            f" {session('repair', 'MODEL', '-o', 'DIR')} writes the model so"
+        fixes[fixes.index(CONSTANT)] = Fix(
+            "compute {} once, in __init__, and keep it with register_buffer: {}; {} writes the model so",
+            value,
+            ", ".join(last),
+            session("repair", "MODEL", "-o", "DIR"),
         )
     if rows := list(dict.fromkeys(culprit.more_bits for culprit in workaround.culprits if culprit.more_bits)):
         # Without all of them it still dies.
@@ -764,7 +766,9 @@ def _failed(
     else:
         fixes += [f"--keep-going leaves it on the CPU{named}: {tried}"]
     source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
-    return Failed("compile", f"{CRASHES}{Culprit.in_words(workaround.culprits)}", "; or ".join(fixes), source)
+    return Failed(
+        "compile", f"{CRASHES}{Culprit.in_words(workaround.culprits)}", joined(fixes, "; or "), source
+    )
 
 
 def _kept(workaround: Workaround) -> dict[str, object]:

@@ -44,6 +44,7 @@ from ci.pipeline.precision import scheme_named
 from ci.pipeline.runner import ready_runner
 from ci.pipeline.trial import Outcome
 from provisioning.base import answer
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
@@ -206,7 +207,7 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> R
         findings = {finding.rule: finding for finding in findings_before_compile(program, result.facts)}
         raise EnvironmentLacking(findings[LIBRARY_MISSING].message, fix=findings[LIBRARY_MISSING].fix)
     if errors := _errors(artifact(program, result, plan.basis.build_id)):
-        raise CheckFailed(errors[0].message, fix="--no-cache compiles it again")
+        raise CheckFailed(errors[0].message, fix=Fix("{} compiles it again", ("--no-cache",)))
     if missing := list(missing_kernels(result.facts)):
         message, fix, place = missing[0]
         error = CheckFailed(message, fix=str(fix) or NO_FIX)

@@ -18,6 +18,7 @@ from ci.lanes.executorch.compile import LOG, ExecutorchPlan, setup_of
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.steps import Ask, Step, run_step
+from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import size
 
@@ -43,9 +44,9 @@ class Reload(Step[ExecutorchProgram]):
         return self.plan.environment
 
     def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        command, session = ("-m", "ci.lanes.executorch.reload_worker"), "nox -s test_emulator -- --reload"
+        command, fix = ("-m", "ci.lanes.executorch.reload_worker"), session("test_emulator", "--reload")
         environment, timeout = self.environment(own), self.plan.work.run_timeout
-        return setup_of(self.plan, command, environment, threads, timeout, session, "executorch.runtime")
+        return setup_of(self.plan, command, environment, threads, timeout, fix, "executorch.runtime")
 
     def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         files: list[dict[str, Metric]] = [
@@ -152,7 +153,7 @@ def judged(
             Severity.WARNING,
             name,
             f"not loaded again: Python's runtime has no kernel of {', '.join(absent)}",
-            "change what leaves it on the CPU: nox -s test_lowering names it",
+            Fix("change what leaves it on the CPU: {} names it", ("test_lowering",)),
         )
         for name, compiled in programs.items()
         if (absent := absent_kernels(compiled))

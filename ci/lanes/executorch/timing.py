@@ -26,6 +26,7 @@ from ci.pipeline.runner import Runner, call_runner, ready_runner
 from ci.pipeline.simulated import SimulatedProfile, simulated_costs
 from ci.pipeline.steps import Ask, run_step
 from provisioning.base.command_line import Parser
+from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.progress import at_work
 
@@ -140,14 +141,14 @@ def _require_fitting(model: OneModel, path: Path, files: Sequence[str]) -> None:
         if files:
             raise UsageError(
                 "--input is for a .pte or an .onnx; the model here brings its own inputs",
-                fix="leave --input out, or give samples with --calibrate",
+                fix=leave_out("--input", ", or give samples with --calibrate"),
             )
         return
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file", fix="name a .pte that is there")
     for flag, value in (("--precision", model.precision), ("--calibrate", model.calibrate)):
         if value:
-            raise UsageError(f"{flag}: {model.typed} is compiled already", fix=f"leave {flag} out")
+            raise UsageError(f"{flag}: {model.typed} is compiled already", fix=leave_out(flag))
 
 
 def measure(

@@ -26,6 +26,7 @@ from ci.pipeline.precision import scheme_named
 from ci.pipeline.precision_file import precision_file_of
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import Parser
+from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, ToolkitError, UnknownName, UsageError
 from provisioning.base.settings import user_path
 from provisioning.manifest import soc_named
@@ -44,7 +45,7 @@ def scheme_of(named: UserModel, precision: str | None) -> str:
     if named.quantized and scheme != "qdq":
         raise UsageError(
             f"{named.file} is quantized already, and {scheme} would do it again",
-            fix="leave --precision out, or give the float model",
+            fix=leave_out("--precision", ", or give the float model"),
         )
     return scheme
 

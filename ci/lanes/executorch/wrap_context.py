@@ -42,7 +42,7 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     log = Path(selection.reports).absolute() / "dump" / f"{context.name}.log"
     with replacing(output.absolute()) as part:
         environ = closed(environment.merged(os.environ))
-        setup = alone(environ, log, timeout, session("dump"))
+        setup = alone(environ, log, timeout, session("dump", "program", context, "-o", output))
         order = {"context": str(context.absolute()), "soc": soc, "path": str(part)}
         try:
             with at_work(f"working on {context}"), asking(setup, log) as ask:

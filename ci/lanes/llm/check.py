@@ -66,7 +66,7 @@ from ci.lanes.llm.work import float_of
 from ci.pipeline.findings import verdict
 from ci.pipeline.precision import written_name
 from ci.pipeline.steps import Asker
-from provisioning.base.commands import typed
+from provisioning.base.commands import leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.rendering.text import plural
@@ -204,7 +204,7 @@ class CheckOptions:
 
 
 def check_model(options: CheckOptions) -> int:
-    stage = StageRun("llm_check", "", "", typed("python -m ci llm", sys.argv[2:]))
+    stage = StageRun("llm_check", "", "", session("llm", *sys.argv[2:]))
     reports, name = options.selection.reports, options.model.absolute().name
     with stage.reported(reports, "llm-refused", name):
         check = prepared(options)
@@ -243,7 +243,7 @@ def prepared(options: CheckOptions) -> Check:
             fix="copy it from there, or compile again",
         )
     if options.on == "cpu" and record["precision"] == "fp16":
-        raise UsageError("fp16 is computed by HTP alone", fix="leave out --on cpu")
+        raise UsageError("fp16 is computed by HTP alone", fix=leave_out("--on"))
     reads = [*KINDS]
     if genie and options.on == "both":
         sizes = sizes_of(config)

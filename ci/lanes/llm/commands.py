@@ -48,6 +48,7 @@ from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named, written_name
 from ci.pipeline.steps import Asker, asking
 from provisioning.base.command_line import Parser
+from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 from provisioning.base.units import size
@@ -77,14 +78,14 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     elif language.shared_weights:
         raise UsageError(
             "--shared-weights is for Genie; a program of ExecuTorch's has its weights once",
-            fix="leave out --shared-weights",
+            fix=leave_out("--shared-weights"),
         )
     if prefill >= context:
         raise UsageError(f"prefill by {prefill} fills a context of {context}", fix="take a longer context")
     if context > shape.context:
         raise UsageError(
             f"a context of {context} tokens: the model was made for {shape.context}",
-            fix=f"--context {shape.context}",
+            fix=add_flags("--context", str(shape.context)),
         )
     require_tensors(folder, shape)
     if shape.adapter:
@@ -104,7 +105,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
         )
     if precision != "fp16" and text is None:
         named = written_name(precision)
-        raise UsageError(f"{named} needs text to calibrate by", fix="--calibrate text.txt")
+        raise UsageError(f"{named} needs text to calibrate by", fix=add_flags("--calibrate", "text.txt"))
     if text is not None and not text.is_file():
         raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
     # Quantizing holds a part as floats.
@@ -112,7 +113,9 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
     parts = language.parts or (1 if through == "executorch" else parts_of(shape, weight))
     most = 1 if through == "executorch" else shape.num_layers
     if parts > most:
-        raise UsageError(f"--parts {parts}: expected at most {most} through {through}", fix=f"--parts {most}")
+        raise UsageError(
+            f"--parts {parts}: expected at most {most} through {through}", fix=add_flags("--parts", str(most))
+        )
     return shape, {
         "do": {"genie": "compile", "executorch": "compile program"}[through],
         "model": str(folder),

@@ -19,6 +19,7 @@ from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.arrays import Array, Sample
 from ci.lanes.llm.graphs import Encoding, call
 from ci.pipeline.qnn_provider import ERRORS_ONLY, device, htp_options
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc
 
@@ -87,7 +88,7 @@ def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) ->
             ) from error
         raise CheckFailed(
             f"{model.name} cannot be compiled: {words}",
-            fix="python -m ci diagnose explains QNN's codes",
+            fix=Fix("{} explains QNN's codes", ("diagnose",)),
         ) from error
     session.disable_fallback()
     return session

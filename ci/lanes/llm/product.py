@@ -37,7 +37,7 @@ from ci.pipeline.precision import written_name
 from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import TIMEOUT, Parser
-from provisioning.base.commands import typed
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
@@ -199,7 +199,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
             " see its README.md"
         ]
         if genie and not order["shared"] and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
-            words.append(f"try it: {typed('python -m ci llm', ['run', str(output), 'The answer is'])}")
+            words.append(f"try it: {session('llm', 'run', output, 'The answer is')}")
         return Product(files, words, stale=stale)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import in_a_line, load_tokenizer, transformers_tokenizer
 from ci.lanes.llm.genie import NONE, ForcedText
-from provisioning.base.commands import quoted
+from provisioning.base.commands import leave_out, quoted
 from provisioning.base.errors import CheckFailed, UsageError
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
@@ -47,7 +47,7 @@ def chat_text(folder: Path, message: str, system: str) -> str:
     if not has_template(folder):
         raise UsageError(
             f"{folder}: neither {CONFIG} nor {TEMPLATE} has a chat template",
-            fix="leave out --chat: a base model continues text",
+            fix=leave_out("--chat", ": a base model continues text"),
         )
     if not (folder / CONFIG).is_file():
         raise UsageError(

@@ -30,6 +30,7 @@ from ci.lanes.llm.measure import (
 from ci.lanes.llm.prompts import CONTINUED, prefix_lengths, prefixes_of, to_the_end
 from ci.lanes.llm.reference import load_reference
 from ci.lanes.llm.suite import FOUR_BITS
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 
 PREFIXES = 100
@@ -84,7 +85,7 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         if logits is None:
             raise CheckFailed(
                 "this build's libGenie.so gives no logits",
-                fix="take the locked onnxruntime-qnn: nox -s test_llm",
+                fix=Fix("take the locked onnxruntime-qnn: {}", ("test_llm",)),
             )
         facts["figures"] |= genie_figures(place.shape, reference, forced, logits)
     return facts

@@ -28,6 +28,7 @@ from ci.pipeline.installed import host_libraries, require_packages
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Ask, Step
+from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Metric
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
@@ -45,7 +46,7 @@ PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_
 
 
 def require_installed() -> None:
-    require_packages(NEEDED, "nox -s test_llm makes .nox/llm, whose bin/python has it")
+    require_packages(NEEDED, Fix("{} makes .nox/llm, whose bin/python has it", ("test_llm",)))
 
 
 def environment() -> dict[str, str]:
@@ -74,7 +75,7 @@ def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str]
         logs=logs,
         timeout=timeout,
         imports="executorch and transformers" if work == "lower" else "onnxruntime-qnn and transformers",
-        fix="nox -s test_llm",
+        fix=session("test_llm"),
         forks=True,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from ci.lanes.onnx.suite import SUITES, OnnxProgram
 from ci.pipeline.forecast import Forecasted, forecast, load_fit
 from ci.pipeline.phones import load_forecasts
+from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Severity
 
 
@@ -33,5 +34,5 @@ def over_budget(program: OnnxProgram, facts: Mapping[str, Any]) -> Iterator[Find
             severity = Severity.ERROR if row.least_ms > most else Severity.WARNING
             message = f"expected at most {limit} on a {row.phone}, forecast {row.ms:.3g} ms"
             message += f" ({row.least_ms:.3g} to {row.most_ms:.3g})"
-            fix = f"make it smaller, or if it is meant, change budget in its run; then {again}"
+            fix = Fix("make it smaller, or if it is meant, change budget in its run; then {}", again)
             yield Finding("forecast-budget", severity, program.name, message, fix)

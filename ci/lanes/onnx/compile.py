@@ -36,7 +36,7 @@ from ci.pipeline.phones import load_forecasts
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.command_line import TIMEOUT, Parser
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
@@ -88,14 +88,14 @@ def setup_of(
         logs=logs,
         timeout=timeout,
         imports="onnxruntime and onnxruntime-qnn",
-        fix="nox -s test_onnx",
+        fix=session("test_onnx"),
         forks=forks,
         python=own.python if own else sys.executable,
     )
 
 
 def require_installed() -> None:
-    require_packages(NEEDED, "nox -s test_onnx makes .nox/onnx, whose bin/python has it")
+    require_packages(NEEDED, Fix("{} makes .nox/onnx, whose bin/python has it", ("test_onnx",)))
 
 
 def versions() -> dict[str, Metric]:

@@ -15,12 +15,13 @@ from ci.lanes.onnx.suite import OnnxProgram
 from ci.pipeline.baseline import load_baseline
 from ci.pipeline.precision import PRECISIONS, written_name
 from ci.pipeline.suite_file import read_suite
+from provisioning.base.commands import joined, session
 from provisioning.base.findings import Finding, Report, Severity
 
 STAGES = ("test_lowering", "test_emulator")
 LANE = "executorch"
 NAMED_OTHERWISE = {"label", "qat", "backend"}
-AGAIN = "nox -s provision test_lowering test_emulator test_onnx"
+AGAIN = joined(map(session, ("provision", "test_lowering", "test_emulator", "test_onnx")), " && ")
 
 
 @dataclass(frozen=True, slots=True)

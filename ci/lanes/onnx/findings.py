@@ -36,7 +36,7 @@ from ci.pipeline.findings import (
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.reason import first_line, words_of
 from ci.pipeline.suite import HELD_QUANTIZED
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, joined, session
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 
@@ -72,19 +72,21 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         return
     if crash := result.facts.get("trace_crash"):
         message = f"done without the provider's trace of refused operators: with it, {crash}"
-        fix = f"`compile` and `audit` trace, and may end so; {again} --no-cache tries it again"
+        fix = Fix("`compile` and `audit` trace, and may end so; {} tries it again", again.plus("--no-cache"))
         yield Finding("onnx-trace", Severity.NOTE, program.name, message, fix)
     if not was_compiled(result):
         message = f"not compiled: QNN refuses {', '.join(result.facts.get('refused', ()))}, as the suite says"
         if program.case.recorded:
             message = str(result.facts.get("message", message))
         rule = "onnx-fails" if "failed" in result.facts else "onnx-refuses"
-        yield Finding(rule, Severity.NOTE, program.name, message, f"{again} --no-cache asks it again")
+        yield Finding(
+            rule, Severity.NOTE, program.name, message, Fix("{} asks it again", again.plus("--no-cache"))
+        )
         return
     context, every = context_of(result), SUITES.repeat(program, every_chip=True)
     near: Mapping[str, float] = context["near"]
     if not program.case.recorded:
-        yield from placeholder(program, near, f"{every} --accept")
+        yield from placeholder(program, near, every.plus("--accept"))
         yield from constant_outputs(program, near, context["slices"], again)
     yield from notes(program, result.facts, again)
     for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
@@ -101,21 +103,21 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         yield error("onnx-forms", "the embedded context gives other outputs than the context in a file")
     if program.case.recorded and computed_otherwise(near):
         message = f"its outputs are wrong: {in_words(near, against_nearest(near))}"
-        yield Finding("onnx-wrong", Severity.NOTE, program.name, message, f"{again} --no-cache --keep")
+        yield Finding("onnx-wrong", Severity.NOTE, program.name, message, again.plus("--no-cache", "--keep"))
     used, causes = inputs_used(result.facts), causes_of(context)
     divergence = _command(program, "divergence")
     if misses := misses_of(program, result):
         where = _command(program, "quantize", "--where")
         otherwise = "raise the precision or calibrate with more samples"
-        fix = accuracy_fix(misses, near, divergence, where, otherwise, causes)
-        fixes = [fix, accepting(program, misses, every)]
+        cure = accuracy_fix(misses, near, divergence, where, otherwise, causes)
+        fixes = [cure, accepting(program, misses, every)]
         message = accuracy_message(misses, near, causes)
         agreed = program.thresholds and program.thresholds.model_dump(exclude_none=True)
         if not agreed and HowJudged(program.run.kind, used).provisional(near):
             words = PROVISIONAL + message
             yield Finding("onnx-accuracy", Severity.WARNING, program.name, words, _samples_for(program))
         else:
-            yield error("onnx-accuracy", message, "; ".join(filter(None, fixes)))
+            yield error("onnx-accuracy", message, joined(fixes))
     yield from below_usual_of(program, near, lambda: causes, divergence)
     for node in context["reciprocals"]:
         message = f"{node}: {RECIPROCAL}"
@@ -172,7 +174,7 @@ def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db:
     """Of a case whose every result is recorded: one that is not as the baseline says."""
     if not program.case.recorded or result.failure:
         return
-    again = f"{SUITES.repeat(program)} --accept"
+    again = SUITES.repeat(program).plus("--accept")
     agreed = baseline.of(program.name)
     if agreed is None:
         message = f"{baseline.path.name} has no result of it"
@@ -189,7 +191,7 @@ def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db:
         worse += lower
     words = "; ".join([*worse, *better])
     if worse:
-        yield Finding("onnx-changed", Severity.ERROR, program.name, words, f"if it is meant, {again}")
+        yield Finding("onnx-changed", Severity.ERROR, program.name, words, Fix("if it is meant, {}", again))
     elif better:
         yield Finding("onnx-better", Severity.NOTE, program.name, words, again)
 
@@ -254,9 +256,9 @@ def cost(
             Severity.ERROR,
             program.name,
             "the compiler gave no summary of its traffic with DDR",
-            f"read what it prints: {SUITES.repeat(program)} --no-cache --keep",
+            Fix("read what it prints: {}", SUITES.repeat(program).plus("--no-cache", "--keep")),
         )
-    again = f"{SUITES.repeat(program)} --accept"
+    again = SUITES.repeat(program).plus("--accept")
     agreed = baseline.of(program.name)
     for finding in growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again):
         if finding.rule == cost_rule("estimate_us") and agreed:
@@ -264,7 +266,7 @@ def cost(
             fix, model = finding.fix, program.as_model
             if model:
                 simulated = session("timing", *model, "--simulate")
-                fix = f"{simulated} says what each operator takes; if it is meant, {again}"
+                fix = Fix("{} says what each operator takes; if it is meant, {}", simulated, again)
             yield replace(finding, message=f"{finding.message}; {differs}", fix=fix)
         else:
             yield finding

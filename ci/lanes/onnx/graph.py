@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, is_below
 from ci.pipeline.models.inputs import GraphSignature, Tensor, is_fixed
+from provisioning.base.commands import add_flags
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 
@@ -176,7 +177,7 @@ def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> 
     ):
         raise UsageError(
             f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, found))}]",
-            fix=f"--dimension {shlex.quote(_sizes(Tensor(name, '', tuple(found))))}",
+            fix=add_flags("--dimension", _sizes(Tensor(name, "", tuple(found)))),
         )
     for dimension, size in zip(kind.shape.dim, sizes, strict=True):
         dimension.dim_value = size

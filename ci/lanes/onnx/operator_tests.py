@@ -28,7 +28,7 @@ from ci.lanes.onnx.steps import OPSET
 from ci.operators.onnx_tests import CHOSEN, Chosen, NodeTests
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.shipped.onnx_nodes import PACKAGE, inputs_of, model_of, outputs_of
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import replace_text
 
@@ -239,7 +239,9 @@ def run_operators(*, check: bool) -> int:
     if CHOSEN.is_file() and CHOSEN.read_text(encoding="utf-8") == text:
         return 0
     if check:
-        raise CheckFailed(f"stale: {CHOSEN}", fix=f"{session('onnx', 'operators')}, then nox -s generate")
+        raise CheckFailed(
+            f"stale: {CHOSEN}", fix=Fix("{}, then {}", session("onnx", "operators"), ("generate",))
+        )
     replace_text(CHOSEN, text)
-    print(f"wrote {CHOSEN}; `nox -s generate` writes the suite")
+    print(f"wrote {CHOSEN}; `{session('generate')}` writes the suite")
     return 0

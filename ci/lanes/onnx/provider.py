@@ -32,7 +32,7 @@ from ci.pipeline.own_output import quiet, size_of, text_since
 from ci.pipeline.precision import Precision
 from ci.pipeline.profile import RUNS
 from ci.pipeline.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
-from provisioning.base.commands import session as command
+from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
 
@@ -325,7 +325,7 @@ def reloaded(
     except Exception as error:
         raise CheckFailed(
             f"{context} cannot be loaded: {_message_of(error)}",
-            fix="; ".join(filter(None, ["compile it again", _explained(str(error))])),
+            fix=joined(["compile it again", _explained(str(error))]),
         ) from error
     outputs = [run(session, sample, settings, took) for sample in samples]
     if profile is not None:
@@ -420,9 +420,7 @@ def run(session: Any, sample: Sample, settings: Settings | None, took: list[floa
     except Exception as error:
         raise CheckFailed(
             f"it was compiled, and running it fails: {_message_of(error)}",
-            fix="; ".join(
-                filter(None, ["look at run options and at the inputs' values", _explained(str(error))])
-            ),
+            fix=joined(["look at run options and at the inputs' values", _explained(str(error))]),
         ) from error
 
 
@@ -462,7 +460,7 @@ def _reason(text: str, of_qnn: Refusal | None) -> str:
 def _explained(message: str, *refused: Refusal) -> str:
     """The command that explains the codes; empty if none is known."""
     codes = dict.fromkeys(str(code.code) for code in [*read(message).codes, *(row.code for row in refused)])
-    return f"{command('diagnose', *codes)} explains the code" + "s" * (len(codes) > 1) if codes else ""
+    return Fix(f"{{}} explains the code{'s' * (len(codes) > 1)}", ("diagnose", *codes)) if codes else ""
 
 
 def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str]:
@@ -474,7 +472,7 @@ def _unsupported(audit: Audit, precision: Precision, why: str) -> tuple[str, str
         fix = f"HTP does not support this combination of types: use --precision {near}"
     else:
         fix = "replace these operators by ones that HTP supports"
-        fix += f"; {why} names all" if why else ""
+        fix = Fix("{}; {} names all", fix, why) if why else fix
     return f"{len(audit.unsupported)} of {audit.nodes} nodes do not run on HTP: {named}{more}", fix
 
 

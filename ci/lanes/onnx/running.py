@@ -25,7 +25,7 @@ from ci.pipeline.precision import PRECISIONS
 from ci.pipeline.ran import Ran, require_program
 from ci.pipeline.steps import asking
 from provisioning.base.chips import chip_named
-from provisioning.base.commands import as_here, session
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
@@ -106,7 +106,7 @@ def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
         outputs, facts = _asked(path, what, inputs, timeout, do="run_on_cpu", repeat=repeat)
         makes = session("compile", model.typed, "-o", "out")
         where = f"all of it on this machine's CPU: it is no program, {makes} makes one"
-        return Ran(inputs, outputs, facts["milliseconds"], as_here(where))
+        return Ran(inputs, outputs, facts["milliseconds"], where)
     context = read_context(path)
     soc = named[0] if named else soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)

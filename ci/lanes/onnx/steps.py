@@ -62,6 +62,7 @@ from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.rewriting import RewriteChoice
 from ci.pipeline.suite import Input, TaskMetric, Thresholds
 from provisioning.base import commands
+from provisioning.base.commands import Fix, joined, leave_out
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.manifest import soc_named
@@ -88,7 +89,7 @@ class NotCompilable(CheckFailed):
         listed = "; ".join(map(str, problems[:SHOWN]))
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         fixes = dict.fromkeys(problem.fix for problem in problems[:SHOWN])
-        super().__init__(f"{path}: {listed}{more}", fix="; ".join(fixes))
+        super().__init__(f"{path}: {listed}{more}", fix=joined(fixes))
         self.problems = tuple(problems)
 
 
@@ -125,12 +126,12 @@ def _require_precision(model: Path, precision: Precision, operators: Collection[
     if has_quantization and precision.name != "qdq":
         raise UsageError(
             f"{model} is quantized already, and {precision.written} would quantize it again",
-            fix="leave --precision out, or say --precision qdq",
+            fix=leave_out("--precision", ", or say --precision qdq"),
         )
     if precision.name == "qdq" and not has_quantization:
         raise UsageError(
             f"{model} holds no QuantizeLinear, so it is not a quantized model",
-            fix="--precision 16a8w --calibrate DIR, or --precision fp16",
+            fix=Fix("{}, or --precision fp16", ("--precision", "16a8w", "--calibrate", "DIR")),
         )
     if precision.name == "u16u16" and {"Conv", "ConvTranspose"} & set(operators):
         raise UsageError(

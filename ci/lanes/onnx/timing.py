@@ -41,6 +41,7 @@ from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, OnCpu, ProgramProfile, merged
 from ci.pipeline.simulated import SimulatedProfile, simulated_costs
 from ci.pipeline.steps import Ask, asking, require_done, run_step
+from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -57,7 +58,7 @@ def profiled(
         if is_context(graph):
             return _of_context(model, path, files, source, inputs)
         if source:
-            raise UsageError(f"--source: {model.typed} has its lines itself", fix="leave --source out")
+            raise UsageError(f"--source: {model.typed} has its lines itself", fix=leave_out("--source"))
         program = program_of(model)
         folder = require_done(mixed(model, program)).folder
         assert folder is not None
@@ -136,7 +137,7 @@ def _of_context(
         "--per-channel": model.per_channel,
     }.items():
         if value:
-            raise UsageError(f"{flag}: {model.typed} is compiled already", fix=f"leave {flag} out")
+            raise UsageError(f"{flag}: {model.typed} is compiled already", fix=leave_out(flag))
     context = read_context(path)
     soc = next(iter(model.selection.named_socs), None) or soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)

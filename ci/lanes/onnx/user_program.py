@@ -24,7 +24,7 @@ from ci.pipeline.precision_file import precision_file_of
 from ci.pipeline.rewriting import RewriteChoice
 from ci.pipeline.steps import Ask, Asker, run_step
 from ci.pipeline.suite import NO_SUITE
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
@@ -221,7 +221,7 @@ class CompileOne(OneModelStep):
                 "kind": "reload",
                 "message": f"{program.case.model}: the reloaded context gives other outputs than the session"
                 " that compiled it",
-                "fix": f"{session('diagnose', ask.log)}, then report it to the maker of the provider",
+                "fix": Fix("{}, then report it to the maker of the provider", session("diagnose", ask.log)),
                 "exit_code": CheckFailed.exit_code,
             }
             raise Refused(error)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve, threads
 from ci.pipeline.models.faster_exports import make_exports_faster
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
 
@@ -73,8 +73,11 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
             "kind": UNFORESEEN,
             "exit_code": INTERNAL,
             "message": f"{order['do']}: {type(error).__name__}: {text}",
-            "fix": f"the traceback is in {order['log']}; {session('diagnose', order['log'])} explains"
-            " what is known of it",
+            "fix": Fix(
+                "the traceback is in {}; {} explains what is known of it",
+                order["log"],
+                session("diagnose", order["log"]),
+            ),
         }
     problems = (
         [asdict(problem) for problem in error.problems] if isinstance(error, steps.NotCompilable) else []

@@ -26,7 +26,7 @@ from ci.pipeline.installed import find_as_workers
 from ci.pipeline.options import Choice
 from ci.pipeline.runner import ready_runner
 from ci.pipeline.shards import parse_shard, shard
-from provisioning.base.commands import quoted, session
+from provisioning.base.commands import Fix, quoted, session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.environment import resolve
@@ -116,7 +116,7 @@ def make_plan(
         logs=logs,
         timeout=work.timeout,
         imports="the tests",
-        fix=f"run it as `nox -s {suite.stage}`, which installs what they need",
+        fix=Fix("run it as `{}`, which installs what they need", (suite.stage,)),
         forks=True,
     )
     return UpstreamPlan(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ci.lanes.upstream.ledger import ledger_path, load_ledger, load_record
 from ci.lanes.upstream.suite import SUITES
 from provisioning.base.accepted import load_accepted
-from provisioning.base.commands import as_installed, session
+from provisioning.base.commands import session
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.components import QNN_SDK
 from provisioning.known_faults import FIGURE, FIGURES, Fault, load_faults
@@ -34,7 +34,7 @@ try two models with the fault and a similar one without it. The last line begins
 versions, or some by name:
 
 ```console
-$ nox -s faults -- bias-used-twice
+$ qnn-ci faults bias-used-twice
 still    bias-used-twice: {figure}
 ```
 
@@ -61,8 +61,7 @@ def page() -> str:
             lines += [f"## {title}", "", *(line for fault in faults for line in _fault(fault))]
     figure = str(load_accepted(FIGURES).of("bias-used-twice").get("figure", ""))
     lines += [*_upstream(), *_suites(), *STILL_THERE.replace(FIGURE, figure).splitlines()]
-    head, rest = "\n".join(lines[:7]), "\n".join(lines[7:])
-    return f"{head}\n{as_installed(rest)}".rstrip("\n") + "\n"
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _fault(fault: Fault) -> Iterator[str]:
@@ -72,7 +71,7 @@ def _fault(fault: Fault) -> Iterator[str]:
     yield f"{NAMES[fault.product]} {fault.versions}, on {place}, {LANES[fault.lane]}. {fault.effect}"
     if fault.upstream:
         yield from ("", f"**Upstream:** {fault.upstream}.")
-    yield from ("", "```console", f"$ {fault.show}", "```", "")
+    yield from ("", "```console", f"$ {fault.shown_by.installed}", "```", "")
     script = f", [script](../{fault.script})" if fault.script else f", no script: {fault.unshown}"
     yield from (f"**Fix:** {fault.fix}. ({fault.id}: [{source}]({source}){script})", "")
 
@@ -89,7 +88,7 @@ def _upstream() -> Iterator[str]:
     for row in ledger.expected:
         chips = f" ({', '.join(row.socs)})" if row.socs else ""
         yield f"| `{row.test}` | {row.outcome.replace('_', ' ')}{chips} | {row.cause} |"
-    command = session("test_delegate", "-k", ledger.expected[0].test.rpartition(".")[2])
+    command = session("test_delegate", "-k", ledger.expected[0].test.rpartition(".")[2]).installed
     yield from ("", "Run one by its name:", "", "```console", f"$ {command}", "```", "")
 
 
@@ -105,5 +104,5 @@ def _suites() -> Iterator[str]:
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.most_common())
             place = ledger_path(suite, DEFAULT_PROFILE).relative_to(ROOT)
             yield f"| [{suite}](../{place}) | {len(record)} | {words or 'none'} |"
-    command = session("test_upstream", "operators", "--report-upstream")
+    command = session("test_upstream", "operators", "--report-upstream").installed
     yield from ("", "Print them as issues to file upstream:", "", "```console", f"$ {command}", "```", "")

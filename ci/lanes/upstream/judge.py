@@ -29,7 +29,7 @@ from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict, reasons_of
 from ci.pipeline.losses import MOST_DB
 from ci.pipeline.quarantine import Quarantine, excused, flaky, holds, misused, steady
 from ci.pipeline.reason import words_of
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
@@ -154,11 +154,11 @@ class Judge:
         expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
         changes = [text for text, _ in self.changes(verdict)]
         reason = "; ".join([verdict.reason.rstrip("."), *changes])
-        fix = self.again(stage, verdict.test)
+        fix: str = self.again(stage, verdict.test)
         kinds = {"passed": "passed", **dict.fromkeys(NOT_RUN, "not-run")}
         rule = f"{rules_of(stage)}-" + kinds.get(verdict.outcome, "failed")
         if verdict.fix:
-            rule, fix = f"{rules_of(stage)}-{MACHINE}", f"{verdict.fix}; then {fix}"
+            rule, fix = f"{rules_of(stage)}-{MACHINE}", Fix("{}; then {}", verdict.fix, fix)
             message = f"no verdict: {reason}"
         elif verdict.outcome == expected:
             rule = f"{rules_of(stage)}-changed"
@@ -176,7 +176,7 @@ class Judge:
             message, fix = f"{reason}. {known}", known.fix
         else:
             message = f"{reason} (nothing known matches its log)"
-            fix = f"read {log}, or {self.again(stage, verdict.test, '--keep')}"
+            fix = Fix("read {}, or {}", log, self.again(stage, verdict.test, "--keep"))
         stage.add(rule, Severity.ERROR, verdict.test, message, fix)
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
             stage.artifacts.append(Artifact.of("log", log))
@@ -203,11 +203,11 @@ class Judge:
         named = {row.test for row in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
         return [] if self.of_another_release else sorted(named.difference(tests))
 
-    def again(self, stage: StageRun, test: str, *flags: str) -> str:
+    def again(self, stage: StageRun, test: str, *flags: str) -> Fix:
         """The command that runs this test again."""
         return self.command(stage, "-k", test.rpartition(".")[2], *flags)
 
-    def command(self, stage: StageRun, *flags: str) -> str:
+    def command(self, stage: StageRun, *flags: str) -> Fix:
         """For this suite, profile and chip."""
         words = [] if stage.stage == "test_delegate" else [self.ledger.suite]
         words += flags

@@ -25,7 +25,7 @@ from ci.pipeline.shards import parse_shard
 from ci.pipeline.stage import machine_failed
 from ci.pipeline.steps import StepTask, run_tasks
 from provisioning.base import units
-from provisioning.base.commands import quoted
+from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.rendering import terminal
@@ -116,7 +116,7 @@ def _check(options: UpstreamOptions) -> None:
             raise UsageError(
                 "--accept with --shard: shards have equal lengths, and --accept changes the recorded ones, so"
                 " that tests would be in no shard",
-                fix=f"--sample {shard}, whose parts stay the same",
+                fix=Fix("{}, whose parts stay the same", ("--sample", str(shard))),
             )
 
 
@@ -130,7 +130,7 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
             f"{place} has {len(gone)} tests, and executorch {version} has none: it moved or renamed them"
         )
         command = judge.command(stage, "--list")
-        fix = f"find them, and correct the suite in ci/lanes/upstream/suite.py; {command}"
+        fix = Fix("find them, and correct the suite in ci/lanes/upstream/suite.py; {}", command)
         stage.add(f"{rules_of(stage)}-gone", Severity.ERROR, plan.suite.name, message, fix)
         gone = []
     for test in gone:

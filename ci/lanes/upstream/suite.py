@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.engine.jobs import default_slots
+from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -67,7 +68,7 @@ class UpstreamSuite:
         if spec is None or not spec.submodule_search_locations:
             raise EnvironmentLacking(
                 "executorch is not installed in this Python, and its tests are what this command runs",
-                fix=f"nox -s {self.stage}, which installs it",
+                fix=Fix("{}, which installs it", (self.stage,)),
             )
         # Behind an overlay lies the wheel's package: its tests are not for the tree's code.
         path = Path(next(iter(spec.submodule_search_locations)), self.path)
@@ -75,7 +76,9 @@ class UpstreamSuite:
             return path
         raise EnvironmentLacking(
             f"the installed executorch {_version('executorch')} has no {self.path}",
-            fix=f"name other suites than {self.name}, or run it without EXECUTORCH_ROOT: nox -s {self.stage}",
+            fix=Fix(
+                "name other suites than {}, or run it without EXECUTORCH_ROOT: {}", self.name, (self.stage,)
+            ),
         )
 
 
@@ -235,7 +238,7 @@ def machinery(
     if not emulator.is_file():
         raise EnvironmentLacking(
             f"{sdk} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which holds the HTP emulator",
-            fix="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
+            fix=Fix("{}, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries", ("provision",)),
         )
     return SuiteKeyContext(
         sdk=sdk,

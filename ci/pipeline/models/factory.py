@@ -32,7 +32,7 @@ from ci.pipeline.models.model_lines import (
     source_of,
 )
 from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begin
-from provisioning.base.commands import session
+from provisioning.base.commands import Fix, session
 from provisioning.base.files import repository_of
 from provisioning.base.settings import ROOT
 
@@ -54,10 +54,10 @@ AS_PT2_WITH_KEYWORDS = (
     "return the model and a tuple, in the order of forward's arguments; or export it:"
     ' torch.export.save(torch.export.export(model, args, kwargs), "net.pt2"); then compile net.pt2'
 )
-ONE_WEIGHT = (
+ONE_WEIGHT = Fix(
     "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
-    ' self.register_buffer("kernel", kernel, persistent=False);'
-    f" {session('repair', 'MODEL', '-o', 'DIR')} writes the model so"
+    ' self.register_buffer("kernel", kernel, persistent=False); {} writes the model so',
+    session("repair", "MODEL", "-o", "DIR"),
 )
 """Of a layer quantized per channel: what is computed in the graph has one scale for the whole."""
 PASS = re.compile(r"An error occurred when running the '\w+' pass")

@@ -23,6 +23,7 @@ from ci.signing.lpai.libraries import Chip
 from ci.signing.signatures import STATEMENT
 from provisioning import licences
 from provisioning.base.command_line import confirmed
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import replace_bytes
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
@@ -114,7 +115,7 @@ def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
         finally:
             for changed in sorted({path for path, _ in before.items() ^ _inventory(watched).items()}):
                 message = f"changed while {work.signer.name} ran, and nothing may write to an SDK"
-                fix = "provision it again, or repair it: python -m provisioning store repair"
+                fix = Fix("provision it again, or repair it: {}", ("store", "repair"))
                 stage.add("signing-sdk-changed", Severity.ERROR, changed, message, fix)
     if chain is not None:
         with _writing(overlay / ROOT_NAME):

@@ -18,7 +18,7 @@ from ci.engine.workers.parent import tail
 from ci.upgrades import releases
 from provisioning import compat
 from provisioning.base import progress
-from provisioning.base.commands import logged
+from provisioning.base.commands import Fix, logged
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, UnknownName
 from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
@@ -254,5 +254,5 @@ def _installed(package: str) -> str:
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
         raise EnvironmentLacking(
-            f"{package} is not installed in this Python", fix="nox -s compat, which installs it"
+            f"{package} is not installed in this Python", fix=Fix("{}, which installs it", ("compat",))
         ) from None

@@ -14,7 +14,7 @@ import tomlkit
 
 from ci.engine.closed import closed
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
-from provisioning.base.commands import captured, logged, session
+from provisioning.base.commands import Fix, captured, joined, logged, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
@@ -160,10 +160,10 @@ def judge(
         concerned = not run.version or fault.concerns(fault.product, run.version)
         again = session("faults", fault.id)
         if not run.word:
-            stage.add("fault-not-measured", Severity.ERROR, fault.id, run.figure, f"--timeout; {again}")
+            stage.add("fault-not-measured", Severity.ERROR, fault.id, run.figure, Fix("--timeout; {}", again))
         elif run.word == "still" and not concerned:
             message = f"{fault.product} {run.version} has it too ({run.figure}), not only {fault.versions}"
-            fix = f"add it to `versions` of {fault.id} in {MANIFEST.relative_to(ROOT)}; {again}"
+            fix = Fix("add it to `versions` of {} in {}; {}", fault.id, MANIFEST.relative_to(ROOT), again)
             stage.add("fault-wider", Severity.ERROR, fault.id, message, fix)
         elif run.word == "still" and not alike(
             run.figure, said_before := accepted.of(fault.id).get("figure")
@@ -172,8 +172,8 @@ def judge(
             fix = session("faults", "--accept", fault.id)
             stage.add("fault-changed", Severity.ERROR, fault.id, message, fix)
         elif run.word == "changed":
-            fix = f"correct its `effect` in {MANIFEST.relative_to(ROOT)} and manifests/faults/{fault.id}.py"
-            stage.add("fault-changed", Severity.ERROR, fault.id, run.figure, f"{fix}; {again}")
+            text = f"correct its `effect` in {MANIFEST.relative_to(ROOT)} and manifests/faults/{fault.id}.py"
+            stage.add("fault-changed", Severity.ERROR, fault.id, run.figure, joined([text, again]))
         elif run.word == "gone" and concerned and fault.id not in ended:
             message = f"{fault.product} {run.version} does not have it: {run.figure}".replace("  ", " ")
             fix = session("faults", "--close", fault.id)

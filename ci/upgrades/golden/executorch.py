@@ -28,7 +28,7 @@ from ci.upgrades.golden.stage import (
     take,
 )
 from provisioning import compat
-from provisioning.base.commands import logged
+from provisioning.base.commands import Fix, logged
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Report, Severity
@@ -84,7 +84,9 @@ class Toolkit:
         if linked.partition("+")[0] != version:
             raise EnvironmentLacking(
                 f"expected a runner of executorch {version}, found one of {linked}",
-                fix="run it as `nox -s test_golden -- --lane executorch`, which installs that version",
+                fix=Fix(
+                    "run it as `{}`, which installs that version", ("test_golden", "--lane", "executorch")
+                ),
             )
         return Runner(build / "dist" / RUNNER)
 

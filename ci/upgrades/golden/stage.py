@@ -21,7 +21,7 @@ from ci.diagnose.explain import nearest
 from ci.pipeline.accuracy import Pair, Unusable, compare
 from ci.upgrades.compare.stage import chosen, environment_of
 from provisioning.base.accepted import Accepted, Values, accept
-from provisioning.base.commands import logged
+from provisioning.base.commands import Fix, logged, session
 from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text, with_table
@@ -219,7 +219,7 @@ def _judged(
         if before is None or before.get("result") == "same":
             return None
         message = f"it runs now, and before it {_words(before.get('result'), before.get('message', ''))}"
-        return Finding("golden-gained", Severity.NOTE, subject, message, "nox -s test_golden -- --accept")
+        return Finding("golden-gained", Severity.NOTE, subject, message, session("test_golden", "--accept"))
     if before is not None and before.get("result") == "same":
         message = f"it ran before, and now it {_words(met.result, met.message)}"
         fix = "compile the program again with the new build, or stay with the old runtime"
@@ -229,7 +229,7 @@ def _judged(
         return Finding("golden-differs", Severity.ERROR, subject, met.message, fix)
     if before is None and Version(runtime) >= Version(maker):
         message = f"a runtime that is no older than the program does not run it: {met.message}"
-        fix = "stay with the older runtime, or agree to it: nox -s test_golden -- --accept"
+        fix = Fix("stay with the older runtime, or agree to it: {}", ("test_golden", "--accept"))
         return Finding("golden-lost", Severity.ERROR, subject, message, fix)
     known = nearest(met.message)
     if known is None or known.id not in AGE:
