@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from provisioning.base.commands import Fix, joined
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Finding, Place
 
@@ -29,7 +30,8 @@ def remember(store: Path, program: str, proved: Proved) -> None:
     if program:
         kept = _kept(store, program)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(kept, json.dumps(asdict(proved)) + "\n")
+        document = {**asdict(proved), "fix": joined([proved.fix]).parts}
+        replace_text(kept, json.dumps(document) + "\n")
 
 
 def explained(findings: Iterable[Finding], store: Path, program: str) -> Iterator[Finding]:
@@ -48,7 +50,8 @@ def explained(findings: Iterable[Finding], store: Path, program: str) -> Iterato
 
 def _proved_of(store: Path, program: str) -> Proved | None:
     try:
-        return Proved(**json.loads(_kept(store, program).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        kept = json.loads(_kept(store, program).read_text(encoding="utf-8"))
+        return Proved(**{**kept, "fix": Fix.read(kept["fix"])})
+    except (OSError, ValueError, TypeError, KeyError):
         # What was never kept, or is damaged, is only not said.
         return None

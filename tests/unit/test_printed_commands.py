@@ -244,7 +244,7 @@ def _written(call: ast.Call) -> Iterator[list[ast.expr]]:
 
 def _unknown(words: Sequence[ast.expr]) -> Iterator[str]:
     """What the verb has not, of the words that are said; the others may be anything."""
-    verb, *rest = (word.value if isinstance(word, ast.Constant) else None for word in words)
+    verb, *rest = (str(word.value) if isinstance(word, ast.Constant) else None for word in words)
     if verb is None or verb.startswith("-"):
         return
     if verb not in CI and verb not in PROVISIONING:

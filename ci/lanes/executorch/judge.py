@@ -31,6 +31,11 @@ REFUSED = re.compile(
 )
 """Refused for its types, which another precision has not. What is refused for its shape has no better one."""
 
+
+def _read_log(suite: Path, log: str) -> Fix:
+    return Fix("read {}, or {}", log, ("diagnose", log))
+
+
 FIXES: Mapping[str, Callable[[Path, str], Fix]] = {
     "factory": lambda suite, log: Fix(
         "correct the factory: it returns the model, or the model and its inputs"
@@ -52,8 +57,7 @@ def failure_finding(program: ExecutorchProgram, failure: Failure, stage: str) ->
 def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str, str]:
     """The message and the fix."""
     message, log = failure.message, failure.log
-    in_general = FIXES.get(failure.kind, lambda suite, log: Fix("read {}, or {}", log, ("diagnose", log)))
-    fix = failure.fix or in_general(program.suite, str(log))
+    fix = failure.fix or FIXES.get(failure.kind, _read_log)(program.suite, str(log))
     explained = bool(failure.fix)
     if failure.kind in ("compile", "crash") and not explained and log and log.is_file():
         text = log.read_text(encoding="utf-8", errors="replace")
