@@ -117,8 +117,10 @@ class Missed:
         side = "at most" if self.figure in LESS_IS_BETTER else "at least"
         if self.value is None:
             return f"{FIGURES[self.figure]}: expected {side} {self.bound:g}, and it has no such figure"
-        # As many digits as tell them apart: 17 tell all floats apart.
-        texts = ((f"{self.bound:.{digits}g}", f"{self.value:.{digits}g}") for digits in range(DIGITS, 18))
+        # As many digits as tell them apart: 17 tell all floats apart. Of dB one behind the point is enough.
+        decibels = [".1f"] if self.figure.endswith("_db") else []
+        forms = [*decibels, *(f".{digits}g" for digits in range(DIGITS, 18))]
+        texts = ((format(self.bound, form), format(self.value, form)) for form in forms)
         bound, value = next(both for both in texts if both[0] != both[1])
         return f"{FIGURES[self.figure]}: expected {side} {bound}, found {value}"
 

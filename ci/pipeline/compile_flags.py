@@ -285,6 +285,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     )
     add_option(onnx)
     add_language(parser.add_argument_group(CHECKPOINT))
+    verbose = "also show QNN's build, traffic with memory, and all slices of the outputs"
+    parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
     add_work(parser.add_argument_group("how"), "a step")
     help = f"end a run on the emulator after S seconds [{RUN_TIMEOUT:g}]"
     pytorch.add_argument("--run-timeout", type=duration, metavar="S", help=help)
@@ -295,6 +297,7 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
     return Compiling(
         args.output,
         verify=args.verify == "emulator",
+        verbose=args.verbose,
         # A table of several precisions says itself which one is better.
         search=not args.no_search and len(args.precisions or ()) < 2,
         several_precisions=len(args.precisions or ()) > 1,

@@ -79,7 +79,7 @@ def compile_model(
                 tried = proofs_of(exported, plan.programs[0].soc, Outcome(error.message), None)
                 error.fix = tried.fix if tried.helping else error.fix
             raise
-        _write(products, output, new, publish, taken.model.typed, report, set() if said is None else said)
+        _write(products, taken, new, publish, report, set() if said is None else said)
         if extension:
             more = exported.for_suite(plan, results)
             figures = [exported.lane.figures(program, mine_of(program, results)) for program in plan.programs]
@@ -181,7 +181,7 @@ def quantize_model(
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
         products = quantized(_exported(taken, new, publish, report))
-        _write(products, output, new, publish, taken.model.typed, report, set())
+        _write(products, taken, new, publish, report, set())
     return _shown(products, report)
 
 
@@ -199,15 +199,15 @@ def _shown(products: Sequence[Product], report: ModelReport) -> int:
 
 def _write(
     products: Sequence[Product],
-    output: Path,
+    taken: LaneModel[Any, Any],
     scratch: Path,
     publish: Publish,
-    typed: str,
     report: ModelReport,
     said: set[str],
 ) -> None:
     """Put the files of all into the output at once, and say what they are. Their records name the model's
     origin, and no other model's file is overwritten."""
+    output, typed = taken.how.output, taken.model.typed
     require_own([output / name for product in products for name in product.files], typed)
     for product in products:
         for name, content in product.files.items():
@@ -230,12 +230,15 @@ def _write(
         new = [warning for warning in product.warnings if warning not in said]
         sys.stderr.write(readable("".join(f"warning: {warning}\n" for warning in new), sys.stderr))
         said.update(new)
-        for path in written:
-            if path.name in product.files:
-                sys.stdout.write(f"{path.stat().st_size:>12,}  {output / path.name}\n")
         mark = f"{'✗' if product.outcome.wrong else '✓'} " * bool(product.outcome.figures)
-        lines = "".join(f"{word}\n" for word in product.words)
-        sys.stdout.write(readable(f"{mark}{lines}", sys.__stdout__ or sys.stdout))
+        files = [path for path in written if path.name in product.files]
+        lines = [
+            *(f"{mark}{line}" for line in product.words[:1]),
+            *(f"{path.stat().st_size:>12,}  {output / path.name}" for path in files),
+            *product.words[1:],
+            *(f"  {line}" for line in product.more if taken.how.verbose),
+        ]
+        sys.stdout.write(readable("".join(f"{line}\n" for line in lines), sys.__stdout__ or sys.stdout))
         answer.add_findings(map(Places.of().located, product.findings))
     folder = Parser.user_folder() / output
     answer.add(programs=[_answered(folder, product) for product in products])
@@ -250,7 +253,7 @@ def _answered(folder: Path, product: Product) -> dict[str, Any]:
         **record,
         **product.facts,
         "files": files,
-        "words": [*product.words],
+        "words": [*product.words, *product.more],
         "warnings": [*product.warnings],
     }
 

@@ -37,6 +37,9 @@ class Product:
     files: Mapping[str, Path | str]
     """By their names in the output: where each lies, or its text."""
     words: Sequence[str] = ()
+    """The verdict in one line, then what the reader may have to do something about."""
+    more: Sequence[str] = ()
+    """What --verbose prints beside them."""
     warnings: Sequence[str] = ()
     outcome: Outcome = NOT_TRIED
     """Its `wrong` makes the command end with exit code 1. The files are written all the same."""

@@ -15,6 +15,7 @@ from ci.pipeline.precision import written_name
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, load
 from provisioning.base.findings import Finding, Severity
+from provisioning.base.rendering.terminal import readable
 from provisioning.base.settings import MANIFESTS
 
 Words = Mapping[str, Sequence[str]]
@@ -83,6 +84,7 @@ def show(offers: Mapping[str, str], stream: TextIO | None = None) -> None:
     """As a numbered list, to a person: not in CI, and not where it is read by a program."""
     stream = stream or sys.stderr
     if offers and stream.isatty() and not os.environ.get("CI"):
-        stream.write("what to type next\n")
-        for number, (does, command) in enumerate(offers.items(), 1):
-            stream.write(f"  {number}. {does:<9} {command}\n")
+        rows = (
+            f"  {number}. {does:<9} {command}\n" for number, (does, command) in enumerate(offers.items(), 1)
+        )
+        stream.write(readable("".join(["what to type next\n", *rows]), stream))

@@ -145,6 +145,8 @@ class Compiling:
 
     output: Path = Path()
     verify: bool = True
+    verbose: bool = False
+    """Whether all that is known of a program is printed, and not its verdict alone."""
     search: bool = True
     """Whether the cause of outputs that are not healthy is looked for."""
     several_precisions: bool = False

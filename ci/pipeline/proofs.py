@@ -29,6 +29,7 @@ from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit
+from provisioning.base.rendering.terminal import readable
 from provisioning.fixes import fix_at
 
 MOST, SECONDS = 3, 120.0
@@ -72,7 +73,7 @@ def proofs_of(
     for candidate in islice(candidates_of(taken, soc, cause), MOST):
         if time.monotonic() > over:
             break
-        sys.stderr.write(f"trying: {candidate.words}\n")
+        sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
         if (after := candidate.outcome()) is not None:
             words = Fix("{}: {}", candidate.words, _in_words(after))
             if helped := helps(after, before):

@@ -172,7 +172,7 @@ def test_a_quantized_model_is_loaded_by_torch_alone_and_compiled_as_it_is(tmp_pa
     assert loaded.returncode == 0, loaded.stderr
     assert 25 < float(loaded.stdout) < 80
     compiled = ci("compile", product, "-o", "again", cwd=tmp_path)
-    assert "1 delegate; nothing on the CPU" in compiled.stdout
+    assert "nothing on the CPU" in compiled.stdout
     record = json.loads((tmp_path / "again" / "net-sm8650-8a8w-SM8650-qdq.json").read_text())
     assert record["accuracy"]["sqnr_db"] > 30
     ci("compile", product, "--precision", "8a8w", "-o", "out", code=2, cwd=tmp_path)

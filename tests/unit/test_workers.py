@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -18,8 +19,9 @@ import pytest
 
 from ci.engine.jobs import Job
 from ci.engine.workers import child
-from ci.engine.workers.parent import Worker, WorkerDied, WorkerSlot, WorkerSpec
-from provisioning.base.errors import EnvironmentLacking
+from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSlot, WorkerSpec
+from provisioning.base.commands import Fix
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 from tests.support.builds import gone
 
@@ -197,3 +199,16 @@ print(subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid
             [sys.executable, "-c", starter], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
         )
         assert gone(int(done.stdout))
+
+
+def test_the_command_of_a_fix_reaches_the_one_that_asked() -> None:
+    def refuse(order: dict[str, Any]) -> dict[str, Any]:
+        raise UsageError("it is so", fix=Fix("read {}, or type {}", "{log}", ("diagnose", "a log")))
+
+    def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(error, UsageError)
+        return {"kind": "refused", "message": error.message, "fix": error.fix, "exit_code": error.exit_code}
+
+    reply = json.loads(json.dumps(child.reporting(refuse, error_of)({})))
+    fix = Refused(reply["error"]).fix
+    assert isinstance(fix, Fix) and fix.command == ("diagnose", "a log") and "{log}" in fix

@@ -127,11 +127,11 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             "slices": slices,
             "costs": costs,
         }
-        words = [
-            _line(program, plan.basis.build_id, facts, figures),
-            *(f"  {line}" for line in slices),
-            *_on_cpu(facts),
-        ]
+        more = [f"QNN {plan.basis.build_id}, {plural(facts['delegates'], 'delegate')}", *slices]
+        if quantized := in_words(figures, "reference_"):
+            more += [f"{quantized} against the quantized model"]
+        if ddr := facts["ddr"]:
+            more += [f"{ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         kept = [*self.how.keep_on_cpu, *(facts.get("kept_on_cpu") or {}).get("nodes", ())]
         flags = [word for node in dict.fromkeys(kept) for word in ("--keep-on-cpu", node)]
         divergence = self.command("divergence", program.soc, *flags)
@@ -151,7 +151,8 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         found = [*_left(stem, facts), *found]
         return Product(
             files_of(path, stem, record),
-            words,
+            [_line(program, facts, figures), *_on_cpu(facts)],
+            more,
             warnings,
             outcome,
             findings=found,
@@ -242,22 +243,16 @@ def notes_of(facts: Mapping[str, Any]) -> Iterator[str]:
         yield message
 
 
-def _line(
-    program: ExecutorchProgram, build_id: str, facts: Mapping[str, Any], figures: Mapping[str, float]
-) -> str:
-    line = f"{program.soc} {program.run.name}, QNN {build_id}: {plural(facts['delegates'], 'delegate')}; "
+def _line(program: ExecutorchProgram, facts: Mapping[str, Any], figures: Mapping[str, float]) -> str:
     left = len(facts["left"])
-    line += f"{plural(left, 'operator')} on the CPU" if left else "nothing on the CPU"
+    on_cpu = f"{plural(left, 'operator')} on the CPU" if left else "nothing on the CPU"
+    ran = "not run"
     if figures:
         whose = "the quantized model" if program.run.precision == "qdq" else "float"
-        line += f"; {in_words(figures)} against {whose} {inputs_used(facts)}"
-        if quantized := in_words(figures, "reference_"):
-            line += f", {quantized} against the quantized model"
+        ran = f"{in_words(figures)} against {whose} {inputs_used(facts)}"
     elif program.backend != "htp":
-        line += f"; not run: the emulator has no {program.backend}"
-    else:
-        line += "; not run"
-    return line
+        ran = f"not run: the emulator has no {program.backend}"
+    return f"{program.soc} {program.run.name}: {ran}; {on_cpu}"
 
 
 def _left(stem: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -267,7 +262,7 @@ def _left(stem: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What is there and why, and the traffic that it costs."""
+    """What is there and why."""
     alike = Counter(
         (row["operator"], row.get("source", ""), row["code"], row.get("reason", "")) for row in facts["left"]
     )
@@ -279,5 +274,3 @@ def _on_cpu(facts: Mapping[str, Any]) -> Iterator[str]:
             yield f"    → {suggestion}"
     if kept := facts.get("kept_on_cpu"):
         yield f"  kept on the CPU: {', '.join(kept['nodes'])}: {kept['because']}"
-    if ddr := facts["ddr"]:
-        yield f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"

@@ -55,7 +55,7 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
         wrong, low = verdict_of_one_model(stem, figures, slices, "", where, causes, judged)
         warnings = [*notes_of(facts), *low]
         lines = [words, *(f"  {line}" for line in slices)]
-        products.append(Product(files_of(path, stem, record), lines, warnings, Outcome(wrong=wrong)))
+        products.append(Product(files_of(path, stem, record), lines, (), warnings, Outcome(wrong=wrong)))
     return products
 
 

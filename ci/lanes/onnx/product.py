@@ -93,25 +93,22 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         assert result.folder is not None
         facts, files = result.facts, step.files(program, result.folder)
         context = facts[FORMS[0] if FORMS[0] in facts else FORMS[1]]
-        chips, near, words = step.chips(program), context["near"], list[str]()
+        chips, near = step.chips(program), context["near"]
+        ran = f"{in_words(near)} against float {inputs_used(facts)}" if near else "not run"
+        words = [f"{chips[0]} {program.run.name}: {ran}; nothing on the CPU"]
         if figures := facts.get("for each"):
             words += [
-                f"one flexible context for {', '.join(chips)}, which only a device runs;"
+                f"  one flexible context for {', '.join(chips)}, which only a device runs;"
                 " compiled for each alone:",
-                *(f"  {chip} {figure}" for chip, figure in figures.items()),
+                *(f"    {chip} {figure}" for chip, figure in figures.items()),
             ]
-        ran = f"reload is bit-equal; {in_words(near)} against float {inputs_used(facts)}"
-        words += [
-            f"{chips[0]} {program.run.name}, QNN {context['record']['build_id']}:"
-            f" {plural(context['audit']['nodes'], 'node')} on HTP, none on the CPU;"
-            f" {ran if near else 'not run'}"
-        ]
-        if ddr := context["ddr"]:
-            words += [f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
-        words += [f"  {line}" for line in context["slices"]]
         forecasted = forecast_of_chip(program, facts.get("estimate"))
         words += [f"  {line}" for line in (forecasted.in_words() if forecasted else ())]
+        build = context["record"]["build_id"]
+        more = [f"QNN {build}, {plural(context['audit']['nodes'], 'node')} on HTP", *context["slices"]]
+        if ddr := context["ddr"]:
+            more += [f"{ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         commands = (
             self.command("divergence", program.soc),
             self.command("quantize", program.soc, "--where"),
@@ -128,6 +125,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         return Product(
             {path.name: path for path in files},
             words,
+            more,
             warnings,
             outcome,
             facts={"accuracy": near, "delegates": 1, "on_cpu": [], "ddr": context["ddr"]},

@@ -59,7 +59,9 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     )
     warnings = [*taken.drawn(program), *constant_inputs(facts), *low]
     return [
-        Product(written, [words, *(f"  {line}" for line in facts["slices"])], warnings, Outcome(wrong=wrong))
+        Product(
+            written, [words, *(f"  {line}" for line in facts["slices"])], (), warnings, Outcome(wrong=wrong)
+        )
     ]
 
 
