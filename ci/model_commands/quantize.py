@@ -65,9 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = one_model_of(args)
     if model.typed and not (model.precision or model.precision_file):
-        raise UsageError(
-            f"the precision for {model.typed} is missing", fix=add_flags("--precision", "8a8w")
-        )
+        raise UsageError(f"the precision for {model.typed} is missing", fix=add_flags("--precision", "8a8w"))
     lane: Quantizes = of_lane(model, "quantize")
     if args.where:
         require_one_chip(model.selection)
