@@ -107,6 +107,7 @@ _CALLS = {
 _IO_URING_SETUP = 425
 _SENDTO = (44, 206)
 _AT_FDCWD = -100
+_ENVIRON = re.compile(r"/proc/(\d+)/(?:task/\d+/)?environ$")
 _LINK = re.compile(r"/proc/(self|thread-self|\d+)(?:/task/\d+)?/(cwd|root|exe|fd/\d+)(?=/|$)")
 """Links in /proc that lead to files; /dev/fd is one of them."""
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
@@ -404,6 +405,8 @@ class Supervisor:
         if how == "use":
             # A link of the work's own may lead anywhere.
             self._linked = True
+        if how == "read" and (of := _ENVIRON.match(followed)) and int(of[1]) != process:
+            self._unseen(f"{_program(process)} read the environment of another process")
         self._touch(followed, how)
         if how == "run":
             self._interpreter(followed)

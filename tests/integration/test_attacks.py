@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.attacks import CALLS, LEAVES, World, cases, sample
+from tests.support.attacks import CALLS, LEAVES, OF_OTHERS, World, cases, sample
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,11 @@ def test_a_result_is_fresh_or_not_cached(call: str, half: int, world: World) -> 
 @pytest.mark.parametrize("call", sorted(CALLS.keys() - LEAVES))
 def test_where_nothing_changes_it_is_cached_at_last(call: str, world: World) -> None:
     assert world.settles(call)[1]
+
+
+@pytest.mark.parametrize("call", sorted(OF_OTHERS))
+def test_what_other_processes_decide_is_never_cached(call: str, world: World) -> None:
+    assert not world.settles(call)[1]
 
 
 @pytest.mark.parametrize("call", ["made if need be", "folder made if need be", "symlink", "append and tell"])

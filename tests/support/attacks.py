@@ -112,6 +112,7 @@ CALLS = {
     "return shared > 0 and (d / 'w').read_text()",
     "messages of processes": "queue = ctypes.CDLL(None).msgget(0x51, 0o1600)\n"
     "return queue >= 0 and (d / 'w').read_text()",
+    "environment of another process": "return open(f'/proc/{os.getppid()}/environ').read()",
     "the names of its folders": "return Path(__file__).parts[-3:]",
     "the working folder's name": "return os.path.basename(os.getcwd()) and (d / 'w').read_text()",
     "beside bytecode": "return (d / '__pycache__' / 'w').read_text()",
@@ -125,11 +126,13 @@ LEAVES = {
     "moved away and back",
     "shared memory of processes",
     "messages of processes",
+    "environment of another process",
     "a child's hard links",
-    "link of its own",
     "truncate",
 }
 """Work that may never be cached: it changes each time what it uses."""
+OF_OTHERS = {name for name in LEAVES if "process" in name}
+"""Work that never is: other processes decide it."""
 
 
 def _same_stamp(path: Path, text: str) -> None:
