@@ -246,8 +246,11 @@ def cases(call: str) -> Iterator[Case]:
     yield from (Case(call, *rest) for rest in itertools.product(CHANGES, WHEN, PLACES, WHOSE))
 
 
-def sample(call: str, half: int) -> list[Case]:
-    """Few, in two halves: each change when the work is done, and every third one in another way too."""
+SAMPLES = 4
+
+
+def sample(call: str, number: int) -> list[Case]:
+    """Few, in four samples: each change when the work is done, and every third one in another way too."""
     plain = [Case(call, change, "after", "inside the repository", "the same clone") for change in CHANGES]
     offset, places = list(CALLS).index(call), list(PLACES)
     drawn = [
@@ -255,7 +258,7 @@ def sample(call: str, half: int) -> list[Case]:
         for at, change in enumerate(CHANGES, offset)
         if at % 3 == 0
     ]
-    return (plain + drawn)[(offset + half) % 2 :: 2]
+    return (plain + drawn)[(offset + number) % SAMPLES :: SAMPLES]
 
 
 class World:
