@@ -87,6 +87,13 @@ class Story(Model):
     """By name: which of FILES lies there."""
     nightly: str = ""
     """Why its rows are typed in the whole suites alone."""
+    long: str = ""
+    """Why the ordinary run leaves its rows out."""
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        nightly = [pytest.mark.whole] if self.nightly else []
+        return [*nightly, pytest.mark.long(self.long)] if self.long else nightly
 
 
 class Journeys(Model):
@@ -107,7 +114,7 @@ class Journeys(Model):
         """As parameters of a test."""
         rows = [row for row in self.row if row.story]
         return [
-            pytest.param(row, id=row.name, marks=pytest.mark.whole if self.story[row.story].nightly else ())
+            pytest.param(row, id=row.name, marks=self.story[row.story].marks)
             for row in rows
             if self.story[row.story].lane == lane
         ]
