@@ -43,18 +43,26 @@ def test_what_did_not_run_is_counted_in_a_line_a_kind(tmp_path: Path) -> None:
     assert lines[-1].startswith("1 passed")
 
 
+def collected(folder: Path, *more: str) -> list[str]:
+    words = ["-n0", "--co", "-q", "-c", "pyproject.toml", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+    command = [sys.executable, "-m", "pytest", *words, *more, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return sorted(line.split("/")[-1] for line in done.stdout.splitlines() if "::" in line)
+
+
+@pytest.mark.whole
+def test_what_is_long_and_of_the_whole_suites_runs_with_those(tmp_path: Path) -> None:
+    marked = '@pytest.mark.long("x")\n@pytest.mark.whole\ndef test_a(): ...\n'
+    (tmp_path / "test_one.py").write_text(f"import pytest\n{marked}")
+    flags = ((), ("--long",), ("--whole", "-m", "whole"))
+    assert [len(collected(tmp_path, *more)) for more in flags] == [0, 0, 1]
+
+
 @pytest.mark.whole
 def test_shards_have_every_test_once_and_whole_files(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / f"test_{name}.py").write_text("def test_a(): ...\ndef test_b(): ...\n")
-    words = ["-n0", "--co", "-q", "-c", "pyproject.toml", "-p", "no:cacheprovider", "-p", "tests.conftest"]
-
-    def collected(*more: str) -> list[str]:
-        command = [sys.executable, "-m", "pytest", *words, *more, str(tmp_path)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        return sorted(line.split("/")[-1] for line in done.stdout.splitlines() if "::" in line)
-
-    shards = [collected("--shard", f"{i}/2") for i in (1, 2)]
+    shards = [collected(tmp_path, "--shard", f"{i}/2") for i in (1, 2)]
     files = [{test.partition("::")[0] for test in shard} for shard in shards]
     assert not files[0] & files[1] and all(files)
-    assert sorted(shards[0] + shards[1]) == collected() != []
+    assert sorted(shards[0] + shards[1]) == collected(tmp_path) != []
