@@ -25,7 +25,7 @@ from tests.support.lowering_suites import Done, run, suite
 from tests.support.runner import dist, runner_reports
 
 __all__ = ["dist", "runner_reports"]
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.heavy, pytest.mark.long("runs a whole gate"), pytest.mark.timeout(1200)]
 
 CASES: dict[str, dict[str, str]] = {
     "good": {},
@@ -97,7 +97,6 @@ def _errors(report: Report, case: str) -> list[Finding]:
     ]
 
 
-@pytest.mark.long("runs a whole gate")
 def test_the_gate_is_red_and_the_good_model_is_not_to_blame(gate: Done, reports: dict[str, Report]) -> None:
     assert (gate.code, gate.report.outcome) == (1, Outcome.FAIL)
     assert not [finding for report in reports.values() for finding in _errors(report, "good")]

@@ -25,7 +25,7 @@ from provisioning.base.settings import ROOT, Selection
 from tests.support.onnx_models import with_external_data
 from tests.support.typed import typed
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.long("compiles two programs, and does work after each change")]
 
 SUITE = """\
 schema = 2
@@ -169,7 +169,6 @@ CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
 }
 
 
-@pytest.mark.long("compiles after each change")
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_of_an_input_does_the_work_again_and_no_other(
     original: Path, clone: Path, what: str

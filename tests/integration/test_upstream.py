@@ -39,6 +39,8 @@ def whole(whole_run: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return whole_run.activated(monkeypatch)
 
 
+WHOLE_RUN = pytest.mark.long("runs a whole suite, in which a test waits until its time is up")
+
 SURPRISES = {
     *(
         "absent",
@@ -56,7 +58,7 @@ SURPRISES = {
 }
 
 
-@pytest.mark.long("runs a whole suite")
+@WHOLE_RUN
 def test_every_surprise_is_an_error_with_its_reason(whole: Suite) -> None:
     assert {name: severity for name, (_, severity) in findings(whole.report).items()} == dict.fromkeys(
         SURPRISES, Severity.ERROR
@@ -68,6 +70,7 @@ def test_every_surprise_is_an_error_with_its_reason(whole: Suite) -> None:
     assert "qnn-tool, which this QNN SDK does not have" in messages["tool"]
 
 
+@WHOLE_RUN
 def test_tests_that_pass_are_counted_and_a_bad_neighbour_does_not_matter(whole: Suite) -> None:
     # abs, poisons, poisoned, random_1 and random_2
     assert counts(whole.report) == {"passed": 5, "failed": 10, "not_run": 5}
@@ -75,6 +78,7 @@ def test_tests_that_pass_are_counted_and_a_bad_neighbour_does_not_matter(whole: 
     assert whole.code == 3
 
 
+@WHOLE_RUN
 def test_nothing_that_a_hung_test_started_is_left(whole: Suite) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -93,6 +97,7 @@ def test_files_of_failed_tests_are_kept_and_of_others_only_on_request(whole: Sui
     assert {path.name for path in stale.parent.iterdir()} == {"model.pte"}
 
 
+@WHOLE_RUN
 def test_junit_has_a_case_for_every_test(whole: Suite) -> None:
     root = ElementTree.parse(whole.logs / "junit.xml").getroot()
     failures = {
