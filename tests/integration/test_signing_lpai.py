@@ -21,8 +21,9 @@ from tests.support import hexagon_sdk
 from tests.support.elfsigner_stand_in import DISCLAIMER, QUESTION
 from tests.support.scripts import script
 from tests.support.skels import Skel
+from tests.support.typed import typed
 
-SIGN = (sys.executable, "-m", "ci", "sign_lpai", "--soc", "SM8850")
+SIGN = ("sign_lpai", "--soc", "SM8850")
 ACCEPT = ("--accept-disclaimer", Consent.digest(QUESTION))
 
 
@@ -41,20 +42,10 @@ class World:
             "QNN_SDK_ROOT": str(self.qnn),
             "HEXAGON_SDK_ROOT": str(self.hexagon),
             "QNN_CI_STORE": str(self.root / "store"),
-            "PYTHONPATH": str(hexagon_sdk.REPOSITORY),
         }
 
     def sign_lpai(self, *argv: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*SIGN, *map(str, argv)],
-            cwd=self.root,
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return typed(*SIGN, *map(str, argv), cwd=self.root, env=self.environ, timeout=120)
 
     @property
     def overlay(self) -> Path:
@@ -173,9 +164,9 @@ def test_a_signer_that_writes_into_its_sdk_is_found_out(world: World, python: st
 def test_an_interrupt_ends_the_signer_and_leaves_nothing(world: World, python: str) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour="hang")
     child = subprocess.Popen(
-        [*SIGN, *ACCEPT, "--python", python],
+        [sys.executable, "-m", "ci", *SIGN, *ACCEPT, "--python", python],
         cwd=world.root,
-        env=world.environ,
+        env={**world.environ, "PYTHONPATH": str(hexagon_sdk.REPOSITORY)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
