@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ci.pipeline.accuracy import against_nearest, missed
-from ci.pipeline.divergence import LEAST_DB, MANY_ROUND, STANDS_OUT, SearchesCuts, between_in_words
+from ci.pipeline.divergence import (
+    LEAST_DB,
+    MANY_ROUND,
+    NONE_ALONE,
+    STANDS_OUT,
+    SearchesCuts,
+    between_in_words,
+)
 from ci.pipeline.findings import SLICE, below_usual, chip_differs, operator_place
 from ci.pipeline.lane_model import LaneModel, of_lane
 from ci.pipeline.losses import Scores
@@ -81,21 +88,24 @@ def cause_of(
 
 def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:
     first, between = result["first"], result["between"]
-    late = f"the time is up: it is in {between_in_words(between)}; {goes_on} continues" if between else ""
+    late = (
+        f"the time is up before {between_in_words(between)} were searched; {goes_on} continues"
+        if between
+        else ""
+    )
     if first is None:
-        words = "no operator with float outputs differs when compiled alone"
-        return Cause(late or words, of_chip=True, goes_on=goes_on if between else "")
+        return Cause(late or NONE_ALONE, of_chip=True, goes_on=goes_on if between else "")
     place = operator_place(first) if first["source"] else f"{first['operator']} ({first['node']})"
     share = f"{first['share']:.0%} of the error"
     if first["share"] < STANDS_OUT:
-        return Cause(late or f"{MANY_ROUND}: at most {share} comes from {place}", of_chip=True)
+        words = late or f"{MANY_ROUND}: at most {share} comes from {place}"
+        return Cause(words, of_chip=True, goes_on=goes_on if between else "")
     operands = ", ".join(
         f"{name} {in_decibels(value)}" for name, value in first["operands"].items() if value is not None
     )
-    words = (
-        f"the cause is {place}: {in_decibels(first['sqnr_db'])} against {result['reference']} where it ends"
-    )
-    words += f", and {operands or 'exact inputs'} before it, {share}"
+    is_cause = "suspected" if None in first["operands"].values() else "the cause is"
+    words = f"{is_cause} {place}: {in_decibels(first['sqnr_db'])} against {result['reference']} where it ends"
+    words += f", and {operands or 'exact inputs'} before it; it alone gives {share}"
     known = [fault for fault in first.get("known", ()) if fault.get("fault")]
     return Cause("; ".join(filter(None, [words, late])), first, True, known)
 

@@ -46,11 +46,15 @@ class Cuts(Generic[N]):
         self,
         name: Callable[[N], str],
         pairs: Callable[[N | None], Sequence[Pair]],
+        with_error: Callable[[N, Sequence[N], Mapping[str, Sequence[Any]]], Sequence[Pair]],
         whole: float | None = None,
     ) -> None:
         """`pairs` gives the outputs of both; without a node, those of the whole program, whose SQNR may be
-        known."""
-        self.name, self.pairs = name, pairs
+        known. `with_error` gives the outputs on the CPU without and with the error that the chip has at a
+        node: all of it, or what it adds to what these operands pass on; by what was found at each."""
+        self.name, self.pairs, self.with_error = name, pairs, with_error
+        self.found: dict[str, Sequence[Any]] = {}
+        self.errors: dict[tuple[str, ...], float] = {}
         self.known: dict[str, float] = {} if whole is None else {"": whole}
         self.failed: dict[str, str] = {}
         """Why a program has no SQNR."""
@@ -60,7 +64,9 @@ class Cuts(Generic[N]):
         name = "" if node is None else self.name(node)
         if name not in self.known and name not in self.failed:
             try:
-                self.known[name] = least_sqnr_db(self.pairs(node))
+                pairs = self.pairs(node)
+                self.known[name] = least_sqnr_db(pairs)
+                self.found[name] = [pair.found for pair in pairs]
             except Unusable:
                 self.known[name] = -float("inf")
             except Exception as error:
@@ -68,6 +74,21 @@ class Cuts(Generic[N]):
                     raise
                 self.failed[name] = next(iter(str(error).splitlines()), type(error).__name__)
         return self.known.get(name)
+
+    def error(self, node: N, operands: Sequence[N], whole: float) -> float | None:
+        """That of the model's outputs if the chip differs at this node alone: a small one may grow on the way
+        there. Without what operands pass on: a power of what is wrong is wrong, too, and not at fault."""
+        if self.of(node) is None:
+            return None
+        known = [operand for operand in operands if self.of(operand) is not None]
+        names = (self.name(node), *map(self.name, known))
+        if names not in self.errors:
+            try:
+                alone = least_sqnr_db(self.with_error(node, known, self.found))
+            except Unusable:
+                alone = whole
+            self.errors[names] = _error(alone, whole)
+        return self.errors[names]
 
     def search(
         self,
@@ -92,19 +113,29 @@ class Cuts(Generic[N]):
         whole = self.of(None)
         assert whole is not None
         first: dict[str, Any] | None = None
-        pair = None
+        worst = None
         if whole < least:
-            pair = worst_drop(nodes(), ends(), self.of, operands_of, whole, self.name, stops)
-        if pair:
-            node, operands = pair
-            before = [_error(value, whole) for _, value in operands if value is not None]
-            own = _error(self.known[self.name(node)], whole) - max(before, default=0.0)
+            every = nodes()
+            names = {self.name(node) for node in every}
+
+            def operators_of(node: N) -> list[N]:
+                return [operand for operand in operands_of(node) if self.name(operand) in names]
+
+            def error(node: N) -> float | None:
+                return self.error(node, (), whole)
+
+            def own(node: N) -> float:
+                return self.error(node, operators_of(node), whole) or 0.0
+
+            worst = worst_drop(every, ends(), error, operators_of, own, self.name, stops)
+        if worst:
+            node, adds = worst
             first = {
                 **described(node),
                 "node": self.name(node),
                 "sqnr_db": self.of(node),
-                "share": round(own / _error(whole, whole), 2),
-                "operands": {self.name(operand): value for operand, value in operands},
+                "share": round(adds / _error(whole, whole), 2),
+                "operands": {self.name(operand): self.of(operand) for operand in operators_of(node)},
             }
         cuts = {name: value for name, value in self.known.items() if name}
         result = {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
@@ -127,37 +158,30 @@ MOST_STEPS = 60
 def worst_drop(
     nodes: Sequence[N],
     ends: Sequence[N],
-    sqnr: Callable[[N], float | None],
+    error: Callable[[N], float | None],
     operands_of: Callable[[N], Sequence[N]],
-    whole: float,
+    own: Callable[[N], float],
     name: Callable[[N], str] = str,
     stops: Callable[[N | None, N], bool] = lambda low, high: False,
-) -> tuple[N, list[tuple[N, float | None]]] | None:
-    """The operator that adds most of the whole program's error, and its operands; the worst so far where
+) -> tuple[N, float] | None:
+    """The operator that adds most of the whole program's error, and what it adds; the worst so far where
     `stops` ends the search of an interval.
 
     Of two neighbours in a list of nodes neither need be the other's operand, so a step in the list leads to
     the operands, and from a bad one back."""
     places = {name(node): place for place, node in enumerate(nodes)}
 
-    def known(several: Sequence[N]) -> list[N]:
-        return [node for node in several if name(node) in places]
-
-    def error(node: N) -> float | None:
-        value = sqnr(node)
-        return None if value is None else _error(value, whole)
-
     def at(place: int) -> float:
         return (error(nodes[place]) or 0.0) if place >= 0 else 0.0
 
-    last = max((places[name(node)] for node in known(ends)), key=at, default=-1)
+    last = max((places[name(node)] for node in ends if name(node) in places), key=at, default=-1)
     if not (total := at(last)):
         return None
     best, drop = None, total * SMALL
     seen, steps = set[tuple[int, int]](), [(total, -1, last)]
     while steps and len(seen) < MOST_STEPS:
         rise, low, high = steps.pop(steps.index(max(steps)))
-        if (rise <= drop and best is not None) or stops(nodes[low] if low >= 0 else None, nodes[high]):
+        if rise <= drop or stops(nodes[low] if low >= 0 else None, nodes[high]):
             break
         if (low, high) in seen:
             continue
@@ -169,14 +193,11 @@ def worst_drop(
             value = at(low) if value is None else value
             steps += [(value - at(low), low, middle), (at(high) - value, middle, high)]
             continue
-        operands = [places[name(node)] for node in known(operands_of(nodes[high]))]
-        own = at(high) - max(map(at, operands), default=0.0)
-        if best is None or own > drop:
-            best, drop = high, own
+        operands = [places[name(node)] for node in operands_of(nodes[high])]
         steps += [(at(operand), -1, operand) for operand in operands]
-    if best is None:
-        return None
-    return nodes[best], [(node, sqnr(node)) for node in known(operands_of(nodes[best]))]
+        if (adds := own(nodes[high])) > drop:
+            best, drop = high, adds
+    return None if best is None else (nodes[best], drop)
 
 
 def between_in_words(between: Sequence[str]) -> str:
@@ -202,6 +223,7 @@ def fix_of(result: Mapping[str, Any], command: Callable[..., str], tried: str) -
     return tried
 
 
+NONE_ALONE = "no single operator causes it: many add a little, or only integers differ"
 MANY_ROUND = "no operator stands out: each adds a little rounding error"
 
 
@@ -214,7 +236,7 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
     elif first is None and result["between"]:
         yield f"not found in time: {between_in_words(result['between'])}"
     elif first is None:
-        yield "no float output differs when compiled alone: integer outputs may, or only the whole model does"
+        yield NONE_ALONE
     else:
         where = f" in {first['module']}" if first["module"][:1] not in ("", "(") else ""
         where += f" at {first['source']} `{first['code']}`" if first["source"] else ""

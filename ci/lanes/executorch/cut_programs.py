@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower_to_qnn
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Interpreter, Node
 
 from ci.engine.workers.child import doing
 from ci.lanes.executorch.accuracy_losses import described
@@ -50,6 +51,51 @@ def last_of(node: Node) -> Node:
         if is_quantizer(user):
             return next((quantizer for quantizer in user.users if is_quantizer(quantizer)), node)
     return node
+
+
+class _Given(Interpreter):
+    """The model on the CPU, of which some nodes have given values."""
+
+    def __init__(self, module: Any, given: Mapping[str, Tensor]) -> None:
+        super().__init__(module)
+        self.given = given
+
+    def run_node(self, n: Node) -> Any:
+        return self.given[n.name].clone() if n.name in self.given else super().run_node(n)
+
+    def outputs(self, sample: tuple[Tensor, ...]) -> list[Tensor]:
+        leaves = torch.utils._pytree.tree_leaves(self.run(*copied(sample)))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _everywhere(node: Node, values: Any) -> dict[str, Tensor]:
+    """The values for all that reads the node: each reader has a dequantizer of its own."""
+    behind = [reader for user in node.users if is_quantizer(user) for reader in user.users]
+    tensor = torch.as_tensor(values).to(node.meta["val"].dtype)
+    return {place.name: tensor for place in (node, *filter(is_quantizer, behind))}
+
+
+def with_error(
+    module: Any,
+    node: Node,
+    operands: Sequence[Node],
+    found: Mapping[str, Sequence[Any]],
+    samples: Sequence[tuple[Tensor, ...]],
+) -> Iterator[Pair]:
+    """The model's outputs on the CPU without and with the error that was found at a node, less what the error
+    of operands is there: `found` is the output of programs that end at a node, sample by sample."""
+    ending = ending_at(module, node)
+    for number, sample in enumerate(samples):
+        given: dict[str, Tensor] = {}
+        for operand in operands:
+            given |= _everywhere(operand, found[operand.name][number])
+        (wanted,), (passed_on,) = (_Given(ending, values).outputs(sample) for values in ({}, given))
+        seen = torch.as_tensor(found[node.name][number])
+        floats = wanted.is_floating_point()
+        wrong = wanted + (seen - passed_on) if floats else torch.where(seen == passed_on, wanted, seen)
+        every = [_Given(module, values) for values in ({}, _everywhere(node, wrong))]
+        for exact, changed in zip(*(model.outputs(sample) for model in every), strict=True):
+            yield Pair(node.name, exact.numpy(), changed.numpy())
 
 
 def operators(module: Any) -> list[Node]:
@@ -126,7 +172,10 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
             raise RuntimeError(f"the runner ended with {done.returncode}")
         return [*in_files(outputs, folder, expected)]
 
-    cuts = Cuts[Node](lambda node: node.name, pairs, order["whole"])
+    def outputs(node: Node, operands: Sequence[Node], found: Mapping[str, Sequence[Any]]) -> list[Pair]:
+        return [*with_error(module, node, operands, found, samples)]
+
+    cuts = Cuts[Node](lambda node: node.name, pairs, outputs, order["whole"])
     seconds = order["seconds"] - (time.monotonic() - began)
     result = cuts.search(
         lambda: operators(module), lambda: ends(module), operands_of, _described, order["least"], seconds

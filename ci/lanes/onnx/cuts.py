@@ -53,10 +53,42 @@ def searched(
             for name in wanted
         ]
 
+    def name_of(node: onnx.NodeProto) -> str:
+        return str(node.name or node.output[0])
+
+    def computed(outputs: Sequence[str], given: Mapping[str, Array], sample: Sample) -> list[Array]:
+        """On the CPU, of given tensors and the sample."""
+        wanted, program = [name for name in outputs if name not in given], into / "part.onnx"
+        made: Mapping[str, Array] = {}
+        if wanted:
+            part = graph.computing(wanted, given)
+            onnx.save(part, str(program))
+            values = {**sample, **given}
+            (made,) = provider.on_cpu(program, [{row.name: values[row.name] for row in part.graph.input}])
+        return [given[name] if name in given else made[name] for name in outputs]
+
+    def with_error(
+        node: onnx.NodeProto, operands: Sequence[onnx.NodeProto], found: Mapping[str, Sequence[Array]]
+    ) -> list[Pair]:
+        end, ends = graph.end_of(node), [value.name for value in graph.model.graph.output]
+        compared = []
+        for number, sample in enumerate(samples):
+            given = {
+                tensor: found[name_of(operand)][number]
+                for operand in operands
+                for tensor in graph.everywhere(operand)
+            }
+            (wanted,), (passed_on,) = (computed([end], values, sample) for values in ({}, given))
+            added = wanted + (found[name_of(node)][number] - passed_on)
+            wrong = dict.fromkeys(graph.everywhere(node), added)
+            both = zip(computed(ends, {}, sample), computed(ends, wrong, sample), strict=True)
+            compared += [Pair(end, *pair) for pair in both]
+        return compared
+
     def described(node: onnx.NodeProto) -> dict[str, str]:
         return {"operator": node.op_type, **asdict(places.get(node.name, SourcePlace()))}
 
-    cuts = Cuts[onnx.NodeProto](lambda node: node.name or node.output[0], pairs, whole)
+    cuts = Cuts[onnx.NodeProto](name_of, pairs, with_error, whole)
     result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least, seconds)
     quantized = precision.quantized or precision.name == "qdq"
     return {"reference": "the quantized model on the CPU" if quantized else "the float model", **result}

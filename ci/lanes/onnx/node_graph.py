@@ -3,7 +3,7 @@ Imported only by the worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import onnx
@@ -32,13 +32,15 @@ class Graph:
 
     def end_of(self, node: onnx.NodeProto) -> str:
         """The tensor behind what quantizes the node's output, else the output."""
+        name, *behind = self.everywhere(node)
+        return next(iter(behind), name)
+
+    def everywhere(self, node: onnx.NodeProto) -> list[str]:
+        """The node's output, and that of each dequantizer behind it."""
         name = str(node.output[0])
-        for quantizer in self.users.get(name, ()):
-            if quantizer.op_type == "QuantizeLinear":
-                for user in self.users.get(quantizer.output[0], ()):
-                    if user.op_type == "DequantizeLinear":
-                        return str(user.output[0])
-        return name
+        quantizers = [user for user in self.users.get(name, ()) if user.op_type == "QuantizeLinear"]
+        readers = [user for quantizer in quantizers for user in self.users.get(quantizer.output[0], ())]
+        return [name, *(str(user.output[0]) for user in readers if user.op_type == "DequantizeLinear")]
 
     def operators(self) -> list[onnx.NodeProto]:
         """The nodes at which a program can end, in order."""
@@ -73,20 +75,27 @@ class Graph:
         return self._makers(node.input)
 
     def _makers(self, tensors: Iterable[str]) -> list[onnx.NodeProto]:
-        """The operators that compute the tensors, through quantizers."""
+        """The operators that compute the tensors, through quantizers and what has several outputs, of which a
+        program ends at the first alone."""
         operators: dict[str, onnx.NodeProto] = {}
         todo = list(tensors)
         while todo:
             node = self.maker.get(todo.pop(0))
-            if node is not None and node.op_type in QUANTIZERS:
+            if node is not None and (node.op_type in QUANTIZERS or len(node.output) > 1):
                 todo += node.input
             elif node is not None:
                 operators[node.output[0]] = node
         return list(operators.values())
 
     def ending_at(self, node: onnx.NodeProto) -> onnx.ModelProto:
-        end = self.end_of(node)
-        names, tensors = self.needed(end)
+        return self.computing([self.end_of(node)])
+
+    def computing(self, outputs: Sequence[str], given: Collection[str] = ()) -> onnx.ModelProto:
+        """The part that computes these tensors, of floats that are given and of the inputs."""
+        names, tensors = set[str](), set[str]()
+        for output in outputs:
+            of_output = self.needed(output, given)
+            names, tensors = names | of_output[0], tensors | of_output[1]
         cut = onnx.ModelProto()
         cut.CopyFrom(self.model)
         graph = cut.graph
@@ -97,8 +106,10 @@ class Graph:
             graph.ClearField(field)
         graph.node.extend(kept)
         graph.input.extend(inputs)
+        graph.input.extend(_floats(name) for name in given if name in tensors)
         graph.initializer.extend(weights)
-        graph.output.append(helper.make_tensor_value_info(end, TensorProto.FLOAT, None))
+        outs = {value.name: value for value in self.model.graph.output}
+        graph.output.extend(outs.get(output) or _floats(output) for output in outputs)
         return cut
 
     def needed(self, tensor: str, given: Iterable[str] = ()) -> tuple[set[str], set[str]]:
@@ -114,6 +125,10 @@ class Graph:
                 nodes.add(node.output[0])
                 todo += node.input
         return nodes, tensors
+
+
+def _floats(tensor: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(tensor, TensorProto.FLOAT, None)
 
 
 def overrides_of(graph: Graph, nodes: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
