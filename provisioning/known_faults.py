@@ -42,7 +42,9 @@ class Fault(Model):
     first: int | None = None
     """The size of the output's first dimension with which alone it is met."""
     overloads: tuple[str, ...] = ()
-    """Of the operator, with which alone it is met: `2 ** x` is pow.Scalar, and `x ** 2` is not."""
+    """Of the operator, with which alone it is met."""
+    of_number: bool = False
+    """Whether its first operand must be a number: pow.Tensor_Tensor is `2 ** x` or `x ** 2`."""
     least: float | None = None
     """A value of the program's inputs at or below which alone it is met."""
     shared: bool = False

@@ -82,6 +82,7 @@ def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator
             and not node.get("added")
             and (not fault.overloads or node["operator"].rpartition(".")[2] in fault.overloads)
             and (not fault.shared or node.get("again"))
+            and (not fault.of_number or node.get("of_number"))
             and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.get("kinds", ())))
             and (fault.first is None or fault.first == node.get("first"))
             and (not fault.ranks or not {*fault.ranks}.isdisjoint(node.get("ranks", ())))

@@ -63,7 +63,9 @@ VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
         ("aten.full.default", {"ranks": [4]}, "fp16", "SM8650", set()),
         ("aten.max.dim", {"first": 2}, "fp16", "SM8650", {"max-of-two"}),
         ("aten.max.dim", {"first": 1}, "fp16", "SM8650", set()),
-        ("aten.pow.Scalar", {}, "8a8w", "SM8650", {"power-of-a-number"}),
+        ("aten.pow.Scalar", {"of_number": True}, "8a8w", "SM8650", {"power-of-a-number"}),
+        ("aten.pow.Tensor_Tensor", {"of_number": True}, "8a8w", "SM8650", {"power-of-a-number"}),
+        ("aten.pow.Tensor_Tensor", {}, "8a8w", "SM8650", set()),
         ("aten.pow.Tensor_Scalar", {}, "8a8w", "SM8650", set()),
         # It gives no program.
         ("aten.matmul.default", {}, "16a8w", "SM8650", set()),

@@ -229,6 +229,7 @@ def traits_of(node: Any) -> dict[str, Any]:
         "first": _first_size(node.meta.get("val")),
         **({"kinds": _kinds_of(node.all_input_nodes)} if _is_cast(node) else {}),
         **({"again": True} if _is_of_another_call(node) else {}),
+        **({"of_number": True} if _is_number(next(iter(node.args), None)) else {}),
     }
 
 
@@ -236,6 +237,11 @@ def _first_size(value: Any) -> int | None:
     """That of the values, where indices are given beside them."""
     value = value[0] if isinstance(value, list | tuple) and value else value
     return int(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else None
+
+
+def _is_number(operand: Any) -> bool:
+    value = operand.meta.get("val") if isinstance(operand, torch.fx.Node) else operand
+    return value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, int | float)
 
 
 def _kinds_of(operands: Sequence[Any]) -> list[str]:
