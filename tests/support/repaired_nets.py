@@ -162,6 +162,8 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
         lambda: _of(*ROW)(lambda x: torch.cat([x, torch.ones_like(x).cumsum(-1) + x.new_zeros(x.shape)], -1)),
     ],
     "recurrent-cell-by-cell": [
+        lambda: _of(2, 3, parts=(nn.GRUCell(3, 5),))(lambda cell, x: cell(x, cell(x))),
+        lambda: _of(2, 3, parts=(nn.LSTMCell(3, 5, bias=False),))(lambda cell, x: cell(x, cell(x))[0]),
         lambda: _of(1, 4, 3, parts=(_lstm(nn.LSTM, bidirectional=True),))(lambda rnn, x: rnn(x)[0]),
         lambda: _of(1, 4, 3, parts=(_lstm(nn.GRU, num_layers=2),))(lambda rnn, x: rnn(x)[0]),
     ],

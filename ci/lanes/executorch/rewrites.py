@@ -570,6 +570,21 @@ def recurrent_cell_by_cell(model: Exported) -> Iterator[NodeMatch]:
         yield model.call(node, _recurrent(node.target is aten.lstm.input, empty, _reads(node)))
 
 
+@search("recurrent-cell-by-cell")
+def cell_in_parts(model: Exported) -> Iterator[NodeMatch]:
+    for node in model.all_of(aten.lstm_cell.default, aten.gru_cell.default):
+        yield model.call(node, partial(_cell, node.target is aten.lstm_cell.default, _reads(node)))
+
+
+def _cell(is_lstm: bool, reads: set[Any], x: Tensor, state: Any, *weights: Tensor | None) -> Any:
+    """The quantizer has no rule for it, and what it becomes when lowered stays in float."""
+    given = [tensor for tensor in weights if tensor is not None]
+    _, last = _steps(is_lstm, [x], list(state) if is_lstm else [state], given)
+    return (
+        tuple(part if number in reads else None for number, part in enumerate(last)) if is_lstm else last[0]
+    )
+
+
 def _recurrent(is_lstm: bool, empty: bool, reads: set[Any]) -> Callable[..., Any]:
     def write(
         x: Tensor,
