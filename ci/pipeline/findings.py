@@ -189,8 +189,7 @@ class Causes:
 NO_FIX = "no fix is known"
 BEYOND_NAMED = 3
 BEYOND_FIX = (
-    "make the values smaller before that line, such as by x * 0.01 (a norm gives the same result), or use"
-    " --precision 16a8w, which has no such limit"
+    "make the values smaller before that line, such as by x * 0.01 (a norm gives the same result)"
 )
 
 

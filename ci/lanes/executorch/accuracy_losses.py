@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Interpreter, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ci.lanes.executorch.values import values_of
 from ci.operators.partition.decisions import module_of
-from ci.pipeline.accuracy import Pair, Unusable, compared
+from ci.pipeline.accuracy import USUAL_OF_FLOAT_DB, Pair, Unusable, compared, least_sqnr_db
 from ci.pipeline.losses import HALF_MOST, losses_of
 from ci.pipeline.models.factory import copied
 from ci.pipeline.models.model_lines import source_of
@@ -48,6 +48,14 @@ MASKS = ("aten.masked_fill", "aten.where")
 """Their numbers of any size are meant to be infinite."""
 
 
+class _InHalf(Interpreter):
+    """A float model of which what leaves fp16 is infinite."""
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        return value.half().to(value.dtype) if _beyond(value) else value
+
+
 class _Largest(TorchDispatchMode):
     """Whether a value leaves fp16."""
 
@@ -67,13 +75,15 @@ def _beyond(value: object) -> bool:
 
 def beyond_half(model: Any, samples: Sequence[tuple[Tensor, ...]]) -> list[dict[str, object]]:
     """The operators of a float model whose outputs leave fp16, while their inputs do not, each with its line
-    and its largest value."""
+    and its largest value; none where the model's outputs are the same without what leaves it."""
     with torch.no_grad(), _Largest() as largest:
         for sample in samples:
             model(*copied(sample))
     if not largest.beyond:
         return []
     graph: Any = torch.export.export(model, copied(samples[0]), strict=True).module()
+    if all(_same_in_half(graph, sample) for sample in samples):
+        return []
     found: dict[str, dict[str, object]] = {}
     for sample in samples:
         outputs = outputs_of(graph, sample)
@@ -92,6 +102,16 @@ def beyond_half(model: Any, samples: Sequence[tuple[Tensor, ...]]) -> list[dict[
             earlier = found.get(node.name, {"largest": 0.0})
             found[node.name] = {**described(node), "largest": max(most, float(str(earlier["largest"])))}
     return [*found.values()]
+
+
+def _same_in_half(graph: Any, sample: tuple[Tensor, ...]) -> bool:
+    """As where the least value masks a softmax."""
+    both = (torch.utils._pytree.tree_leaves(run(*copied(sample))) for run in (graph, _InHalf(graph).run))
+    pairs = [Pair("", wanted.numpy(), found.numpy()) for wanted, found in zip(*both, strict=True)]
+    try:
+        return least_sqnr_db(pairs) >= USUAL_OF_FLOAT_DB
+    except Unusable:
+        return False
 
 
 def normed(graph: Any) -> dict[str, str]:

@@ -54,6 +54,7 @@ AS_PT2_WITH_KEYWORDS = (
     "return the model and a tuple, in the order of forward's arguments; or export it:"
     ' torch.export.save(torch.export.export(model, args, kwargs), "net.pt2"); then compile net.pt2'
 )
+MOST_OF_MESSAGE = 600
 ONE_WEIGHT = Fix(
     "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
     ' self.register_buffer("kernel", kernel, persistent=False); {} writes the model so',
@@ -619,7 +620,7 @@ def is_quantized(model: nn.Module) -> bool:
 def described(error: BaseException) -> str:
     """The exception and the line of the user's code that raised it."""
     text = "".join(traceback.format_exception_only(error)).strip()
-    return f"{text[:600]}{_users_line(traceback.extract_tb(error.__traceback__))}"
+    return f"{text[:MOST_OF_MESSAGE]}{_users_line(traceback.extract_tb(error.__traceback__))}"
 
 
 def explained(error: BaseException) -> tuple[str, str]:
@@ -646,12 +647,13 @@ def explained(error: BaseException) -> tuple[str, str]:
         operator = getattr(node.target, "__name__", node.target)
         words, fix = f"{operator} ({_place_of(node)})", fix_inside(node)
         computed = errors[-1].args == ("scale",)
-        otherwise = ONE_WEIGHT if computed else "write that line with other operators of torch"
-        return f"the compiler fails at {words}: {type(errors[-1]).__name__}: {errors[-1]}", fix or otherwise
+        why = next(iter(str(errors[-1]).splitlines()), "")[:MOST_OF_MESSAGE]
+        message = f"the compiler fails at {words}: {type(errors[-1]).__name__}: {why}"
+        return message, fix or (ONE_WEIGHT if computed else "")
     if PASS.match(text):
         # The list of the passes before it says nothing, and the error itself does.
         error, text = errors[-1], str(errors[-1])
-    cause = text.splitlines()[0].strip()[:600] if text else ""
+    cause = text.splitlines()[0].strip()[:MOST_OF_MESSAGE] if text else ""
     if explanation := EXPLANATION.search(text):
         cause += f": {explanation[1].strip()}"
     return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
