@@ -14,6 +14,7 @@ from provisioning.base.findings import Edit
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "fixes.toml"
+NO_FIX = "no fix is known"
 
 
 class KnownFix(Model):

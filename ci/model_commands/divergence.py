@@ -46,7 +46,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.cause import of_cuts
     from ci.pipeline.divergence import LEAST_DB, SearchesCuts, as_text, fix_of
-    from ci.pipeline.findings import NO_FIX
     from ci.pipeline.lane_model import lane_model, measured, of_lane
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.options import Compiling
@@ -55,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.errors import CheckFailed, ToolkitError
     from provisioning.base.findings import Finding, Place, Severity
     from provisioning.base.places import Places
+    from provisioning.fixes import NO_FIX
 
     model = model_or_suite_of(args)
     require_one_chip(model.selection)

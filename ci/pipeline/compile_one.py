@@ -36,6 +36,7 @@ from provisioning.base.rendering.terminal import readable
 from provisioning.base.settings import DEFAULT_SOC, Selection
 from provisioning.base.units import aligned
 from provisioning.environment import without_android
+from provisioning.fixes import NO_FIX
 from provisioning.manifest import soc_named
 
 
@@ -77,7 +78,7 @@ def compile_model(
             tries = how.search and how.verify and offers(exported.model, "repair")
             if tries and error.exit_code == CheckFailed.exit_code and len(plan.programs) == 1:
                 tried = proofs_of(exported, plan.programs[0].soc, Outcome(error.message), None)
-                error.fix = tried.fix if tried.helping else error.fix
+                error.fix = tried.fix if tried.helping or error.fix == NO_FIX else error.fix
             raise
         _write(products, taken, new, publish, report, set() if said is None else said)
         if extension:

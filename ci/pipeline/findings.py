@@ -186,11 +186,8 @@ class Causes:
         return [f"suspected: {words}" for words in likely]
 
 
-NO_FIX = "no fix is known"
 BEYOND_NAMED = 3
-BEYOND_FIX = (
-    "make the values smaller before that line, such as by x * 0.01 (a norm gives the same result)"
-)
+BEYOND_FIX = "make the values smaller before that line, such as by x * 0.01 (a norm gives the same result)"
 
 
 def beyond_in_words(beyond: Sequence[Mapping[str, Any]]) -> str:

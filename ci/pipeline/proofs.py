@@ -14,7 +14,6 @@ from typing import Any
 from ci.pipeline.accuracy import CLEARLY_DB
 from ci.pipeline.cause import Cause
 from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.findings import NO_FIX
 from ci.pipeline.lane_model import LaneModel, measured, of_lane
 from ci.pipeline.models.user_model import user_model
 from ci.pipeline.offers import MORE_EXACT
@@ -30,7 +29,7 @@ from provisioning.base.errors import CheckFailed, ToolkitError
 from provisioning.base.files import repository_of
 from provisioning.base.findings import Edit
 from provisioning.base.rendering.terminal import readable
-from provisioning.fixes import fix_at
+from provisioning.fixes import NO_FIX, fix_at
 
 MOST, SECONDS = 3, 120.0
 """Candidates, and for how long another one is begun."""

@@ -157,6 +157,9 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
             lambda x: functional.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True)
         )
     ],
+    "cosine-in-parts": [
+        lambda: _of(*ROW)(lambda x: functional.cosine_similarity(x, torch.arange(6.0)[None] + 1, -1)),
+    ],
     "constants-folded": [
         lambda: _of(*ROW)(lambda x: x + torch.log(torch.arange(6) + 1.0)),
         lambda: _of(*ROW)(lambda x: torch.cat([x, torch.ones_like(x).cumsum(-1) + x.new_zeros(x.shape)], -1)),

@@ -31,7 +31,6 @@ from ci.operators.faults import shown_by_inputs
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import (
     BEYOND_FIX,
-    NO_FIX,
     HowJudged,
     verdict_of_one_model,
 )
@@ -50,7 +49,7 @@ from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.places import Places
 from provisioning.base.rendering.text import plural
-from provisioning.fixes import fix_for
+from provisioning.fixes import NO_FIX, fix_for
 
 
 @dataclass(frozen=True)

@@ -548,6 +548,13 @@ def mask_as_constant(
     return result
 
 
+@one("cosine-in-parts", aten.cosine_similarity.default)
+def cosine_in_parts(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """What it is decomposed to hands a constant from a delegate to the CPU."""
+    units = (part / torch.sqrt((part * part).sum(dim, keepdim=True)).clamp(min=eps) for part in (x, y))
+    return torch.mul(*units).sum(dim)
+
+
 @search("constants-folded")
 def constants_folded(model: Exported) -> Iterator[NodeMatch]:
     """What no input changes, where something reads it that an input changes."""

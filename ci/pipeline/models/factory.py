@@ -35,6 +35,7 @@ from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begi
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import repository_of
 from provisioning.base.settings import ROOT
+from provisioning.fixes import NO_FIX
 
 CALIBRATION_SEED = 1000
 """Samples from this number on are for calibration. Those that are compared are numbered from 0."""
@@ -649,7 +650,7 @@ def explained(error: BaseException) -> tuple[str, str]:
         computed = errors[-1].args == ("scale",)
         why = next(iter(str(errors[-1]).splitlines()), "")[:MOST_OF_MESSAGE]
         message = f"the compiler fails at {words}: {type(errors[-1]).__name__}: {why}"
-        return message, fix or (ONE_WEIGHT if computed else "")
+        return message, fix or (ONE_WEIGHT if computed else NO_FIX)
     if PASS.match(text):
         # The list of the passes before it says nothing, and the error itself does.
         error, text = errors[-1], str(errors[-1])
