@@ -25,8 +25,11 @@ def checkout(inputs: Inputs, job: JobRun) -> Outputs:
     assert inputs.get("ref", "") in ("", repository.sha)
     target = job.workspace / inputs.get("path", "")
     depth = inputs.get("fetch-depth", "1")
-    shallow = [] if depth == "0" else ["--depth", depth]
-    git(job.temp, "clone", "--quiet", *shallow, "--no-tags", repository.root.as_uri(), str(target))
+    # All of a history need not be copied; a part of one is given to another machine alone.
+    source = ["--shared", str(repository.root)]
+    if depth != "0":
+        source = ["--depth", depth, repository.root.as_uri()]
+    git(job.temp, "clone", "--quiet", "--no-tags", *source, str(target))
     git(target, "checkout", "--quiet", "--detach", repository.sha)
     git(target, "remote", "remove", "origin")
     return {}
