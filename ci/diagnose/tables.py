@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from typing import Any, Protocol, cast
 
 from provisioning.base import toml
-from provisioning.base.commands import Fix
+from provisioning.base.commands import Fix, fix_of
 from provisioning.base.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "diagnose.toml"
@@ -172,11 +172,7 @@ def table() -> LogTable:
     read = toml.loads(MANIFEST.read_text(encoding="utf-8"))
     return LogTable(
         [
-            LogSpeaker(
-                row["name"],
-                LogPattern(*row["patterns"]),
-                Fix(row["collect"], *row.get("commands", [])),
-            )
+            LogSpeaker(row["name"], LogPattern(*row["patterns"]), fix_of(row, "collect"))
             for row in read["speaker"]
         ],
         [

@@ -20,9 +20,10 @@ from ci.pipeline.compile_flags import (
 from ci.pipeline.flags import add_accept, add_work, choice_of
 from ci.pipeline.losses import Scores
 from ci.pipeline.options import OneModel
+from ci.pipeline.precision import TWO_PRECISIONS
 from provisioning.base import answer
 from provisioning.base.command_line import Parser, count
-from provisioning.base.commands import Fix, add_flags, leave_out
+from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -135,10 +136,7 @@ def run(args: argparse.Namespace) -> int:
     model = replace(model, inferences=samples)
     precisions: list[str] = args.precisions or [*USUAL]
     if len(precisions) != 2:
-        raise UsageError(
-            f"--precision {' '.join(precisions)}: expected two",
-            fix=add_flags("--precision", "8a8w", "--precision", "16a8w"),
-        )
+        raise UsageError(f"--precision {' '.join(precisions)}: expected two", fix=TWO_PRECISIONS)
     about = [*precisions, *(f"{name} {value:g}" for name, value in {**goal.floors, **goal.budget}.items())]
     output, accepts = args.output, args.accept
     if model.typed and accepts:
@@ -151,9 +149,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise UsageError("tune what?", fix="name a model, or --suite FILE")
     if "ms" in goal.budget and model.lane != ONNX:
-        raise UsageError(
-            f"--budget ms=: {ONNX_ALONE}", fix=Fix("{} or bytes=…; or {}", ("--budget", "ddr=…"), TO_ONNX)
-        )
+        raise UsageError(f"--budget ms=: {ONNX_ALONE}", fix=f"--budget ddr=… or bytes=…; or {TO_ONNX}")
     lane: Tunes = of_lane(model, "tune")
     mixture = partial(tuned, lane=lane, precisions=(precisions[0], precisions[1]), goal=goal)
 
@@ -195,26 +191,18 @@ def goal_of(least: Floor | None, top1: float | None, metric: str | None, most: d
     if metric:
         path = (Parser.user_folder() / metric.rpartition(":")[0]).absolute()
         if not path.is_file() or path.suffix != ".py":
-            raise UsageError(
-                f"--metric {metric}: there is no file {path}", fix=add_flags("--metric", "score.py:function")
-            )
+            raise UsageError(f"--metric {metric}: there is no file {path}", fix="--metric score.py:function")
         if least and least.decibels:
-            raise UsageError(
-                "--floor in dB is for SQNR, and --metric has its own number", fix=add_flags("--floor", "0.9")
-            )
+            raise UsageError("--floor in dB is for SQNR, and --metric has its own number", fix="--floor 0.9")
         metric = f"{path}:{metric.rpartition(':')[2]}"
     if least:
         floors[METRIC if metric else SQNR] = least.value
     elif metric:
-        raise UsageError(
-            "--metric without --floor: the least result is missing", fix=add_flags("--floor", "0.9")
-        )
+        raise UsageError("--metric without --floor: the least result is missing", fix="--floor 0.9")
     if top1 is not None:
         floors["top1"] = top1
     if not floors and not most:
-        raise UsageError(
-            "what must hold?", fix=Fix("{}, --top1 0.99, or --budget ddr=4MB", ("--floor", "35dB"))
-        )
+        raise UsageError("what must hold?", fix="--floor 35dB, --top1 0.99, or --budget ddr=4MB")
     return Goal(floors, most, metric or "")
 
 

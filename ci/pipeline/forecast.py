@@ -10,7 +10,7 @@ from typing import Any
 
 from ci.pipeline.phones import PRECISIONS, Forecasts
 from provisioning.base.accepted import load_accepted
-from provisioning.base.commands import Fix, add_flags, session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import version_in
@@ -215,8 +215,7 @@ def by_measurement(text: str, precision: str, found: Forecasted, fit: Fit, table
     number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*ms\s*", value)
     if not number or not float(number[1]):
         raise UsageError(
-            f"--measured {text}: expected a phone and milliseconds",
-            fix=add_flags("--measured", "Galaxy S24=1.42 ms"),
+            f"--measured {text}: expected a phone and milliseconds", fix="--measured 'Galaxy S24=1.42 ms'"
         )
     phone = table.named(name.strip())
     own = next((row for row in found.forecasts if row.phone == phone), None)

@@ -52,7 +52,7 @@ def require_place(suite: Path, *, measured: bool) -> None:
             fix=leave_out("--suite", ", or the flags that prevent the run: --verify, --backend, --and-soc"),
         )
     if suite.suffix != ".toml" or suite.is_dir():
-        raise UsageError(f"--suite {suite}: expected a .toml file", fix=add_flags("--suite", "models.toml"))
+        raise UsageError(f"--suite {suite}: expected a .toml file", fix="--suite models.toml")
     if not suite.parent.is_dir() or not os.access(suite.parent, os.W_OK):
         raise UsageError(f"--suite {suite}: its folder cannot be written", fix="name another file")
     _text(suite)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from provisioning.base.commands import Fix, add_flags
 from provisioning.base.errors import UnknownName, UsageError
 
 
@@ -134,3 +135,12 @@ def written_name(name: object) -> object:
         return precision_named(name).written if isinstance(name, str) else name
     except UsageError:
         return name
+
+
+TWO_PRECISIONS = add_flags("--precision", "8a8w", "--precision", "16a8w")
+
+
+def refuse_floats(quantizes: bool, precision: object) -> None:
+    """What quantizes a model takes no precision that leaves it as it is."""
+    if not quantizes:
+        raise UsageError(f"{precision} quantizes nothing", fix=Fix("{}, 16a8w …", ("--precision", "8a8w")))

@@ -14,7 +14,6 @@ from itertools import islice
 
 from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.trial import Outcome, smallest
-from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.text import plural
 
@@ -54,9 +53,7 @@ class Condition:
     @classmethod
     def of(cls, text: str, least_db: float | None = None) -> Condition:
         if text not in ("dies", "wrong", "cpu") and not BOUND.fullmatch(text):
-            raise UsageError(
-                f"--when {text}: expected dies, wrong, cpu or a bound", fix=add_flags("--when", "ddr>1MB")
-            )
+            raise UsageError(f"--when {text}: expected dies, wrong, cpu or a bound", fix="--when 'ddr>1MB'")
         return cls(text, LEAST_DB if least_db is None else least_db)
 
     @property

@@ -13,10 +13,10 @@ from ci.pipeline.accuracy import below_floor, in_words
 from ci.pipeline.compile_flags import precision_in
 from ci.pipeline.losses import Scores, where_of
 from ci.pipeline.options import Compiling
-from ci.pipeline.precision import written_name
+from ci.pipeline.precision import TWO_PRECISIONS, written_name
 from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome, smallest
-from provisioning.base.commands import Fix, add_flags, session
+from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
@@ -424,10 +424,7 @@ def tuned(taken: LaneModel[Any, Any], lane: Scores, precisions: tuple[str, str],
     program = taken.program(model.selection.soc)
     run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
     if not run.quantizes:
-        raise UsageError(
-            f"{written_name(cheap)} quantizes nothing",
-            fix=add_flags("--precision", "8a8w", "--precision", "16a8w"),
-        )
+        raise UsageError(f"{written_name(cheap)} quantizes nothing", fix=TWO_PRECISIONS)
     judged = {"inferences": model.inferences} if model.inferences else {}
     program = replace(program, run=run, case=program.case.model_copy(update=judged))
     units = [unit_of(row) for row in lane.scores_of(model, program, exact)["units"]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.base import answer, units
 from provisioning.base.command_line import DEBUG
-from provisioning.base.commands import add_flags, session
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import reports_path
 
@@ -137,9 +137,7 @@ def _moment(text: str) -> dt.datetime:
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(
-            f"--at {text}: expected an ISO time", fix=add_flags("--at", "2026-11-20T12:00:00")
-        ) from error
+        raise UsageError(f"--at {text}: expected an ISO time", fix="--at 2026-11-20T12:00:00") from error
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)
 
 

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
-from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
@@ -86,10 +85,6 @@ PATHS = (
 """Variables in which a user names a path. `~` is expanded, and relative ones begin where the user was."""
 
 
-PROGRAM = ("python", "-m", "ci", "provisioning", "qnn-ci")
-"""What stands in front of the verb where it is typed."""
-
-
 class Parser(argparse.ArgumentParser):
     """Rejects empty paths, expands `~`, and resolves relative paths where the user was; subparsers do too."""
 
@@ -117,8 +112,7 @@ class Parser(argparse.ArgumentParser):
         """With the flag or the choice that was meant."""
         import re
 
-        verb = dropwhile(lambda word: word in PROGRAM, self.prog.split())
-        unknown = UsageError(message, fix=quoted_session(*verb, "--help"))
+        unknown = UsageError(message, fix=Fix("{} {}", self.prog, ("--help",)))
         if found := re.search(r"invalid choice: '([^']*)' \(choose from (.+)\)", message):
             known = [part.strip(" '") for part in found[2].split(",")]
         elif found := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):

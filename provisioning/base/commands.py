@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -87,22 +87,22 @@ class Fix(str):
 
     def plus(self, *flags: str) -> Fix:
         """The same command with more flags."""
-        return Fix(
-            "{}" * len(self.parts),
-            *(part if isinstance(part, str) else (*part, *flags) for part in self.parts),
-        )
+        return self._with(lambda command: (*command, *flags))
 
     def selecting(self, profile: Sequence[str], target: Sequence[str]) -> Fix:
         """With these flags in each command of provisioning that has none such; `target` is for `env`, which
         without it looks for the host's tree."""
 
-        def selected(verb: str, *words: str) -> Command:
+        def selected(command: Command) -> Command:
+            verb, *words = command
             wanted = (profile, target if verb == "env" else ()) if verb in OF_PROVISIONING else ()
             flags = [word for flag in wanted if flag and flag[0] not in words for word in flag]
             return (verb, *flags, *words)
 
-        parts = [selected(*part) if isinstance(part, tuple) else part for part in self.parts]
-        return Fix("{}" * len(parts), *parts)
+        return self._with(selected)
+
+    def _with(self, change: Callable[[Command], Command]) -> Fix:
+        return Fix.read([part if isinstance(part, str) else change(part) for part in self.parts])
 
 
 OF_PROVISIONING = ("provision", "validate", "env")
@@ -142,6 +142,11 @@ def leave_out(flag: str, more: str = "") -> Fix:
     fix = Fix(f"leave {flag} out{more}")
     fix.without = flag
     return fix
+
+
+def fix_of(row: Mapping[str, Any], key: str = "fix") -> Fix:
+    """A row of a manifest: its words, with its commands in place of `{}`."""
+    return Fix(row[key], *row.get("commands", ()))
 
 
 def joined(fixes: Iterable[str], by: str = "; ") -> Fix:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from string import Formatter
 
-from provisioning.base.commands import Fix
+from provisioning.base.commands import Fix, fix_of
 from provisioning.base.settings import MANIFESTS
 
 TABLE = MANIFESTS / "rules.toml"
 OTHERS = {"checks.toml": "docs/checks.md", "parity_checks.toml": "docs/building.md"}
 """Tables that have more than this for each rule and check it themselves; by file the page of their rules."""
-
-
-class _Capitals(dict[str, str]):
-    """What a finding fills in is a word in capitals where the rule itself is explained."""
-
-    def __missing__(self, name: str) -> str:
-        return name.upper()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +57,8 @@ def rules() -> dict[str, Rule]:
     }
     for file, page in OTHERS.items():
         for name, row in toml.loads((MANIFESTS / file).read_text(encoding="utf-8"))["rule"].items():
-            commands = row.get("commands", [])
-            text = row["fix"] if commands else row["fix"].format_map(_Capitals())
-            found[name] = Rule(name, row["summary"], Fix(text, *commands), page)
+            fix = fix_of(row)
+            # What a finding fills in is a word in capitals where the rule itself is explained.
+            names = {name: name.upper() for _, name, _, _ in Formatter().parse(row["fix"]) if name}
+            found[name] = Rule(name, row["summary"], Fix(fix.format(**names)) if names else fix, page)
     return found

@@ -76,7 +76,7 @@ class StageRun:
         elsewhere = target in TARGETS and target != DEFAULT_TARGET
         profile = profile_flags(self.profile) if self.profile else []
         flags = profile, ["--target", target] if elsewhere else []
-        return fix.selecting(*flags) if isinstance(fix, Fix) else fix
+        return fix.selecting(*flags) if isinstance(fix, Fix) and fix.commands else fix
 
     def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
         places = Places.of(self.command)

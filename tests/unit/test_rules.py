@@ -28,7 +28,7 @@ LANES = ("lowering", "emulator", "emulator-reload", "onnx", "llm")
 AT_RUN_TIME = {
     *(f"build-{what}" for what in FIXES),
     *(f"emulator-{rule}" for rule in UNUSABLE),
-    *(f"lowering-{kind}" for kind in (*judge.FIXES, "export", "quantize", "compile")),
+    *(f"lowering-{kind}" for kind in (*judge.FIXES, "crash", "export", "quantize", "compile")),
     *(f"onnx-{kind}" for kind in (*KINDS.values(), "refused", UNFORESEEN)),
     *(f"{lane}-{kind}" for lane in LANES for kind in ("crash", "timeout")),
     *(f"{suite}-{word}" for suite in ("delegate", "upstream") for word in ("failed", "passed", "gone")),

@@ -15,7 +15,7 @@ from ci.artifacts.program import read as read_program
 from ci.artifacts.record import require_recorded
 from ci.device.bundle.manifest import check_files
 from provisioning import elf
-from provisioning.base.commands import Fix, leave_out, session
+from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WINDOWS, Selection
 from provisioning.dist import LIBRARIES, MANIFEST, RUNNER
@@ -277,18 +277,13 @@ def library_folder(sdk: Path, target: str) -> Path:
     for name in table.directories:
         if (sdk / "lib" / name).is_dir():
             return sdk / "lib" / name
-    official = f"--profile {OFFICIAL_PROFILE}"
-    ours = session("provision", "--target", target)
-    if target == "aarch64-android":
-        ours = Fix(
-            "{}, and {} here as well", session("provision", *official.split(), "--target", target), official
-        )
+    official = ["--profile", OFFICIAL_PROFILE] if target == "aarch64-android" else []
+    ours = session("provision", *official, "--target", target)
+    if official:
+        ours = Fix("{}, and {} here as well", ours, official)
     named = "name an SDK that has them with QNN_SDK_ROOT"
-    fix = Fix(
-        *("{}, or unset it and {}", named, ours)
-        if os.environ.get("QNN_SDK_ROOT")
-        else ("{}; or {}", ours, named)
-    )
+    unset = bool(os.environ.get("QNN_SDK_ROOT"))
+    fix = joined([named, ours], ", or unset it and ") if unset else joined([ours, named], "; or ")
     raise EnvironmentLacking(f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", fix=fix)
 
 

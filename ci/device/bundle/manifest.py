@@ -15,6 +15,7 @@ from provisioning.environment import DEVICE_DIRECTORIES
 
 NAME = "manifest.json"
 SCHEMA = 1
+AGAIN = Fix("make it again: {}", ("bundle",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,10 @@ def read_bundle(folder: Path) -> Bundle:
             if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
                 raise ValueError(f"{file.path} is outside the bundle")
     except FileNotFoundError as error:
-        raise UsageError(f"{folder} holds no {NAME}", fix=Fix("write a bundle: {}", ("bundle",))) from error
+        raise UsageError(f"{folder} holds no {NAME}", fix=AGAIN) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path}: not a bundle's manifest: {error}", fix=Fix("make it again: {}", ("bundle",))
-        ) from error
-    check_files(
-        folder, {file.path: file.sha256 for file in bundle.files}, Fix("make it again: {}", ("bundle",))
-    )
+        raise UsageError(f"{path}: not a bundle's manifest: {error}", fix=AGAIN) from error
+    check_files(folder, {file.path: file.sha256 for file in bundle.files}, AGAIN)
     return bundle
 
 

@@ -17,6 +17,8 @@ from provisioning.manifest import load_socs
 _LENGTH = re.compile(r"cl_?(\d{2,6})(?!\d)")
 """The context's length in a graph's name, as AI Hub and our `compile` write it."""
 
+AGAIN = Fix("write it again: {}", ("compile", "FOLDER", "-o", "OUT"))
+
 
 def check(config: Path, root: Path) -> Iterator[Finding]:
     """`config` is read where it lies; its subject is its place in the package."""
@@ -30,9 +32,7 @@ def check(config: Path, root: Path) -> Iterator[Finding]:
         extension = str(engine["backend"].get("extensions", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"expected Genie's configuration, found {error!r}"
-        yield _finding(
-            "genie-config", place, message, Fix("write it again: {}", ("compile", "FOLDER", "-o", "OUT"))
-        )
+        yield _finding("genie-config", place, message, AGAIN)
         return
     missing = [name for name in (*names, tokenizer, extension) if name and not _beside(config, name)]
     if missing:
@@ -149,9 +149,7 @@ def _extension(place: str, file: Path, contexts: Mapping[str, ContextStrings]) -
         said = [(device.get("soc_id", device.get("soc_model")), device.get("dsp_arch")) for device in devices]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         message = f"{file.name}: expected the settings of the HTP backend, found {error!r}"
-        yield _finding(
-            "genie-config", place, message, Fix("write it again: {}", ("compile", "FOLDER", "-o", "OUT"))
-        )
+        yield _finding("genie-config", place, message, AGAIN)
         return
     arches = sorted({f"v{arch}" for context in contexts.values() for arch in context.arches})
     chips = sorted({name for context in contexts.values() for name in context.socs})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import taken_at
 from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
-from provisioning.base.commands import Fix, joined, session
+from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Place, Severity
 from provisioning.fixes import Suggestion, fix_for
@@ -32,19 +32,11 @@ REFUSED = re.compile(
 """Refused for its types, which another precision has not. What is refused for its shape has no better one."""
 
 
-def _read_log(suite: Path, log: str) -> Fix:
-    return Fix("read {}, or {}", log, ("diagnose", log))
-
-
-FIXES: Mapping[str, Callable[[Path, str], Fix]] = {
-    "factory": lambda suite, log: Fix(
-        "correct the factory: it returns the model, or the model and its inputs"
-    ),
-    "suite": lambda suite, log: Fix(f"correct the case in {suite}"),
-    "crash": lambda suite, log: session("diagnose", log),
-    "timeout": lambda suite, log: Fix(f"give it longer with --timeout, or read {log}"),
+FIXES = {
+    "factory": "correct the factory: it returns the model, or the model and its inputs",
+    "suite": "correct the case in {suite}",
+    "timeout": "give it longer with --timeout, or read {log}",
 }
-"""By the kind of a failure, of the suite and the log."""
 
 
 def failure_finding(program: ExecutorchProgram, failure: Failure, stage: str) -> Finding:
@@ -57,7 +49,8 @@ def failure_finding(program: ExecutorchProgram, failure: Failure, stage: str) ->
 def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str, str]:
     """The message and the fix."""
     message, log = failure.message, failure.log
-    fix = failure.fix or FIXES.get(failure.kind, _read_log)(program.suite, str(log))
+    general = FIXES.get(failure.kind, "").format(suite=program.suite, log=log)
+    fix = failure.fix or general or Fix("read {}, or {}", str(log), ("diagnose", str(log)))
     explained = bool(failure.fix)
     if failure.kind in ("compile", "crash") and not explained and log and log.is_file():
         text = log.read_text(encoding="utf-8", errors="replace")

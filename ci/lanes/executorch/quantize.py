@@ -16,19 +16,14 @@ from ci.pipeline.findings import HowJudged, verdict_of_one_model
 from ci.pipeline.lane_model import Product
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.precision import refuse_floats
 from ci.pipeline.trial import Outcome
-from provisioning.base.commands import Fix
-from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 
 
 def quantized(taken: PytorchModel) -> Sequence[Product]:
     programs = taken.programs
-    if not programs[0].run.quantizes:
-        raise UsageError(
-            f"{programs[0].run.precision} quantizes nothing",
-            fix=Fix("{}, 16a8w, 16a4w …", ("--precision", "8a8w")),
-        )
+    refuse_floats(programs[0].run.quantizes, programs[0].run.precision)
     plan = plan_of_model(taken.model, "quantize", programs, quantize_only=True)
     results, products = compile_programs(plan), []
     for program in plan.programs:
@@ -62,10 +57,7 @@ def quantized(taken: PytorchModel) -> Sequence[Product]:
 def losses(model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
     """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
     program = chosen_program(model, choice)
-    if not program.run.quantizes:
-        raise UsageError(
-            f"{program.run.precision} quantizes nothing", fix=Fix("{}, 16a8w …", ("--precision", "8a8w"))
-        )
+    refuse_floats(program.run.quantizes, program.run.precision)
     plan = plan_of_model(model, "quantize", [program], quantize_only=True)
     facts = require_done(program, plan, compile_programs(plan)).facts
     return f"{program.name}: {in_words(facts['figures'])} against float, both in PyTorch", facts["losses"]

@@ -33,7 +33,7 @@ from ci.pipeline.reproducer import Reproducer
 from ci.pipeline.runner import ready_runner
 from ci.pipeline.steps import Ask, asking, run_step
 from ci.pipeline.trial import Outcome
-from provisioning.base.commands import Fix, session
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 
@@ -154,6 +154,6 @@ def observed(
 
 def reduction(model: OneModel, choice: Choice, place: Path, *, estimated: bool) -> TorchReduction:
     if estimated:
-        raise UsageError(ONNX_ALONE, fix=Fix("{}, or {}", ("--when", "ddr>1MB"), TO_ONNX))
+        raise UsageError(ONNX_ALONE, fix=f"--when 'ddr>1MB', or {TO_ONNX}")
     program = chosen_program(model, choice)
     return TorchReduction(model, program, place)

@@ -105,7 +105,7 @@ def compile_order(model: OneModel, language: Language, folder: Path) -> tuple[Ar
         )
     if precision != "fp16" and text is None:
         named = written_name(precision)
-        raise UsageError(f"{named} needs text to calibrate by", fix=add_flags("--calibrate", "text.txt"))
+        raise UsageError(f"{named} needs text to calibrate by", fix="--calibrate text.txt")
     if text is not None and not text.is_file():
         raise UsageError(f"--calibrate {text}: there is no such file", fix="name a text file")
     # Quantizing holds a part as floats.

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from provisioning.base.commands import add_flags, leave_out, session
+from provisioning.base.commands import leave_out, session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS
@@ -115,8 +115,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
         name, equals, value = assignment.partition("=")
         if not equals or not name or not value:
             raise UsageError(
-                f"--option {assignment}: expected NAME=VALUE",
-                fix=add_flags("--option", "htp_performance_mode=burst"),
+                f"--option {assignment}: expected NAME=VALUE", fix="--option htp_performance_mode=burst"
             )
         if name in values:
             raise UsageError(f"--option {name} is given twice", fix=f"give {name} once")

@@ -16,7 +16,6 @@ from ci.lanes.onnx.graph import Size, load_graph
 from ci.pipeline.precision import precision_named
 from provisioning.base import units
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import Fix
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.progress import at_work
 
@@ -73,7 +72,7 @@ def dimensions_of(assignments: Sequence[str]) -> dict[str, Size]:
         if not match:
             raise UsageError(
                 f"--dimension {assignment}: expected NAME=N with N from 1 on, or all sizes of an input",
-                fix=Fix("{}, or --dimension x=1,3,64,64", ("--dimension", "batch=1")),
+                fix="--dimension batch=1, or --dimension x=1,3,64,64",
             )
         numbers = tuple(map(int, match[2].split(",")))
         name, size = match[1], numbers if len(numbers) > 1 else numbers[0]

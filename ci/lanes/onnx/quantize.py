@@ -21,10 +21,9 @@ from ci.pipeline.findings import HowJudged, verdict_of_one_model
 from ci.pipeline.lane_model import Product
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.options import Choice, OneModel
+from ci.pipeline.precision import refuse_floats
 from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.trial import Outcome
-from provisioning.base.commands import Fix
-from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 
 
@@ -32,8 +31,7 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     """One, as it is the same for all chips."""
     program = program_of(taken.model)
     kind = program.run.kind
-    if not program.run.quantizes:
-        raise UsageError(f"{kind} quantizes nothing", fix=Fix("{}, 8a8w …", ("--precision", "16a8w")))
+    refuse_floats(program.run.quantizes, kind)
     stem = f"{Path(program.case.model).stem}-{program.run.name}"
     step = QuantizeOne(plan_of_model(taken.model, program), stem=stem)
     result = require_done(run_step(step, [program])[program.name])
@@ -68,10 +66,7 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
 def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
     """What quantizing the whole model loses, in words, and what each operator adds to it, the worst first."""
     program = program_of(model)
-    if not program.run.quantizes:
-        raise UsageError(
-            f"{program.run.kind} quantizes nothing", fix=Fix("{}, 8a8w …", ("--precision", "16a8w"))
-        )
+    refuse_floats(program.run.quantizes, program.run.kind)
     step = LossesOfOne(plan_of_model(model, program))
     facts = require_done(run_step(step, [program])[program.name]).facts
     words = f"{program.name}: {in_words(facts['near'])} against float {inputs_used(facts)}"

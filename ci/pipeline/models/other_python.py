@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ci.pipeline.models.user_model import SAMPLE_FILES, UserModel
 from provisioning.base.command_line import Parser
-from provisioning.base.commands import add_flags, captured, leave_out
+from provisioning.base.commands import captured, leave_out
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.progress import at_work
 
@@ -26,9 +26,7 @@ def export_with(
     bare = python.parent in (Path(), Parser.user_folder())
     program = str(python) if python.is_file() else shutil.which(python.name) if bare else None
     if program is None:
-        raise UsageError(
-            f"--python {python}: there is no such program", fix=add_flags("--python", ".venv/bin/python")
-        )
+        raise UsageError(f"--python {python}: there is no such program", fix="--python .venv/bin/python")
     file = folder / f"{named.name}.pt2"
     files = sorted(path for path in samples.iterdir() if path.suffix in SAMPLE_FILES) if samples else []
     sample = str(files[0]) if files else ""

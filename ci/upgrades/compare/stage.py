@@ -19,7 +19,7 @@ from ci.upgrades.compare.judge import RANK, FigureChange, Row, differences, seve
 from ci.upgrades.compat.stage import provision, with_sdk
 from provisioning import compat
 from provisioning.base import progress
-from provisioning.base.commands import add_flags, logged
+from provisioning.base.commands import logged
 from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
 from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
@@ -166,7 +166,7 @@ def _release(text: str, typed: str) -> tuple[int, ...]:
     try:
         return Version(text).release
     except InvalidVersion as error:
-        raise UsageError(f"{typed}: {text!r} is no version", fix=add_flags("--qnn", "2.47..2.51")) from error
+        raise UsageError(f"{typed}: {text!r} is no version", fix="--qnn 2.47..2.51") from error
 
 
 def measure(
