@@ -332,7 +332,7 @@ def _finite(name: str, wanted: Any, values: Any, non_finite: bool) -> tuple[Any,
         raise Unusable(
             "reference-not-finite",
             f"{name}: {_count(theirs)} values that the model itself gives on the CPU are NaN or infinite; if"
-            " they are meant, write non_finite = true into the case",
+            " you expect them, write non_finite = true into the case",
         )
     same = numpy.equal(wanted, values) | (numpy.isnan(wanted) & numpy.isnan(values))
     if not (ours | same).all():

@@ -187,7 +187,7 @@ class Baseline:
             )
             raise CheckFailed(
                 f"{plural(len(lost), 'program')} with less than is required, or than was agreed to: {named}",
-                fix=Fix("find out why; if it is meant, {} --reason TEXT", again),
+                fix=Fix("find out why; if you intend it, {} --reason TEXT", again),
             )
         better = (
             name for name, values in figures.items() if not low.get(name) and self._better_top1(name, values)
@@ -284,5 +284,5 @@ def growth(
             program,
             f"expected at most {tolerance.most(before):,.0f} {COSTS[name].description} "
             f"({before:,.0f} in the baseline{other}), found {value:,.0f}{now}",
-            Fix("see what changed in the graph; if it is meant, {}", again),
+            Fix("see what changed in the graph; if you intend it, {}", again),
         )

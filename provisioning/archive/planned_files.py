@@ -282,7 +282,7 @@ class _Tree:
                     member.name,
                     "names that stay apart on every file system",
                     f"{path!r} beside {other!r}: they differ only by case",
-                    fix="if they are meant, set `case_sensitive = true` for this source in its profile",
+                    fix="if you want both, set `case_sensitive = true` for this source in its profile",
                 )
             self.plan.case_clash = (other, path)
         self._kinds[path] = kind

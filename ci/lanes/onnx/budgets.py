@@ -34,5 +34,5 @@ def over_budget(program: OnnxProgram, facts: Mapping[str, Any]) -> Iterator[Find
             severity = Severity.ERROR if row.least_ms > most else Severity.WARNING
             message = f"expected at most {limit} on a {row.phone}, forecast {row.ms:.3g} ms"
             message += f" ({row.least_ms:.3g} to {row.most_ms:.3g})"
-            fix = Fix("make it smaller, or if it is meant, change budget in its run; then {}", again)
+            fix = Fix("make it smaller, or if you intend it, change budget in its run; then {}", again)
             yield Finding("forecast-budget", severity, program.name, message, fix)

@@ -191,7 +191,7 @@ def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db:
         worse += lower
     words = "; ".join([*worse, *better])
     if worse:
-        yield Finding("onnx-changed", Severity.ERROR, program.name, words, Fix("if it is meant, {}", again))
+        yield Finding("onnx-changed", Severity.ERROR, program.name, words, Fix("if you intend it, {}", again))
     elif better:
         yield Finding("onnx-better", Severity.NOTE, program.name, words, again)
 
@@ -266,7 +266,7 @@ def cost(
             fix, model = finding.fix, program.as_model
             if model:
                 simulated = session("timing", *model, "--simulate")
-                fix = Fix("{} says what each operator takes; if it is meant, {}", simulated, again)
+                fix = Fix("{} says what each operator takes; if you intend it, {}", simulated, again)
             yield replace(finding, message=f"{finding.message}; {differs}", fix=fix)
         else:
             yield finding
