@@ -177,11 +177,13 @@ def worst_drop(
     last = max((places[name(node)] for node in ends if name(node) in places), key=at, default=-1)
     if not (total := at(last)):
         return None
-    best, drop = None, total * SMALL
+    best, most = None, 0.0
     seen, steps = set[tuple[int, int]](), [(total, -1, last)]
     while steps and len(seen) < MOST_STEPS:
         rise, low, high = steps.pop(steps.index(max(steps)))
-        if rise <= drop or stops(nodes[low] if low >= 0 else None, nodes[high]):
+        if (rise <= max(most, total * SMALL) and best is not None) or stops(
+            nodes[low] if low >= 0 else None, nodes[high]
+        ):
             break
         if (low, high) in seen:
             continue
@@ -195,9 +197,9 @@ def worst_drop(
             continue
         operands = [places[name(node)] for node in operands_of(nodes[high])]
         steps += [(at(operand), -1, operand) for operand in operands]
-        if (adds := own(nodes[high])) > drop:
-            best, drop = high, adds
-    return None if best is None else (nodes[best], drop)
+        if (adds := own(nodes[high])) > most or best is None:
+            best, most = high, adds
+    return None if best is None else (nodes[best], most)
 
 
 def between_in_words(between: Sequence[str]) -> str:
