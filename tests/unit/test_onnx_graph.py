@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ci.lanes.onnx.cuts import beyond_half
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.cuts import beyond_half, searched
 from ci.lanes.onnx.graph import (
     all_in_float,
     external_files,
@@ -25,7 +26,9 @@ from ci.lanes.onnx.graph import (
     wrong_reciprocals,
 )
 from ci.lanes.onnx.orders import dimensions_of
+from ci.pipeline.precision import precision_named
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.manifest import soc_named
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 
 BODY = helper.make_graph([], "body", [], [])
@@ -317,6 +320,39 @@ def test_what_leaves_fp16_is_named_once_where_it_begins_and_a_mask_of_any_size_i
     (found,) = beyond_half(tmp_path / "net.onnx", {}, samples, tmp_path)
     assert (found["node"], found["largest"]) == ("far", 300_000)
     assert not beyond_half(tmp_path / "net.onnx", {}, samples[:1], tmp_path)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantized: bool
+) -> None:
+    end = "steps" if quantized else "sum"
+    nodes = [
+        helper.make_node("Add", ["x", "one"], ["sum"], name="add"),
+        helper.make_node("QuantizeLinear", ["sum", "scale", "zero"], ["whole"], name="quantize"),
+        helper.make_node("DequantizeLinear", ["whole", "scale", "zero"], ["steps"], name="dequantize"),
+        helper.make_node("Mul", [end, end], ["y"], name="square"),
+    ]
+    weights = {"one": np.float32(1), "scale": np.float32(0.125), "zero": np.uint8(0)}
+    kept = nodes if quantized else [nodes[0], nodes[3]]
+    model = model_of(kept, weights={name: np.asarray(value) for name, value in weights.items()})
+    write(model, tmp_path / "net.onnx")
+
+    def wrong_sum(program: Path, _precision: Any, _soc: Any, _settings: Any, fed: Any) -> Any:
+        changed = onnx.load(str(program))
+        for weight in changed.graph.initializer:
+            if weight.name == "one":
+                weight.CopyFrom(numpy_helper.from_array(np.asarray(np.float32(1.5)), "one"))
+        onnx.save(changed, str(tmp_path / "htp.onnx"))
+        return provider.on_cpu(tmp_path / "htp.onnx", fed)
+
+    monkeypatch.setattr(provider, "on_htp", wrong_sum)
+    samples = [{"x": np.full((1, 3, 8, 8), 2.0, "f4")}]
+    precision, soc = precision_named("8a8w" if quantized else "fp16"), soc_named("SM8650")
+    how: Any = None
+    found = searched(tmp_path / "net.onnx", {}, samples, precision, soc, how, tmp_path, 60.0, 1e9, None)
+    assert found["first"]["node"] == "add" and found["first"]["share"] == 1.0
+    assert found["cuts"]["square"] < found["cuts"]["add"]
 
 
 def test_a_softmax_over_another_axis_is_another_operator_in_a_forecasts_difference() -> None:
