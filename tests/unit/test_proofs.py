@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from ci.pipeline.cause import Cause
-from ci.pipeline.findings import NO_FIX
 from ci.pipeline.options import OneModel
 from ci.pipeline.proofs import MOST, helps, proofs_of
 from ci.pipeline.proved import explained
@@ -17,6 +16,7 @@ from ci.pipeline.rewriting import Rewritten
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
+from provisioning.fixes import NO_FIX
 from tests.support.taken_models import HELPS, RED, Taken, green
 
 CAUSE = Cause("the cause is pow", {"source": HELPS.source})
