@@ -310,14 +310,6 @@ def _cell(chips: Rows, soc: str, scheme: str) -> Cell | None:
     return chips.get(soc, {}).get(scheme)
 
 
-def taken_at(operator: str, scheme: str, soc: str, refused: Collection[str] = ()) -> str:
-    """The precision at which a chip takes an operator whole that it refuses at this one, and at none of
-    `refused`; empty if none is known."""
-    name, chips = _row(operator)
-    good = [other for other in _better(scheme) if other not in refused and _is_good(chips, {soc}, other)]
-    return f"--precision {good[0]}, at which {soc} takes {name} whole; or another chip" if good else ""
-
-
 def better_than(operator: str, scheme: str, soc: str) -> str:
     """The scheme at which the chip is measured to compute the operator rightly; empty if none is known."""
     _, chips = _row(operator)

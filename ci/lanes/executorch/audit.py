@@ -17,7 +17,7 @@ from ci.lanes.executorch.compile import compile_programs
 from ci.lanes.executorch.timing import measure
 from ci.lanes.executorch.user_program import plan_of_model, program_of, pytorch_model, require_done
 from ci.operators.faults import shown_by_inputs
-from ci.operators.table import inexact, operators_in, taken_at
+from ci.operators.table import inexact, operators_in
 from ci.pipeline.options import OneModel
 from ci.pipeline.runner import Runner, ready_runner
 from provisioning.base.errors import CheckFailed
@@ -61,8 +61,8 @@ def row_of(result: Result, scheme: str, soc: str) -> dict[str, Any]:
 
 
 def _suggest_precisions(rows: Mapping[str, Mapping[str, Any]], soc: str) -> None:
-    """The table's word for what is refused, except on precisions at which this audit saw it refused, too."""
-    for scheme, row in rows.items():
+    """Of what is refused for its types: a precision at which this audit saw the chip take all of it."""
+    for row in rows.values():
         for left in row.get("cpu", ()):
             # What is refused for its shape, and not for its types, has no better precision.
             if (
@@ -71,13 +71,16 @@ def _suggest_precisions(rows: Mapping[str, Mapping[str, Any]], soc: str) -> None
                 and "datatypes" in left["reason"]
             ):
                 operator = left["operator"]
-                refused = [name for name, other in rows.items() if _refuses(other, operator)]
-                integers = OF_INTEGERS in left["reason"]
-                left["suggestion"] = IN_FLOAT if integers else taken_at(operator, scheme, soc, refused)
+                taken = next((name for name, other in rows.items() if _takes(other, operator)), "")
+                at_another = (
+                    f"--precision {taken}, at which {soc} takes each {operator} here" if taken else ""
+                )
+                left["suggestion"] = IN_FLOAT if OF_INTEGERS in left["reason"] else at_another
 
 
-def _refuses(row: Mapping[str, Any], operator: str) -> bool:
-    return "error" in row or any(left["operator"] == operator for left in row["cpu"])
+def _takes(row: Mapping[str, Any], operator: str) -> bool:
+    on_cpu = [left["operator"] for left in row.get("cpu", ())]
+    return operator in row.get("delegated", ()) and operator not in on_cpu
 
 
 def _facts(result: Result) -> dict[str, Any]:

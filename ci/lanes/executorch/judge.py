@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR, OF_INTEGERS
+from ci.artifacts.compiler_log import CRASHES, NATIVE_ERROR
 from ci.artifacts.program import CompiledProgram, ContextStrings, Delegate, read
 from ci.diagnose.explain import nearest
 from ci.engine.work import Failure, Result
@@ -15,7 +15,6 @@ from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import LOG
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import faults_in, versions_of
-from ci.operators.table import taken_at
 from ci.pipeline.baseline import Baseline, Tolerances, growth
 from ci.pipeline.findings import not_in_fp16
 from provisioning.base.commands import Fix, joined
@@ -26,12 +25,6 @@ from provisioning.manifest import soc_named
 
 PAGE = 4096
 OPERATOR = re.compile(r"\baten\.\w+\.\w+")
-REFUSED = re.compile(
-    rf"({OPERATOR.pattern}) needs it, and stays on the CPU: [^;]*datatypes(?![^;]*{OF_INTEGERS})"
-)
-"""Refused for its types, which another precision has not. What is refused for its shape has no better one."""
-
-
 FIXES = {
     "factory": "correct the factory: it returns the model, or the model and its inputs",
     "suite": "correct the case in {suite}",
@@ -70,9 +63,7 @@ def _with_what_is_known(program: ExecutorchProgram, message: str, fix: str) -> t
     met = faults_in(
         {name: {"operator": name, "line": ""} for name in operators}, scheme, soc, versions_of(), dies=True
     )
-    better = [taken_at(name, scheme, soc) for name in dict.fromkeys(REFUSED.findall(message))]
-    own = [*better, fix] if fix.startswith("--keep-going") else [fix, *better]
-    fixes = [*(fault.fault.fix for fault in met), *own]
+    fixes = [*(fault.fault.fix for fault in met), fix]
     return "; ".join([message, *map(str, met)]), joined(dict.fromkeys(fixes), "; or ")
 
 
