@@ -123,9 +123,7 @@ def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPack
             raise UpstreamError(
                 f"apt offers {package.name} {package.version}, and no longer the pinned {pin.version}",
                 fix=Fix(
-                    "name sources that have it, such as Debian's archive of that day, with --apt-sources;"
-                    " or pin newer ones: {}",
-                    ("image", "--lock"),
+                    "name sources that have it with --apt-sources; or pin newer ones: {}", ("image", "--lock")
                 ),
             )
         if pin.sha256 != package.sha256:

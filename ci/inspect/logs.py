@@ -98,14 +98,8 @@ def logs_of(path: Path, shown: Callable[[Path], str]) -> Iterator[tuple[str, Bin
                 yield from _in_tar(log, name)
                 return
             if not _is_text(log):
-                raise UsageError(
-                    f"{name} is no text",
-                    fix=Fix(
-                        "`{}` says what is in a program, a DLC or a library; give diagnose what the"
-                        " command that failed has printed",
-                        ("inspect", "FILE"),
-                    ),
-                )
+                more = "`{}` shows what is in it; give diagnose the output of the command that failed"
+                raise UsageError(f"{name} is no text", fix=Fix(more, ("inspect", "FILE")))
             yield name, log
 
 

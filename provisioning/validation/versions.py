@@ -56,7 +56,7 @@ def qnn_version(context: Context) -> Iterator[Problem]:
             tree.named,
             "has no sdk.yaml and no version in its name, so its files do not say which QNN it is",
             Fix(
-                "reinstall it with its sdk.yaml, or take the pinned one: unset QNN_SDK_ROOT; {}",
+                "reinstall it with its sdk.yaml, or use the pinned one: unset QNN_SDK_ROOT; {}",
                 ("provision",),
             ),
             Severity.WARNING,

@@ -104,9 +104,12 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             ]
         words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
         forecasted = forecast_of_chip(program, facts.get("estimate"))
-        words += [f"  {line}" for line in (forecasted.in_words() if forecasted else ())]
         build = context["record"]["build_id"]
         more = [f"QNN {build}, {plural(context['audit']['nodes'], 'node')} on HTP", *context["slices"]]
+        if forecasted and forecasted.forecasts:
+            words += [f"  {line}" for line in forecasted.in_words()]
+        elif forecasted:
+            more += forecasted.in_words()
         if ddr := context["ddr"]:
             more += [f"{ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
         commands = (

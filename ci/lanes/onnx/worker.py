@@ -13,7 +13,7 @@ from typing import Any
 
 from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve, threads
 from ci.pipeline.models.faster_exports import make_exports_faster
-from provisioning.base.commands import Fix, session
+from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
 
@@ -68,16 +68,12 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
     from ci.pipeline.accuracy import Unusable
 
     if not isinstance(error, ToolkitError):
-        text = " ".join(str(error).split())[:1000]
+        text, log = " ".join(str(error).split())[:1000], order["log"]
         return {
             "kind": UNFORESEEN,
             "exit_code": INTERNAL,
             "message": f"{order['do']}: {type(error).__name__}: {text}",
-            "fix": Fix(
-                "the traceback is in {}; {} explains what is known of it",
-                order["log"],
-                session("diagnose", order["log"]),
-            ),
+            "fix": Fix("the traceback is in {}; {} explains what is known of it", log, ("diagnose", log)),
         }
     problems = (
         [asdict(problem) for problem in error.problems] if isinstance(error, steps.NotCompilable) else []
