@@ -17,8 +17,11 @@ from ci.engine.closed import closed, key_of_environment
 from ci.lanes.executorch.worker import IMPORTED_LATE
 from ci.pipeline.models.faster_exports import INDUCTOR, SPEED_UPS, make_exports_faster
 from ci.pipeline.options import PLAIN_TORCH
+from provisioning.base.settings import MANIFESTS
+from tests.support.lowering_suites import run
 
 X = torch.randn(2, 4)
+COMMON = MANIFESTS / "suites" / "common.toml"
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 """Of torch and executorch about themselves."""
@@ -225,6 +228,21 @@ def test_what_writes_to_its_input_is_found_without_torchs_compiler_and_done_by_i
     assert quick is not real and graph_after(quick, nn.ReLU()) == expected[0]
     assert INDUCTOR not in sys.modules
     assert graph_after(quick, Written()) == expected[1] and "auto_functionalized" not in expected[1]
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(3600)
+def test_programs_that_this_was_not_written_for_are_the_same_by_plain_torch(tmp_path: Path) -> None:
+    """The shipped ones are rechecked by the nightly row of test_lowering."""
+    wider = tmp_path / "wider.toml"
+    wider.write_text(COMMON.read_text(encoding="utf-8").replace("8a8w", "16a8w"), encoding="utf-8")
+    chosen = ("--suite", COMMON, "--suite", wider, "--jobs", "2")
+    # QNN's compiler crashes on three of these ten models.
+    run("test_lowering", tmp_path, *chosen)
+    again = run("test_lowering", tmp_path, *chosen, "--recheck", "100%")
+    compared, _, cached = str(again.report.metrics["rechecked"]).split()
+    assert compared == cached and int(cached) >= 14, again.err
+    assert not [finding for finding in again.report.findings if finding.rule == "flaky"], again.err
 
 
 @pytest.mark.parametrize("name", IMPORTED_LATE)
