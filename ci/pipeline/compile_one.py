@@ -240,6 +240,8 @@ def _write(
             *(f"  {line}" for line in product.more if taken.how.verbose),
         ]
         sys.stdout.write(readable("".join(f"{line}\n" for line in lines), sys.__stdout__ or sys.stdout))
+        # The search for a cause may take a minute.
+        sys.stdout.flush()
         answer.add_findings(map(Places.of().located, product.findings))
     folder = Parser.user_folder() / output
     answer.add(programs=[_answered(folder, product) for product in products])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.page_examples import Example, examples_of, not_printed
-from tests.support.typed import typed
+from tests.support.typed import FROM_ELSEWHERE, typed
 
 pytestmark = pytest.mark.heavy
 
@@ -36,9 +38,12 @@ def _printed(example: Example, folder: Path) -> str:
     # What an earlier run of this test compiled would be taken from the cache, without a word of the steps.
     anew = ["--no-cache"] * (example.words[0] == "compile")
     package = "provisioning" if example.words[0] in PROVISIONING else "ci"
-    done = typed(*example.words, *anew, package=package, cwd=folder)
-    # The page's reader is in this folder.
-    return (done.stderr + done.stdout).replace(f"{folder}/", "")
+    typed_here = [sys.executable, "-c", FROM_ELSEWHERE, str(ROOT), package, *example.words, *anew]
+    # Both streams in the order in which a terminal shows them. The page's reader is in this folder.
+    done = subprocess.run(
+        typed_here, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    return done.stdout.replace(f"{folder}/", "")
 
 
 @pytest.fixture
