@@ -43,6 +43,7 @@ REASONS = {
     "unit/test_llm.py": PROCESS,
     "unit/test_logs.py": SHORTER,
     "unit/test_onnx_commands.py": PROCESS,
+    "unit/test_onnx_graph.py": PLANTED,
     "unit/test_onnx_machine.py": PLANTED,
     "unit/test_onnx_stage.py": PROCESS,
     "unit/test_printed_commands.py": "whether this is a clone is known to the process alone",
