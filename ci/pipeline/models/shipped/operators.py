@@ -195,6 +195,15 @@ def roots() -> tuple[nn.Module, Inputs]:
     return _around(Calls(lambda x: torch.sqrt(x * x + 1.0) / torch.sqrt(torch.var(x, -1, keepdim=True))))
 
 
+def cosine() -> tuple[nn.Module, Inputs]:
+    """A cosine similarity, in parts."""
+
+    def unit(x: torch.Tensor) -> torch.Tensor:
+        return x / torch.sqrt((x * x).sum(-1, keepdim=True))
+
+    return _around(Calls(lambda x: x * (unit(x) * unit(x * x + 1.0)).sum(-1, keepdim=True)))
+
+
 def layer_norm() -> tuple[nn.Module, Inputs]:
     return _around(nn.LayerNorm(WIDTH))
 
