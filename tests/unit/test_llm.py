@@ -82,7 +82,7 @@ from provisioning.base.settings import ROOT, store_path
 from provisioning.manifest import soc_named
 from qnn_ci.command import program_of
 from tests.support.checkpoints import write_adapter
-from tests.support.drawn_checkpoints import drawn, layer_named, replayed
+from tests.support.drawn_checkpoints import CHOSEN_BY, drawn, layer_named, replayed
 from tests.support.typed import parsed, run_here
 
 EOS = 9
@@ -1012,7 +1012,7 @@ class TestCheck:
         self, name: str, chosen: bool
     ) -> None:
         """Replayed from what was measured of them."""
-        lines = [line for line in drawn() if (line["seed"] is None) == chosen]
+        lines = [line for line in drawn() if (line["seed"] in CHOSEN_BY) == chosen]
         healthy = [line for line in lines if line["fault"] == "none"]
         faulty = [line for line in lines if line["fault"] != "none"]
         red, found = (sum(map(bool, map(replayed, some))) for some in (healthy, faulty))
@@ -1024,7 +1024,7 @@ class TestCheck:
     def test_floors_are_twice_what_the_checkpoints_they_were_chosen_by_need(
         self, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
-        healthy = [line for line in drawn() if line["seed"] is None and line["fault"] == "none"]
+        healthy = [line for line in drawn() if line["seed"] in CHOSEN_BY and line["fault"] == "none"]
         for share, red in ((0.5, False), (0.25, True)):
             with monkeypatch.context() as patch:
                 patch.setitem(FLOORS, name, FLOORS[name] * share)
