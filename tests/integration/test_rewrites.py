@@ -99,7 +99,7 @@ def test_a_pool_without_a_batch_is_passed_over() -> None:
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_the_words_for_an_embedding_bag_compute_the_same_in_each_of_its_modes(mode: str) -> None:
-    method = re.search(rf"\.(\w+)\(1\) of mode {mode}\b", words_of("embedding-bag-on-cpu"))
+    method = re.search(rf"\.(\w+)\(1\) for mode {mode}\b", words_of("embedding-bag-on-cpu"))
     assert method
     bag, ids = torch.nn.EmbeddingBag(10, 4, mode=mode), torch.tensor([[1, 2, 3], [4, 5, 9]])
     rows = torch.nn.Embedding.from_pretrained(bag.weight)(ids)

@@ -164,6 +164,10 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
         lambda: _of(*ROW)(lambda x: x + torch.log(torch.arange(6) + 1.0)),
         lambda: _of(*ROW)(lambda x: torch.cat([x, torch.ones_like(x).cumsum(-1) + x.new_zeros(x.shape)], -1)),
     ],
+    "convolution-for-unfold": [
+        lambda: _of(2, 4, 6, 5)(lambda x: functional.unfold(x, 3, padding=1)),
+        lambda: _of(1, 3, 8, 8)(lambda x: functional.unfold(x, (2, 3), dilation=2, stride=(1, 2))),
+    ],
     "recurrent-cell-by-cell": [
         lambda: _of(2, 3, parts=(nn.GRUCell(3, 5),))(lambda cell, x: cell(x, cell(x))),
         lambda: _of(2, 3, parts=(nn.LSTMCell(3, 5, bias=False),))(lambda cell, x: cell(x, cell(x))[0]),

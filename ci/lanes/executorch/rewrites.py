@@ -555,6 +555,13 @@ def cosine_in_parts(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Te
     return torch.mul(*units).sum(dim)
 
 
+@one("convolution-for-unfold", aten.im2col.default)
+def convolution_for_unfold(x: Tensor, kernel: list[int], dilation: Any, padding: Any, stride: Any) -> Tensor:
+    channels = x.shape[-3]
+    windows = torch.eye(channels * math.prod(kernel)).view(-1, channels, *kernel)
+    return functional.conv2d(x, windows, None, stride, padding, dilation).flatten(-2)
+
+
 @search("constants-folded")
 def constants_folded(model: Exported) -> Iterator[NodeMatch]:
     """What no input changes, where something reads it that an input changes."""
