@@ -215,7 +215,7 @@ def test_a_file_of_an_older_build_is_named_and_makes_no_bundle(
     assert bundle_rule in {finding["rule"] for finding in found}
     # sign_lpai signs for the audio DSP: it makes no catalogue.
     fixes = [finding["fix"] for finding in found if finding["rule"] == "signing-files"]
-    assert fixes and all("provision" in fix and "sign_lpai" not in fix for fix in fixes)
+    assert fixes and all("repair" in fix and "sign_lpai" not in fix for fix in fixes)
     assert (done.returncode, bundle.exists()) == (1, False)
 
 
