@@ -33,6 +33,7 @@ from ci.gate.supervision import (
 from ci.pipeline.flags import add_recheck, recheck_flags
 from ci.pipeline.stage_names import stage_names
 from ci.report.collect import GATE, did_not_run
+from provisioning.base import answer
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
@@ -194,6 +195,8 @@ def run_gate(
     ]
     results = run_stages(stages, chosen, flags, selection, whole=whole)
     reports = [result.report for result in results]
+    for report in reports:
+        answer.add_report(report)
     summarised(gate, results).write(selection.reports)
     conclude(reports, selection.reports, os.environ, whole=whole)
     return exit_code(results)
@@ -242,7 +245,7 @@ def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Se
     gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags))
     gate.metrics["stages"] = [{"stage": stage.name} for stage in stages]
     gate.add("gate-unfinished", Severity.ERROR, GATE, "the gate did not come to its end", gate.command)
-    return gate.finish(Outcome.ERROR)
+    return gate.finish(Outcome.ERROR, provisional=True)
 
 
 def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection, *, whole: bool) -> StageResult:
@@ -297,7 +300,7 @@ def judge(
     if code == INTERRUPTED:
         return StageResult(did_not_run(stage.name, f"{stage.name} was interrupted"), code)
     stage_run = StageRun(stage.name, selection.profile, selection.target, command_line)
-    stand_in = replace(stage_run.finish(Outcome.ERROR), seconds=duration)
+    stand_in = replace(stage_run.finish(Outcome.ERROR, provisional=True), seconds=duration)
     log = log_of(stage.name, selection.reports)
     report = report_of(selection.reports / f"{stage.name}.json", code, stand_in, log, kills)
     # Exit code 1 means that the checked thing is bad. A stage that could not check it did not find that.

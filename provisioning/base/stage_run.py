@@ -78,7 +78,10 @@ class StageRun:
         flags = profile, ["--target", target] if elsewhere else []
         return fix.selecting(*flags) if isinstance(fix, Fix) and fix.commands else fix
 
-    def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
+    def finish(
+        self, outcome: Outcome | None = None, *, strict: bool = False, provisional: bool = False
+    ) -> Report:
+        """A provisional report is written in case that none follows: it is in no answer."""
         places = Places.of(self.command)
         report = Report(
             stage=self.stage,
@@ -96,7 +99,8 @@ class StageRun:
             command=self.command,
             run=os.environ.get(RUN, ""),
         )
-        answer.add_report(report)
+        if not provisional:
+            answer.add_report(report)
         return report
 
     def close(

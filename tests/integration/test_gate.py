@@ -17,6 +17,7 @@ import pytest
 from ci.gate import verb as gate
 from ci.gate.table import GateStage, gate_table
 from ci.pipeline.flags import recheck_flags
+from provisioning.base import answer
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import ROOT, Selection
@@ -125,6 +126,23 @@ def test_a_stage_that_says_in_its_report_what_kept_it_is_taken_at_its_exit_code(
     (reports / "logs" / "one.log").touch()
     ran = gate.judge(stage("one"), code, selection, 1.0, "nox -s one", 0)
     assert (ran.code, ran.report.outcome) == (kept, Outcome.ERROR if code == 70 else outcome)
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("passes", []),
+        ("fails", ["gate-stage", "rule"]),
+        ("late", ["gate-stage", "rule", "stage-died"]),
+    ],
+)
+def test_an_answer_has_what_the_gate_and_its_stages_found_and_nothing_provisional(
+    reports: Path, name: str, rules: list[str]
+) -> None:
+    place = reports / "answer.json"
+    answer.answered("gate", [], place, lambda: run_gate(reports, stage(name)))
+    found = json.loads(place.read_text())["findings"]
+    assert sorted(finding["rule"] for finding in found) == rules
 
 
 def test_a_reader_of_the_gate_that_left_does_not_change_its_verdict(reports: Path) -> None:
