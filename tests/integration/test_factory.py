@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._functorch.predispatch import _add_batch_dim
 
 from ci.pipeline.models import factory
 from ci.pipeline.models.factory import infer, infer_all, make, require_float32, where_input_changes
@@ -255,6 +256,18 @@ def test_where_a_layer_has_no_scale_for_a_computed_weight_the_fix_keeps_the_weig
         compiles(node)
     cause, fix = factory.explained(raised.value)
     assert "net.py:7" in cause and "register_buffer" in fix and "repair" in fix
+
+
+def test_what_vmap_leaves_in_a_graph_is_explained() -> None:
+    class Each(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.vmap(torch.sin)(x)
+
+    nodes = torch.export.export(Each(), (torch.rand(2, 3),)).graph.find_nodes
+    with pytest.raises(AttributeError) as raised:
+        _ = next(node.target._schema for node in nodes(op="call_function", target=_add_batch_dim))
+    cause, fix = factory.explained(raised.value)
+    assert "vmap" in cause and "attention_mask" in fix
 
 
 def test_an_unfold_whose_windows_overlap_is_the_convolution_of_its_fix() -> None:

@@ -106,6 +106,12 @@ NOT_COMPILABLE = (
         "return its tensors: values, indices = ...; return values, indices",
     ),
     (
+        "'function' object has no attribute '_schema'",
+        "the model calls torch.vmap, which ExecuTorch cannot lower",
+        "compute it without vmap; a decoder of transformers makes its causal mask with it, unless it gets one"
+        " of four dimensions: net(input_ids=x, attention_mask=torch.full((1, 1, n, n), -1e4).triu(1))",
+    ),
+    (
         "index out of range in self",
         "an index is out of range once the operators that compute it are quantized",
         'compute the indices once, in __init__, and keep them: self.register_buffer("bucket", bucket,'
