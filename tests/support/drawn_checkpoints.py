@@ -19,6 +19,7 @@ from ci.lanes.llm.verdicts import (
     FIGURES,
     READER_NAMES,
     Bounds,
+    cause_of,
     choice_problems,
     culprit,
     figure_problems,
@@ -100,8 +101,23 @@ def drawn() -> list[dict[str, Any]]:
 
 def replayed(line: Mapping[str, Any]) -> list[str]:
     """What `llm check` says by today's limits of the logits and the parts that a line holds."""
+    figures, bounds, rows = _unpacked(line)
+    missed = list(figure_problems(figures, bounds))
+    missed += choice_problems(line["choices"], bounds) if line["choices"] else []
+    found = culprit(rows, inaccurate=bool(missed))
+    return [found] * bool(found) + missed
 
-    def unpacked(readers: Mapping[str, Any]) -> dict[str, Any]:
+
+def cause(line: Mapping[str, Any]) -> str:
+    """What it says to be the reason."""
+    figures, bounds, rows = _unpacked(line)
+    return cause_of(rows, figures, bounds)
+
+
+def _unpacked(line: Mapping[str, Any]) -> tuple[dict[str, Any], Bounds, list[dict[str, Any]]]:
+    """Its figures, limits and parts."""
+
+    def named(readers: Mapping[str, Any]) -> dict[str, Any]:
         return {
             reader: {
                 name: dict(zip(("value", "error"), pair, strict=True))
@@ -110,12 +126,9 @@ def replayed(line: Mapping[str, Any]) -> list[str]:
             for reader, pairs in readers.items()
         }
 
-    rounding = {**line["rounding"], "noise": unpacked(line["rounding"]["noise"])}
+    rounding = {**line["rounding"], "noise": named(line["rounding"]["noise"])}
     bounds = Bounds.of(rounding, line["precision"], {})
-    missed = list(figure_problems(unpacked(line["figures"]), bounds))
-    missed += choice_problems(line["choices"], bounds) if line["choices"] else []
-    found = culprit(part_rows(line["parts"], bounds), inaccurate=bool(missed))
-    return [found] * bool(found) + missed
+    return named(line["figures"]), bounds, part_rows(line["parts"], bounds)
 
 
 def layer_named(line: Mapping[str, Any]) -> str:

@@ -62,6 +62,7 @@ from ci.lanes.llm.prompts import (
 )
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import (
+    FIXES,
     FLOORS,
     READER_NAMES,
     Bounds,
@@ -82,7 +83,7 @@ from provisioning.base.settings import ROOT, store_path
 from provisioning.manifest import soc_named
 from qnn_ci.command import program_of
 from tests.support.checkpoints import write_adapter
-from tests.support.drawn_checkpoints import CHOSEN_BY, drawn, layer_named, replayed
+from tests.support.drawn_checkpoints import CHOSEN_BY, cause, drawn, layer_named, replayed
 from tests.support.typed import parsed, run_here
 
 EOS = 9
@@ -1017,6 +1018,7 @@ class TestCheck:
         faulty = [line for line in lines if line["fault"] != "none"]
         red, found = (sum(map(bool, map(replayed, some))) for some in (healthy, faulty))
         named = sum(layer_named(line) == "right" for line in faulty)
+        assert {cause(line) for line in faulty if replayed(line)} <= {"graph", "halves", "hidden"}
         counts = f"{red} of {len(healthy)} | {len(faulty) - found} of {len(faulty)} | {named} of {found}"
         assert f"| {name} | {counts} |" in (ROOT / "docs" / "llm.md").read_text(encoding="utf-8"), counts
 
@@ -1080,6 +1082,35 @@ class TestCheck:
         assert "prefill_0" not in capsys.readouterr().out
         assert self.check(tmp_path, monkeypatch, "--where", precision="fp16", parts=parts[:1]) == 0
         assert "prefill_0, layers 0 to 0: hidden_1 40.0 dB" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("cause", "flags", "measured"),
+        [
+            ("graph", (), {"parts": [part(1, "prefill", 5.0, 5.0)], "noise": 1.0}),
+            ("graph", ("--on", "cpu"), {"noise": 0.001, "divergence": 0.03}),
+            ("lowering", (), {"parts": [part(1, "prefill", 20.0, 40.0)]}),
+            ("halves", (), {"parts": [part(1, "prefill", 26.0)], "precision": "fp16"}),
+            ("rounding", (), {"parts": [part(1, "prefill", 40.0, 40.0)], "noise": 0.06, "divergence": 0.07}),
+            ("hidden", (), {"parts": [part(1, "prefill", 40.0, 40.0)], "noise": 0.001, "divergence": 0.03}),
+            ("genie", (), {"parts": [part(1, "prefill", 40.0, 40.0)], "choices": 0.0}),
+            (
+                "genie",
+                (),
+                {"parts": [part(1, "prefill", 40.0, 40.0)], "genie_figure": {"value": 0.2, "error": 1e-6}},
+            ),
+        ],
+    )
+    def test_what_to_do_follows_from_what_is_wrong(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        cause: str,
+        flags: tuple[str, ...],
+        measured: dict[str, Any],
+    ) -> None:
+        """Other text to calibrate by repairs no graph, and a graph that is right on the CPU is right."""
+        assert self.check(tmp_path, monkeypatch, *flags, **measured) == 1
+        assert {finding.fix for finding in found_by(tmp_path)} == {FIXES[cause]}
 
     def test_a_tokenizer_of_another_model_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,10 @@ from ci.lanes.llm.prompts import (
     words_after,
 )
 from ci.lanes.llm.verdicts import (
+    FIXES,
     READER_NAMES,
     Bounds,
+    cause_of,
     choice_problems,
     culprit,
     figure_problems,
@@ -84,10 +86,6 @@ MIN_TOKENS = 256
 TOKENIZER_CHARS = 4000
 TEXTS, SAID = 3, 24
 """Texts for the page, and tokens of each, at most: fewer where decode is judged by few."""
-FIXES = {
-    "fp16": "compile it again, or with --precision 16a8w; if that stays, report it",
-    "quantized": "calibrate by more or other text, or take fp16",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +278,11 @@ class Check:
     row: dict[str, Any] = field(default_factory=dict)
     """Of the report."""
     findings: list[Finding] = field(default_factory=list)
+    fix: str = ""
+    """Where it is known before anything is measured."""
 
     def __post_init__(self) -> None:
         record = self.record
-        self.fix = FIXES["fp16" if record["precision"] == "fp16" else "quantized"]
         self.genie = through(record) == "genie"
         self.by_genie = self.genie and self.options.on == "both"
         self.order: dict[str, Any] = {
@@ -308,7 +307,8 @@ class Check:
         options, logs = self.options, self.options.selection.reports.absolute() / "llm"
         with options.emulated.worker(self.record, options.selection, logs, options.timeout) as ask:
             if self.by_genie:
-                self._add(self._tokenizer_problems(), "llm-text")
+                fix = "report it with the checkpoint's tokenizer.json"
+                self._add(self._tokenizer_problems(), "llm-text", fix)
             bounds = self._bounds(ask)
             self.order["tie"] = self.row["tie"] = bounds.tie
             if options.on != "parts":
@@ -318,13 +318,17 @@ class Check:
                 self._genie(ask, bounds)
             if options.on != "cpu":
                 self._parts(ask, bounds)
+        if self.findings:
+            parts, figures = self.row.get("parts", ()), self.row.get("figures", {})
+            fix = self.fix or FIXES[cause_of(parts, figures, bounds)]
+            self.findings = [replace(finding, fix=finding.fix or fix) for finding in self.findings]
         sys.stdout.write(f"{self.row['comparisons']} comparisons with a limit\n")
         if self.genie and options.on != "both":
             sys.stdout.write(f"Genie was not run: --on {options.on}\n")
 
-    def _add(self, messages: Iterable[str], rule: str = "llm-accuracy") -> None:
+    def _add(self, messages: Iterable[str], rule: str = "llm-accuracy", fix: str = "") -> None:
         name = self.options.model.absolute().name
-        self.findings += [Finding(rule, Severity.ERROR, name, message, self.fix) for message in messages]
+        self.findings += [Finding(rule, Severity.ERROR, name, message, fix) for message in messages]
 
     def _of_each_kind(self, ask: Asker, order: Mapping[str, Any], do: str) -> list[dict[str, Any]]:
         """The worker answers in a fork each time, so that the emulator's memory is free again."""

@@ -358,15 +358,23 @@ class Bounds:
     def of_reader(self, reader: str) -> Mapping[str, float]:
         return self.narrow.get(reader) or self.narrow[OF_WINDOWS]
 
+    def explain(self, reader: str, figures: Figures) -> bool:
+        """Whether rounding alone costs as much, be it more than the limits allow."""
+        noise = self.rounding.get(reader) or self.rounding[OF_WINDOWS]
+        allowed = {name: _explained(name, noise[name], halves=self.halves) for name in DIVERGENCES}
+        return not misses(figures, allowed, chance=True)
+
 
 def _narrowed(name: str, limit: float, noise: Figure, *, halves: bool) -> float:
     """Only divergences: what else is measured follows from them, and each comparison more is a false alarm
     more."""
-    if name not in DIVERGENCES:
-        return limit
+    return min(limit, _explained(name, noise, halves=halves)) if name in DIVERGENCES else limit
+
+
+def _explained(name: str, noise: Figure, *, halves: bool) -> float:
     if halves:
-        return min(limit, HALVES * noise.value)
-    return min(limit, max(FLOORS.get(name, 0.0), CHIP * noise.value + STANDARD_ERRORS * noise.error))
+        return HALVES * noise.value
+    return max(FLOORS.get(name, 0.0), CHIP * noise.value + STANDARD_ERRORS * noise.error)
 
 
 def figure_problems(facts: Mapping[str, Any], bounds: Bounds) -> Iterator[str]:
@@ -400,10 +408,12 @@ def _part_row(part: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:
     first, last = part["layers"]
     loss, enough = (HALVES_DB, HALVES_ENOUGH_DB) if bounds.halves else (LOSS_DB, math.inf)
     at_least = {name: min(db - loss, enough) for name, db in rounding["typical"].items()}
-    least, beside = FP16_LEAST_DB, ""
+    least, beside, cause = FP16_LEAST_DB, "", "halves"
     if cpu:
         worst = min(QUANTIZED_LEAST_DB, rounding["db"][part["kind"]] - loss)
         least, beside = max(worst, cpu["db"] - CHIP_DB), f", {in_decibels(cpu['db'])} on the CPU"
+        right = cpu["db"] >= worst and all(db >= at_least[name] for name, db in cpu["typical"].items())
+        cause = "lowering" if right else "graph"
     # The one of which rounding explains the least. NaN comes first.
     spare = {name: db - at_least[name] for name, db in htp["typical"].items()}
     output = min(spare, key=lambda name: spare[name] if spare[name] == spare[name] else -math.inf)
@@ -421,8 +431,42 @@ def _part_row(part: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:
         "least_db": least,
         "typical_least_db": typical_least,
         "wrong": wrong,
+        "cause": cause if wrong else "",
         **({"cpu_db": cpu["db"]} if cpu else {}),
     }
+
+
+FIXES = {
+    "halves": "compile it with --precision 16a8w: fp16 may not hold its values, and that check tells by"
+    " the CPU whether a layer's graph or QNN is wrong",
+    "graph": "no other calibration helps, as the graph is wrong on the CPU, too. Compile it again; if that"
+    " stays, report it with the checkpoint's config.json",
+    "lowering": "no other calibration helps, as the same graph is right on the CPU: QNN computes these layers"
+    " otherwise. Compile it with --precision fp16 or by another QNN, and report it",
+    "genie": "no other calibration helps, as these binaries give the right logits without Genie. Compile it"
+    " again for their configuration; if that stays, report it",
+    "hidden": "compile it with --precision fp16 and check that: rounding costs less than this, and hides the"
+    " layer that is wrong",
+    "rounding": "rounding alone costs as much: calibrate by more or other text, or take a higher precision",
+}
+"""What to do, by what makes a model inaccurate."""
+
+
+def cause_of(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], bounds: Bounds) -> str:
+    """Of what is wrong. Without rows the CPU alone was asked, which computes the graph as it is."""
+    if wrong := next((row for row in rows if row["wrong"]), None):
+        return str(wrong["cause"])
+    figures = {name: figures_from(facts[name]) for name in READER_NAMES if name in facts}
+    missed = [name for name in figures if misses(figures[name], bounds.of_reader(name), chance=True)]
+    unexplained = [name for name in missed if not bounds.explain(name, figures[name])]
+    # If nothing is missed, Genie's choices are.
+    if rows and (unexplained or not missed) and all(map(is_genies, unexplained)):
+        return "genie"
+    if bounds.halves:
+        return "halves"
+    if not unexplained:
+        return "rounding"
+    return "hidden" if rows else "graph"
 
 
 def culprit(rows: Sequence[Mapping[str, Any]], *, inaccurate: bool) -> str:
