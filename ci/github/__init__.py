@@ -36,8 +36,7 @@ PARTS = {
 def configure(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     for name, summary in PARTS.items():
-        part = parts.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        part.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parts.add_parser(name, help=summary, description=summary)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,8 +23,7 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     summary = "sign what runs packed into these folders, upload it, and remove it from them"
-    push = verbs.add_parser("push", help=summary, description=summary, allow_abbrev=False)
-    push.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    push = verbs.add_parser("push", help=summary, description=summary)
     push.add_argument(
         "results", nargs="*", type=Path, metavar="RESULTS", help=f"folders of results [{RESULTS}]"
     )

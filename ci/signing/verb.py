@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base import answer, units
-from provisioning.base.command_line import DEBUG
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import reports_path
@@ -37,10 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("inspect", "say what a library's signature is"),
         ("verify", "say whether it holds, part by part"),
     ):
-        action = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        action = verbs.add_parser(name, help=summary, description=summary)
         action.add_argument("files", type=Path, nargs="+", metavar="FILE")
-        # Also behind the action's name, where people type it.
-        action.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
     _add_verify_flags(action)
 
 

@@ -96,8 +96,10 @@ class Parser(argparse.ArgumentParser):
         return Path(cls.started_in or Path.cwd())
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
+        super().__init__(*args, **keywords | {"allow_abbrev": False})
         self.register("type", Path, self._path)
+        # Also behind the word of a subparser, where people type it.
+        self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
         # `taken` has read it before, so that it may stand behind any of a verb's words.
         self.add_argument(answer.FLAG, nargs="?", metavar="FILE", default=argparse.SUPPRESS, help=answer.HELP)
 
@@ -339,9 +341,8 @@ def parsed(verb: Verb, argv: Sequence[str]) -> argparse.Namespace:
     """What the words mean to a verb, which is not run.
 
     Where its command line refuses them, what was parsed before: the verb itself says what is wrong."""
-    parser = Parser(allow_abbrev=False)
+    parser = Parser()
     module_of(verb).configure(parser)
-    parser.add_argument("--debug", action="store_true")
     known = argparse.Namespace()
     with suppress(SystemExit), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         parser.parse_known_args(answer.taken(argv)[0], known)
@@ -374,10 +375,8 @@ def _parser(program: str, name: str, verb: Verb) -> Parser:
         description=verb.summary,
         epilog=_as_here(f"examples:\n{module.EXAMPLES.rstrip()}\n") if module.EXAMPLES else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     module.configure(parser)
-    parser.add_argument("--debug", action="store_true", help=DEBUG)
     return parser
 
 

@@ -35,9 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
 
     def add(name: str, summary: str) -> argparse.ArgumentParser:
-        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        verb.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        return verb
+        return verbs.add_parser(name, help=summary, description=summary)
 
     def add_store(verb: argparse.ArgumentParser) -> None:
         verb.add_argument("--store", type=Path, help="where the trees are [QNN_CI_STORE, user cache]")

@@ -42,7 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--strict", action="store_true", help="warnings fail too")
     parser.add_argument("--tree", type=Path, metavar="DIR", help="check the libraries of this directory only")
-    parser.add_argument("--no-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached
     parser.add_argument("--list", action="store_true", help="print the catalogue of rules and stop")
 
 

@@ -76,10 +76,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         group.add_argument("--profile", help="of QNN, for ExecuTorch's programs [QNN_CI_PROFILE, wheels]")
         # What was compiled says for which chip.
         command.set_defaults(soc=None, target=None)
-    for command in (runner, checker):
-        command.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
 
 
 def _share(text: str) -> float:

@@ -43,7 +43,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     operators.add_argument("--check", action="store_true", help="write nothing; fail if the choice is stale")
     add_timeout(runner, "a step")
-    runner.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
