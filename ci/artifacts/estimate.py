@@ -10,17 +10,11 @@ HEAD = "Performance Estimates"
 FIELDS = {"us": "", "least_us": " (lower estimate)", "most_us": " (upper estimate)"}
 TIME = "Simulated (Accelerator exec time us{})"
 UNCOSTED = "Missing Ops (Number of Ops with no Costs associated)"
-TRAFFIC = {
-    "input_fill": "Input Fill",
-    "fill": "Intermediate Fill",
-    "spill": "Intermediate Spill",
-    "output_spill": "Output Spill",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class QnnEstimate:
-    """Of all graphs of a program. Times are in microseconds, traffic with DDR is in bytes."""
+    """Of all graphs of a program. Times are in microseconds."""
 
     graphs: int
     us: int
@@ -28,7 +22,6 @@ class QnnEstimate:
     most_us: int
     uncosted: int
     """Operators that the estimate counts as nothing."""
-    ddr: int
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -47,5 +40,4 @@ def read_estimate(profile: Path) -> QnnEstimate | None:
     if not graphs or TIME.format("") not in found:
         return None
     times = {field: found.get(TIME.format(which), 0) for field, which in FIELDS.items()}
-    ddr = sum(found.get(name, 0) for name in TRAFFIC.values())
-    return QnnEstimate(graphs=graphs, uncosted=found.get(UNCOSTED, 0), ddr=ddr, **times)
+    return QnnEstimate(graphs=graphs, uncosted=found.get(UNCOSTED, 0), **times)

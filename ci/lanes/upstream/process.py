@@ -107,7 +107,7 @@ WORDS = {
     "expected_failure": "expected",
 }
 
-FACTS = ("test", "outcome", "reason", "problems", "subtests", "parts", "seconds", "cpu_seconds", "peak")
+FACTS = ("test", "outcome", "reason", "problems", "parts", "seconds", "cpu_seconds", "peak")
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,6 @@ def _crash(test: str, message: str, seconds: float) -> dict[str, Any]:
         "outcome": "crash",
         "reason": message,
         "problems": [{"where": "", "what": message}],
-        "subtests": 0,
         "parts": [asdict(RecordedPart("crash"))],
         "seconds": round(seconds, 3),
         "cpu_seconds": 0.0,

@@ -66,7 +66,6 @@ class UpstreamVerdict:
     reason: str = ""
     problems: tuple[tuple[str, str], ...] = ()
     """The failed subtests, or the whole test under an empty name, each with its error."""
-    subtests: int = 0
     parts: tuple[RecordedPart, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0

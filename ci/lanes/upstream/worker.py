@@ -213,8 +213,7 @@ def verdict_of(
         outcome, reason = "expected_failure", expected[0].wasxfail or "marked as failing by ExecuTorch"
     elif skipped:
         outcome, reason = "not_run", _skip_reason(skipped[0])
-    subtests = sum(bool(_subtest(report)) for report in reports)
-    return {"outcome": outcome, "reason": reason, "problems": problems, "subtests": subtests}
+    return {"outcome": outcome, "reason": reason, "problems": problems}
 
 
 def part_of_report(report: pytest.TestReport, comparisons: Sequence[UpstreamComparison]) -> dict[str, Any]:
