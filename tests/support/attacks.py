@@ -246,11 +246,13 @@ def cases(call: str) -> Iterator[Case]:
     yield from (Case(call, *rest) for rest in itertools.product(CHANGES, WHEN, PLACES, WHOSE))
 
 
-SAMPLES = 4
+FEW = 12
+"""Of so many cases of a call the ordinary run has one."""
 
 
-def sample(call: str, number: int) -> list[Case]:
-    """Few, in four samples: each change when the work is done, and every third one in another way too."""
+def sample(call: str, *, few: bool) -> list[Case]:
+    """Each change when the work is done, and every third one in another way too: `few` of them, other changes
+    for each call, or the rest."""
     plain = [Case(call, change, "after", "inside the repository", "the same clone") for change in CHANGES]
     offset, places = list(CALLS).index(call), list(PLACES)
     drawn = [
@@ -258,7 +260,7 @@ def sample(call: str, number: int) -> list[Case]:
         for at, change in enumerate(CHANGES, offset)
         if at % 3 == 0
     ]
-    return (plain + drawn)[(offset + number) % SAMPLES :: SAMPLES]
+    return [case for at, case in enumerate(plain + drawn) if ((at - offset) % FEW == 0) is few]
 
 
 class World:
