@@ -111,18 +111,29 @@ def test_junit_has_a_case_for_every_test(whole: Suite) -> None:
     assert allocates is not None and allocates.get("type") == "memory"
 
 
-def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(suite: Suite) -> None:
-    suite.ledger({"fails": "failed", "aborts": "crash", "skips": "not_run"})
+def test_surprises_run_each_time_until_the_ledger_expects_them_and_then_are_remembered(suite: Suite) -> None:
+    suite.ledger({"abs": "failed"})
     chosen = ("-k", "fails or aborts or skips", "-k", "*_abs")
+    for _ in range(2):
+        code, report = suite.run(*chosen)
+        assert (code, suite.executed) == (1, {"abs", "aborts", "fails", "skips"})
+    assert findings(report) == {
+        "abs": ("delegate-passed", Severity.ERROR),
+        "aborts": ("delegate-failed", Severity.ERROR),
+        "fails": ("delegate-failed", Severity.ERROR),
+        "skips": ("delegate-not-run", Severity.ERROR),
+    }
+    assert counts(report) == {"passed": 1, "failed": 2, "unexpected_passes": 1, "not_run": 1}
+    fixes = {finding.rule: finding.fix for finding in report.findings}
+    assert fixes["delegate-passed"] == "nox -s test_delegate -- -k test_abs --accept"
+    suite.ledger({"fails": "failed", "aborts": "crash", "skips": "not_run"})
     code, report = suite.run(*chosen)
-    assert (code, counts(report)) == (0, {"passed": 1, "expected_failures": 2, "not_run": 1})
+    assert (code, suite.executed) == (0, set())
     assert findings(report) == {
         "fails": ("delegate-known-failure", Severity.NOTE),
         "aborts": ("delegate-known-failure", Severity.NOTE),
         "skips": ("delegate-not-run", Severity.NOTE),
     }
-    code, report = suite.run(*chosen)
-    assert (code, suite.executed) == (0, set())
     assert counts(report) == {"passed": 1, "expected_failures": 2, "not_run": 1, "cached": 4}
     root = ElementTree.parse(suite.logs / "junit.xml").getroot()
     assert root.find("testcase[@name='test_abs']/properties/property[@name='cached']") is not None
@@ -139,17 +150,6 @@ def test_a_crash_runs_again_when_anything_changed_that_it_may_have_asked_for(sui
         suite.write(path, text)
         suite.run("-k", "aborts")
         assert suite.executed == {"aborts"}
-
-
-def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(suite: Suite) -> None:
-    suite.ledger({"abs": "failed"})
-    code, report = suite.run("-k", "*_abs", "-k", "skips")
-    assert (code, findings(report)) == (
-        1,
-        {"abs": ("delegate-passed", Severity.ERROR), "skips": ("delegate-not-run", Severity.ERROR)},
-    )
-    assert counts(report) == {"passed": 1, "unexpected_passes": 1, "not_run": 1}
-    assert report.findings[0].fix == "nox -s test_delegate -- -k test_abs --accept"
 
 
 @pytest.fixture(scope="module")
@@ -222,15 +222,6 @@ def test_a_runner_in_another_place_is_as_good(remembered: Suite, monkeypatch: py
     monkeypatch.setenv("QNN_EXECUTOR_RUNNER", str(remembered.root / "moved/bin/qnn_executor_runner"))
     remembered.run("-k", "*_abs")
     assert remembered.executed == set()
-
-
-def test_a_surprise_runs_each_time_until_the_ledger_expects_it(suite: Suite) -> None:
-    for _ in range(2):
-        assert suite.run("-k", "fails")[0] == 1
-        assert suite.executed == {"fails"}
-    suite.ledger({"fails": "failed"})
-    assert suite.run("-k", "fails")[0] == 0
-    assert suite.executed == set()
 
 
 @pytest.mark.long("runs tests again and again")
@@ -306,6 +297,7 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
     assert sorted(test for i in (1, 2, 3) for test in listed("--shard", f"{i}/3")) == every
     assert listed("--sample") == ["TestOps.test_abs", "TestOps.test_skips"]
     assert listed("--sample", "-k", "skips") == ["TestOps.test_skips"]
+    assert suite.command("-k", "abs", "-k", "no_such_test", "--list") == 2
     assert not suite.executed_so_far()
 
 
@@ -314,7 +306,6 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
     [
         ("--shard", "1/2", "--accept"),
         ("--soc", "SM8650,SM8750"),
-        ("-k", "abs", "-k", "no_such_test", "--list"),
     ],
 )
 def test_usage_errors_run_nothing(suite: Suite, flags: tuple[str, ...]) -> None:
