@@ -81,6 +81,7 @@ def net():
 """
 
 
+@pytest.mark.long("imports torch in a process of its own")
 def test_a_model_in_a_package_called_ci_is_compiled(qnn_ci: Command, tmp_path: Path) -> None:
     package = tmp_path / "home" / "ci"
     (package / "__init__.py").write_text("")
