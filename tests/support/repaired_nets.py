@@ -171,8 +171,8 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
     "recurrent-cell-by-cell": [
         lambda: _of(2, 3, parts=(nn.GRUCell(3, 5),))(lambda cell, x: cell(x, cell(x))),
         lambda: _of(2, 3, parts=(nn.LSTMCell(3, 5, bias=False),))(lambda cell, x: cell(x, cell(x))[0]),
-        lambda: _of(1, 4, 3, parts=(_lstm(nn.LSTM, bidirectional=True),))(lambda rnn, x: rnn(x)[0]),
-        lambda: _of(1, 4, 3, parts=(_lstm(nn.GRU, num_layers=2),))(lambda rnn, x: rnn(x)[0]),
+        lambda: _of(1, 2, 3, parts=(_lstm(nn.LSTM, bidirectional=True),))(lambda rnn, x: rnn(x)[0]),
+        lambda: _of(1, 2, 3, parts=(_lstm(nn.GRU, num_layers=2),))(lambda rnn, x: rnn(x)[0]),
     ],
     "group-norm-of-images": [
         lambda: _of(4, 6, parts=(nn.GroupNorm(2, 6),))(lambda norm, x: norm(x)),
