@@ -298,8 +298,7 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
         args.output,
         verify=args.verify == "emulator",
         verbose=args.verbose,
-        # A table of several precisions says itself which one is better.
-        search=not args.no_search and len(args.precisions or ()) < 2,
+        search=not args.no_search,
         several_precisions=len(args.precisions or ()) > 1,
         keep_on_cpu=tuple(args.keep_on_cpu),
         embed=args.embed,

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +40,33 @@ from provisioning.fixes import NO_FIX
 from provisioning.manifest import soc_named
 
 
-def _say_without_android(selection: Selection, said: set[str] | None) -> None:
+@dataclass(slots=True)
+class Told:
+    """What a command has said of its model, at any precision."""
+
+    words: set[str] = field(default_factory=set)
+    searched: bool = False
+    """Whether it has searched for a cause or a fix: that takes minutes, so the other precisions get none."""
+
+
+def _say_without_android(selection: Selection, told: Told) -> None:
     """Before an hour of work for a phone that would refuse the program."""
     lacking = None if soc_named(selection.soc).windows else without_android(selection, os.environ)
-    if lacking and lacking.message not in (said or ()):
+    if lacking and lacking.message not in told.words:
         text = f"note: this machine has no Android runtime of this QNN build; {lacking.fix}\n"
         sys.stderr.write(readable(text, sys.stderr))
-        if said is not None:
-            said.add(lacking.message)
+        told.words.add(lacking.message)
 
 
 def compile_model(
-    taken: LaneModel[P, L], suite: Path | None, report: ModelReport, said: set[str] | None = None
+    taken: LaneModel[P, L], suite: Path | None, report: ModelReport, told: Told | None = None
 ) -> int:
-    """Write a program for each chip; with `suite`, write the model to that suite too. What is in `said` was
-    said of this model before."""
+    """Write a program for each chip; with `suite`, write the model to that suite too. What is in `told` stays
+    unsaid."""
+    told = told or Told()
     if suite:
         require_place(suite, measured=taken.measured)
-    _say_without_android(taken.model.selection, said)
+    _say_without_android(taken.model.selection, told)
     # What cannot be compiled is refused before a folder is made.
     for program in taken.programs:
         require_fp16(program)
@@ -74,24 +83,38 @@ def compile_model(
                 exported.product(plan, program, mine_of(program, results)) for program in plan.programs
             ]
         except ToolkitError as error:
-            how = exported.how
-            tries = how.search and how.verify and offers(exported.model, "repair")
-            if tries and error.exit_code == CheckFailed.exit_code and len(plan.programs) == 1:
-                tried = proofs_of(exported, plan.programs[0].soc, Outcome(error.message), None)
-                error.fix = tried.fix if tried.helping or error.fix == NO_FIX else error.fix
+            if error.exit_code == CheckFailed.exit_code and len(plan.programs) == 1:
+                error.fix = _fix_of(error, exported, plan.programs[0].soc, told)
             raise
-        _write(products, taken, new, publish, report, set() if said is None else said)
+        _write(products, taken, new, publish, report, told)
         if extension:
             more = exported.for_suite(plan, results)
             figures = [exported.lane.figures(program, mine_of(program, results)) for program in plan.programs]
             extension.write([figure for figure in figures if figure is not None], more)
             update(exported.lane, plan, results)
-    if taken.how.search and offers(taken.model, "repair"):
-        products = _explained(exported, plan.programs, products)
+    if _searches(exported, told):
+        products = _explained(exported, plan.programs, products, told)
     return _shown(products, report)
 
 
-def _explained(taken: LaneModel[P, L], programs: Sequence[P], products: Sequence[Product]) -> list[Product]:
+def _searches(taken: LaneModel[P, L], told: Told) -> bool:
+    return taken.how.search and not told.searched and offers(taken.model, "repair")
+
+
+def _fix_of(error: ToolkitError, taken: LaneModel[Any, Any], soc: str, told: Told) -> str:
+    """Of a program that does not compile or run."""
+    if taken.how.verify and _searches(taken, told):
+        told.searched = True
+        tried = proofs_of(taken, soc, Outcome(error.message), None)
+        return tried.fix if tried.helping or error.fix == NO_FIX else error.fix
+    if error.fix == NO_FIX and offers(taken.model, "repair"):
+        return Fix("{} tries fixes", taken.command("compile", soc, "-o", "out"))
+    return error.fix
+
+
+def _explained(
+    taken: LaneModel[P, L], programs: Sequence[P], products: Sequence[Product], told: Told
+) -> list[Product]:
     """The products: their errors say the cause, as far as it was found in time, and the fixes that were
     tried. What is no error is only said."""
     search_ends = time.monotonic() + SEARCH_SECONDS
@@ -100,6 +123,7 @@ def _explained(taken: LaneModel[P, L], programs: Sequence[P], products: Sequence
         outcome, left = product.outcome, search_ends - time.monotonic()
         cause = cause_of(taken, program, outcome, left) if left > 0 else None
         found.append(product)
+        told.searched |= bool(outcome.wrong or cause)
         if outcome.wrong:
             first, *others = outcome.wrong
             proofs = proofs_of(taken, program.soc, outcome, cause)
@@ -154,13 +178,12 @@ def compile_precisions(model: OneModel, how: Compiling, precisions: Sequence[str
         assert taken.programs
     rows: list[Mapping[str, str]] = []
     errors: list[str] = []
-    said: set[str] = set()
-    code = 0
+    told, code = Told(), 0
     for precision, taken in zip(precisions, every, strict=True):
         asked = taken.model
 
         def work(report: ModelReport, taken: LaneModel[Any, Any] = taken, named: str = precision) -> int:
-            done = compile_model(taken, suite, report, said)
+            done = compile_model(taken, suite, report, told)
             rows.extend({"precision": named, **cells} for cells in report.cells)
             return done
 
@@ -182,7 +205,7 @@ def quantize_model(
     output, store = taken.how.output, taken.model.selection.store
     with disk_errors(ELSEWHERE), writing_into(output.absolute(), store) as (new, publish):
         products = quantized(_exported(taken, new, publish, report))
-        _write(products, taken, new, publish, report, set())
+        _write(products, taken, new, publish, report, Told())
     return _shown(products, report)
 
 
@@ -204,7 +227,7 @@ def _write(
     scratch: Path,
     publish: Publish,
     report: ModelReport,
-    said: set[str],
+    told: Told,
 ) -> None:
     """Put the files of all into the output at once, and say what they are. Their records name the model's
     origin, and no other model's file is overwritten."""
@@ -228,9 +251,9 @@ def _write(
             report.cells.append({"chip": product.chips, **cells_of(product.outcome)})
         for path in {*product.stale} - {*written}:
             path.unlink(missing_ok=True)
-        new = [warning for warning in product.warnings if warning not in said]
+        new = [warning for warning in product.warnings if warning not in told.words]
         sys.stderr.write(readable("".join(f"warning: {warning}\n" for warning in new), sys.stderr))
-        said.update(new)
+        told.words.update(new)
         mark = f"{'✗' if product.outcome.wrong else '✓'} " * bool(product.outcome.figures)
         files = [path for path in written if path.name in product.files]
         lines = [

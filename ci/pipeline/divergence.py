@@ -115,14 +115,16 @@ class Cuts(Generic[N]):
         first: dict[str, Any] | None = None
         worst = None
         if whole < least:
-            every = nodes()
+            every, last = nodes(), [self.name(node) for node in ends()]
             names = {self.name(node) for node in every}
 
             def operators_of(node: N) -> list[N]:
                 return [operand for operand in operands_of(node) if self.name(operand) in names]
 
             def error(node: N) -> float | None:
-                return self.error(node, (), whole)
+                # The program that ends at the only end is the whole one, and takes longest.
+                only = last == [self.name(node)]
+                return _error(whole, whole) if only else self.error(node, (), whole)
 
             def own(node: N) -> float:
                 return self.error(node, operators_of(node), whole) or 0.0

@@ -207,4 +207,6 @@ def test_a_search_whose_time_is_over_says_between_what_it_was(monkeypatch: pytes
     )
     low, high = result["between"]
     assert int(low[1:]) < 40 <= int(high[1:]) and len(result["cuts"]) <= 5
+    # It is the whole program, whose figure is known.
+    assert nodes[-1] not in result["cuts"]
     assert low in "\n".join(as_text({**result, "reference": "the float model"}))

@@ -213,6 +213,20 @@ class TestCompile:
         assert not (tmp_path / "out").exists() and stand_in.ended
         assert f"diagnose -- {tmp_path / 'reports/onnx'}" in capsys.readouterr().err
 
+    def test_of_several_precisions_the_first_that_needs_it_is_searched(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        near = {**facts()["beside"]["near"], "sqnr_db": 3.0, "reference_sqnr_db": 60.0}
+        used = {"compared": 3, "calibrating": 9, "given": 12, "noise": False}
+        stand_in.replies["case"] = {**facts(near=near), "used": used}
+        stand_in.replies["prepare"]["used"] = used
+        stand_in.replies["scores"] = {"units": [], "whole": [0.1], "left": 0}
+        stand_in.replies["rewrite"] = {"error": REFUSAL}
+        precisions = ("--precision", "8a8w", "--precision", "16a8w")
+        assert self.compiled(tmp_path, "--calibrate", "x", *precisions) == 1
+        assert [what for what, _ in stand_in.orders].count("scores") == 1
+        assert "quantize --" in capsys.readouterr().err
+
     def test_an_unchanged_model_is_cached_until_it_or_a_flag_changes(
         self, stand_in: StandIn, tmp_path: Path
     ) -> None:
