@@ -249,13 +249,19 @@ def test_where_a_layer_has_no_scale_for_a_computed_weight_the_fix_keeps_the_weig
         '  File "/opt/theirs/net.py", line 7, in forward\n    return conv2d(x, w[None])\n'
     )
 
-    def compiles(node: torch.fx.Node) -> None:
-        raise KeyError("scale")
-
-    with pytest.raises(KeyError) as raised:
-        compiles(node)
-    cause, fix = factory.explained(raised.value)
+    cause, fix = of_a_pass(node, KeyError("scale"))
     assert "net.py:7" in cause and "register_buffer" in fix and "repair" in fix
+
+
+def of_a_pass(node: torch.fx.Node, error: Exception) -> tuple[str, str]:
+    """What is said of an error of a compiler's pass that is at this node."""
+
+    def compiles(node: torch.fx.Node) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        compiles(node)
+    return factory.explained(raised.value)
 
 
 def test_what_vmap_leaves_in_a_graph_is_explained() -> None:
@@ -271,9 +277,23 @@ def test_what_vmap_leaves_in_a_graph_is_explained() -> None:
 
 
 def test_an_unfold_whose_windows_overlap_is_the_convolution_of_its_fix() -> None:
-    cause, fix = factory.explained(AssertionError("im2col can only be converted when stride == kernel_size"))
-    assert "unfold" in cause and "conv2d(x, self.eye, padding=p).flatten(2)" in fix
+    node = torch.fx.Graph().call_function(torch.ops.aten.im2col.default)
+    node.meta["stack_trace"] = '  File "/opt/theirs/net.py", line 7, in forward\n    return unfold(x)\n'
+    cause, fix = of_a_pass(node, AssertionError("im2col can only be converted when stride == kernel_size"))
+    assert "unfold" in cause and "net.py:7" in cause and "conv2d(x, self.eye, padding=p).flatten(2)" in fix
     x, (c, k, p) = torch.rand(2, 4, 6, 5), (4, 3, 1)
     eye = torch.eye(c * k * k).view(-1, c, k, k)
     convolved = torch.nn.functional.conv2d(x, eye, padding=p).flatten(2)
     torch.testing.assert_close(convolved, torch.nn.functional.unfold(x, k, padding=p))
+
+
+def test_an_operator_that_stays_whole_is_named_once_and_without_its_schema() -> None:
+    node = torch.fx.Graph().call_function(torch.ops.aten.linear.default)
+    node.meta["stack_trace"] = '  File "/opt/theirs/net.py", line 7, in forward\n    return self.cell(x)\n'
+    error = RuntimeError(
+        "Node linear_1 with op <EdgeOpOverload: aten.linear.default>: schema = aten::linear(Tensor input,"
+        " Tensor weight, Tensor? bias=None) -> Tensor was not decomposed or delegated.\nThis op was"
+    )
+    cause, _ = of_a_pass(node, error)
+    assert "net.py:7" in cause and "not decomposed" in cause
+    assert cause.count("linear") == 1 and "Tensor" not in cause

@@ -20,7 +20,7 @@ from ci.pipeline.findings import not_in_fp16
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Place, Severity
-from provisioning.fixes import Suggestion, fix_for
+from provisioning.fixes import NO_FIX, Suggestion, fix_for
 from provisioning.manifest import soc_named
 
 PAGE = 4096
@@ -51,6 +51,8 @@ def failure_in_words(program: ExecutorchProgram, failure: Failure) -> tuple[str,
             message = f"{message.rstrip('.')}: {errors[0].strip()}"
         if known := nearest(text):
             message, fix = f"{message.rstrip('.')}. {known}", known.fix
+    if fix == NO_FIX and log:
+        message = f"{message.rstrip('.')}: {log} has the rest"
     if CRASHES in message:
         message, fix = _with_what_is_known(program, message, fix)
     return message, fix

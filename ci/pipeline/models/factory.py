@@ -56,6 +56,8 @@ AS_PT2_WITH_KEYWORDS = (
     ' torch.export.save(torch.export.export(model, args, kwargs), "net.pt2"); then compile net.pt2'
 )
 MOST_OF_MESSAGE = 600
+NODE_AND_SCHEMA = re.compile(r"^Node \S+ with op .* -> .*(?=was not )")
+"""How ExecuTorch begins a message about a node, which ours names already."""
 ONE_WEIGHT = Fix(
     "where its weight is computed, as by weight[:, :, None], compute it once, in __init__, and keep it:"
     ' self.register_buffer("kernel", kernel, persistent=False); {} writes the model so',
@@ -644,17 +646,18 @@ def explained(error: BaseException) -> tuple[str, str]:
         if _is_users(file) or is_of_library(file)
     ]
     frames = [*traceback.walk_tb(errors[-1].__traceback__)][::-1]
-    node = None if places else next(filter(None, (_node_of_line(*frame) for frame in frames)), None)
+    of_lines = (_node_of_line(*frame) for frame in frames)
+    node = None if places else next(filter(None, of_lines), None) or _node_at_hand(frames)
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
     if node:
         place = f" ({_place_of(node)})"
     if known := not_compilable(text):
         return known[0] + place, known[1]
-    if not places and (node := node or _node_at_hand(frames)):
+    if node:
         operator = getattr(node.target, "__name__", node.target)
         words, fix = f"{operator} ({_place_of(node)})", fix_inside(node)
         computed = errors[-1].args == ("scale",)
-        why = next(iter(str(errors[-1]).splitlines()), "")[:MOST_OF_MESSAGE]
+        why = NODE_AND_SCHEMA.sub("it ", next(iter(str(errors[-1]).splitlines()), ""))[:MOST_OF_MESSAGE]
         message = f"the compiler fails at {words}: {type(errors[-1]).__name__}: {why}"
         return message, fix or (ONE_WEIGHT if computed else NO_FIX)
     if PASS.match(text):
