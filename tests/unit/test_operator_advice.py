@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
 from ci.engine.work import Result
 from ci.lanes.executorch import audit
 from ci.lanes.executorch.emulate import findings_of
@@ -238,6 +239,39 @@ def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
     assert "log at 16a8w loses accuracy on the emulator of SM8350" in text and "keep it at 8a8w" in text
     assert "→ nox -s test_upstream -- values --flow 16a8w -k '*-log-*' --soc SM8350" in text
     assert json.loads(json.dumps(rows))["16a8w"]["inexact"][0]["operator"] == "aten.log.default"
+
+
+TYPES = f"{REFUSES}: Tensor 0 and 0 have mismatching datatypes"
+
+
+@pytest.mark.parametrize(
+    ("reason", "left_at_16_bits", "suggested"),
+    [
+        (TYPES, False, True),
+        # There the chip takes one of two, and the table alone says that it takes both.
+        (TYPES, True, False),
+        (f"{REFUSES}: [4294967295] has incorrect Rank 6", False, False),
+        (f"{TYPES}; {OF_INTEGERS}", False, False),
+    ],
+)
+def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_operator(
+    given: Any, tmp_path: Path, reason: str, left_at_16_bits: bool, suggested: bool
+) -> None:
+    given("exp", SM8750=dict.fromkeys(("8a8w", "16a8w"), WHOLE))
+    on_cpu = {"operator": "aten.exp.default", "source": "", "code": "", "kernel": True, "reason": reason}
+    facts: dict[str, Any] = {"nodes": {}, "kept_on_cpu": None, "left": [on_cpu], "delegates": 1, "ddr": {}}
+    exact = {
+        **facts,
+        "nodes": {"exp": {"operator": "aten.exp.default"}},
+        "left": [on_cpu] * left_at_16_bits,
+    }
+    rows = {
+        scheme: audit.row_of(Result(of_scheme, tmp_path), scheme, "SM8750")
+        for scheme, of_scheme in (("8a8w", facts), ("16a8w", exact))
+    }
+    audit.suggest_precisions(rows, "SM8750")
+    (left,) = rows["8a8w"]["cpu"]
+    assert ("16a8w" in left["suggestion"]) is suggested
 
 
 def test_a_program_that_misses_its_accuracy_blames_no_operator_for_inputs_of_the_table(given: Any) -> None:

@@ -49,7 +49,7 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
         rows[scheme]["warnings"] = [met.warning for met in shown]
         if runner:
             rows[scheme]["measured"] = _measured(runner, result, plan.environment, model.work.timeout)
-    _suggest_precisions(rows, selection.soc)
+    suggest_precisions(rows, selection.soc)
     return rows
 
 
@@ -60,7 +60,7 @@ def row_of(result: Result, scheme: str, soc: str) -> dict[str, Any]:
     return {**_facts(result), "inexact": [row._asdict() for row in known if row.compiles]}
 
 
-def _suggest_precisions(rows: Mapping[str, Mapping[str, Any]], soc: str) -> None:
+def suggest_precisions(rows: Mapping[str, Mapping[str, Any]], soc: str) -> None:
     """Of what is refused for its types: a precision at which this audit saw the chip take all of it."""
     for row in rows.values():
         for left in row.get("cpu", ()):
