@@ -265,7 +265,7 @@ def of_a_pass(node: torch.fx.Node, error: Exception) -> tuple[str, str]:
 
 
 def test_what_vmap_leaves_in_a_graph_is_explained() -> None:
-    class Each(torch.nn.Module):
+    class Each(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.vmap(torch.sin)(x)
 

@@ -56,7 +56,7 @@ class Taken:
         return f"{verb} {self.model.precision}"
 
     def plan(self, programs: object) -> Any:
-        return SimpleNamespace(programs=[SimpleNamespace(name=self.name)])
+        return SimpleNamespace(programs=[SimpleNamespace(name=self.name, soc="SM8650")])
 
     def do(self, plan: object) -> dict[str, Any]:
         return {}
