@@ -29,6 +29,10 @@ FACTS = "facts.json"
 
 MOST_UNSTEADY = 0.001
 """The part of a file's bytes that may be other bytes each time. A tenth of that was seen."""
+BLOCK = 32
+"""What QNN leaves unwritten is as long."""
+Blocks = Mapping[tuple[str, int], bytes]
+"""By file and offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class CachedWork:
     task: Task
     result: Result
     how: RunOptions
+    once_more: RunOptions
+    """How it is done where only some bytes differ: fresh memory holds something else."""
     again: Callable[[Path], Task]
     """The task for a folder of scratch, with other folders for what it writes."""
     assessment: Assessment
@@ -159,23 +165,23 @@ def _by_step(drawn: Sequence[CachedWork], every: Sequence[CachedWork]) -> Iterab
 
 
 def _done_again(
-    works: Sequence[CachedWork], until: float, earlier: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    works: Sequence[CachedWork], until: float, earlier: Mapping[str, Blocks] = MappingProxyType({})
 ) -> list[Rechecked]:
-    """Those of one step; fewer if the time is over. `earlier` has the digests of what the work of each gave
-    just before, where only some bytes differed: if these are others again, no input decides them."""
+    """Those of one step; fewer if the time is over. `earlier` has what the work of each gave just before,
+    where only some bytes differed: if they are others again, no input decides them."""
     named, first = {work.name: work for work in works}, works[0]
+    how = first.once_more if earlier else first.how
     different: dict[str, Rechecked] = {}
-    doubtful: dict[str, Mapping[str, str]] = {}
+    doubtful: dict[str, Blocks] = {}
 
     def is_same(task: Task, done: Finished) -> bool:
         work = named[task.name]
         differences = tuple(compare(work.result, done, work.how.repeats))
-        if differences and _nearly_equal(work.result.folder, done.folder, differences):
-            digests = _digests(done.folder, work.how.repeats)
-            if not earlier:
-                doubtful[task.name] = digests
-            if not earlier or digests != earlier[task.name]:
-                return True
+        if earlier and _are_others_again(earlier[task.name], done.folder, differences):
+            return True
+        if blocks := {} if earlier else _other_blocks(work.result.folder, done.folder, differences):
+            doubtful[task.name] = blocks
+            return True
         if differences:
             kept = _keep(work.logs / "differs" / work.step / task.name, work.result, done)
             different[task.name] = Rechecked(work.step, task.name, differences, f"both are in {kept}")
@@ -201,7 +207,7 @@ def _done_again(
     with tempfile.TemporaryDirectory(prefix="qnn-ci-recheck-") as scratch:
         tasks = [work.again(Path(scratch)) for work in works]
         again = Again(is_same, first.result.maker.threads, until)
-        results = do_again(tasks, first.how, replace(first.assessment, line=line), again)
+        results = do_again(tasks, how, replace(first.assessment, line=line), again)
     sure = [work for work in works if work.name in results and work.name not in doubtful]
     unsure = [work for work in works if work.name in doubtful]
     third = _done_again(unsure, until, doubtful) if unsure else []
@@ -220,19 +226,34 @@ def compare(cached: Result, now: Finished, repeats: Repeats) -> Iterator[Changed
             yield ChangedField(name, one, other)
 
 
-def _nearly_equal(cached: Path | None, now: Path | None, differences: Sequence[ChangedField]) -> bool:
-    """Whether only some bytes of some files differ: QNN writes what memory happens to hold between a
-    constant's values."""
+def _other_blocks(cached: Path | None, now: Path | None, differences: Sequence[ChangedField]) -> Blocks:
+    """What now stands where only some bytes of some files differ, which nothing else does: QNN writes what
+    memory happens to hold between a constant's values. Empty where more differs."""
+    blocks: dict[tuple[str, int], bytes] = {}
     if not cached or not now:
-        return False
+        return blocks
     for name in (difference.field for difference in differences):
         try:
             one, other = ((folder / name).read_bytes() for folder in (cached, now))
         except OSError:
-            return False
+            return {}
         if len(one) != len(other) or sum(map(ne, one, other)) > MOST_UNSTEADY * len(one):
-            return False
-    return True
+            return {}
+        for at in range(0, len(one), BLOCK):
+            if one[at : at + BLOCK] != (block := other[at : at + BLOCK]):
+                blocks[name, at] = block
+    return blocks
+
+
+def _are_others_again(blocks: Blocks, now: Path | None, differences: Sequence[ChangedField]) -> bool:
+    names = {name for name, _ in blocks}
+    if not now or not names.issuperset(difference.field for difference in differences):
+        return False
+    try:
+        files = {name: (now / name).read_bytes() for name in names}
+    except OSError:
+        return False
+    return all(files[name][at : at + BLOCK] != block for (name, at), block in blocks.items())
 
 
 def _text(facts: Mapping[str, Any], name: str) -> str:

@@ -77,6 +77,7 @@ def cached(folder: Path, seconds: Mapping[str, float]) -> list[CachedWork]:
             task,
             Result({"seconds": taken}, cached=True),
             RunOptions("toys", worker),
+            RunOptions("toys", worker),
             lambda scratch: task,
             Assessment(),
             folder,
