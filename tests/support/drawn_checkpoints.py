@@ -10,11 +10,12 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ci.lanes.llm import tiny, worker
+from ci.lanes.llm.commands import is_wrong_in_genie
 from ci.lanes.llm.verdicts import (
     FIGURES,
     READER_NAMES,
@@ -64,7 +65,7 @@ class Draw:
         chance, genie = random.Random(f"{through} {seed}"), through == "genie"
         # ExecuTorch takes a minute to lower two layers.
         layers = chance.choice((2, 3 if genie else 2))
-        return cls(
+        draw = cls(
             family=list(FAMILIES)[seed % 5],
             way=Way(through, PRECISIONS[through][seed % 3]),
             fault=PLANTED[(3 * seed + seed // 5 + 5 * (not genie)) % len(PLANTED)],
@@ -75,6 +76,7 @@ class Draw:
             width=chance.choice((64, 96)),
             tied=chance.random() < 0.5,
         )
+        return replace(draw, parts=2) if is_wrong_in_genie(draw.way.precision, draw.parts) else draw
 
     def write(self, folder: Path, seed: int) -> None:
         settings = {
@@ -90,7 +92,11 @@ class Draw:
             "tie_word_embeddings": self.tied,
         }
         if self.steps:
-            tiny.train(folder, self.steps, settings)
+            import torch
+
+            # Lowering another one has turned it off.
+            with torch.enable_grad():
+                tiny.train(folder, self.steps, settings)
         else:
             write_checkpoint(folder, seed, **settings)
 

@@ -428,6 +428,16 @@ class TestCheckpoint:
         assert self.compiled(["compile"], whole_checkpoint, *flags) == 2
         assert named in capsys.readouterr().err and not (whole_checkpoint.parent / "out").exists()
 
+    @pytest.mark.parametrize(("odd", "layers", "parts"), [(3, 3, 2), (3, 4, 4), (5, 5, 4)])
+    def test_an_odd_number_of_parts_in_fp16_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], odd: int, layers: int, parts: int
+    ) -> None:
+        """Genie computes them wrong."""
+        save_tokenizer(tmp_path)
+        save_weights(tmp_path, *read_architecture(checkpoint(tmp_path, num_hidden_layers=layers)).tensors)
+        assert self.compiled(["compile"], tmp_path, "--parts", str(odd)) == 2
+        assert f"--parts {parts}" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("settings", "keys", "named"),
         [
@@ -554,9 +564,10 @@ class TestCheckpoint:
             head_dim=64,
             intermediate_size=8192,
         )
-        assert (parts_of(small, 2), parts_of(large, 2), parts_of(large, 4)) == (1, 4, 5)
+        assert (parts_of(small, "fp16"), parts_of(large, "fp16"), parts_of(large, "u16u8")) == (1, 4, 5)
         three = replace(large, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128)
-        assert parts_of(three, 2) == 8
+        assert parts_of(three, "fp16") == 8
+        assert parts_of(replace(large, num_layers=11), "fp16") == 4
         for shape, parts in ((large, 5), (three, 8), (three, 28), (small, 2)):
             spans = [shape.part(number, parts) for number in range(parts)]
             layers = [layer for first, last in spans for layer in range(first, last)]
