@@ -16,7 +16,7 @@ from ci.engine.digests import Digests
 from ci.engine.inputs import key_of
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
 from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
@@ -31,38 +31,30 @@ def require_packages(modules: Iterable[str], fix: str) -> None:
             )
 
 
-def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> dict[str, str]:
-    """The QNN build and the digest of the libraries that run on this machine.
-
-    `purpose` says what libQnnHtp.so is needed for. A store remembers the digests of files that have not
-    changed."""
+def host_libraries(sdk_root: Path, store: Path) -> dict[str, str]:
+    """The QNN build and the digest of the libraries that run on this machine. The store remembers the digests
+    of files that have not changed."""
     libraries = sdk_root / "lib" / HOST_LIBRARIES
     htp = libraries / "libQnnHtp.so"
     if not htp.is_file():
         raise EnvironmentLacking(
-            f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which {purpose}",
+            f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which compiles for the HTP",
             fix=Fix("{}, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries", ("provision",)),
         )
-    digests = Digests(store) if store else None
-    hashes = {
-        path.name: digests.of(str(path))[0] if digests else hash_file(path)
-        for path in sorted(libraries.glob("*.so*"))
-    }
-    if digests:
-        digests.save()
+    digests = Digests(store)
+    hashes = {path.name: digests.of(str(path))[0] for path in sorted(libraries.glob("*.so*"))}
+    digests.save()
     return {"build_id": _build_of(htp, hashes[htp.name], store), "libraries": key_of(dict(hashes))}
 
 
-def _build_of(library: Path, digest: str, store: Path | None) -> str:
-    """The QNN build that a library of 98 MB names; a store remembers it by the library's digest."""
-    kept = store / "cache" / "memo" / "builds" / digest[:2] / f"{digest}.json" if store else None
-    if kept:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return str(json.loads(kept.read_text(encoding="utf-8"))["build"])
+def _build_of(library: Path, digest: str, store: Path) -> str:
+    """The QNN build that a library of 98 MB names; the store remembers it by the library's digest."""
+    kept = store / "cache" / "memo" / "builds" / digest[:2] / f"{digest}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(kept.read_text(encoding="utf-8"))["build"])
     build = ", ".join(build_ids(library)) or "unknown"
-    if kept:
-        with contextlib.suppress(OSError):
-            replace_text(kept, json.dumps({"build": build}))
+    with contextlib.suppress(OSError):
+        replace_text(kept, json.dumps({"build": build}))
     return build
 
 

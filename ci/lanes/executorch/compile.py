@@ -68,8 +68,8 @@ class ExecutorchPlan(AnyPlan[ExecutorchProgram]):
     worker: tuple[str, ...] = WORKER
 
 
-def key_context_of(sdk_root: Path, store: Path | None = None) -> KeyContext:
-    return KeyContext(python_name(), host_libraries(sdk_root, "compiles for the HTP", store))
+def key_context_of(sdk_root: Path, store: Path) -> KeyContext:
+    return KeyContext(python_name(), host_libraries(sdk_root, store))
 
 
 def key(

@@ -90,7 +90,7 @@ def key_context_of(
         **search_key(roots, variables),
     }
     if qnn_environment:
-        basis["QNN"] = dict(host_libraries(qnn_environment.root(QNN_SDK).path, "compiles for the HTP", store))
+        basis["QNN"] = dict(host_libraries(qnn_environment.root(QNN_SDK).path, store))
     return basis
 
 

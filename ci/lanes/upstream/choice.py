@@ -97,7 +97,7 @@ def make_plan(
     environment = worker_environment(qnn_environment, environ, runner.path, slots)
     logs = Path(selection.reports, suite.folder).absolute()
     record = load_record(suite.name, selection.profile, selection.soc)
-    on = machinery(qnn_environment, environment, runner)
+    on = machinery(qnn_environment, environment, runner, selection.store)
     judge = (TableJudge if suite.name in TABLED else Judge)(
         load_ledger(suite.name, selection.profile), selection.soc, logs, record
     )

@@ -226,20 +226,13 @@ class SuiteKeyContext:
 
 
 def machinery(
-    qnn_environment: Environment, environment: Mapping[str, str], runner: Runner
+    qnn_environment: Environment, environment: Mapping[str, str], runner: Runner, store: Path
 ) -> SuiteKeyContext:
     from ci.lanes.upstream.shims import OPTIONAL
-    from provisioning.build_id import build_ids
+    from ci.pipeline.installed import host_libraries
     from provisioning.components import QNN_SDK
-    from provisioning.environment import HOST_LIBRARIES
 
     sdk = qnn_environment.root(QNN_SDK).path
-    emulator = sdk / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
-    if not emulator.is_file():
-        raise EnvironmentLacking(
-            f"{sdk} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which holds the HTP emulator",
-            fix=Fix("{}, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries", ("provision",)),
-        )
     return SuiteKeyContext(
         sdk=sdk,
         runner=runner,
@@ -247,7 +240,7 @@ def machinery(
         environment=environment,
         versions={name: _version(name) for name in PACKAGES} | {"python": sys.version.split()[0]},
         absent=tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None),
-        build_id=", ".join(build_ids(emulator)) or "unknown",
+        build_id=host_libraries(sdk, store)["build_id"],
     )
 
 
