@@ -276,6 +276,17 @@ def test_what_vmap_leaves_in_a_graph_is_explained() -> None:
     assert "vmap" in cause and "attention_mask" in fix
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("running", [True, False])
+def test_a_batch_norm_by_its_inputs_statistics_is_another_operator(running: bool) -> None:
+    from ci.operators.partition.decisions import traits_of  # executorch warns as it is imported
+
+    norm = torch.nn.BatchNorm2d(2, track_running_stats=running).eval()
+    graph = torch.export.export(norm, (torch.rand(1, 2, 3, 3),)).module().graph
+    (node,) = (node for node in graph.nodes if node.target is torch.ops.aten.batch_norm.default)
+    assert ("no_stats" in traits_of(node)["operator"]) is not running
+
+
 def test_an_unfold_whose_windows_overlap_is_the_convolution_of_its_fix() -> None:
     node = torch.fx.Graph().call_function(torch.ops.aten.im2col.default)
     node.meta["stack_trace"] = '  File "/opt/theirs/net.py", line 7, in forward\n    return unfold(x)\n'

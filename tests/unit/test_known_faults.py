@@ -67,6 +67,8 @@ VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
         ("aten.pow.Tensor_Tensor", {"of_number": True}, "8a8w", "SM8650", {"power-of-a-number"}),
         ("aten.pow.Tensor_Tensor", {}, "8a8w", "SM8650", set()),
         ("aten.pow.Tensor_Scalar", {}, "8a8w", "SM8650", set()),
+        ("_native_batch_norm_legit.no_stats", {}, "fp16", "SM8650", {"batch-norm-without-statistics"}),
+        ("aten._native_batch_norm_legit_no_training.default", {}, "fp16", "SM8650", {"batch-norm-epsilon"}),
         # It gives no program.
         ("aten.matmul.default", {}, "16a8w", "SM8650", set()),
         ("aten.linear.default", {"again": True}, "8a8w", "SM8650", {"bias-used-twice"}),

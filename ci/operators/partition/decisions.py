@@ -218,7 +218,7 @@ def traits_of(node: Any) -> dict[str, Any]:
     """Operator, line and module; the ranks of its tensors, its output's first size, the type that a cast
     takes, and whether its module was called before: by these a known fault concerns it or not."""
     return {
-        "operator": operator_name(node),
+        "operator": _lowered_name(node),
         "line": source_of(node)[0],
         "module": module_of(node),
         "ranks": sorted(
@@ -231,6 +231,13 @@ def traits_of(node: Any) -> dict[str, Any]:
         **({"again": True} if _is_of_another_call(node) else {}),
         **({"of_number": True} if _is_number(next(iter(node.args), None)) else {}),
     }
+
+
+def _lowered_name(node: Any) -> str:
+    """A batch norm by statistics of its input becomes another operator than one by running statistics."""
+    name = operator_name(node)
+    by_input = name == "batch_norm.default" and node.args[5]
+    return "_native_batch_norm_legit.no_stats" if by_input else name
 
 
 def _first_size(value: Any) -> int | None:
