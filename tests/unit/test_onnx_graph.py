@@ -352,7 +352,7 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     how: Any = None
     found = searched(tmp_path / "net.onnx", {}, samples, precision, soc, how, tmp_path, 60.0, 1e9, None)
     assert found["first"]["node"] == "add" and found["first"]["share"] == 1.0
-    assert found["cuts"]["square"] < found["cuts"]["add"]
+    assert found["sqnr_db"] < found["cuts"]["add"]
 
 
 def test_a_softmax_over_another_axis_is_another_operator_in_a_forecasts_difference() -> None:
