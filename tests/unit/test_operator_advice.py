@@ -14,10 +14,12 @@ from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
 from ci.engine.work import Result
 from ci.lanes.executorch import audit
 from ci.lanes.executorch.emulate import findings_of
+from ci.lanes.executorch.judge import suspected_on_cpu
 from ci.lanes.executorch.suite import SHIPPED, programs_of
 from ci.operators.onnx_page import inexact_onnx
 from ci.operators.table import Inexact, inexact, name_in_table, read
 from ci.pipeline.audit_table import as_text
+from provisioning.fixes import NO_FIX
 from tests.support.own_table import own_table
 
 WHOLE = {"result": "whole", "db": 50, "cases": 9}
@@ -272,6 +274,23 @@ def test_audit_suggests_a_precision_only_where_it_saw_the_chip_take_all_of_the_o
     audit.suggest_precisions(rows, "SM8750")
     (left,) = rows["8a8w"]["cpu"]
     assert ("16a8w" in left["suggestion"]) is suggested
+
+
+@pytest.mark.parametrize(
+    ("code", "suspected"), [("F.cosine_similarity(x, self.marks)", True), ("x.clamp(y)", False)]
+)
+def test_a_program_that_breaks_names_the_operator_on_the_cpu_that_has_a_fix(
+    code: str, suspected: bool
+) -> None:
+    row = {
+        "operator": "aten.clamp.Tensor",
+        "source": "net.py:17",
+        "code": code,
+        "kernel": True,
+        "reason": "refused",
+    }
+    message, fix = suspected_on_cpu({"left": [{**row, "code": "x.clamp(z)", "source": "net.py:3"}, row]})
+    assert ("net.py:17" in message) is suspected and (fix != NO_FIX) is suspected
 
 
 def test_a_program_that_misses_its_accuracy_blames_no_operator_for_inputs_of_the_table(given: Any) -> None:

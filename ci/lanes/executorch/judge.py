@@ -136,6 +136,14 @@ def left_on_cpu(facts: Mapping[str, Any]) -> Iterator[tuple[str, Suggestion, Pla
         yield _on_cpu(row), fix, Place.read(row["source"])
 
 
+def suspected_on_cpu(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """Of a program that breaks as it runs: the first operator on the CPU that has a fix."""
+    for message, fix, _ in left_on_cpu(facts):
+        if fix:
+            return f"suspected: {message}", str(fix)
+    return "", NO_FIX
+
+
 def _on_cpu(row: Mapping[str, Any]) -> str:
     source = f" at {row['source']}" if row["source"] else ""
     code = f" `{row['code']}`" if row["code"] else ""

@@ -17,7 +17,14 @@ from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import RAN, Emulation, RunOne, causes_of, findings_of, measure, ran
-from ci.lanes.executorch.judge import artifact, costs_of, delegation, left_on_cpu, missing_kernels
+from ci.lanes.executorch.judge import (
+    artifact,
+    costs_of,
+    delegation,
+    left_on_cpu,
+    missing_kernels,
+    suspected_on_cpu,
+)
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import (
     plan_of_model,
@@ -102,7 +109,9 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         assert compiled.folder is not None
         if run and not ran(run):
             (finding,) = findings_of(program, run, compiled.facts)
-            raise CheckFailed(finding.message, fix=BEYOND_FIX if compiled.facts["beyond"] else NO_FIX)
+            suspected, fix = suspected_on_cpu(compiled.facts)
+            message = "; ".join(filter(None, (finding.message, suspected)))
+            raise CheckFailed(message, fix=BEYOND_FIX if compiled.facts["beyond"] else fix)
         path, facts, stem = compiled.folder / PROGRAM, compiled.facts, self.stem(program)
         figures, costs = dict(run.facts["figures"]) if run else {}, costs_of(compiled)
         slices = list(run.facts["slices"]) if run else []
