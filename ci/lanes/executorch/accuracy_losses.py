@@ -124,10 +124,7 @@ def normed(graph: Any) -> dict[str, str]:
 
 
 def worst_losses(
-    floats: Mapping[str, Tensor],
-    folded: Mapping[str, str],
-    quantized: Any,
-    sample: Sequence[Tensor],
+    floats: Mapping[str, Tensor], folded: Mapping[str, str], quantized: Any, sample: Sequence[Tensor]
 ) -> list[dict[str, Any]]:
     """The operators that add noise, the worst first."""
     ours = outputs_of(quantized, sample)

@@ -180,10 +180,7 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     result = cuts.search(
         lambda: operators(module), lambda: ends(module), operands_of, _described, order["least"], seconds
     )
-    return {
-        "reference": "the quantized model on the CPU" if run.quantizes else "the float model",
-        **result,
-    }
+    return {"reference": "the quantized model on the CPU" if run.quantizes else "the float model", **result}
 
 
 def _described(node: Node) -> dict[str, Any]:

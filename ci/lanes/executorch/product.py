@@ -36,11 +36,7 @@ from ci.lanes.executorch.user_program import (
 )
 from ci.operators.faults import shown_by_inputs
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import (
-    BEYOND_FIX,
-    HowJudged,
-    verdict_of_one_model,
-)
+from ci.pipeline.findings import BEYOND_FIX, HowJudged, verdict_of_one_model
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product
 from ci.pipeline.models.inputs import inputs_used

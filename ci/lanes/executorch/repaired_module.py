@@ -17,13 +17,7 @@ from ci.lanes.executorch.rewrites import INPUTS, REWRITES, WEIGHTS, retyped
 from ci.lanes.executorch.rewriting import Exported, NodeMatch, Tensors
 from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for
 from ci.pipeline.models.arrays import Array
-from ci.pipeline.models.factory import (
-    REMOVED_BY,
-    computed_weights,
-    is_quantized,
-    make,
-    run_copied,
-)
+from ci.pipeline.models.factory import REMOVED_BY, computed_weights, is_quantized, make, run_copied
 from ci.pipeline.models.model_lines import source_of
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory

@@ -74,10 +74,7 @@ def _exported(run: ExecutorchRun, soc: str) -> list[str]:
             "module = quantize_pt2e.convert_pt2e(module)",
         ]
     options = f"qnn.generate_htp_compiler_spec(use_fp16={run.precision.startswith('fp16')})"
-    return [
-        *lines,
-        f"spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.{soc}, {options})",
-    ]
+    return [*lines, f"spec = qnn.generate_qnn_executorch_compiler_spec(QcomChipset.{soc}, {options})"]
 
 
 def _lowered(module: GraphModule) -> list[str]:

@@ -133,12 +133,7 @@ def _has_equal_bags(model: Exported, node: Node) -> bool:
     return len(sizes) == 1 and 0 not in sizes
 
 
-@one(
-    "embedding-and-sum",
-    aten.embedding_bag.default,
-    aten.embedding_bag.padding_idx,
-    when=_has_equal_bags,
-)
+@one("embedding-and-sum", aten.embedding_bag.default, aten.embedding_bag.padding_idx, when=_has_equal_bags)
 def embedding_and_sum(
     weight: Tensor,
     indices: Tensor,
@@ -724,9 +719,7 @@ def group_norm_of_fewer_dimensions(x: Tensor, *rest: Any) -> Tensor:
 
 
 @one(
-    "group-norm-of-images",
-    aten.group_norm.default,
-    when=lambda model, node: len(_shape(model, node)) < IMAGE,
+    "group-norm-of-images", aten.group_norm.default, when=lambda model, node: len(_shape(model, node)) < IMAGE
 )
 def group_norm_of_images(x: Tensor, *rest: Any) -> Tensor:
     place = (..., *[None] * (IMAGE - x.dim()))
@@ -771,10 +764,7 @@ def _by_int32(move: Callable[..., Any], indices: Tensor, *rest: Any) -> Any:
 
 WEIGHTS = "weights-made-constant"
 """The rewrite of weights that are computed in each run, which an export cannot show."""
-INPUTS = {
-    "input-in-int32": (torch.uint8, torch.int32),
-    "input-in-int64": (torch.int32, torch.int64),
-}
+INPUTS = {"input-in-int32": (torch.uint8, torch.int32), "input-in-int64": (torch.int32, torch.int64)}
 """By rewrite: the type of an input that is only cast, and the one that it gets."""
 
 
@@ -793,11 +783,9 @@ def retyped(model: Exported, name: str) -> Iterator[Node]:
 
 # Rewrites of single nodes that one expression says.
 
-one(
-    "stride-written",
-    aten.max_pool2d.default,
-    when=lambda _, node: len(node.args) < 3 or not node.args[2],
-)(lambda x, kernel, stride=(), *rest: aten.max_pool2d.default(x, kernel, kernel, *rest))
+one("stride-written", aten.max_pool2d.default, when=lambda _, node: len(node.args) < 3 or not node.args[2])(
+    lambda x, kernel, stride=(), *rest: aten.max_pool2d.default(x, kernel, kernel, *rest)
+)
 one("cumprod-as-sum", aten.cumprod.default, when=_is_positive, low=1e-6)(
     lambda x, dim: torch.exp(torch.cumsum(torch.log(x), dim))
 )
@@ -809,11 +797,9 @@ one(
     aten.roll.default,
     when=lambda _, node: any(dim < 0 for dim in _sizes(node.args[2:3])),
 )(lambda x, shifts, dims: torch.roll(x, tuple(shifts), tuple(dim % x.dim() for dim in dims)))
-one(
-    "slice-by-positive-dimension",
-    aten.narrow.default,
-    when=lambda _, node: int(str(node.args[1])) < 0,
-)(lambda x, dim, start, length: torch.narrow(x, dim % x.dim(), start, length))
+one("slice-by-positive-dimension", aten.narrow.default, when=lambda _, node: int(str(node.args[1])) < 0)(
+    lambda x, dim, start, length: torch.narrow(x, dim % x.dim(), start, length)
+)
 one("root-of-variance", aten.std.default, aten.std.dim, aten.std.correction)(
     lambda x, *rest, **more: torch.sqrt(torch.var(x, *rest, **more))
 )

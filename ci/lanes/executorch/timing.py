@@ -102,13 +102,7 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
         )
         cycles, _, _ = _costs_in(trace)
     names = {int(match["number"]): match["name"] for name in cycles if (match := NODE.fullmatch(name))}
-    return simulated_costs(
-        simulation,
-        plan.basis.build_id,
-        names,
-        _places(compiled.facts),
-        ADDED,
-    )
+    return simulated_costs(simulation, plan.basis.build_id, names, _places(compiled.facts), ADDED)
 
 
 def _traced(

@@ -34,8 +34,7 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     answer = against(contents, environment.root(QNN_SDK).path)
     if any("error 5000" in line for line in answer.says):
         raise CheckFailed(
-            f"{context}: {'; '.join(answer.says)}",
-            fix="compile it with this QNN, or another --profile",
+            f"{context}: {'; '.join(answer.says)}", fix="compile it with this QNN, or another --profile"
         )
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)
@@ -49,8 +48,7 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
                 ask(**order, working_folder=str(Path.cwd()))
         except Refused as refused:
             raise CheckFailed(
-                f"{context}: ExecuTorch cannot take it: {refused.message}",
-                fix=session("diagnose", log),
+                f"{context}: ExecuTorch cannot take it: {refused.message}", fix=session("diagnose", log)
             ) from refused
     return soc
 

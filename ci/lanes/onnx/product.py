@@ -15,18 +15,9 @@ from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import (
-    FORMS,
-    CompileOne,
-    constant_inputs,
-    program_of,
-)
+from ci.lanes.onnx.user_program import FORMS, CompileOne, constant_inputs, program_of
 from ci.pipeline.accuracy import in_words
-from ci.pipeline.findings import (
-    HowJudged,
-    not_in_fp16,
-    verdict_of_one_model,
-)
+from ci.pipeline.findings import HowJudged, not_in_fp16, verdict_of_one_model
 from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product
@@ -112,10 +103,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             more += forecasted.in_words()
         if ddr := context["ddr"]:
             more += [f"{ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written"]
-        commands = (
-            self.command("divergence", program.soc),
-            self.command("quantize", program.soc, "--where"),
-        )
+        commands = (self.command("divergence", program.soc), self.command("quantize", program.soc, "--where"))
         kind, name, slices = program.run.kind, self.model.typed, context["slices"]
         judged = HowJudged(kind, inputs_used(facts))
         wrong, low = verdict_of_one_model(name, near, slices, *commands, causes_of(context), judged)

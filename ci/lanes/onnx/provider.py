@@ -350,10 +350,7 @@ def on_htp(
 def _provider_options(
     precision: Precision | None, soc: Soc, settings: Settings, profile: Path | None
 ) -> dict[str, str]:
-    options = {
-        **settings.provider,
-        **htp_options(soc),
-    }
+    options = {**settings.provider, **htp_options(soc)}
     if precision is not None:
         options["enable_htp_fp16_precision"] = "0" if precision.quantized else "1"
     if profile is not None:
@@ -483,12 +480,7 @@ def _message_of(error: Exception) -> str:
 
 
 def export(
-    dotted: str,
-    arguments: Mapping[str, Any],
-    search_path: Path,
-    into: Path,
-    opset: int,
-    inputs: Any = None,
+    dotted: str, arguments: Mapping[str, Any], search_path: Path, into: Path, opset: int, inputs: Any = None
 ) -> tuple[Path, Any]:
     """Write the factory's model as model.onnx; returns the model too. One of torch gets inputs input_0,
     input_1 …; of an ONNX model, the factory's sample is returned. `inputs` replaces the factory's own."""

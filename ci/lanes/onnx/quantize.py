@@ -9,13 +9,7 @@ from typing import Any
 
 from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.product import OnnxModel
-from ci.lanes.onnx.user_program import (
-    LossesOfOne,
-    QuantizeOne,
-    constant_inputs,
-    plan_of_model,
-    program_of,
-)
+from ci.lanes.onnx.user_program import LossesOfOne, QuantizeOne, constant_inputs, plan_of_model, program_of
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import HowJudged, verdict_of_one_model
 from ci.pipeline.lane_model import Product

@@ -44,12 +44,7 @@ def ids_of(chip: Soc) -> dict[str, str]:
 
 
 def reproducer(
-    name: str,
-    title: str,
-    needs: str,
-    model: onnx.ModelProto,
-    sources: Mapping[str, str],
-    how: HowCompiled,
+    name: str, title: str, needs: str, model: onnx.ModelProto, sources: Mapping[str, str], how: HowCompiled
 ) -> Reproducer:
     """`sources` make the values of inputs and weights, by name; "" where nothing short does."""
     inputs = [value.name for value in model.graph.input]
@@ -80,9 +75,7 @@ def reproducer(
 
 def _run(how: HowCompiled) -> list[str]:
     precision = how.precision
-    lines = [
-        "onnx.save(MODEL, path := os.path.join(tempfile.mkdtemp(), 'model.onnx'))",
-    ]
+    lines = ["onnx.save(MODEL, path := os.path.join(tempfile.mkdtemp(), 'model.onnx'))"]
     if precision.quantized:
         more = ", per_channel=True" * how.per_channel
         if precision.symmetric_weights is not None:

@@ -72,9 +72,7 @@ def norm_as_scale_and_shift(model: Rewriting) -> Iterator[OnnxMatch]:
         elif shape := model.shape(node.input[0]):
             sizes = [1, -1, *[1] * (len(shape) - 2)]
             yield OnnxMatch(
-                node,
-                (node.input[0],),
-                _normed(node.input[0], factor.reshape(sizes), offset.reshape(sizes)),
+                node, (node.input[0],), _normed(node.input[0], factor.reshape(sizes), offset.reshape(sizes))
             )
 
 
@@ -396,9 +394,7 @@ def _log_sum_exp(call: Defined) -> str:
     put = call.put
     least = put("Sub", call.x, call.reduced("ReduceMax", call.x, keepdims=1))
     return put(
-        "Add",
-        put("Log", call.reduced("ReduceSum", put("Exp", least))),
-        call.reduced("ReduceMax", call.x),
+        "Add", put("Log", call.reduced("ReduceSum", put("Exp", least))), call.reduced("ReduceMax", call.x)
     )
 
 

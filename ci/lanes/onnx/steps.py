@@ -99,8 +99,7 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
     graph = load_graph(model)
     if is_context(graph):
         raise UsageError(
-            f"{model} is compiled already",
-            fix=commands.session("onnx", "run", model, "--input", "FILE.npy"),
+            f"{model} is compiled already", fix=commands.session("onnx", "run", model, "--input", "FILE.npy")
         )
     beside = external_files(graph, model.parent)
     if dimensions:

@@ -509,8 +509,7 @@ def _watched(uv: Command, where: Path) -> tuple[CompletedProcess[str], Touched]:
 def _checked(needs: Needs, done: CompletedProcess[str]) -> None:
     if "hash mismatch" in done.stderr.lower():
         raise IntegrityError(
-            f"{needs.requirements}: {' '.join(done.stderr.split())}",
-            fix="find out who changed the package",
+            f"{needs.requirements}: {' '.join(done.stderr.split())}", fix="find out who changed the package"
         )
     if done.returncode:
         raise UpstreamError(

@@ -128,12 +128,7 @@ def ink_boxes(ink: NDArray[np.bool_]) -> Iterator[Box]:
         width, height = max(columns) - min(columns) + 1, max(rows) - min(rows) + 1
         if min(width, height) >= LEAST_SIDE:
             grown = UNCLIP * width * height / (2 * (width + height))
-            yield (
-                min(columns) - grown,
-                min(rows) - grown,
-                max(columns) + 1 + grown,
-                max(rows) + 1 + grown,
-            )
+            yield (min(columns) - grown, min(rows) - grown, max(columns) + 1 + grown, max(rows) + 1 + grown)
 
 
 def common_part(one: Box, other: Box) -> float:

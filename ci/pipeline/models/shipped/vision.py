@@ -88,8 +88,7 @@ class ConvNorm(nn.Sequential):
     ) -> None:
         padding = dilation * (size - 1) // 2
         super().__init__(
-            nn.Conv2d(ins, outs, size, stride, padding, dilation, groups, bias=False),
-            norm(outs, shift, gain),
+            nn.Conv2d(ins, outs, size, stride, padding, dilation, groups, bias=False), norm(outs, shift, gain)
         )
 
 
