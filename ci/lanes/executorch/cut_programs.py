@@ -20,7 +20,7 @@ from ci.lanes.executorch.accuracy_losses import described
 from ci.lanes.executorch.lower import Patterns, compiler_spec, prepared_model, save_raw
 from ci.lanes.executorch.suite import chosen_for, parse_request
 from ci.operators.partition.decisions import is_quantizer, traits_of, varying
-from ci.operators.partition.failing_operators import restore_builtins
+from ci.operators.partition.parts import restore_builtins
 from ci.pipeline.accuracy import Pair, in_files
 from ci.pipeline.divergence import Cuts
 from ci.pipeline.models.factory import copied, make, run_copied
@@ -140,7 +140,7 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     loaded.model.requires_grad_(False)
     if run.quantizes:
         arguments = (loaded, samples[0], batches, run, case.backend, soc, place)
-        module, *_ = prepared_model(*arguments).quantized()
+        module, _ = prepared_model(*arguments).quantized()
     else:
         module = torch.export.export(loaded.model, copied(samples[0]), strict=True).module()
     spec = compiler_spec(soc, run)

@@ -31,7 +31,7 @@ def _child(kind: str, order: str) -> None:
     sample, module = loaded.sample(0), loaded.model
     if run.quantizes:
         batches = chosen_for(loaded, case, run).calibrating
-        module, *_ = prepared_model(loaded, sample, batches, run, case.backend, soc, place).quantized()
+        module, _ = prepared_model(loaded, sample, batches, run, case.backend, soc, place).quantized()
     spec = compiler_spec(soc, run, saver=kind == "calls", online_prepare=ONLINE[kind])
     os.chdir(into)
     to_edge_transform_and_lower_to_qnn(module, copied(sample), spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -34,7 +34,7 @@ from torchao.quantization.pt2e import (
 )
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from ci.artifacts.compiler_log import CRASHES, total, traffic
+from ci.artifacts.compiler_log import total, traffic
 from ci.artifacts.program import digest_without_time
 from ci.engine.trouble import of_error
 from ci.engine.workers.child import doing
@@ -63,7 +63,6 @@ from ci.operators.partition.decisions import (
 from ci.operators.partition.failing_operators import (
     CONSTANT,
     SEARCHED_SECONDS,
-    Culprit,
     Search,
     Workaround,
     constant_results,
@@ -155,15 +154,15 @@ def _is_of_whole_numbers(node: Any) -> bool:
     )
 
 
-class BlockSizes:
+class BlockSizes(Patterns):
     """The quantizer's map from node names to block sizes, with patterns."""
 
     def __init__(self, sizes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__("block_sizes", sizes)
         self.sizes = sizes
-        self.names = Patterns("block_sizes", sizes)
 
     def get(self, name: str) -> tuple[int, ...] | None:
-        pattern = self.names.matching(name)
+        pattern = self.matching(name)
         return self.sizes[pattern] if pattern is not None else None
 
 
@@ -198,65 +197,50 @@ def lower(
     _require_scheme(loaded.model, run)
     backend = run.backend or case.backend
     module: Any = loaded.model
-    patterns: Sequence[Patterns] = []
     reference = expected
     losses: list[dict[str, object]] = []
     on_lpai: dict[str, Any] = {}
+    common: dict[str, Any] = {"notes": [list(note) for note in loaded.notes], "used": asdict(used)}
     if score:
         return scored(loaded, samples[0], batches, run, score, seconds, backend, soc, search_path)
     if run.quantizes:
         arguments = (loaded, samples[0], batches, run, backend, soc, search_path)
-        module, patterns, losses = prepared_model(*arguments).quantized()
+        module, losses = prepared_model(*arguments).quantized()
         with _step("quantize"):
             doing("run on CPU")
             reference = [run_copied(module, sample) for sample in samples]
     if quantize_only:
-        for pattern in patterns:
-            pattern.require_used()
-        _save_quantized(module, samples[0], into)
-        return {
-            **figures_in_torch(expected, reference, case.non_finite),
-            "inputs": save_raw(into, "input", samples),
-            "losses": losses,
-            "notes": [list(note) for note in loaded.notes],
-            "used": asdict(used),
-        }
-    losses = losses[:NAMED]
+        into.mkdir(parents=True, exist_ok=True)
+        with _step("quantize"):
+            torch.export.save(torch.export.export(module, copied(samples[0])), into / QUANTIZED)
+        figures = figures_in_torch(expected, reference, case.non_finite)
+        return {**common, **figures, "inputs": save_raw(into, "input", samples), "losses": losses}
+    common["losses"] = losses[:NAMED]
     if backend == "lpai":
-        for pattern in patterns:
-            pattern.require_used()
         on_lpai = lpai.before_compile(module, expected, reference, case.non_finite)
         if on_lpai["lacks"]:
-            return {**on_lpai, "losses": losses, "notes": [list(note) for note in loaded.notes]}
+            return {**on_lpai, **common}
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
     watch = PartitionerSpy(new_text(log))
     search = Search(log, watch)
     spec = compiler_spec(soc, run, backend)
     begin = 0
 
-    def lowered_with(nodes: Patterns) -> Any:
+    def lowered_with(more: Collection[str] = ()) -> Any:
         nonlocal begin
+        nodes = Patterns("cpu_nodes", {*run.cpu_nodes, *more}) if more else on_cpu[0]
         begin, watch.on_cpu = size_of(log), nodes
         return to_edge_transform_and_lower_to_qnn(
             module, copied(samples[0]), spec, skip_node_id_set=nodes, skip_node_op_set=on_cpu[1]
         )
 
-    def again(more: frozenset[str]) -> Any:
-        return lowered_with(Patterns("cpu_nodes", {*run.cpu_nodes, *more}))
-
     with _step("compile"), watch.installed():
-        edge, workaround = _with_workaround(
-            search,
-            lambda: lowered_with(on_cpu[0]),
-            again,
-            lambda: _refuse_model(loaded.model, samples[0]),
-            lambda: _constants_of(module, samples[0]),
-        )
+        edge, workaround = _with_workaround(search, lowered_with, loaded.model, module, samples[0])
         lowered = edge.exported_program()
         parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered, module)
         cpu_operators = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         if workaround and not keep_going:
-            raise _dies_of(workaround, parts, cpu_operators, lambda: _constants_of(module, samples[0]))
+            raise _dies_of(workaround, parts, cpu_operators, module, samples[0])
         _require_indices(lowered.graph_module)
         try:
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
@@ -265,7 +249,7 @@ def lower(
                 raise missing from error
             raise
         _require_types(lowered, expected[0])
-    for rule in (*patterns, *on_cpu):
+    for rule in on_cpu:
         rule.require_used()
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
@@ -274,18 +258,16 @@ def lower(
     if run.quantizes:
         rows["reference"] = save_raw(into, "quantized", reference)
     return {
+        **common,
         **rows,
-        "used": asdict(used),
         "choices": add_choices(loaded.model, module, samples, rows["expected"], rows["reference"], into),
         "beyond": beyond_half(loaded.model, samples) if run.precision.startswith("fp16") else [],
-        "kept_on_cpu": _kept(workaround) if workaround else None,
+        "kept_on_cpu": workaround and {"nodes": workaround.cpu_nodes, "because": workaround.message},
         "instead_of": "compile" if workaround else "",
         "left": [asdict(operator) for operator in cpu_operators],
         "partition": parts,
         "nodes": nodes,
         "least": _least_of(samples),
-        "losses": losses,
-        "notes": [list(note) for note in loaded.notes],
         "delegates": sum(part["where"] != "cpu" for part in parts),
         **on_lpai,
         "ddr": total(graphs),
@@ -403,12 +385,6 @@ def _is_part_of_an_operators_result(module: Any, node: Any) -> bool:
     return output.args[0][index].target is getitem
 
 
-def _save_quantized(module: Any, sample: tuple[Tensor, ...], into: Path) -> None:
-    into.mkdir(parents=True, exist_ok=True)
-    with _step("quantize"):
-        torch.export.save(torch.export.export(module, copied(sample)), into / QUANTIZED)
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A model whose ranges were observed, before it is quantized by them."""
@@ -420,13 +396,15 @@ class Prepared:
     patterns: Sequence[Patterns]
     sample: tuple[Tensor, ...]
 
-    def quantized(self) -> tuple[Any, Sequence[Patterns], list[dict[str, object]]]:
-        """The model, what chose its operators, and where it loses most."""
+    def quantized(self) -> tuple[Any, list[dict[str, object]]]:
+        """The model, and where it loses most."""
         with _step("quantize"):
             module = convert_pt2e(self.module)
             _narrow_shared_zero_points(module)
             losses = worst_losses(self.floats, self.folded, module, copied(self.sample))
-            return module, self.patterns, losses
+            for pattern in self.patterns:
+                pattern.require_used()
+            return module, losses
 
 
 def _narrow_shared_zero_points(module: Any) -> None:
@@ -452,13 +430,7 @@ def prepared_model(
 ) -> Prepared:
     kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
     quantizer = QnnQuantizer(kinds[backend], QcomChipset[soc])
-    quantizer.set_default_quant_config(
-        _dtype(run.precision),
-        is_qat=run.qat,
-        is_conv_per_channel=run.per_channel,
-        is_linear_per_channel=run.per_channel,
-        act_observer=_observer(run, run.precision),
-    )
+    quantizer.set_default_quant_config(_dtype(run.precision), **_how(run, run.per_channel, run.precision))
     with _step("export"):
         exported: Any = torch.export.export(loaded.model, copied(sample), strict=True).module()
         floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
@@ -471,12 +443,12 @@ def prepared_model(
     if run.block_sizes:
         sizes = BlockSizes(run.block_sizes)
         _refuse_linear(exported.graph, sizes)
-        patterns.append(sizes.names)
+        patterns.append(sizes)
         quantizer.set_block_size_map(sizes)
     quantizer.set_submodule_qconfig_list(
         [
             *(_nodes_scheme(scheme, names, run) for scheme, names in mixed.items()),
-            *(_module_scheme(module, run.qat, patterns) for module in run.modules),
+            *(_module_scheme(module, run, patterns) for module in run.modules),
         ]
     )
     quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
@@ -490,18 +462,17 @@ def prepared_model(
     return Prepared(prepared, floats, folded, patterns, sample)
 
 
-def _observer(run: ExecutorchRun, scheme: str) -> Any:
-    return MinMaxObserver if run.sees_widest(scheme) else None
+def _how(run: ExecutorchRun, per_channel: bool, scheme: str = "") -> dict[str, Any]:
+    return {
+        "is_qat": run.qat,
+        "is_conv_per_channel": per_channel,
+        "is_linear_per_channel": per_channel,
+        "act_observer": MinMaxObserver if run.sees_widest(scheme) else None,
+    }
 
 
 def _nodes_scheme(scheme: str, names: Patterns, run: ExecutorchRun) -> tuple[Any, Any]:
-    config = ModuleQConfig(
-        _dtype(scheme),
-        is_qat=run.qat,
-        is_conv_per_channel=run.per_channel,
-        is_linear_per_channel=run.per_channel,
-        act_observer=_observer(run, scheme),
-    )
+    config = ModuleQConfig(_dtype(scheme), **_how(run, run.per_channel, scheme))
     return (lambda node: node.name in names), config
 
 
@@ -587,7 +558,7 @@ def _operator(name: str) -> Any:
         raise Failed("suite", f"unquantized_operators = {name!r}: torch has no such operator") from error
 
 
-def _module_scheme(scheme: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any, Any]:
+def _module_scheme(scheme: Any, run: ExecutorchRun, patterns: list[Patterns]) -> tuple[Any, Any]:
     wanted = Patterns("modules", [scheme.name or scheme.type])
     patterns.append(wanted)
 
@@ -599,13 +570,7 @@ def _module_scheme(scheme: Any, qat: bool, patterns: list[Patterns]) -> tuple[An
                 return True
         return False
 
-    config = ModuleQConfig(
-        _dtype(scheme.precision),
-        is_qat=qat,
-        is_conv_per_channel=scheme.per_channel,
-        is_linear_per_channel=scheme.per_channel,
-    )
-    return inside, config
+    return inside, ModuleQConfig(_dtype(scheme.precision), **_how(run, scheme.per_channel))
 
 
 def save_raw(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list[list[dict[str, Any]]]:
@@ -647,18 +612,8 @@ def _step(name: str) -> Any:
 
 
 def _refuse_model(model: Any, sample: tuple[Tensor, ...]) -> None:
-    _refuse_changed(model, sample)
-    _refuse_computed_weights(model)
-
-
-def _refuse_computed_weights(model: Any) -> None:
-    """Refuse weights that are computed in each run: the compiler wants those of a convolution constant."""
-    if computed := computed_weights(model):
-        raise Failed("compile", *refuse_computed(computed))
-
-
-def _refuse_changed(model: Any, sample: tuple[Tensor, ...]) -> None:
-    """Refuse a model that changes its inputs in place."""
+    """One that changes its inputs in place, or computes weights in each run: the compiler wants those of a
+    convolution constant."""
     if place := where_input_changes(model, sample):
         message = f"the model changes its input in place{place}, which the delegate does not support"
         fix = (
@@ -666,6 +621,8 @@ def _refuse_changed(model: Any, sample: tuple[Tensor, ...]) -> None:
             " an assignment to a part"
         )
         raise Failed("compile", message, fix)
+    if computed := computed_weights(model):
+        raise Failed("compile", *refuse_computed(computed))
 
 
 def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator]) -> Failed | None:
@@ -684,11 +641,7 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
 
 
 def _with_workaround(
-    search: Search,
-    lower: Callable[[], Any],
-    lower_again: Callable[[frozenset[str]], Any],
-    refuse_model: Callable[[], None],
-    constants: Callable[[], list[str]],
+    search: Search, lower: Callable[..., Any], model: Any, module: Any, sample: tuple[Tensor, ...]
 ) -> tuple[Any, Workaround | None]:
     """The lowered program, with the nodes that had to stay on the CPU for it."""
     begun = time.process_time()
@@ -701,17 +654,17 @@ def _with_workaround(
         if of_error(error):
             # Neither the model nor a search for what the compiler crashes on says anything then.
             raise
-        refuse_model()
+        _refuse_model(model, sample)
         node = search.node
         if node is not None and (known := not_compilable(str(error))):
             source, code = source_of(node)
             raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1], source) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.process_time() - begun < SEARCHED_SECONDS
-        if not (workaround := workaround_of(search, error, lower_again, brief=brief)):
+        if not (workaround := workaround_of(search, error, lower, brief=brief)):
             raise
         if workaround.lowered is None:
-            raise _failed(workaround, workaround.tried, constants) from error
+            raise _failed(workaround, workaround.tried, module, sample) from error
         return workaround.lowered, workaround
 
 
@@ -726,7 +679,8 @@ def _dies_of(
     workaround: Workaround,
     parts: Sequence[Mapping[str, object]],
     cpu_operators: Sequence[CpuOperator],
-    constants: Callable[[], list[str]],
+    module: Any,
+    sample: tuple[Tensor, ...],
 ) -> Failed:
     delegates = sum(part["where"] != "cpu" for part in parts)
     count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
@@ -734,16 +688,16 @@ def _dies_of(
     if delegates:
         cost = f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
     lacking = sorted({operator.operator for operator in cpu_operators if not operator.kernel})
-    return _failed(workaround, f"tried: the rest lowers{cost}", constants, lacking)
+    return _failed(workaround, f"tried: the rest lowers{cost}", module, sample, lacking)
 
 
 def _failed(
-    workaround: Workaround, tried: str, constants: Callable[[], list[str]], lacking: Sequence[str] = ()
+    workaround: Workaround, tried: str, module: Any, sample: tuple[Tensor, ...], lacking: Sequence[str] = ()
 ) -> Failed:
     nodes = ", ".join(f'"{name}"' for name in workaround.cpu_nodes)
     named = f" (in a suite's run cpu_nodes = [{nodes}])" if len(workaround.cpu_nodes) <= MOST_IN_A_FIX else ""
     fixes = list(dict.fromkeys(culprit.fix for culprit in workaround.culprits if culprit.fix))
-    if CONSTANT in fixes and (last := constants()):
+    if CONSTANT in fixes and (last := _constants_of(module, sample)):
         # Half of such a computation as a buffer leaves the other half, which dies as well.
         value = "this value" if len(last) == 1 else "each of these values"
         fixes[fixes.index(CONSTANT)] = Fix(
@@ -755,21 +709,12 @@ def _failed(
     if rows := list(dict.fromkeys(culprit.more_bits for culprit in workaround.culprits if culprit.more_bits)):
         # Without all of them it still dies.
         eight = rows[0].split('"')[-2]
-        fixes += [
-            f"--precision {eight}, or for these modules alone, in a suite's run:"
-            f" modules = [{', '.join(rows)}]"
-        ]
+        modules = f"modules = [{', '.join(rows)}]"
+        fixes += [f"--precision {eight}, or for these modules alone, in a suite's run: {modules}"]
     if lacking:
-        fixes += [
-            f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
-        ]
+        names = ", ".join(lacking)
+        fixes += [f"on the CPU ExecuTorch has no kernel for it ({names}): write it in another way"]
     else:
         fixes += [f"--keep-going leaves it on the CPU{named}: {tried}"]
     source = next((culprit.source for culprit in workaround.culprits if culprit.source), "")
-    return Failed(
-        "compile", f"{CRASHES}{Culprit.in_words(workaround.culprits)}", joined(fixes, "; or "), source
-    )
-
-
-def _kept(workaround: Workaround) -> dict[str, object]:
-    return {"nodes": workaround.cpu_nodes, "because": f"{CRASHES}{Culprit.in_words(workaround.culprits)}"}
+    return Failed("compile", workaround.message, joined(fixes, "; or "), source)

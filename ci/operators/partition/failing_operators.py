@@ -31,7 +31,7 @@ from ci.operators.partition.decisions import (
     operator_name,
     varying,
 )
-from ci.operators.partition.parts import Partition, smallest_failing
+from ci.operators.partition.parts import Partition, restore_builtins, smallest_failing
 from ci.pipeline.models.model_lines import fix_inside, is_inside, source_of
 from ci.pipeline.own_output import new_text, size_of, text_since
 from provisioning.fixes import fix_for
@@ -70,17 +70,13 @@ class Culprit:
     source: str = ""
     """FILE:LINE of the line."""
 
-    @property
-    def _alike(self) -> tuple[str, str, str]:
-        return self.operator, self.line, self.reason
-
     @staticmethod
     def in_words(culprits: Sequence[Culprit]) -> str:
         """Nodes of one line, as in a loop, are named once."""
-        alike: dict[tuple[str, str, str], list[Culprit]] = {}
-        for culprit in culprits:
-            alike.setdefault(culprit._alike, []).append(culprit)
-        return "; and of ".join(_sentence(group) for group in alike.values())
+        alike: dict[tuple[str, ...], list[Culprit]] = {}
+        for row in culprits:
+            alike.setdefault((row.operator, row.line, row.reason), []).append(row)
+        return CRASHES + "; and of ".join(_sentence(group) for group in alike.values())
 
 
 def _sentence(alike: Sequence[Culprit]) -> str:
@@ -178,10 +174,8 @@ class Search:
 
         def fails(nodes: Sequence[Node]) -> bool:
             begin = size_of(self.log)
-            failed = bool(partition.error_of(nodes))
-            restore_builtins()
             # Without an error of QNN's, it is not QNN that fails, but memory or our own part of a graph.
-            errors = self._errors(begin) if failed else []
+            errors = self._errors(begin) if partition.error_of(nodes) else []
             if errors and len(nodes) == 1:
                 messages[nodes[0].name] = _in_words(errors)
             return bool(errors)
@@ -220,10 +214,9 @@ class Search:
 
     def _later_constants(self) -> list[Culprit]:
         """The constants that a partition which was not compiled yet hands out: it would fail next."""
-        partitions = [Partition(program, spec) for program, spec in self.later]
         return [
             self._proved(node, "", partition)
-            for partition in partitions
+            for partition in (Partition(program, spec) for program, spec in self.later)
             for node in partition.operators
             if node not in partition.live
         ]
@@ -233,17 +226,10 @@ class Search:
         if node not in partition.live:
             return self._handed_out(nodes, "QNN cannot hand out a constant")
         reason, fix = f"{reason}, with {_operands(node)}", fix_inside(node)
-        if not all(map(_is_passed_on, nodes[1:])) and self._compiles_with_kept(node, partition):
+        if not all(map(_is_passed_on, nodes[1:])) and not partition.error_of([node], kept=True):
             reason += "; it compiles if the constants that it reads are not computed in the program"
             fix = CONSTANT
-        suspect = _suspect(nodes, reason, fix)
-        return replace(suspect, more_bits=_more_bits(node))
-
-    @staticmethod
-    def _compiles_with_kept(node: Node, partition: Partition) -> bool:
-        error = partition.error_of([node], kept=True)
-        restore_builtins()
-        return not error
+        return replace(_suspect(nodes, reason, fix), more_bits=_more_bits(node))
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Culprit:
         """Also says why the operator that uses the constant is on the CPU."""
@@ -281,6 +267,10 @@ class Workaround:
     tried: str = ""
     """What is known instead."""
 
+    @property
+    def message(self) -> str:
+        return Culprit.in_words(self.culprits)
+
 
 def workaround_of(
     search: Search, error: BaseException, lower: Callable[[frozenset[str]], Any], *, brief: bool
@@ -289,18 +279,17 @@ def workaround_of(
 
     Call it after a failed lowering. `lower` lowers again with nodes on the CPU, and raises if that fails. It
     is called only after a `brief` lowering."""
-    chosen: list[Culprit] = []
+    chosen, names = list[Culprit](), set[str]()
     lowered, tried = None, "not tried, as this lowering takes long"
     begun = time.process_time()
     for _ in range(ATTEMPTS):
-        names = {name for row in chosen for name in row.nodes}
         culprits = [row for row in search.culprits(error, alone=not brief) if not names.issuperset(row.nodes)]
         if not culprits:
             break
         chosen += culprits
         names.update(name for row in culprits for name in row.nodes)
         # For readers of the log, in case the compiler crashes next.
-        sys.stderr.write(f"{CRASHES}{Culprit.in_words(chosen)}\n")
+        sys.stderr.write(f"{Culprit.in_words(chosen)}\n")
         if not brief or time.process_time() - begun > SEARCHED_SECONDS:
             break
         try:
@@ -309,12 +298,9 @@ def workaround_of(
             break
         except Exception as another:
             sys.stderr.write(f"tried with {', '.join(sorted(names))} on the CPU: {another}\n")
-            error, tried = (
-                another,
-                f"tried, and the rest does not lower either: {str(another).partition(chr(10))[0]}",
-            )
-    every = {name for row in chosen for name in row.nodes}
-    return Workaround(tuple(chosen), _patterns(every, search.watch.users), lowered, tried) if chosen else None
+            first_line = str(another).partition("\n")[0]
+            error, tried = another, f"tried, and the rest does not lower either: {first_line}"
+    return Workaround(tuple(chosen), _patterns(names, search.watch.users), lowered, tried) if chosen else None
 
 
 @contextmanager
@@ -330,16 +316,11 @@ def naming(log: Path) -> Iterator[None]:
                 return lower(*programs)
             except Exception as error:
                 if culprits := search.culprits(error, alone=True):
-                    error.args = (f"{str(error).rstrip('.')}: {CRASHES}{Culprit.in_words(culprits)}",)
+                    error.args = (f"{str(error).rstrip('.')}: {Culprit.in_words(culprits)}",)
                 raise
 
         backend.preprocess_multimethod = staticmethod(named)
         yield
-
-
-def restore_builtins() -> None:
-    """The backend's error path imports all of torch into its module, and torch.range replaces Python's."""
-    vars(qnn_preprocess).pop("range", None)
 
 
 def _suspect(nodes: Sequence[Node], reason: str, fix: str = "") -> Culprit:
@@ -389,13 +370,14 @@ def _in_words(errors: Sequence[str]) -> str:
 
 
 def _operands(node: Node) -> str:
-    return ", ".join(_operand(all_input_node) for all_input_node in node.all_input_nodes) or "no operand"
+    return ", ".join(map(_operand, node.all_input_nodes)) or "no operand"
 
 
 def _operand(node: Node) -> str:
     value = node.meta.get("val")
     shape = list(getattr(value, "shape", ()))
-    source = node.all_input_nodes[0] if _dequantizes(node) else node
+    dequantizes = "dequantize_per" in operator_name(node) and node.all_input_nodes
+    source = node.all_input_nodes[0] if dequantizes else node
     attributes = source.meta.get("quant_attrs") or node.meta.get("quant_attrs")
     if attributes and {"quant_min", "quant_max"} <= attributes.keys():
         bits = math.ceil(math.log2(attributes["quant_max"] - attributes["quant_min"] + 1))
@@ -405,11 +387,8 @@ def _operand(node: Node) -> str:
 
 def _more_bits(node: Node) -> str:
     """HTP has the fewest kernels for weights of fewer than 8 bits."""
-    bits = [
-        int(match[1])
-        for all_input_node in node.all_input_nodes
-        if (match := BITS.match(_operand(all_input_node)))
-    ]
+    operands = map(_operand, node.all_input_nodes)
+    bits = [int(match[1]) for operand in operands if (match := BITS.match(operand))]
     if not bits or min(bits) >= 8 or not (module := module_of(node)):
         return ""
     return f'{{ name = "{module}", precision = "{bits[0]}a8w" }}'
@@ -426,7 +405,7 @@ def constant_results(graph: Any) -> list[str]:
         todo = [operand for operand in node.all_input_nodes if operand not in live]
         while todo:
             constant = todo.pop()
-            if is_quantizer(constant) or operator_name(constant) in PASS_THROUGH:
+            if _is_passed_on(constant):
                 todo += constant.all_input_nodes
             elif constant.op == "call_function":
                 source, code = source_of(constant)
@@ -442,7 +421,3 @@ RECURRENT = (
 
 def _is_passed_on(node: Node) -> bool:
     return is_quantizer(node) or operator_name(node) in PASS_THROUGH
-
-
-def _dequantizes(node: Node) -> bool:
-    return "dequantize_per" in operator_name(node) and bool(node.all_input_nodes)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from executorch.backends.qualcomm.qnn_preprocess import QnnBackend
+from executorch.backends.qualcomm import qnn_preprocess
 from executorch.backends.qualcomm.utils.qnn_manager_lifecycle import QnnManagerContext
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
@@ -42,9 +42,7 @@ class Partition:
         """The nodes that depend on an input."""
         live: set[Node] = set()
         for node in self.program.graph.nodes:
-            if node.name in self.inputs or any(
-                all_input_node in live for all_input_node in node.all_input_nodes
-            ):
+            if node.name in self.inputs or not live.isdisjoint(node.all_input_nodes):
                 live.add(node)
         return frozenset(live)
 
@@ -66,14 +64,10 @@ class Partition:
         constants: dict[Node, None] = {}
         todo = [node]
         while todo:
-            for all_input_node in todo.pop().all_input_nodes:
-                if (
-                    all_input_node.op == "call_function"
-                    and all_input_node not in self.live
-                    and all_input_node not in constants
-                ):
-                    constants[all_input_node] = None
-                    todo.append(all_input_node)
+            for operand in todo.pop().all_input_nodes:
+                if operand.op == "call_function" and operand not in self.live and operand not in constants:
+                    constants[operand] = None
+                    todo.append(operand)
         return list(constants)
 
     def error_of(self, nodes: Iterable[Node], *, kept: bool = False) -> str:
@@ -83,9 +77,11 @@ class Partition:
         program = self._program_of(self._closed(nodes, kept))
         with QnnManagerContext({"forward": self.specs}):
             try:
-                QnnBackend.preprocess(program, self.specs)
+                qnn_preprocess.QnnBackend.preprocess(program, self.specs)
             except Exception as error:
                 return f"{type(error).__name__}: {error}"
+            finally:
+                restore_builtins()
         return ""
 
     def _closed(self, nodes: Iterable[Node], kept: bool) -> set[Node]:
@@ -97,12 +93,12 @@ class Partition:
                 continue
             members.add(node)
             todo += [
-                all_input_node
-                for all_input_node in node.all_input_nodes
-                if is_quantizer(all_input_node) or (all_input_node not in self.live and not kept)
+                operand
+                for operand in node.all_input_nodes
+                if is_quantizer(operand)
+                or (operand not in self.live and not kept)
+                or operator_name(node) in PASS_THROUGH
             ]
-            if operator_name(node) in PASS_THROUGH:
-                todo += node.all_input_nodes
             if node in self.live:
                 todo += [
                     user for user in node.users if operator_name(user) in PASS_THROUGH or _ends(node, user)
@@ -143,6 +139,11 @@ class Partition:
         return _program(self.program, graph, ExportGraphSignature(inputs, results))
 
 
+def restore_builtins() -> None:
+    """The backend's error path imports all of torch into its module, and torch.range replaces Python's."""
+    vars(qnn_preprocess).pop("range", None)
+
+
 def smallest_failing(
     nodes: Sequence[Node],
     fails: Callable[[Sequence[Node]], bool],
@@ -177,7 +178,6 @@ def _program(original: Any, graph: Any, signature: Any) -> Any:
     root = torch.nn.Module()
     for name, module in original.graph_module._modules.items():
         root.add_module(name, module)
-    verifiers = original.verifiers
     return ExportedProgram(
         root=root,
         graph=graph,
@@ -186,7 +186,7 @@ def _program(original: Any, graph: Any, signature: Any) -> Any:
         range_constraints=original.range_constraints,
         module_call_graph=[],
         constants=dict(original.constants),
-        verifiers=verifiers,
+        verifiers=original.verifiers,
     )
 
 
