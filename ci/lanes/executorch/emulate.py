@@ -128,8 +128,8 @@ class RunOnEmulator(Step[ExecutorchProgram]):
         """What the worker gets beside the program and the runner."""
         facts = self.compiled[program.name].facts
         request: dict[str, Metric] = {name: facts[name] for name in ("inputs", "expected", "reference")}
-        metric: dict[str, Metric] = {"task": program.case.metric.function} if program.case.metric else {}
-        return {**request, **metric, "non_finite": program.case.non_finite}
+        request |= {"task": program.case.metric.function} if program.case.metric else {}
+        return {**request, "non_finite": program.case.non_finite}
 
     def _compiled(self, program: ExecutorchProgram) -> Path:
         folder = self.compiled[program.name].folder
@@ -148,7 +148,12 @@ class Emulation(Lowering):
 
     def plan(self, programs: Sequence[ExecutorchProgram], options: StageOptions) -> ExecutorchPlan:
         plan = super().plan(programs, options)
-        _refuse_others(plan)
+        for program in plan.programs:
+            if program.backend != "htp":
+                message = f"the emulator has only the HTP, but this program is for the {program.backend}"
+                fix = SUITES.repeat(program, "test_lowering")
+                finding = Finding("emulator-backend", Severity.ERROR, program.name, message, fix)
+                plan.refused.setdefault(program.name, finding)
         return plan
 
     def do(self, plan: ExecutorchPlan, *, new_baseline: bool) -> Results:
@@ -236,21 +241,6 @@ class Emulation(Lowering):
         return False
 
 
-def _refuse_others(plan: ExecutorchPlan) -> None:
-    for program in plan.programs:
-        if program.backend != "htp":
-            plan.refused.setdefault(
-                program.name,
-                Finding(
-                    "emulator-backend",
-                    Severity.ERROR,
-                    program.name,
-                    f"the emulator has only the HTP, but this program is for the {program.backend}",
-                    SUITES.repeat(program, "test_lowering"),
-                ),
-            )
-
-
 def ran(result: Result) -> bool:
     """Whether there are figures."""
     return not result.failure and not result.facts["rule"]
@@ -282,9 +272,7 @@ def measure(
     step: Callable[..., RunOnEmulator] = RunOnEmulator,
 ) -> dict[str, Result]:
     """Every compiled program's result by name."""
-    runnable = [
-        program for program in plan.programs if program.name in compiled and compiled[program.name].folder
-    ]
+    runnable = [row for row in plan.programs if row.name in compiled and compiled[row.name].folder]
     results = run_step(step(plan, runner, compiled), runnable)
     for name, result in results.items():
         source = compiled[name].folder

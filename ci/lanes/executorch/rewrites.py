@@ -200,12 +200,7 @@ def _folded(model: Exported, node: Node, conv: Node) -> Iterator[NodeMatch]:
     )
     rest = conv.args[3:]
     target: Any = conv.target
-    yield NodeMatch(node, (_node(conv.args[0]),), lambda x: target(x, weight.data, added.data, *rest))
-
-
-def _node(value: Any) -> Node:
-    assert isinstance(value, Node)
-    return value
+    yield NodeMatch(node, (conv.all_input_nodes[0],), lambda x: target(x, weight.data, added.data, *rest))
 
 
 @search("bias-for-each-call")
@@ -216,20 +211,12 @@ def bias_for_each_call(model: Exported) -> Iterator[NodeMatch]:
         if not isinstance(bias, Node) or bias.op != "get_attr":
             continue
         if bias.target in seen:
-            yield model.call(node, _with_own_bias(node.target))
+            yield model.call(node, partial(_with_own_bias, node.target))
         seen.add(bias.target)
 
 
-def _with_own_bias(target: Any) -> Callable[..., Tensor]:
-    own: list[Tensor] = []
-
-    def write(x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
-        if not own:
-            own.append(bias.clone())
-        result: Tensor = target(x, weight, own[0], *rest)
-        return result
-
-    return write
+def _with_own_bias(target: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Any:
+    return target(x, weight, bias.clone(), *rest)
 
 
 NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
@@ -420,21 +407,10 @@ def transposed_convolution_by_group(
     *rest: Any,
 ) -> Tensor:
     calls: Any = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
-    call, biases = calls[x.dim() - 3], [None] * groups if bias is None else bias.chunk(groups)
+    call = calls[x.dim() - 3]
+    biases = [None] * groups if bias is None else [part.clone() for part in bias.chunk(groups)]
     parts = zip(x.chunk(groups, 1), weight.chunk(groups), biases, strict=True)
-    results = [
-        call(
-            part,
-            of_weight.clone(),
-            added if added is None else added.clone(),
-            stride,
-            padding,
-            more,
-            1,
-            *rest,
-        )
-        for part, of_weight, added in parts
-    ]
+    results = [call(part, w.clone(), b, stride, padding, more, 1, *rest) for part, w, b in parts]
     return torch.cat(results, 1)
 
 
@@ -676,7 +652,7 @@ def fewer_dimensions(model: Exported) -> Iterator[NodeMatch]:
         if not isinstance(first, Node) or len(order) <= HTP_DIMENSIONS or first.target not in RESHAPES:
             continue
         sizes, fewer = merged(_shape(model, first), order)
-        yield NodeMatch(node, (_node(first.args[0]),), _permuted(sizes, fewer, _shape(model, node)))
+        yield NodeMatch(node, (first.all_input_nodes[0],), _permuted(sizes, fewer, _shape(model, node)))
 
 
 def _permuted(sizes: Sequence[int], order: Sequence[int], shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
@@ -691,16 +667,10 @@ IMAGE = 4
 
 @search("activation-of-fewer-dimensions")
 def activation_of_fewer_dimensions(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(aten.elu.default, aten.hardswish.default, aten.log_sigmoid.default):
-        if len(_shape(model, node)) > MOST_OF_ACTIVATIONS:
-            yield model.call(node, _on_rows(node.target))
-
-
-@search("activation-of-fewer-dimensions")
-def norm_of_fewer_dimensions(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(aten.rms_norm.default):
-        sizes: Any = node.args[1]
-        if len(_shape(model, node)) > MOST_OF_ACTIVATIONS and len(sizes) == 1:
+    norm = aten.rms_norm.default
+    for node in model.all_of(aten.elu.default, aten.hardswish.default, aten.log_sigmoid.default, norm):
+        by_row = node.target is not norm or len(_sizes(node.args[1:])) == 1
+        if by_row and len(_shape(model, node)) > MOST_OF_ACTIVATIONS:
             yield model.call(node, _on_rows(node.target))
 
 
