@@ -24,9 +24,9 @@ FACTS = {
     "components": ("array", "provision: each with version, source and place"),
     "cpu": ("array", "profile: operators on the CPU"),
     "between": ("array", "divergence: the two nodes between which a search was whose time was over"),
-    "cuts": ("object", "divergence: SQNR by the node at which a program was cut"),
+    "cuts": ("object", "divergence: SQNR by the node that was measured"),
     "delegates": ("array", "inspect of a program: its context binaries"),
-    "failed": ("object", "divergence: why a program that was cut gave no figure, by node"),
+    "failed": ("object", "divergence: why a program gave no figure, by the node that it ends at"),
     "file": ("string", "inspect: what was read"),
     "files": (
         "array",

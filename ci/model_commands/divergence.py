@@ -1,7 +1,7 @@
 """`divergence`: the operator whose output on the emulator is not the quantized model's.
 
-To hand out the outputs of all operators of one program changes what the compiler fuses, and may repair what
-is searched. So each operator is the last one of a program of its own.
+A program that hands out what all operators compute is tried first. That changes what the compiler fuses, and
+may repair what is searched: then each operator is the last one of a program of its own.
 """
 
 from __future__ import annotations

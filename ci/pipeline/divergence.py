@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from ci.pipeline.accuracy import Pair, Unusable, in_words, least_sqnr_db
+from ci.pipeline.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
 from ci.pipeline.options import Choice, OneModel
+from provisioning.base.rendering.text import plural
 from provisioning.base.units import in_decibels
 from provisioning.known_faults import Fault
 
@@ -48,11 +49,13 @@ class Cuts(Generic[N]):
         pairs: Callable[[N | None], Sequence[Pair]],
         with_error: Callable[[N, Sequence[N], Mapping[str, Sequence[Any]]], Sequence[Pair]],
         whole: float | None = None,
+        shown: Callable[[], tuple[Sequence[Pair], Mapping[str, Sequence[Pair]]]] | None = None,
     ) -> None:
         """`pairs` gives the outputs of both; without a node, those of the whole program, whose SQNR may be
         known. `with_error` gives the outputs on the CPU without and with the error that the chip has at a
-        node: all of it, or what it adds to what these operands pass on; by what was found at each."""
-        self.name, self.pairs, self.with_error = name, pairs, with_error
+        node: all of it, or what it adds to what these operands pass on; by what was found at each. `shown`
+        gives the outputs of a program that returns what many nodes give, too: its own, and those by node."""
+        self.name, self.pairs, self.with_error, self.shown = name, pairs, with_error, shown
         self.found: dict[str, Sequence[Any]] = {}
         self.errors: dict[tuple[str, ...], float] = {}
         self.known: dict[str, float] = {} if whole is None else {"": whole}
@@ -64,16 +67,30 @@ class Cuts(Generic[N]):
         name = "" if node is None else self.name(node)
         if name not in self.known and name not in self.failed:
             try:
-                pairs = self.pairs(node)
-                self.known[name] = least_sqnr_db(pairs)
-                self.found[name] = [pair.found for pair in pairs]
-            except Unusable:
-                self.known[name] = -float("inf")
+                self._keep(name, self.pairs(node))
             except Exception as error:
                 if node is None:
                     raise
-                self.failed[name] = next(iter(str(error).splitlines()), type(error).__name__)
+                self.failed[name] = _first_line(error)
         return self.known.get(name)
+
+    def _keep(self, name: str, pairs: Sequence[Pair]) -> None:
+        self.known[name] = _sqnr_db(pairs)
+        self.found[name] = [pair.found for pair in pairs]
+
+    def show(self, whole: float) -> None:
+        """Know many nodes by one program, if it errs as the whole one does: with more outputs the compiler
+        joins fewer operators."""
+        if not self.shown:
+            return
+        try:
+            own, by_node = self.shown()
+        except Exception as error:
+            self.failed["every operator"] = _first_line(error)
+            return
+        if abs(_sqnr_db(own) - whole) < CLEARLY_DB:
+            for name, pairs in by_node.items():
+                self._keep(name, pairs)
 
     def error(self, node: N, operands: Sequence[N], whole: float) -> float | None:
         """That of the model's outputs if the chip differs at this node alone: a small one may grow on the way
@@ -83,11 +100,7 @@ class Cuts(Generic[N]):
         known = [operand for operand in operands if self.of(operand) is not None]
         names = (self.name(node), *map(self.name, known))
         if names not in self.errors:
-            try:
-                alone = least_sqnr_db(self.with_error(node, known, self.found))
-            except Unusable:
-                alone = whole
-            self.errors[names] = _error(alone, whole)
+            self.errors[names] = _error(_sqnr_db(self.with_error(node, known, self.found)), whole)
         return self.errors[names]
 
     def search(
@@ -117,6 +130,7 @@ class Cuts(Generic[N]):
         if whole < least:
             every, last = nodes(), [self.name(node) for node in ends()]
             names = {self.name(node) for node in every}
+            self.show(whole)
 
             def operators_of(node: N) -> list[N]:
                 return [operand for operand in operands_of(node) if self.name(operand) in names]
@@ -142,6 +156,18 @@ class Cuts(Generic[N]):
         cuts = {name: value for name, value in self.known.items() if name}
         result = {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
         return {**result, "between": between}
+
+
+def _sqnr_db(pairs: Sequence[Pair]) -> float:
+    """Of what the chip alone makes no number, none."""
+    try:
+        return least_sqnr_db(pairs)
+    except Unusable:
+        return -float("inf")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _error(sqnr_db: float, whole: float) -> float:
@@ -257,7 +283,7 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
             yield f"  suspected: {known['message']}"
             if not known.get("fault"):
                 yield f"    → {known['command']} shows it"
-        yield f"  {len(result['cuts'])} programs were compiled and run"
+        yield f"  {plural(len(result['cuts']), 'operator')} measured"
         if result["between"]:
             yield f"the time is up: {between_in_words(result['between'])} may add more"
         for name, error in result["failed"].items():

@@ -210,3 +210,24 @@ def test_a_search_whose_time_is_over_says_between_what_it_was(monkeypatch: pytes
     # It is the whole program, whose figure is known.
     assert nodes[-1] not in result["cuts"]
     assert low in "\n".join(as_text({**result, "reference": "the float model"}))
+
+
+@pytest.mark.parametrize(("again", "cuts"), [(0.0, False), (1.0, True)], ids=["as the whole", "repaired"])
+def test_a_program_that_shows_all_operators_is_believed_if_it_errs_as_the_whole_one(
+    again: float, cuts: bool
+) -> None:
+    operands, cut = chain(64), list[str]()
+
+    def pairs_of(name: str) -> list[Pair]:
+        return [Pair("", numpy.ones(4), numpy.zeros(4) if int(name[1:]) >= 40 else numpy.ones(4))]
+
+    def pairs(node: str | None) -> list[Pair]:
+        cut.append(node or "n63")
+        return pairs_of(cut[-1])
+
+    def shown() -> tuple[list[Pair], dict[str, list[Pair]]]:
+        return [Pair("", numpy.ones(4), numpy.full(4, again))], {name: pairs_of(name) for name in operands}
+
+    search = Cuts[str](str, pairs, lambda node, *_: pairs_of(node), 0.0, shown)
+    found = search.search(lambda: list(operands), lambda: ["n63"], operands.__getitem__, lambda _: {}, 30.0)
+    assert found["first"]["node"] == "n40" and bool(cut) is cuts

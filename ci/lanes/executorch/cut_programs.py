@@ -28,6 +28,9 @@ from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.runner import Runner
 from provisioning.base.files import empty_folder
 
+MOST_SHOWN = 2**27
+"""Values, of all samples."""
+
 
 def ending_at(module: Any, node: Node) -> Any:
     """The model as far as this node, with what quantizes its output."""
@@ -41,6 +44,21 @@ def ending_at(module: Any, node: Node) -> Any:
         whole.graph.erase_node(last)
     whole.graph.set_codegen(torch.fx.graph.CodeGen())
     whole.graph.eliminate_dead_code()
+    whole.recompile()
+    return whole
+
+
+def showing(module: Any, nodes: Sequence[Node]) -> Any:
+    """The model that returns what these nodes give, too."""
+    whole = copy.deepcopy(module)
+    names = {node.name: node for node in whole.graph.nodes}
+    (output,) = whole.graph.find_nodes(op="output")
+    given = list(output.all_input_nodes)
+    for end in (names[last_of(node).name] for node in nodes):
+        with whole.graph.inserting_after(end):
+            given.append(whole.graph.call_function(torch.ops.aten.clone.default, (end,)))
+    output.args = (tuple(given),)
+    whole.graph.set_codegen(torch.fx.graph.CodeGen())
     whole.recompile()
     return whole
 
@@ -118,6 +136,13 @@ def ends(module: Any) -> list[Node]:
     return operands_of(output)
 
 
+def _inner(module: Any, most: int) -> list[Node]:
+    """The operators whose outputs are not the model's: as many, evenly spread, as have `most` values."""
+    nodes = [node for node in operators(module) if node not in ends(module)]
+    size = sum(node.meta["val"].numel() for node in nodes)
+    return nodes[:: size // most + 1]
+
+
 def operands_of(node: Node) -> list[Node]:
     """The operators that compute the node's inputs, through quantizers and whatever is no operator."""
     operands: dict[Node, None] = {}
@@ -159,11 +184,23 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
             restore_builtins()
         return bytes(edge.to_executorch().buffer)
 
+    def shown() -> tuple[list[Pair], dict[str, list[Pair]]]:
+        doing("operators")
+        nodes = _inner(module, MOST_SHOWN // len(samples))
+        pairs = on_chip(showing(module, nodes))
+        count = len(pairs) // len(samples)
+        own = count - len(nodes)
+        by_node = {node.name: pairs[own + place :: count] for place, node in enumerate(nodes)}
+        return [pair for place, pair in enumerate(pairs) if place % count < own], by_node
+
     def pairs(node: Node | None) -> list[Pair]:
         nonlocal number
         number += 1
         doing(f"cut {number}")
-        cut, program = module if node is None else ending_at(module, node), folder / "cut.pte"
+        return on_chip(module if node is None else ending_at(module, node))
+
+    def on_chip(cut: Any) -> list[Pair]:
+        program = folder / "cut.pte"
         program.write_bytes(lower(cut))
         expected = save_raw(folder, "expected", [run_copied(cut, sample) for sample in samples])
         outputs = empty_folder(folder / "outputs")
@@ -175,7 +212,7 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     def outputs(node: Node, operands: Sequence[Node], found: Mapping[str, Sequence[Any]]) -> list[Pair]:
         return [*with_error(module, node, operands, found, samples)]
 
-    cuts = Cuts[Node](lambda node: node.name, pairs, outputs, order["whole"])
+    cuts = Cuts[Node](lambda node: node.name, pairs, outputs, order["whole"], shown)
     seconds = order["seconds"] - (time.monotonic() - began)
     result = cuts.search(
         lambda: operators(module), lambda: ends(module), operands_of, _described, order["least"], seconds

@@ -433,10 +433,10 @@ def _is_along_another(model: Exported, node: Node) -> bool:
 
 
 LARGER_BY = 64.0
-LOGARITHMS: dict[Any, Callable[[Tensor], Tensor]] = {
-    aten.log.default: torch.log,
-    aten.log2.default: torch.log2,
-    aten.log10.default: torch.log10,
+LOGARITHMS = {
+    aten.log.default: (torch.log, math.log(LARGER_BY)),
+    aten.log2.default: (torch.log2, math.log2(LARGER_BY)),
+    aten.log10.default: (torch.log10, math.log10(LARGER_BY)),
 }
 
 
@@ -445,11 +445,11 @@ def log_of_larger(model: Exported) -> Iterator[NodeMatch]:
     for node in model.all_of(*LOGARITHMS):
         x: Any = node.args[0]
         if not (x.target is aten.mul.Tensor and x.args[1] == LARGER_BY):
-            yield model.call(node, partial(_log_of_larger, LOGARITHMS[node.target]))
+            yield model.call(node, partial(_log_of_larger, *LOGARITHMS[node.target]))
 
 
-def _log_of_larger(log: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return log(x * LARGER_BY) - float(log(torch.tensor(LARGER_BY)))
+def _log_of_larger(log: Callable[[Tensor], Tensor], added: float, x: Tensor) -> Tensor:
+    return log(x * LARGER_BY) - added
 
 
 def _is_depthwise(model: Exported, node: Node) -> bool:
