@@ -350,7 +350,7 @@ def test_what_squares_a_wrong_sum_is_wrong_and_the_sum_is_at_fault(
     samples = [{"x": np.full((1, 3, 8, 8), 2.0, "f4")}]
     precision, soc = precision_named("8a8w" if quantized else "fp16"), soc_named("SM8650")
     how: Any = None
-    found = searched(tmp_path / "net.onnx", {}, samples, precision, soc, how, tmp_path, 60.0, 1e9, None)
+    found = searched(tmp_path / "net.onnx", {}, samples, (precision, soc, how), tmp_path, 60.0, 1e9, None)
     assert found["first"]["node"] == "add" and found["first"]["share"] == 1.0
     assert found["sqnr_db"] < found["cuts"]["add"]
 

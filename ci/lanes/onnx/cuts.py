@@ -28,9 +28,7 @@ def searched(
     path: Path,
     places: Mapping[str, SourcePlace],
     samples: Sequence[Sample],
-    precision: Precision,
-    soc: Soc,
-    settings: Settings,
+    target: tuple[Precision, Soc, Settings],
     into: Path,
     least: float,
     seconds: float,
@@ -46,7 +44,7 @@ def searched(
         names = {value.name for value in onnx.load(str(program), load_external_data=False).graph.input}
         fed = [{name: array for name, array in sample.items() if name in names} for sample in samples]
         expected = provider.on_cpu(program, fed)
-        outputs = provider.on_htp(program, precision, soc, settings, fed)
+        outputs = provider.on_htp(program, *target, fed)
         return [
             Pair(f"{number}.{name}", wanted[name], actual[name])
             for number, (wanted, actual) in enumerate(zip(expected, outputs, strict=True))
@@ -90,7 +88,7 @@ def searched(
 
     cuts = Cuts[onnx.NodeProto](name_of, pairs, with_error, whole)
     result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least, seconds)
-    quantized = precision.quantized or precision.name == "qdq"
+    quantized = target[0].quantized or target[0].name == "qdq"
     return {"reference": "the quantized model on the CPU" if quantized else "the float model", **result}
 
 

@@ -16,27 +16,19 @@ from ci.artifacts.program import SOC
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.options import Settings
 from ci.pipeline.precision import Precision
+from ci.pipeline.qnn_provider import installed_build
 from provisioning.base.errors import CheckFailed
 from provisioning.build_id import BUILD_ID
 from provisioning.manifest import soc_named
 
 
 def write_flexible(
-    model: Path,
-    precision: Precision,
-    chips: Sequence[str],
-    settings: Settings,
-    build: str,
-    path: Path,
-    *,
-    embed: bool,
+    model: Path, precision: Precision, chips: Sequence[str], settings: Settings, path: Path, *, embed: bool
 ) -> list[Path]:
-    """Compile to `path` and compare its content with the chips and the QNN build; returns its files."""
+    """Compile to `path` and compare its content with the chips and this QNN build; returns its files."""
     before = {*path.parent.iterdir()}
-    provider.compiled_for_all(
-        model, precision, [soc_named(chip) for chip in chips], settings, path, embed=embed
-    )
-    require_chips(path.name, context_binaries(path), chips, build)
+    provider.compiled_for_all(model, precision, list(map(soc_named, chips)), settings, path, embed=embed)
+    require_chips(path.name, context_binaries(path), chips, installed_build())
     return sorted({*path.parent.iterdir()} - before)
 
 

@@ -60,30 +60,21 @@ def load_graph(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+    model, found = onnx.ModelProto(), ""
     try:
         model = onnx.load(str(path), load_external_data=False)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file", fix="name an .onnx that is there") from None
     except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror or error}", fix="name an .onnx that you may read"
-        ) from error
-    except (DecodeError, ValueError) as error:
-        raise CheckFailed(
-            f"{path}: expected an ONNX model, found {path.stat().st_size} bytes that are not one or only a"
-            " part of one",
-            fix="export or copy it again",
-        ) from error
+        fix = "name an .onnx that is there, and that you may read"
+        raise UsageError(f"{path}: {error.strerror or error}", fix=fix) from error
+    except (DecodeError, ValueError):
+        found = f"{path.stat().st_size} bytes that are not one or only a part of one"
     if not path.stat().st_size:
-        raise CheckFailed(
-            f"{path}: expected an ONNX model, found an empty file", fix="export or copy it again"
-        )
-    if not model.graph.node or not model.opset_import:
-        raise CheckFailed(
-            f"{path}: expected an ONNX model, found one without "
-            + ("nodes" if not model.graph.node else "an operator set"),
-            fix="export or copy it again",
-        )
+        found = "an empty file"
+    elif not found and not (model.graph.node and model.opset_import):
+        found = f"one without {'an operator set' if model.graph.node else 'nodes'}"
+    if found:
+        message = f"{path}: expected an ONNX model, found {found}"
+        raise CheckFailed(message, fix="export or copy it again")
     return model
 
 
@@ -344,9 +335,8 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[GraphProblem]:
             if all(_is_name(size) for size, _ in open_):
                 sizes = [f"{name}={_example(index)}" for name, index in dict(reversed(open_)).items()][::-1]
             fix = "fix it: " + " ".join(f"--dimension {shlex.quote(text)}" for text in sizes)
-            yield GraphProblem(
-                "onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", fix
-            )
+            message = f"{tensor}: HTP needs every size fixed"
+            yield GraphProblem("onnx-dynamic-shape", tensor.name, message, fix)
     known = {value.name: _tensor(value) for value in (*model.graph.output, *model.graph.value_info)}
     for node in model.graph.node:
         if node.op_type not in DATA_DEPENDENT:
@@ -357,36 +347,26 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[GraphProblem]:
         fix = "replace it by a mask of fixed size, or do this step outside the model"
         if node.op_type in PADDED:
             fix = f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {fix}"
-        yield GraphProblem(
-            "onnx-dynamic-shape",
-            _name(node),
-            f"{node.op_type} has an output whose size depends on the data, but HTP needs fixed sizes",
-            fix,
-        )
+        message = f"{node.op_type} has an output whose size depends on the data, but HTP needs fixed sizes"
+        yield GraphProblem("onnx-dynamic-shape", _name(node), message, fix)
 
 
 def _control_flow(graph: onnx.GraphProto) -> Iterator[GraphProblem]:
     """The provider accepts no loops. It computes both branches of an If."""
     for node in graph.node:
         if node.op_type in LOOPS:
-            yield GraphProblem(
-                "onnx-control-flow",
-                _name(node),
-                f"{node.op_type} is control flow, which HTP does not have",
-                "export it unrolled: a Python loop of a fixed count becomes its steps"
-                if node.op_type == "Loop"
-                else "write its steps out in the model",
-            )
+            message = f"{node.op_type} is control flow, which HTP does not have"
+            fix = "export it unrolled (a Python loop of a fixed count becomes its steps), or write its steps out"
+            yield GraphProblem("onnx-control-flow", _name(node), message, fix)
         elif node.op_type == "If":
             branches = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
             if difference := _unlike(branches):
-                yield GraphProblem(
-                    "onnx-control-flow",
-                    _name(node),
-                    f"HTP computes both branches of an If and uses one: {difference}",
+                message = f"HTP computes both branches of an If and uses one: {difference}"
+                fix = (
                     "give both branches one output, of the same type and fixed shape; or fix the condition at"
-                    " export, so that only one branch is there",
+                    " export, so that only one branch is there"
                 )
+                yield GraphProblem("onnx-control-flow", _name(node), message, fix)
             for branch in branches:
                 yield from _control_flow(branch)
 
@@ -404,15 +384,10 @@ def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
 def _newer(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     from onnx import defs
 
-    for imported in model.opset_import:
-        newest = defs.onnx_opset_version()
-        if imported.domain in ("", "ai.onnx") and imported.version > newest:
-            yield GraphProblem(
-                "onnx-opset",
-                "opset",
-                f"opset {imported.version} is newer than {newest}, the newest supported one",
-                f"export with an opset up to {newest}",
-            )
+    newest, opset = defs.onnx_opset_version(), opset_of(model)
+    if opset > newest:
+        message = f"opset {opset} is newer than {newest}, the newest supported one"
+        yield GraphProblem("onnx-opset", "opset", message, f"export with an opset up to {newest}")
 
 
 def _types(model: onnx.ModelProto) -> Iterator[GraphProblem]:
@@ -424,12 +399,9 @@ def _types(model: onnx.ModelProto) -> Iterator[GraphProblem]:
         kind = _kind(number)
         if kind in NOT_ON_HTP and name not in seen:
             seen.add(name)
-            yield GraphProblem(
-                "onnx-type",
-                name,
-                f"{name} is {NOT_ON_HTP[kind]}, which HTP does not have",
-                "export in float32" if kind != "STRING" else "turn text into numbers outside the model",
-            )
+            message = f"{name} is {NOT_ON_HTP[kind]}, which HTP does not have"
+            fix = "export in float32" if kind != "STRING" else "turn text into numbers outside the model"
+            yield GraphProblem("onnx-type", name, message, fix)
 
 
 def _malformed(model: onnx.ModelProto) -> Iterator[GraphProblem]:
@@ -452,12 +424,8 @@ def _malformed(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     try:
         checker.check_model(bare)
     except checker.ValidationError as error:
-        yield GraphProblem(
-            "onnx-malformed",
-            model.graph.name or "graph",
-            f"the model breaks ONNX's rules: {str(error).strip().splitlines()[0]}",
-            "export it again",
-        )
+        message = f"the model breaks ONNX's rules: {str(error).strip().splitlines()[0]}"
+        yield GraphProblem("onnx-malformed", model.graph.name or "graph", message, "export it again")
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -511,18 +479,12 @@ def shapes_of(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> dict[s
 
     inferred = onnx.shape_inference.infer_shapes(model).graph
     dimensions = {
-        value.name: "x".join(
-            str(size.dim_value) if size.dim_value else size.dim_param or "?"
-            for size in value.type.tensor_type.shape.dim
-        )
+        value.name: "x".join(str(size.dim_value or size.dim_param or "?") for size in dims)
         for value in (*inferred.value_info, *inferred.output)
+        for dims in [value.type.tensor_type.shape.dim]
     }
-    return dict(
-        Counter(
-            " ".join([node.op_type, *_how(node), dimensions.get(node.output[0], "")]).rstrip()
-            for node in nodes
-        )
-    )
+    words = ([node.op_type, *_how(node), dimensions.get(node.output[0], "")] for node in nodes)
+    return dict(Counter(" ".join(row).rstrip() for row in words))
 
 
 def size_of(model: onnx.ModelProto) -> dict[str, int]:

@@ -38,8 +38,10 @@ from provisioning.manifest import Soc
 
 PREPROCESSED = "preprocessed.onnx"
 """What the quantizer made of a model first, if it changed it: it has the names of `nodes`."""
+FOLDED = "folded.onnx"
 TRACE = "qnn_op_trace.json"
 FALLBACK = "session.disable_cpu_ep_fallback"
+NOT_WHOLE = "it does not compile whole"
 LEFT_TO_CPU = "assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn")
 MOST_REASONS = 5
@@ -153,6 +155,16 @@ def quantized(
 
 
 @contextlib.contextmanager
+def _failing(message: str, *fixes: str) -> Iterator[None]:
+    """An error is one of ours that begins so."""
+    try:
+        yield
+    except Exception as error:
+        fix = joined([*fixes, _explained(str(error))])
+        raise CheckFailed(f"{message}: {_message_of(error)}", fix=fix) from error
+
+
+@contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
     """ONNX Runtime's tools import it where it is found, for an exporter of theirs: a second a model."""
     if "torch" in sys.modules:
@@ -206,12 +218,13 @@ def compiled(
     before = size_of(log) if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
-    provider = {**_provider_options(precision, soc, settings, None), **(_tracing(trace) if traced else {})}
+    provider = _provider_options(precision, soc, settings, None)
+    if traced:
+        provider |= {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(trace)}
     wanted = {**_context_options(settings, context, embed), FALLBACK: "0" if cpu else "1"}
+    severity = VERBOSE if log else ERRORS_ONLY
     try:
-        session = _session(
-            model, provider, wanted, settings.dynamic, severity=VERBOSE if log else ERRORS_ONLY
-        )
+        session = _session(model, provider, wanted, settings.dynamic, severity=severity)
     except Exception as error:
         reasons = refusals(text_since(log, before)) if log else {}
         audit = _audit(trace, reasons)
@@ -232,13 +245,10 @@ def estimated(
 ) -> QnnEstimate | None:
     """QNN's own estimate for a chip that it has one for, from a compile that nothing else is kept of. Raises
     CheckFailed where HTP does not take the model whole."""
-    profile = into / f"{soc.id}.csv"
-    context = into / f"{soc.id}_ctx.onnx"
-    provider = _provider_options(precision, soc, settings, profile)
-    try:
+    profile, context = into / f"{soc.id}.csv", into / f"{soc.id}_ctx.onnx"
+    with _failing(NOT_WHOLE):
+        provider = _provider_options(precision, soc, settings, profile)
         _session(model, provider, _context_options(settings, context, False))
-    except Exception as error:
-        raise CheckFailed(f"it does not compile whole: {_message_of(error)}") from error
     if nodes_beside_context(context):
         raise CheckFailed("HTP does not support all of it")
     return read_estimate(profile)
@@ -246,7 +256,7 @@ def estimated(
 
 def folded(model: Path, into: Path) -> Path:
     """A copy without what does not depend on inputs, so that the shapes of all values can be told."""
-    options, path = _options(ERRORS_ONLY), into / "folded.onnx"
+    options, path = _options(ERRORS_ONLY), into / FOLDED
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(path)
     ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
@@ -262,11 +272,8 @@ def simulated(model: Path, precision: Precision, soc: Soc, settings: Settings, i
     context = into / "simulated_ctx.onnx"
     options = _context_options(settings, context, False)
     device()
-    with simulating(Path(onnxruntime_qnn.get_qnn_htp_path()), into) as found:
-        try:
-            _session(model, _provider_options(precision, soc, settings, None), options)
-        except Exception as error:
-            raise CheckFailed(f"it does not compile whole: {_message_of(error)}") from error
+    with simulating(Path(onnxruntime_qnn.get_qnn_htp_path()), into) as found, _failing(NOT_WHOLE):
+        _session(model, _provider_options(precision, soc, settings, None), options)
     simulation = found.simulation()
     for path in into.glob(f"{context.stem}*"):
         path.unlink()
@@ -292,13 +299,9 @@ def compiled_for_all(
         "soc_model": ",".join(str(soc.id) for soc in socs),
         "htp_arch": ",".join(str(soc.arch) for soc in socs),
     }
-    try:
+    message = "the QNN provider cannot compile it for all of these chips"
+    with _failing(message, "compile for each chip by itself, without --and-soc"):
         _session(model, provider, _context_options(settings, context, embed))
-    except Exception as error:
-        raise CheckFailed(
-            f"the QNN provider cannot compile it for all of these chips: {_message_of(error)}",
-            fix="compile for each chip by itself, without --and-soc",
-        ) from error
 
 
 def reloaded(
@@ -320,13 +323,8 @@ def reloaded(
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
     recorded = profile.with_suffix("") if profile and cpu else None
-    try:
+    with _failing(f"{context} cannot be loaded", "compile it again"):
         session = _session(context, provider, wanted, settings.dynamic, profile=recorded)
-    except Exception as error:
-        raise CheckFailed(
-            f"{context} cannot be loaded: {_message_of(error)}",
-            fix=joined(["compile it again", _explained(str(error))]),
-        ) from error
     outputs = [run(session, sample, settings, took) for sample in samples]
     if profile is not None:
         for _ in range(RUNS - len(samples)):
@@ -340,10 +338,8 @@ def on_htp(
     model: Path, precision: Precision, soc: Soc, settings: Settings, samples: Sequence[Sample]
 ) -> list[Sample]:
     """The outputs of a model that is compiled for it and not kept; the CPU takes what HTP does not."""
-    try:
+    with _failing("the QNN provider cannot compile it"):
         session = _session(model, _provider_options(precision, soc, settings, None), settings.session)
-    except Exception as error:
-        raise CheckFailed(f"the QNN provider cannot compile it: {_message_of(error)}") from error
     return [run(session, sample, settings) for sample in samples]
 
 
@@ -359,15 +355,10 @@ def _provider_options(
 
 
 def _traffic(log: Path, start: int) -> dict[str, int] | None:
-    lines = [
-        line.rpartition(OF_QNN)[2].strip() for line in COLOUR.sub("", text_since(log, start)).splitlines()
-    ]
+    text = COLOUR.sub("", text_since(log, start))
+    lines = [line.rpartition(OF_QNN)[2].strip() for line in text.splitlines()]
     graphs = traffic("\n".join(filter(None, lines)) + "\n")
     return total(graphs) if graphs else None
-
-
-def _tracing(folder: Path) -> dict[str, str]:
-    return {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(folder)}
 
 
 def _session(
@@ -408,17 +399,12 @@ def run(session: Any, sample: Sample, settings: Settings | None, took: list[floa
     for name, value in (settings.run if settings else {}).items():
         options.add_run_config_entry(name, value)
     names = [output.name for output in session.get_outputs()]
-    try:
-        began = time.perf_counter()
+    began = time.perf_counter()
+    with _failing("it was compiled, and running it fails", "look at run options and at the inputs' values"):
         outputs = session.run(names, sample, options)
-        if took is not None:
-            took.append(1000 * (time.perf_counter() - began))
-        return dict(zip(names, outputs, strict=True))
-    except Exception as error:
-        raise CheckFailed(
-            f"it was compiled, and running it fails: {_message_of(error)}",
-            fix=joined(["look at run options and at the inputs' values", _explained(str(error))]),
-        ) from error
+    if took is not None:
+        took.append(1000 * (time.perf_counter() - began))
+    return dict(zip(names, outputs, strict=True))
 
 
 def _audit(folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
@@ -439,12 +425,13 @@ def _audit(folder: Path, reasons: Mapping[str, Refusal]) -> Audit:
 def _none_taken(model: Path, reasons: Mapping[str, Refusal]) -> Audit:
     """Where QNN takes no operator at all of a quantized model, the provider writes no trace."""
     nodes = onnx.load(str(model), load_external_data=False).graph.node
-    refused = (node for node in nodes if node.op_type not in QUANTIZERS)
     why = "QNN supports no node of this model"
-    unsupported = tuple(
-        Unsupported(node.name, node.op_type, _reason(why, reasons.get(node.name))) for node in refused
+    unsupported = (
+        Unsupported(node.name, node.op_type, _reason(why, reasons.get(node.name)))
+        for node in nodes
+        if node.op_type not in QUANTIZERS
     )
-    return Audit(len(nodes), unsupported, 0)
+    return Audit(len(nodes), tuple(unsupported), 0)
 
 
 def _reason(text: str, of_qnn: Refusal | None) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
+from ci.lanes.onnx import provider
 from ci.lanes.onnx.events import SourcePlace, places_of
 from ci.lanes.onnx.graph import (
     REWRITTEN,
@@ -61,10 +61,7 @@ def repair(
 ) -> RepairedOnnx:
     """The model as REWRITTEN in the folder `into`, if anything of it was rewritten."""
     repaired = RepairedOnnx(model, samples[:COMPARED], into)
-    versions = {
-        "qnn": version_in(installed_build()),
-        "onnxruntime-qnn": importlib.metadata.version("onnxruntime-qnn"),
-    }
+    versions = {"qnn": version_in(installed_build()), "onnxruntime-qnn": version("onnxruntime-qnn")}
     repaired.apply(needs_of(precision, "onnx", versions, choice))
     if repaired.rewritten:
         onnx.save(repaired.model.model, str(into / REWRITTEN))
@@ -123,17 +120,13 @@ def _computed(model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> 
 
 def optimized(model: onnx.ModelProto, into: Path) -> onnx.ModelProto:
     """As ONNX Runtime folds its constants, with the operator sets that it uses."""
-    before, after = into / "before.onnx", into / "after.onnx"
+    before = into / "before.onnx"
     try:
         onnx.save(model, str(before))
-        options = ort.SessionOptions()
-        options.optimized_model_filepath = str(after)
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        ort.InferenceSession(str(before), options, providers=["CPUExecutionProvider"])
-        folded = onnx.load(str(after))
+        folded = onnx.load(str(provider.folded(before, into)))
     finally:
         before.unlink(missing_ok=True)
-        after.unlink(missing_ok=True)
+        (into / provider.FOLDED).unlink(missing_ok=True)
     used = {node.domain for node in folded.graph.node}
     imported = [opset for opset in folded.opset_import if opset.domain in used]
     folded.ClearField("opset_import")

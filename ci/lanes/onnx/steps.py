@@ -65,7 +65,7 @@ from provisioning.base import commands
 from provisioning.base.commands import Fix, joined, leave_out
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
-from provisioning.manifest import soc_named
+from provisioning.manifest import Soc, soc_named
 
 WITHOUT_PLACE = (CONTEXT_OPERATOR, *provider.QUANTIZERS)
 """What the provider and the quantizer add to a model."""
@@ -192,15 +192,11 @@ def write_context(
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
     among = choices_of(source, model if reference else None, samples, path.parent / "choices")
     shutil.rmtree(path.parent / "choices", ignore_errors=True)
-    near = _near(
-        expected,
-        reference,
-        outputs,
-        case.non_finite,
-        among,
-        lambda: _beyond_half(source, samples, path.parent) if precision.name == FLOAT_KIND else [],
-        kind=precision.name,
-    )
+
+    def beyond() -> list[dict[str, Any]]:
+        return _beyond_half(source, samples, path.parent) if precision.name == FLOAT_KIND else []
+
+    near = _near(expected, reference, outputs, case.non_finite, among, beyond, kind=precision.name)
     if metric := order.get("metric"):
         near["near"][METRIC] = measured_by(metric, _pairs(expected, outputs, NONE), len(expected))
     if case.metric and expected:
@@ -230,7 +226,7 @@ def _inferences(order: Mapping[str, Any]) -> Iterator[list[Sample]]:
         yield saved(path) if path.is_file() else []
 
 
-# Orders: a model is prepared, then quantized, then whatever a stage or a command wants of it.
+# Orders, by their names: a model is prepared, then quantized, then whatever a stage or a command wants of it.
 
 
 def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,8 +235,7 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
     With `calibration`, this many samples of a factory are kept to calibrate by, instead of the run's number.
     With `drawn`, a model without samples is calibrated by drawn ones; without `verify`, none are compared."""
     case, into, search_path = case_of(order), Path(order["into"]), Path(order["search_path"])
-    notes: list[list[str]] = []
-    constant: list[str] = []
+    notes, constant = list[list[str]](), list[str]()
     count = order["calibration"] if "calibration" in order else run_of(order).calibration
     if case.factory:
         model, (samples, calibration, used), notes = _exported(case, search_path, into, count)
@@ -360,9 +355,8 @@ def _repaired(model: Path, prepared: Path, into: Path, precision: str) -> Path:
 
     samples = [*saved(prepared / SAMPLES), *saved(prepared / CALIBRATION)]
     if not repair(onnx.load(str(model)), samples, into, precision, RewriteChoice()).rewritten:
-        raise UsageError(
-            f"{model}: no known fault of this build affects it", fix="take repaired out of this run"
-        )
+        message = f"{model}: no known fault of this build affects it"
+        raise UsageError(message, fix="take repaired out of this run")
     return into / REWRITTEN
 
 
@@ -375,12 +369,8 @@ def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
         folder.mkdir()
         facts, _ = write_context(order, chip, settings, folder / "model_ctx.onnx", embed=False)
         near[chip] = in_words(facts["near"])
-    model, precision, build = (
-        Path(order["model"]),
-        precision_named(run_of(order).precision),
-        installed_build(),
-    )
-    files = write_flexible(model, precision, order["chips"], settings, build, path, embed=order["embed"])
+    model, precision = Path(order["model"]), precision_named(run_of(order).precision)
+    files = write_flexible(model, precision, order["chips"], settings, path, embed=order["embed"])
     record = replace(
         ContextRecord(**facts["record"]),
         model=path.name,
@@ -394,9 +384,8 @@ def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
-    path = Path(order["model"])
+    path, soc = Path(order["model"]), soc_named(order["soc"])
     context = read_context(path)
-    soc = soc_named(order["soc"])
     if not order.get("as_it_is"):
         require_fit(context, installed_build(), soc_id=soc.id, arch=soc.arch)
     if context.record is not None and not context.record.soc_id:
@@ -406,16 +395,9 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
         )
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
     profile = Path(order["profile"]) if order["profile"] else None
-    took: list[float] = []
-    outputs = provider.reloaded(
-        path,
-        soc,
-        Settings(**order["settings"]),
-        [sample] * order.get("repeat", 1),
-        profile=profile,
-        cpu=order.get("cpu", False),
-        took=took,
-    )
+    took, cpu, settings = list[float](), order.get("cpu", False), Settings(**order["settings"])
+    samples = [sample] * order.get("repeat", 1)
+    outputs = provider.reloaded(path, soc, settings, samples, profile=profile, cpu=cpu, took=took)
     save(Path(order["outputs"]), outputs[-1:])
     return {"build_id": installed_build(), "milliseconds": took}
 
@@ -512,17 +494,9 @@ def _failed(order: Mapping[str, Any], error: Exception) -> dict[str, Any]:
 
 def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
     """Compile for HTP what it takes, and say what stays on the CPU and why."""
-    run, path = run_of(order), Path(order["into"]) / "model_ctx.onnx"
-    model, source = Path(order["model"]), load_graph(Path(order["source"]))
-    _, audit, ddr = provider.compiled(
-        model,
-        precision_named(run.precision),
-        soc_named(order["soc"]),
-        run.settings(order["soc"]),
-        path,
-        log=Path(order["log"]),
-        cpu=True,
-    )
+    path, model = Path(order["into"]) / "model_ctx.onnx", Path(order["model"])
+    source, log = load_graph(Path(order["source"])), Path(order["log"])
+    _, audit, ddr = provider.compiled(model, *_target_of(order), path, log=log, cpu=True)
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
     compiled = path if path.exists() else model
     nodes = [node for node in load_graph(compiled).graph.node if node.op_type not in WITHOUT_PLACE]
@@ -552,13 +526,10 @@ def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
     """QNN's estimates of the quantized model for the chips that it has them for, and why one has none."""
-    run, model = run_of(order), Path(order["model"])
-    precision, estimates, refused = precision_named(run.precision), {}, {}
+    model, into, estimates, refused = Path(order["model"]), Path(order["into"]), {}, {}
     for chip in order["chips"]:
         try:
-            found = provider.estimated(
-                model, precision, soc_named(chip), run.settings(chip), Path(order["into"])
-            )
+            found = provider.estimated(model, *_target_of(order, chip), into)
         except CheckFailed as error:
             refused[chip] = error.message
         else:
@@ -572,15 +543,13 @@ def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
         "refused": refused,
         "operators": dict(Counter(node.op_type for node in nodes)),
         "shapes": shapes_of(graph, nodes),
-        "size": size_of(load_graph(provider.folded(Path(order["source"]), Path(order["into"])))),
+        "size": size_of(load_graph(provider.folded(Path(order["source"]), into))),
     }
 
 
 def order_simulate(order: Mapping[str, Any]) -> dict[str, Any]:
     """Have QNN simulate the chip; the trace and the costs are left in the step's folder."""
-    run, soc = run_of(order), soc_named(order["soc"])
-    precision, settings = precision_named(run.precision), run.settings(order["soc"])
-    us = provider.simulated(Path(order["model"]), precision, soc, settings, Path(order["into"]))
+    us = provider.simulated(Path(order["model"]), *_target_of(order), Path(order["into"]))
     return {"build_id": installed_build(), "us": us}
 
 
@@ -588,20 +557,10 @@ def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     """Where the quantized model on HTP first differs from itself on the CPU."""
     from ci.lanes.onnx.cuts import searched
 
-    run, prepared = run_of(order), Path(order["prepared"])
-    result = searched(
-        Path(order["model"]),
-        places_of(load_graph(Path(order["source"]))),
-        saved(prepared / SAMPLES),
-        precision_named(run.precision),
-        soc_named(order["soc"]),
-        run.settings(order["soc"]),
-        Path(order["into"]),
-        order["least"],
-        order["seconds"],
-        order["whole"],
-    )
-    return {"result": result}
+    model, places = Path(order["model"]), places_of(load_graph(Path(order["source"])))
+    samples, limits = saved(Path(order["prepared"]) / SAMPLES), (order["least"], order["seconds"])
+    into, whole = Path(order["into"]), order["whole"]
+    return {"result": searched(model, places, samples, _target_of(order), into, *limits, whole)}
 
 
 def order_observe(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -611,8 +570,7 @@ def order_observe(order: Mapping[str, Any]) -> dict[str, Any]:
     from ci.lanes.onnx.values import values_of
 
     into, prepared = Path(order["into"]), Path(order["prepared"])
-    calibration = saved(prepared / CALIBRATION) if (prepared / CALIBRATION).is_file() else []
-    samples = [*saved(prepared / SAMPLES), *calibration[:OBSERVED]]
+    samples = [*saved(prepared / SAMPLES), *saved(prepared / CALIBRATION)[:OBSERVED]]
     for number, values in enumerate(values_of(onnx.load(order["model"]), samples, into)):
         save_one(into / f"{number}.npz", values)
     return {"samples": len(samples)}
@@ -622,11 +580,9 @@ def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
     """What each operator of the quantized model loses, on the CPU."""
     from ci.lanes.onnx.cuts import losses
 
-    source = load_graph(Path(order["source"]))
+    source, places = Path(order["source"]), places_of(load_graph(Path(order["source"])))
     sample = saved(Path(order["prepared"]) / SAMPLES)[0]
-    models, into = (Path(order["source"]), Path(order["model"])), Path(order["quantized"])
-    found = losses(*models, places_of(source), sample, into)
-    return {"losses": found}
+    return {"losses": losses(source, Path(order["model"]), places, sample, Path(order["quantized"]))}
 
 
 def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -634,7 +590,7 @@ def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
     from ci.lanes.onnx.repaired_graph import rewritten
 
     choice = RewriteChoice(order["rules"] and tuple(order["rules"]), order["interface"])
-    into, precision = Path(order["into"]), run_of(order).precision
+    precision, into = run_of(order).precision, Path(order["into"])
     return rewritten(case_of(order), Path(order["search_path"]), into, precision, choice)
 
 
@@ -663,22 +619,10 @@ def run_of(order: Mapping[str, Any]) -> OnnxRun:
     return OnnxRun.model_construct(**order["run"])
 
 
-ORDERS = {
-    "prepare": order_prepare,
-    "quantize": order_quantize,
-    "flexible": order_flexible,
-    "case": order_case,
-    "mixed": order_mixed,
-    "estimate": order_estimate,
-    "simulate": order_simulate,
-    "diverge": order_diverge,
-    "losses": order_losses,
-    "rewrite": order_rewrite,
-    "scores": order_scores,
-    "observe": order_observe,
-    "run": order_run,
-    "run_on_cpu": order_run_on_cpu,
-}
+def _target_of(order: Mapping[str, Any], soc: str = "") -> tuple[Precision, Soc, Settings]:
+    """What the run is compiled for: the order's chip, or another."""
+    run, soc = run_of(order), soc or order["soc"]
+    return precision_named(run.precision), soc_named(soc), run.settings(soc)
 
 
 FIXES = {

@@ -56,7 +56,8 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
     # The user's code, which prepares a model, is at home in its suite; relative paths in options begin where
     # the user is.
     os.chdir(order["working_folder"] if order["do"] in ("prepare", "rewrite") else order["cwd"])
-    return steps.ORDERS[order["do"]](order)
+    result: dict[str, Any] = getattr(steps, f"order_{order['do']}")(order)
+    return result
 
 
 KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
