@@ -57,15 +57,4 @@ def run(args: argparse.Namespace) -> int:
         return run_operators(check=args.check)
     if args.command == "options":
         return running.list_options()
-    return running.run_model(
-        running.RunModel(
-            args.model,
-            args.input,
-            args.soc,
-            args.option,
-            args.output,
-            args.profile_run,
-            args.as_it_is,
-            args.timeout,
-        )
-    )
+    return running.run_model(args)

@@ -14,6 +14,7 @@ from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.timing import measured
 from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
 from ci.operators.onnx_page import inexact_onnx
+from ci.pipeline.models.arrays import saved
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import ONNX_PRECISIONS
 from ci.pipeline.steps import require_done
@@ -54,9 +55,9 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     # What is known not to compile does, as it was compiled here.
     row["inexact"] = [row for row in _inexact(facts["delegated"], program) if row["compiles"]]
     if run and (folder / CONTEXT).is_file():
-        settings = program.run.settings(program.soc)
-        timeout, samples = model.work.timeout, folder / SAMPLES
-        row["measured"] = measured(folder / CONTEXT, samples, program.soc, settings, {}, timeout).on_cpu
+        settings, sample = program.run.settings(program.soc), saved(folder / SAMPLES)[0]
+        timeout = model.work.timeout
+        row["measured"] = measured(folder / CONTEXT, sample, program.soc, settings, {}, timeout).on_cpu
     return row
 
 

@@ -7,7 +7,7 @@ environments that need not fit together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,12 @@ def executorch_lane(
             lowered, emulated = (_row(rows[stage][0], name, suite) for stage in STAGES)
             agreed = baseline.of(name)
             if lowered or emulated:
-                lanes[suite, name] = _lane(lowered.get("costs", {}), emulated.get("figures", {}), build_id)
+                lanes[suite, name] = lane_figures(
+                    lowered.get("costs", {}), emulated.get("figures", {}), build_id
+                )
             elif agreed is not None:
-                lane = _lane(agreed.model_dump(), agreed.accuracy, agreed.build_id)
-                lanes[suite, name] = replace(lane, agreed=True)
+                costs = agreed.model_dump()
+                lanes[suite, name] = lane_figures(costs, agreed.accuracy, agreed.build_id, agreed=True)
     return lanes
 
 
@@ -131,18 +133,14 @@ def _rows(path: Path, profile: str, run: str) -> tuple[dict[str, Mapping[str, An
     return (rows if isinstance(rows, dict) else {}), str(metrics.get("build_id", ""))
 
 
-def _lane(costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str) -> LaneFigures:
-    def whole(name: str) -> int | None:
-        return int(costs[name]) if costs.get(name) is not None else None
-
-    return LaneFigures(
-        cosine=figures.get("cosine"),
-        sqnr_db=figures.get("sqnr_db"),
-        size=whole("pte_bytes"),
-        ddr_read=whole("ddr_read"),
-        ddr_written=whole("ddr_written"),
-        build_id=build_id,
-    )
+def lane_figures(
+    costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str, *, agreed: bool = False
+) -> LaneFigures:
+    size = costs.get("pte_bytes") or costs.get("context_bytes")
+    values = (size, costs.get("ddr_read"), costs.get("ddr_written"))
+    size, read, written = (None if value is None else int(value) for value in values)
+    near = figures.get("cosine"), figures.get("sqnr_db")
+    return LaneFigures(*near, size, read, written, build_id, agreed)
 
 
 def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> Iterator[Finding]:
@@ -179,18 +177,11 @@ def markdown(pairs: Sequence[CrossChecked], tolerance_db: float) -> str:
     for pair in pairs:
         agreement = "agree" if pair.agrees(tolerance_db) else "differ"
         for title, lane in (("ONNX Runtime", pair.onnx), ("ExecuTorch", pair.executorch)):
-            cells = [
-                _cell(lane.cosine, ".6f"),
-                _cell(lane.sqnr_db, ".1f"),
-                _cell(lane.size, ",d"),
-                _cell(lane.ddr_read, ",d"),
-                _cell(lane.ddr_written, ",d"),
-                agreement,
-            ]
+            figures = (lane.cosine, lane.sqnr_db, lane.size, lane.ddr_read, lane.ddr_written)
+            forms = (".6f", ".1f", ",d", ",d", ",d")
+            both = zip(figures, forms, strict=True)
+            cells = ["–" if value is None else format(value, form) for value, form in both]
             whose = f"{title}, baseline" if lane.agreed else title
-            lines.append(f"| {pair.name} | {whose} (QNN {lane.build_id}) | {' | '.join(cells)} |")
+            named = f"| {pair.name} | {whose} (QNN {lane.build_id})"
+            lines.append(f"{named} | {' | '.join([*cells, agreement])} |")
     return "\n".join(lines) + "\n"
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ci.engine.work import Result
 from ci.lanes.onnx.budgets import forecast_of, over_budget
-from ci.lanes.onnx.crosscheck import LaneFigures
+from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
 from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in_words, missed, rounded
@@ -79,9 +79,8 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         if program.case.recorded:
             message = str(result.facts.get("message", message))
         rule = "onnx-fails" if "failed" in result.facts else "onnx-refuses"
-        yield Finding(
-            rule, Severity.NOTE, program.name, message, Fix("{} asks it again", again.plus("--no-cache"))
-        )
+        fix = Fix("{} asks it again", again.plus("--no-cache"))
+        yield Finding(rule, Severity.NOTE, program.name, message, fix)
         return
     context, every = context_of(result), SUITES.repeat(program, every_chip=True)
     near: Mapping[str, float] = context["near"]
@@ -91,10 +90,8 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
     yield from notes(program, result.facts, again)
     for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
         if not facts["reload_equal"]:
-            yield error(
-                "onnx-reload",
-                f"the reloaded context ({form}) gives other outputs than the session that compiled it",
-            )
+            message = f"the reloaded context ({form}) gives other outputs than the session that compiled it"
+            yield error("onnx-reload", message)
     nodes = [*context["audit"]["unsupported"], *result.facts["embedded"]["audit"]["unsupported"]]
     # Both forms report the same node.
     for message in dict.fromkeys(f"{node['node']} ({node['operator']}): {node['reason']}" for node in nodes):
@@ -129,13 +126,9 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         yield Finding("onnx-samples", Severity.WARNING, program.name, message, _samples_for(program))
     yield from over_budget(program, result.facts)
     if slowest := result.facts.get("slowest"):
-        yield Finding(
-            "onnx-profile",
-            Severity.NOTE,
-            program.name,
-            f"slowest operators on the emulator: {', '.join(slowest)}",
-            "the emulator's cycles follow this machine's time, not the chip's; measure on a device",
-        )
+        message = f"slowest operators on the emulator: {', '.join(slowest)}"
+        on_device = "the emulator's cycles follow this machine's time, not the chip's; measure on a device"
+        yield Finding("onnx-profile", Severity.NOTE, program.name, message, on_device)
 
 
 def _samples_for(program: OnnxProgram) -> str:
@@ -251,13 +244,9 @@ def cost(
     if not was_compiled(result):
         return
     if context_of(result)["ddr"] is None:
-        yield Finding(
-            "cost-unknown",
-            Severity.ERROR,
-            program.name,
-            "the compiler gave no summary of its traffic with DDR",
-            Fix("read what it prints: {}", SUITES.repeat(program).plus("--no-cache", "--keep")),
-        )
+        message = "the compiler gave no summary of its traffic with DDR"
+        reads = Fix("read what it prints: {}", SUITES.repeat(program).plus("--no-cache", "--keep"))
+        yield Finding("cost-unknown", Severity.ERROR, program.name, message, reads)
     again = SUITES.repeat(program).plus("--accept")
     agreed = baseline.of(program.name)
     for finding in growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again):
@@ -294,15 +283,7 @@ def costs_of(result: Result) -> dict[str, float]:
 
 
 def lane_of(result: Result) -> LaneFigures:
-    costs = costs_of(result)
-    return LaneFigures(
-        cosine=context_of(result)["near"].get("cosine"),
-        sqnr_db=context_of(result)["near"].get("sqnr_db"),
-        size=context_of(result)["bytes"],
-        ddr_read=int(costs["ddr_read"]) if "ddr_read" in costs else None,
-        ddr_written=int(costs["ddr_written"]) if "ddr_written" in costs else None,
-        build_id=build_id_of(result),
-    )
+    return lane_figures(costs_of(result), context_of(result)["near"], build_id_of(result))
 
 
 def row(
@@ -319,6 +300,10 @@ def row(
     if other is not None:
         lanes["executorch"] = asdict(other)
     costs = costs_of(result)
+    if program.run.forecast:
+        found = forecast_of(program, result.facts)
+        phones: list[Metric] = [forecast.as_dict() for forecast in found.forecasts]
+        shown["forecast"] = {"phones": phones, "withheld": found.withheld}
     return shown | {
         "cached": result.cached,
         "figures": dict(context_of(result)["near"]),
@@ -330,17 +315,4 @@ def row(
         **beside(costs, build_id_of(result), baseline.of(program.name)),
         "slowest": list(result.facts.get("slowest", [])),
         "lanes": lanes,
-        **_forecast_row(program, result),
-    }
-
-
-def _forecast_row(program: OnnxProgram, result: Result) -> dict[str, Metric]:
-    if not program.run.forecast:
-        return {}
-    found = forecast_of(program, result.facts)
-    return {
-        "forecast": {
-            "phones": [forecast.as_dict() for forecast in found.forecasts],
-            "withheld": found.withheld,
-        }
     }

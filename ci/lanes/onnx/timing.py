@@ -12,7 +12,6 @@ from ci.artifacts.simulation import COSTS, TRACE, read_simulation
 from ci.engine.progress import Line, failed
 from ci.engine.runs import Repeats
 from ci.engine.work import Result
-from ci.lanes.onnx.compile import cwd, setup_of
 from ci.lanes.onnx.context import read_context, soc_of
 from ci.lanes.onnx.events import (
     NO_LINE,
@@ -25,7 +24,8 @@ from ci.lanes.onnx.events import (
 )
 from ci.lanes.onnx.graph import is_context, load_graph, source_digest
 from ci.lanes.onnx.options import Settings, parse_assignments, settings_of
-from ci.lanes.onnx.orders import logs_folder, require_file, say, search_path, step
+from ci.lanes.onnx.orders import require_file, say, search_path, step
+from ci.lanes.onnx.running import asked
 from ci.lanes.onnx.suite import OnnxProgram, command_for_one
 from ci.lanes.onnx.user_program import (
     CONTEXT,
@@ -36,11 +36,12 @@ from ci.lanes.onnx.user_program import (
     prepared,
     program_of,
 )
-from ci.pipeline.models.inputs import GraphSignature, drawn, read_inputs
+from ci.pipeline.models.arrays import Sample, saved
+from ci.pipeline.models.inputs import drawn, read_inputs
 from ci.pipeline.options import OneModel
 from ci.pipeline.profile import PROCESSES, OnCpu, ProgramProfile, merged
 from ci.pipeline.simulated import SimulatedProfile, simulated_costs
-from ci.pipeline.steps import Ask, asking, require_done, run_step
+from ci.pipeline.steps import Ask, require_done, run_step
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
@@ -53,25 +54,21 @@ def profiled(
     path = search_path() / model.typed
     require_file(path)
     graph = load_graph(path)
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
-        inputs = Path(temporary) / SAMPLES
-        if is_context(graph):
-            return _of_context(model, path, files, source, inputs)
-        if source:
-            raise UsageError(f"--source: {model.typed} has its lines itself", fix=leave_out("--source"))
-        program = program_of(model)
-        folder = require_done(mixed(model, program)).folder
-        assert folder is not None
-        if not (folder / CONTEXT).is_file():
-            why = command_for_one("audit", program.case, program.run, program.soc, program.search_path)
-            raise CheckFailed(f"{model.typed}: no operator of it runs on HTP", fix=f"{why} says why")
-        if files:
-            _write_inputs(files, read_context(folder / CONTEXT).signature, inputs)
-        else:
-            inputs = folder / SAMPLES
-        settings, places = program.run.settings(program.soc), places_of(graph)
-        about = {"precision": program.run.kind, "soc": program.soc}
-        return about, measured(folder / CONTEXT, inputs, program.soc, settings, places, model.work.timeout)
+    if is_context(graph):
+        return _of_context(model, path, files, source)
+    if source:
+        raise UsageError(f"--source: {model.typed} has its lines itself", fix=leave_out("--source"))
+    program = program_of(model)
+    folder = require_done(mixed(model, program)).folder
+    assert folder is not None
+    context = folder / CONTEXT
+    if not context.is_file():
+        why = command_for_one("audit", program.case, program.run, program.soc, program.search_path)
+        raise CheckFailed(f"{model.typed}: no operator of it runs on HTP", fix=f"{why} says why")
+    inputs = read_inputs(files, read_context(context).signature) if files else saved(folder / SAMPLES)[0]
+    settings, places = program.run.settings(program.soc), places_of(graph)
+    about = {"precision": program.run.kind, "soc": program.soc}
+    return about, measured(context, inputs, program.soc, settings, places, model.work.timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +95,8 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
     require_file(path)
     graph = load_graph(path)
     if is_context(graph):
-        raise UsageError(
-            f"--simulate: {model.typed} is compiled already", fix="name the model before compilation"
-        )
+        message = f"--simulate: {model.typed} is compiled already"
+        raise UsageError(message, fix="name the model before compilation")
     step = SimulateOnnx(plan_of_model(model, program))
     result = require_done(run_step(step, step.plan.programs[:1])[step.plan.programs[0].name])
     assert result.folder is not None
@@ -108,27 +104,20 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
     folder = require_done(mixed(model, program)).folder
     assert folder is not None
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
-        events = Path(temporary) / "events.csv"
-        _run(
-            folder / CONTEXT,
-            folder / SAMPLES,
-            program.soc,
-            program.run.settings(program.soc),
-            events,
-            model.work.timeout,
-        )
+        events, settings = Path(temporary) / "events.csv", program.run.settings(program.soc)
+        inputs = saved(folder / SAMPLES)[0]
+        _run(folder / CONTEXT, inputs, program.soc, settings, events, model.work.timeout)
         names = names_of_operators(events)
-    known = places_of(graph)
     kinds = {node.name: node.op_type for node in graph.graph.node}
     places = {
         name: {"line": place.source, "module": place.module, "kind": kinds[name]}
-        for name, place in known.items()
+        for name, place in places_of(graph).items()
     }
     return simulated_costs(found, str(result.facts["build_id"]), names, places, NO_LINE)
 
 
 def _of_context(
-    model: OneModel, path: Path, files: Sequence[str], source: Path | None, inputs: Path
+    model: OneModel, path: Path, files: Sequence[str], source: Path | None
 ) -> tuple[dict[str, str], ProgramProfile]:
     for flag, value in {
         "--precision": model.precision,
@@ -141,7 +130,7 @@ def _of_context(
     context = read_context(path)
     soc = next(iter(model.selection.named_socs), None) or soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
-    _write_inputs(files, context.signature, inputs)
+    inputs = read_inputs(files, context.signature) if files else drawn(context.signature)
     places: Mapping[str, SourcePlace] = {}
     if source:
         require_file(source)
@@ -154,30 +143,14 @@ def _of_context(
     return {"soc": soc}, measured(path, inputs, soc, settings, places, model.work.timeout)
 
 
-def _write_inputs(files: Sequence[str], signature: GraphSignature, path: Path) -> None:
-    from ci.pipeline.models.arrays import save
-
-    save(path, [read_inputs(files, signature) if files else drawn(signature)])
-
-
-def _run(context: Path, inputs: Path, soc: str, settings: Settings, events: Path, timeout: float) -> None:
-    with logs_folder() as logs, asking(setup_of(logs, timeout=timeout), logs / "run.log") as ask:
-        ask(
-            do="run",
-            cwd=cwd(),
-            model=str(context.absolute()),
-            inputs=str(inputs),
-            outputs=str(events.with_name("outputs.npz")),
-            soc=soc,
-            settings=settings.as_dict(),
-            profile=str(events),
-            cpu=True,
-        )
+def _run(context: Path, inputs: Sample, soc: str, settings: Settings, events: Path, timeout: float) -> None:
+    more = {"soc": soc, "settings": settings.as_dict(), "profile": str(events), "cpu": True}
+    asked(context, inputs, timeout, do="run", **more)
 
 
 def measured(
     context: Path,
-    inputs: Path,
+    inputs: Sample,
     soc: str,
     settings: Settings,
     places: Mapping[str, SourcePlace],
