@@ -45,11 +45,8 @@ def refusal(program: ExecutorchProgram, build_id: str) -> Finding | None:
     since = table[str(soc.lpai)].since
     version = build_id.removeprefix("v").split("_")[0]
     if version_key(".".join(version.split(".")[:2])) < version_key(since):
-        return refused(
-            "lpai-qnn",
-            f"the LPAI v{soc.lpai} of {program.soc} needs QNN {since} or later, and this is {build_id}",
-            _other_profile(program),
-        )
+        message = f"the LPAI v{soc.lpai} of {program.soc} needs QNN {since} or later, and this is {build_id}"
+        return refused("lpai-qnn", message, _other_profile(program))
     return None
 
 
@@ -67,23 +64,16 @@ def findings_before_compile(program: ExecutorchProgram, facts: Mapping[str, Any]
         yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, again)
     for row in facts["unannotated"]:
         source = f" at {row['source']} `{row['code']}`" if row["source"] else ""
-        yield Finding(
-            "lpai-annotation",
-            Severity.WARNING,
-            program.name,
+        message = (
             f"LPAI's annotator has no rule for {row['operator']}{source}: if the LPAI does not support it,"
-            " the graph is cut, but an LPAI program must be one partition",
-            "write it with operators that LPAI supports, or run this part on the CPU before or after",
-            Place.read(row["source"]),
+            " the graph is cut, but an LPAI program must be one partition"
         )
+        fix = "write it with operators that LPAI supports, or run this part on the CPU before or after"
+        place = Place.read(row["source"])
+        yield Finding("lpai-annotation", Severity.WARNING, program.name, message, fix, place)
     if facts["lacks"]:
-        yield Finding(
-            LIBRARY_MISSING,
-            Severity.ERROR,
-            program.name,
-            f"quantized, and not compiled: {facts['lacks']} is in no wheel; official SDKs have it",
-            _other_profile(program),
-        )
+        message = f"quantized, and not compiled: {facts['lacks']} is in no wheel; official SDKs have it"
+        yield Finding(LIBRARY_MISSING, Severity.ERROR, program.name, message, _other_profile(program))
 
 
 def only_library_missing(findings: Sequence[Finding]) -> bool:

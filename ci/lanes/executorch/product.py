@@ -143,10 +143,8 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         if self.how.search:
             # What is likely is said where nothing is measured.
             causes = replace(causes, losses="", known=())
-        where, judged = (
-            self.command("quantize", program.soc, "--where"),
-            HowJudged(program.run.kind, inputs_used(facts)),
-        )
+        where = self.command("quantize", program.soc, "--where")
+        judged = HowJudged(program.run.kind, inputs_used(facts))
         wrong, low = verdict_of_one_model(stem, figures, slices, divergence, where, causes, judged)
         shown = shown_by_inputs(facts, program.run.precision, program.soc, plan.basis.build_id)
         warnings = [*notes_of(facts), *(met.warning for met in shown), *low]
@@ -169,18 +167,17 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         return f"{stem}-{program.soc}-{program.run.name}"
 
     def for_suite(self, plan: ExecutorchPlan, results: Results) -> Mapping[str, Any]:
-        program, facts = (
-            plan.programs[0],
-            [results[COMPILED][program.name].facts for program in plan.programs],
-        )
+        program = plan.programs[0]
+        facts = [results[COMPILED][row.name].facts for row in plan.programs]
         kept = [name for fact in facts for name in (fact.get("kept_on_cpu") or {}).get("nodes", ())]
         delegates = {fact["delegates"] for fact in facts}
         if len(delegates) > 1:
-            raise UsageError(
-                f"{program.suite}: these chips have {' and '.join(map(str, sorted(delegates)))} delegates,"
-                " and a run of a suite has one number",
-                fix="write chips of one kind into one suite: repeat the command for each kind",
+            counts = " and ".join(map(str, sorted(delegates)))
+            message = (
+                f"{program.suite}: these chips have {counts} delegates, and a suite's run has one number"
             )
+            fix = "write chips of one kind into one suite: repeat the command for each kind"
+            raise UsageError(message, fix=fix)
         (number,) = delegates
         return {
             "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),

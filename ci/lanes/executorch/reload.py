@@ -49,16 +49,11 @@ class Reload(Step[ExecutorchProgram]):
         return setup_of(self.plan, command, environment, threads, timeout, fix, "executorch.runtime")
 
     def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        files: list[dict[str, Metric]] = [
-            dict(memo.files_of(folder, without=LOG)) for folder in self.reads(program)
-        ]
-        other = self.neighbours.get(program.name)
-        return {
-            "program": files[0],
-            "QNN": dict(self.plan.basis.sdk),
-            **search_key(memo.roots, environ),
-            **({"beside": {"name": other, **files[1]}} if other else {}),
-        }
+        files: list[Metric] = [dict(memo.files_of(folder, without=LOG)) for folder in self.reads(program)]
+        key: dict[str, Metric] = {"program": files[0], "QNN": dict(self.plan.basis.sdk)}
+        if other := self.neighbours.get(program.name):
+            key["beside"] = {"name": other, "files": files[1]}
+        return {**key, **search_key(memo.roots, environ)}
 
     def cost(self, program: ExecutorchProgram) -> Job:
         return Job(program.name, SECONDS, MEMORY)
@@ -93,8 +88,9 @@ def _files(compiled: Result) -> dict[str, Any]:
 
 def reloads(plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> dict[str, Result]:
     """The result of every program that ran and can be loaded, by name."""
-    programs = [program for program in plan.programs if program.name in compiled]
-    programs = [program for program in programs if not absent_kernels(compiled[program.name])]
+    programs = [
+        row for row in plan.programs if row.name in compiled and not absent_kernels(compiled[row.name])
+    ]
     return run_step(Reload(plan, compiled, neighbours_of(programs)), programs)
 
 
@@ -124,11 +120,9 @@ def findings_of(name: str, again: str, result: Result) -> Iterator[Finding]:
         yield wrong("outputs", message)
     growth, one_load = int(result.facts["growth"]), int(result.facts["one_load"])
     if growth > max(LEAST_GROWTH, one_load // 2):
-        yield wrong(
-            "memory",
-            f"each load leaves {size(growth)} of memory behind after its release"
-            f" (one more load takes {size(one_load)})",
-        )
+        left, taken = size(growth), size(one_load)
+        message = f"each load leaves {left} of memory behind after its release (one more load takes {taken})"
+        yield wrong("memory", message)
 
 
 def judged(
@@ -136,42 +130,20 @@ def judged(
 ) -> list[Finding]:
     """The findings of all programs, and one note on how the runtime handles a program that is loaded
     twice."""
-    names = {program.name: program for program in plan.programs}
-    findings = [
-        finding
-        for name, result in results.items()
-        for finding in findings_of(name, f"{SUITES.repeat(names[name], 'test_emulator')} --reload", result)
-    ]
-    broken = {
-        name: str(result.facts["released"])
-        for name, result in results.items()
-        if result.facts.get("released")
-    }
-    findings += [
-        Finding(
-            "emulator-reload-not-run",
-            Severity.WARNING,
-            name,
-            f"not loaded again: Python's runtime has no kernel of {', '.join(absent)}",
-            Fix("change what leaves it on the CPU: {} names it", ("test_lowering",)),
+    names, findings = {program.name: program for program in plan.programs}, list[Finding]()
+    for name, result in results.items():
+        findings += findings_of(name, f"{SUITES.repeat(names[name], 'test_emulator')} --reload", result)
+    look = Fix("change what leaves it on the CPU: {} names it", ("test_lowering",))
+    for name, compiled in programs.items():
+        if absent := absent_kernels(compiled):
+            message = f"not loaded again: Python's runtime has no kernel of {', '.join(absent)}"
+            findings.append(Finding("emulator-reload-not-run", Severity.WARNING, name, message, look))
+    if broken := {name: end for name, result in results.items() if (end := result.facts.get("released"))}:
+        first = ": ".join(next(iter(broken.items())))
+        message = (
+            f"{len(broken)} of {len(results)} programs, loaded twice in one process, fail once one of the two"
+            f" is released; {first}. executorch keeps one QNN context for both"
         )
-        for name, compiled in programs.items()
-        if (absent := absent_kernels(compiled))
-    ]
-    return [*findings, *_release_note(broken, len(results))]
-
-
-def _release_note(broken: Mapping[str, str], count: int) -> Sequence[Finding]:
-    if not broken:
-        return ()
-    first = next(iter(broken))
-    return [
-        Finding(
-            "emulator-reload-release",
-            Severity.NOTE,
-            "test_emulator",
-            f"{len(broken)} of {count} programs, loaded twice in one process, fail once one of the two is"
-            f" released; {first}: {broken[first]}. executorch keeps one QNN context for both",
-            "load a program once and share it, or keep both until neither runs (released-twin)",
-        )
-    ]
+        fix = "load a program once and share it, or keep both until neither runs (released-twin)"
+        findings.append(Finding("emulator-reload-release", Severity.NOTE, "test_emulator", message, fix))
+    return findings

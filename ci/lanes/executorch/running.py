@@ -47,12 +47,9 @@ def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
             call_runner(command, path, folder / "run.log", environment, model.work.timeout)
         run = runner.of_one(figures, repeat)
         loading = f"; loading took {run.load_ms:.3g} ms" if run.load_ms is not None else ""
-        return Ran(
-            inputs,
-            dict(_outputs(outputs, _method(program, contents), run.shapes)),
-            run.milliseconds,
-            f"{_where(contents)}{loading}; by {runner.described}",
-        )
+        where = f"{_where(contents)}{loading}; by {runner.described}"
+        found = dict(_outputs(outputs, _method(program, contents), run.shapes))
+        return Ran(inputs, found, run.milliseconds, where)
 
 
 def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
@@ -67,12 +64,10 @@ def inputs_of_program(program: Path, files: Sequence[str]) -> Sample:
         return read_inputs(files, signature)
     named = [text.partition("=")[2] or text for text in files]
     if len(named) != len(signature.inputs):
-        raise UsageError(
-            f"expected --input {len(signature.inputs)} times, found {len(named)}", fix="one for each input"
-        )
-    return read_inputs(
-        [f"{tensor.name}={file}" for tensor, file in zip(signature.inputs, named, strict=True)], signature
-    )
+        message = f"expected --input {len(signature.inputs)} times, found {len(named)}"
+        raise UsageError(message, fix="one for each input")
+    both = zip(signature.inputs, named, strict=True)
+    return read_inputs([f"{tensor.name}={file}" for tensor, file in both], signature)
 
 
 def write_raw(inputs: Sample, folder: Path) -> Iterator[Path]:
@@ -92,9 +87,8 @@ def _method(program: Path, contents: CompiledProgram) -> Method:
 def _inputs(program: Path, method: Method) -> Iterator[Tensor]:
     for index, input_ in enumerate(method.inputs):
         if not isinstance(input_, TensorInfo):
-            raise CheckFailed(
-                f"{program}: input {index} is no tensor: {input_}", fix="export it with tensors only"
-            )
+            message = f"{program}: input {index} is no tensor: {input_}"
+            raise CheckFailed(message, fix="export it with tensors only")
         yield Tensor(f"input_{index}", input_.dtype, input_.shape)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -82,22 +83,15 @@ def refusals(
     programs: Sequence[ExecutorchProgram], sdk: Path, build_id: str
 ) -> Iterator[tuple[str, Finding]]:
     """Refuse chips that are newer than every Hexagon library of the SDK."""
-    arches = sdk_arches(sdk)
+    newest = max(sdk_arches(sdk), default=math.inf)
     for program in programs:
-        arch = soc_named(program.soc).arch
+        name, arch = program.name, soc_named(program.soc).arch
         if finding := refusal(program, build_id):
-            yield program.name, finding
-        elif arches and arch > max(arches):
-            yield (
-                program.name,
-                Finding(
-                    "lowering-soc",
-                    Severity.ERROR,
-                    program.name,
-                    f"{program.soc} has HTP v{arch}, and QNN {build_id} ends at v{max(arches)}",
-                    "use a profile with a newer QNN (--profile), or another chip (--soc)",
-                ),
-            )
+            yield name, finding
+        elif arch > newest:
+            message = f"{program.soc} has HTP v{arch}, and QNN {build_id} ends at v{newest}"
+            fix = "use a profile with a newer QNN (--profile), or another chip (--soc)"
+            yield name, Finding("lowering-soc", Severity.ERROR, name, message, fix)
 
 
 class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
@@ -114,11 +108,9 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
         executorch = version("executorch")
         fitting = tuple(program for program in programs if program.lowers_with(executorch))
         if programs and not fitting:
-            raise EnvironmentLacking(
-                f"{programs[0].name} is for executorch {programs[0].run.executorch}, and so are all that were"
-                f" chosen for others than this {executorch}",
-                fix="choose others, or take that executorch",
-            )
+            wanted = f"{programs[0].name} is for executorch {programs[0].run.executorch}"
+            message = f"{wanted}, and so are all that were chosen for others than this {executorch}"
+            raise EnvironmentLacking(message, fix="choose others, or take that executorch")
         left_out = tuple(program for program in programs if not program.lowers_with(executorch))
         return replace(plan, programs=fitting, left_out=left_out)
 
@@ -183,14 +175,10 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
 
     def note_left_out(self, stage: StageRun, plan: ExecutorchPlan) -> None:
         for program in plan.left_out:
-            stage.add(
-                f"{self.rules}-not-run",
-                Severity.NOTE,
-                program.name,
-                f"not run: its suite has it for executorch {program.run.executorch}, and this is"
-                f" {version('executorch')}",
-                "take that executorch to run it",
-            )
+            wanted, here = program.run.executorch, version("executorch")
+            message = f"not run: its suite has it for executorch {wanted}, and this is {here}"
+            fix = "take that executorch to run it"
+            stage.add(f"{self.rules}-not-run", Severity.NOTE, program.name, message, fix)
 
     def lacking(self, findings: Sequence[Finding]) -> bool:
         return only_library_missing(findings)

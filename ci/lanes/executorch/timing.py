@@ -85,9 +85,8 @@ def simulations(plan: ExecutorchPlan) -> dict[str, Simulation]:
 def simulated_profile(model: OneModel) -> SimulatedProfile:
     """What QNN's simulator says of the chip. One run on the emulator gives the names of operators."""
     if model.typed.endswith(".pte"):
-        raise UsageError(
-            f"--simulate: {model.typed} is compiled already", fix="name the model before compilation"
-        )
+        message = f"--simulate: {model.typed} is compiled already"
+        raise UsageError(message, fix="name the model before compilation")
     program = program_of(model)
     plan = plan_of_model(model, "timing", [program])
     simulation = simulations(plan)[program.name]
@@ -97,28 +96,12 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
     runner = ready_runner(os.environ, model.selection.reports)
     environment = closed(ready_environment(model.selection, os.environ).merged(os.environ))
     with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
-        trace = _traced(
-            runner, compiled.folder / PROGRAM, inputs, Path(scratch), environment, model.work.timeout
-        )
-        cycles, _, _ = _costs_in(trace)
+        listed = runner.write_inputs(Path(scratch, "inputs.txt"), [inputs])
+        trace = Path(scratch, "events.etdp")
+        program_path, timeout = compiled.folder / PROGRAM, model.work.timeout
+        cycles, _, _ = _costs_of_run(runner, program_path, listed, trace, environment, timeout)
     names = {int(match["number"]): match["name"] for name in cycles if (match := NODE.fullmatch(name))}
     return simulated_costs(simulation, plan.basis.build_id, names, _places(compiled.facts), ADDED)
-
-
-def _traced(
-    runner: Runner,
-    program: Path,
-    inputs: Sequence[Path],
-    folder: Path,
-    environment: Mapping[str, str],
-    timeout: float,
-) -> Path:
-    """The events of one inference."""
-    listed, trace = runner.write_inputs(folder / "inputs.txt", [inputs]), folder / "events.etdp"
-    more = ("--profile_level", str(DETAILED))
-    command = runner.command(program, listed, folder / "outputs", *more, trace=trace)
-    call_runner(command, program, trace.with_suffix(".log"), environment, timeout)
-    return trace
 
 
 def _places(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -161,10 +144,9 @@ def measure(
     for number in range(PROCESSES):
         trace = folder / f"{number}.etdp"
         with at_work(f"profiling {program.name}, process {number + 1} of {PROCESSES}"):
-            more = ("--profile_level", str(DETAILED), "--iteration", str(RUNS))
-            command = runner.command(program, listed, trace.with_suffix(""), *more, trace=trace)
-            call_runner(command, program, trace.with_suffix(".log"), environment, timeout)
-        cycles, native, total = _costs_in(trace)
+            more = ("--iteration", str(RUNS))
+            found = _costs_of_run(runner, program, listed, trace, environment, timeout, *more)
+        cycles, native, total = found
         profiles.append(costs_of(cycles))
         calls.append([least for _, least in native])
         names = [name for name, _ in native]
@@ -182,9 +164,20 @@ def measure(
     return ProgramProfile(costs, sorted(cpu, key=lambda operator: -operator.milliseconds))
 
 
-def _costs_in(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
+def _costs_of_run(
+    runner: Runner,
+    program: Path,
+    listed: Path,
+    trace: Path,
+    environment: Mapping[str, str],
+    timeout: float,
+    *more: str,
+) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
     """Cycles of every delegated part; in nanoseconds the CPU's operators in order, and the whole
     inference."""
+    flags = ("--profile_level", str(DETAILED), *more)
+    command = runner.command(program, listed, trace.with_suffix(""), *flags, trace=trace)
+    call_runner(command, program, trace.with_suffix(".log"), environment, timeout)
     cycles: dict[str, list[int]] = defaultdict(list)
     native: list[tuple[str, float]] = []
     whole = 0.0

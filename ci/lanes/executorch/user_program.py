@@ -57,19 +57,12 @@ def program_of(
     chip."""
     named, samples, soc = pytorch_model(model), samples_folder(model), soc or model.selection.soc
     file = precision_file_of(model, "executorch")
-    scheme, factory = (
-        scheme_of(named, file.precision if file else model.precision),
-        factory_in(named, suite) if suite else named.factory,
-    )
+    scheme = scheme_of(named, file.precision if file else model.precision)
+    factory = factory_in(named, suite) if suite else named.factory
     soc_named(soc)
     suite = suite or named.search_path / NO_SUITE
-    request: dict[str, Any] = {
-        "precision": scheme,
-        "backend": model.backend,
-        "socs": (soc,),
-        "cpu_nodes": cpu_nodes,
-    }
-    request |= {"nodes": file.nodes} if file else {}
+    request: dict[str, Any] = {"precision": scheme, "backend": model.backend, "socs": (soc,)}
+    request |= {"cpu_nodes": cpu_nodes, **({"nodes": file.nodes} if file else {})}
     request |= {"calibration": model.calibration} if scheme not in AS_IT_IS else {}
     try:
         run = ExecutorchRun.model_validate(request)
@@ -78,10 +71,9 @@ def program_of(
             {"factory": factory, "samples": place, "inferences": model.inferences, "run": (run,)}
         )
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(
-            f"{named.name}, {scheme}: expected {message}", fix="correct that field of the run"
-        ) from error
+        expected = error.errors()[0]["msg"].removeprefix("Value error, ")
+        message = f"{named.name}, {scheme}: expected {expected}"
+        raise UsageError(message, fix="correct that field of the run") from error
     return passing(ExecutorchProgram(suite, named.name, case, run, soc, model.selection.profile), model)
 
 
