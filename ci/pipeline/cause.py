@@ -17,6 +17,7 @@ from ci.pipeline.divergence import (
     STANDS_OUT,
     SearchesCuts,
     between_in_words,
+    faint_in_words,
 )
 from ci.pipeline.findings import SLICE, below_usual, chip_differs, operator_place
 from ci.pipeline.lane_model import LaneModel, of_lane
@@ -96,9 +97,10 @@ def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:
     if first is None:
         return Cause(late or NONE_ALONE, of_chip=True, goes_on=goes_on if between else "")
     place = operator_place(first) if first["source"] else f"{first['operator']} ({first['node']})"
-    share = f"{first['share']:.0%} of the error"
+    share, faint = f"{first['share']:.0%} of the error", faint_in_words(result)
     if first["share"] < STANDS_OUT:
         words = late or f"{MANY_ROUND}: at most {share} comes from {place}"
+        words = "; ".join(filter(None, [words, faint]))
         return Cause(words, of_chip=True, goes_on=goes_on if between else "")
     operands = ", ".join(
         f"{name} {in_decibels(value)}" for name, value in first["operands"].items() if value is not None
@@ -107,7 +109,7 @@ def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:
     words = f"{is_cause} {place}: {in_decibels(first['sqnr_db'])} against {result['reference']} where it ends"
     words += f", and {operands or 'exact inputs'} before it; it alone gives {share}"
     known = [fault for fault in first.get("known", ()) if fault.get("fault")]
-    return Cause("; ".join(filter(None, [words, late])), first, True, known)
+    return Cause("; ".join(filter(None, [words, faint, late])), first, True, known)
 
 
 def of_scores(facts: Mapping[str, Any]) -> Cause:

@@ -15,6 +15,11 @@ from provisioning.known_faults import Fault
 LEAST_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
 
+LEAST_HALF = 2.0**-14
+"""The smallest number that fp16 holds with all its digits."""
+FLOAT_MODEL = "the float model"
+"""What is compared with where nothing is quantized."""
+
 FOREVER = 1e9
 """Seconds; a request has no infinity."""
 
@@ -57,6 +62,7 @@ class Cuts(Generic[N]):
         gives the outputs of a program that returns what many nodes give, too: its own, and those by node."""
         self.name, self.pairs, self.with_error, self.shown = name, pairs, with_error, shown
         self.found: dict[str, Sequence[Any]] = {}
+        self.largest: dict[str, float] = {}
         self.errors: dict[tuple[str, ...], float] = {}
         self.known: dict[str, float] = {} if whole is None else {"": whole}
         self.failed: dict[str, str] = {}
@@ -77,6 +83,7 @@ class Cuts(Generic[N]):
     def _keep(self, name: str, pairs: Sequence[Pair]) -> None:
         self.known[name] = _sqnr_db(pairs)
         self.found[name] = [pair.found for pair in pairs]
+        self.largest[name] = max(float(abs(pair.expected).max(initial=0)) for pair in pairs)
 
     def show(self, whole: float) -> None:
         """Know many nodes by one program, if it errs as the whole one does: with more outputs the compiler
@@ -150,6 +157,7 @@ class Cuts(Generic[N]):
                 **described(node),
                 "node": self.name(node),
                 "sqnr_db": self.of(node),
+                "largest": self.largest.get(self.name(node)),
                 "share": round(adds / _error(whole, whole), 2),
                 "operands": {self.name(operand): self.of(operand) for operand in operators_of(node)},
             }
@@ -244,13 +252,21 @@ def fix_of(result: Mapping[str, Any], command: Callable[..., str], tried: str) -
     """What to type next. `command` makes a command about the same model, of a verb and flags; it gives none
     for a suite's program. `tried` is what was tried where an operator differs."""
     if result["sqnr_db"] >= result["least"]:
-        where = command("quantize", "--where") if result["reference"] != "the float model" else ""
+        where = command("quantize", "--where") if result["reference"] != FLOAT_MODEL else ""
         return (
             f"{where} names the operators where quantizing loses" if where else "nothing: both are the same"
         )
     if result["first"] is None and not result["between"]:
         return "let the model return the floats, and compute the integers on the CPU"
     return tried
+
+
+def faint_in_words(result: Mapping[str, Any]) -> str:
+    """Why fp16 cannot hold what the operator gives, if that is so."""
+    largest = result["first"]["largest"]
+    if result["reference"] != FLOAT_MODEL or not largest or largest >= LEAST_HALF:
+        return ""
+    return f"its values are at most {largest:.1g}, and below {LEAST_HALF:.1g} fp16 has few digits: scale them"
 
 
 NONE_ALONE = "no single operator causes it: many add a little, or only integers differ"
@@ -277,6 +293,8 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
         operands = operands or "the inputs"
         yield f"differs most: {first['operator']} ({first['node']}){where}"
         yield f"  programs that end there: {in_decibels(first['sqnr_db'])}; at its operands: {operands}"
+        if faint := faint_in_words(result):
+            yield f"  {faint}"
         alone = f"; {MANY_ROUND}" if first["share"] < STANDS_OUT else ""
         yield f"  {first['share']:.0%} of the whole program's error is its own{alone}"
         for known in first.get("known", ()):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ci.pipeline.cause import cause_of, is_of_chip, of_cuts, of_scores
+from ci.pipeline.divergence import FLOAT_MODEL
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed
 from tests.support.taken_models import WRONG, Taken
@@ -39,7 +40,15 @@ def test_what_is_searched_follows_the_figures(figures: dict[str, float], of_chip
 
 
 def cuts(share: float, between: list[str] | None = None, **more: Any) -> dict[str, Any]:
-    first = {**AT, "node": "pow_1", "sqnr_db": 2.0, "share": share, "operands": {"tanh": 70.0}, **more}
+    first = {
+        **AT,
+        "node": "pow_1",
+        "sqnr_db": 2.0,
+        "share": share,
+        "operands": {"tanh": 70.0},
+        "largest": 1e-8,
+    }
+    first |= more
     return {"reference": "the quantized model on the CPU", "first": first, "between": between or []}
 
 
@@ -53,6 +62,21 @@ def test_an_operator_is_the_cause_where_most_of_the_error_is_its_own() -> None:
 def test_where_all_add_a_little_none_is_the_cause() -> None:
     found = of_cuts(cuts(0.1), "divergence")
     assert "cause" not in found.words and not found.place
+
+
+@pytest.mark.parametrize(
+    ("reference", "largest", "said"),
+    [
+        (FLOAT_MODEL, 1e-8, True),
+        (FLOAT_MODEL, 0.1, False),
+        (FLOAT_MODEL, 0.0, False),
+        ("the quantized model on the CPU", 1e-8, False),
+    ],
+)
+@pytest.mark.parametrize("share", [0.9, 0.1])
+def test_what_is_too_small_for_fp16_is_said(reference: str, largest: float, said: bool, share: float) -> None:
+    found = of_cuts({**cuts(share, largest=largest), "reference": reference}, "divergence")
+    assert ("at most 1e-08" in found.words) is said
 
 
 def test_a_search_that_the_time_ended_says_how_far_it_came_and_what_goes_on() -> None:

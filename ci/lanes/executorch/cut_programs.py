@@ -22,7 +22,7 @@ from ci.lanes.executorch.suite import chosen_for, parse_request
 from ci.operators.partition.decisions import is_quantizer, traits_of, varying
 from ci.operators.partition.parts import restore_builtins
 from ci.pipeline.accuracy import Pair, in_files
-from ci.pipeline.divergence import Cuts
+from ci.pipeline.divergence import FLOAT_MODEL, Cuts
 from ci.pipeline.models.factory import copied, make, run_copied
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.runner import Runner
@@ -217,7 +217,7 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     result = cuts.search(
         lambda: operators(module), lambda: ends(module), operands_of, _described, order["least"], seconds
     )
-    return {"reference": "the quantized model on the CPU" if run.quantizes else "the float model", **result}
+    return {"reference": "the quantized model on the CPU" if run.quantizes else FLOAT_MODEL, **result}
 
 
 def _described(node: Node) -> dict[str, Any]:
