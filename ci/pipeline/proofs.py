@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,7 +51,7 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Proofs:
     helping: Sequence[str]
-    """Each with its figure."""
+    """Each with its figure, those that make it green first."""
     others: Sequence[str]
     """What was tried, and does not help."""
     edit: Edit | None = None
@@ -67,7 +68,8 @@ class Proofs:
 def proofs_of(
     taken: LaneModel[Any, Any], soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
 ) -> Proofs:
-    over, helping, others = time.monotonic() + seconds, list[str](), list[str]()
+    over = time.monotonic() + seconds
+    repairing, nearer, others = list[str](), list[str](), list[str]()
     edit = None
     for candidate in islice(candidates_of(taken, soc, cause), MOST):
         if time.monotonic() > over:
@@ -76,14 +78,14 @@ def proofs_of(
         if (after := candidate.outcome()) is not None:
             words = Fix("{}: {}", candidate.words, _in_words(after))
             if helped := helps(after, before):
-                edit = edit if helping else candidate.edit
-            (helping if helped else others).append(words)
+                edit = edit if repairing or nearer else candidate.edit
+            (others if not helped else repairing if after.green else nearer).append(words)
             if helped and candidate.edit and after.green:
                 break
-    proofs = Proofs(helping, others, edit)
+    proofs = Proofs([*repairing, *nearer], others, edit)
     if cause and not cause.goes_on:
         place = str(cause.place.get("source", ""))
-        proved = Proved(cause.in_words(), place, proofs.fix if helping else "")
+        proved = Proved(cause.in_words(), place, proofs.fix if proofs.helping else "")
         remember(taken.model.selection.store, before.program, proved)
     return proofs
 
@@ -98,7 +100,7 @@ def helps(after: Outcome, before: Outcome) -> bool:
 def _in_words(outcome: Outcome) -> str:
     """Against float, as what is typed will say it."""
     figures = {name: figure for name, figure in outcome.figures.items() if not name.startswith("reference_")}
-    return replace(outcome, figures=figures).in_words()
+    return replace(outcome, figures=figures).in_words() + ", which is still red" * bool(outcome.wrong)
 
 
 def candidates_of(taken: LaneModel[Any, Any], soc: str, cause: Cause | None) -> Iterator[Candidate]:
@@ -137,17 +139,25 @@ def _rewrites(
 ) -> Iterator[Candidate]:
     made = [change for change in every if cause is None or _is_at(change, cause)]
     if rules := tuple(dict.fromkeys(rule for change in made for rule in change.rules)):
-        only = [word for rule in rules for word in ("--only", rule)]
-
-        def outcome() -> Outcome | None:
-            again = of_rewritten(one, lane.rewritten(one, RewriteChoice(rules)))
-            return measured(again) if again else None
-
         edits = {fix_at(change.rules[0], change.code, change.source).edit for change in made}
         # One edit alone is the whole rewrite.
         if len(edits) == 1 and (edit := edits.pop()):
             yield Candidate(str(edit), lambda: _of_edit(one, edit), edit)
-        yield Candidate(session("repair", *one.model.words(soc), *only, "-o", "repaired"), outcome)
+        yield (repaired := _repaired(one, lane, rules, soc))
+        result, other = repaired.outcome(), EXACT.get(str(written_name(one.model.precision or "fp16")))
+        # What died runs, and is red: by itself the other precision would die as well.
+        if cause is None and other and result and result.wrong:
+            yield _repaired(one.of(replace(one.model, precision=other), one.how), lane, rules, soc)
+
+
+def _repaired(one: LaneModel[Any, Any], lane: Rewrites, rules: tuple[str, ...], soc: str) -> Candidate:
+    @cache
+    def outcome() -> Outcome | None:
+        again = of_rewritten(one, lane.rewritten(one, RewriteChoice(rules)))
+        return measured(again) if again else None
+
+    only = [word for rule in rules for word in ("--only", rule)]
+    return Candidate(session("repair", *one.model.words(soc), *only, "-o", "repaired"), outcome)
 
 
 def _of_edit(one: LaneModel[Any, Any], edit: Edit) -> Outcome | None:

@@ -100,6 +100,22 @@ def test_where_nothing_helps_no_fix_is_known_and_what_was_tried_is_said(
     assert found.fix.startswith(f"{NO_FIX}; tried: ") and "2.0 dB" in found.fix
 
 
+def test_what_died_and_is_red_once_it_is_rewritten_is_rewritten_at_the_more_exact_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gives(model: OneModel) -> Outcome:
+        if not model.typed.endswith(".pt2"):
+            return Outcome("dies of aten.sort")
+        return RED if model.precision == "8a8w" else green(32.7)
+
+    taken: Any = Taken(tmp_path, gives=gives)
+    monkeypatch.setattr("ci.pipeline.proofs.of_lane", lambda model, verb: taken)
+    taken.model = replace(taken.model, precision="8a8w")
+    exact, runs = proofs_of(taken, "SM8650", Outcome("dies of aten.sort"), None).helping
+    assert "still red" in runs and "8a8w" in runs
+    assert "32.7 dB" in exact and "16a8w" in exact and "--only" in exact and "still red" not in exact
+
+
 def test_once_the_time_is_over_nothing_more_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(model: OneModel) -> Outcome:
         raise AssertionError
