@@ -133,7 +133,7 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
         stage.findings = [
             noted(finding) if finding.subject in held else finding for finding in stage.findings
         ]
-        record(stage, plan.programs, selection)
+        record(stage, {row.needs: row.suite for row in plan.programs if row.needs}, selection)
     return finish(stage, selection, lacking=lane.lacking(stage.findings))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import sys
@@ -267,35 +268,21 @@ def _is_cast(node: Any) -> bool:
 
 def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
     """The lowered graph as runs of operators, in order: in a delegate or on the CPU, and which operators."""
-    graph = program.graph_module.graph
-    parts: list[dict[str, object]] = []
-    delegates = 0
-    for node in graph.nodes:
-        if node.op != "call_function" or operator_name(node) in PASS_THROUGH:
-            continue
+    parts: list[tuple[str, Counter[str]]] = []
+    delegates = itertools.count()
+    for node in _operators_of(program.graph_module.graph):
         if operator_name(node) == DELEGATE:
-            lowered = getattr(program.graph_module, node.args[0].target)
-            inner = Counter(
-                operator_name(node)
-                for node in lowered.original_module.graph.nodes
-                if node.op == "call_function"
-                and not is_quantizer(node)
-                and operator_name(node) not in PASS_THROUGH
-            )
-            parts.append(
-                {
-                    "where": f"{backend} {delegates}",
-                    "count": sum(inner.values()),
-                    "operators": dict(inner.most_common()),
-                }
-            )
-            delegates += 1
+            lowered = getattr(program.graph_module, node.args[0].target).original_module.graph
+            names = [operator_name(node) for node in _operators_of(lowered) if not is_quantizer(node)]
+            parts.append((f"{backend} {next(delegates)}", Counter(dict(Counter(names).most_common()))))
             continue
-        if not parts or parts[-1]["where"] != "cpu":
-            parts.append({"where": "cpu", "count": 0, "operators": {}})
-        last = parts[-1]
-        operators = last["operators"]
-        assert isinstance(operators, dict) and isinstance(last["count"], int)
-        last["count"] += 1
-        operators[operator_name(node)] = operators.get(operator_name(node), 0) + 1
-    return parts
+        if not parts or parts[-1][0] != "cpu":
+            parts.append(("cpu", Counter()))
+        parts[-1][1][operator_name(node)] += 1
+    return [{"where": where, "count": row.total(), "operators": dict(row)} for where, row in parts]
+
+
+def _operators_of(graph: Any) -> Iterator[Any]:
+    for node in graph.nodes:
+        if node.op == "call_function" and operator_name(node) not in PASS_THROUGH:
+            yield node

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import CheckFailed, UsageError
@@ -29,21 +30,14 @@ def most_calibrating(calibration: int | None, *, given: bool) -> int:
     return (CALIBRATING if given else DRAWN_CALIBRATING) if calibration is None else calibration
 
 
-class Shares(NamedTuple):
-    """Which of the user's samples are compared, and which calibrate, by their numbers."""
-
-    compared: list[int]
-    calibrating: list[int]
-
-
-def shares_of(count: int, inferences: int | None, calibration: int | None) -> Shares:
-    """Each sample is used once, for one or the other; a lone one is used for both. The limits are the
-    suite's."""
+def shares_of(count: int, inferences: int | None, calibration: int | None) -> tuple[list[int], list[int]]:
+    """Which of the user's samples are compared, and which calibrate, by their numbers: each is used once, for
+    one or the other; a lone one is used for both. The limits are the suite's."""
     shuffled = sorted(range(count), key=lambda number: sha256(f"sample {number}".encode()).digest())
     held = min(inferences or COMPARED, max(min(2, count // 2), count // 4))
-    if count == 1:
-        return Shares([0], [0][: most_calibrating(calibration, given=True)])
-    return Shares(shuffled[:held], shuffled[held:][: most_calibrating(calibration, given=True)])
+    calibrating = [0] if count == 1 else shuffled[held:]
+    compared = [0] if count == 1 else shuffled[:held]
+    return compared, calibrating[: most_calibrating(calibration, given=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +139,8 @@ def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) 
 
     wanted = {tensor.name: tensor for tensor in signature.inputs}
     if unknown := sorted(sample.keys() - wanted.keys()):
-        raise CheckFailed(
-            f"{where}: the model has no input {unknown[0]!r}", fix=f"its inputs are {', '.join(wanted)}"
-        )
+        message = f"{where}: the model has no input {unknown[0]!r}"
+        raise CheckFailed(message, fix=f"its inputs are {', '.join(wanted)}")
     if absent := [name for name in wanted if name not in sample]:
         raise CheckFailed(
             f"{where}: nothing for the input {wanted[absent[0]]}",
@@ -156,11 +149,9 @@ def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) 
     for name, array in sample.items():
         tensor = wanted[name]
         if str(array.dtype) != tensor.dtype or (tensor.static and array.shape != tensor.shape):
-            shape = ", ".join(map(str, array.shape))
-            raise CheckFailed(
-                f"{where}: expected {tensor}, found {array.dtype}[{shape}]",
-                fix=f"save {name} with that type and shape",
-            )
+            found = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+            message = f"{where}: expected {tensor}, found {found}"
+            raise CheckFailed(message, fix=f"save {name} with that type and shape")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(np.argmax(~np.isfinite(array)))
             raise CheckFailed(
@@ -173,36 +164,34 @@ def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) 
 def read_array(path: Path) -> Array:
     import numpy as np
 
-    try:
-        with path.open("rb") as stream:
-            if stream.read(len(NPY)) != NPY:
-                raise ValueError(f"it begins otherwise, and has {path.stat().st_size} bytes")
-            stream.seek(0)
-            array: Array = np.load(stream, allow_pickle=False)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file", fix="name an .npy that is there") from None
-    except Exception as error:
-        # Depending on the damage, numpy, zlib or the tokenizer raises.
-        raise CheckFailed(
-            f"{path}: expected an array that numpy.save wrote, found something else ({error})",
-            fix="save it again with numpy.save",
-        ) from error
+    with _reading(path, "an array", "numpy.save"), path.open("rb") as stream:
+        if stream.read(len(NPY)) != NPY:
+            raise ValueError(f"it begins otherwise, and has {path.stat().st_size} bytes")
+        stream.seek(0)
+        array: Array = np.load(stream, allow_pickle=False)
     return array
 
 
 def read_arrays(path: Path) -> Sample:
     import numpy as np
 
+    reading = _reading(path, "arrays", "numpy.savez")
+    with reading, path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        arrays: Sample = {name: archive[name] for name in archive.files}
+    return arrays
+
+
+@contextmanager
+def _reading(path: Path, what: str, function: str) -> Iterator[None]:
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        yield
     except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file", fix="name an .npz that is there") from None
+        fix = "name a file of arrays that is there"
+        raise UsageError(f"{path}: there is no such file", fix=fix) from None
     except Exception as error:
-        raise CheckFailed(
-            f"{path}: expected arrays that numpy.savez wrote, found something else ({error})",
-            fix="save it again with numpy.savez",
-        ) from error
+        # Depending on the damage, numpy, zlib or the tokenizer raises.
+        message = f"{path}: expected {what} that {function} wrote, found something else ({error})"
+        raise CheckFailed(message, fix=f"save it again with {function}") from error
 
 
 def only_input(signature: GraphSignature, path: Path) -> str:

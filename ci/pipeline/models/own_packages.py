@@ -16,11 +16,10 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import MappingProxyType
-from typing import Protocol
 
 from ci.engine.closed import declared, key_of_declared
 from ci.engine.interpreter import LOCKED
@@ -122,50 +121,30 @@ class OwnPackages:
 NO_PACKAGES = OwnPackages()
 
 
-def record(stage: StageRun, programs: Iterable[AnyNeeding], selection: Selection) -> None:
+def record(stage: StageRun, suites: Mapping[Needs, Path], selection: Selection) -> None:
     """Put the packages of each suite into the report, and into a bill of materials beside it."""
     from provisioning.base.bill_of_materials import Item, document, package_url
 
     recorded: dict[str, Metric] = {}
-    for needs, suite in {program.needs: program.suite for program in programs if program.needs}.items():
+    for needs, suite in suites.items():
         own = installed(needs, selection.store)
         recorded[str(suite)] = dict(own.versions)
         if own.without_hash:
-            stage.add(
-                "packages-without-hash",
-                Severity.NOTE,
-                str(suite),
-                f"without a hash, so another machine may get others: {', '.join(own.without_hash)}",
-                "uv pip compile --generate-hashes requirements.in -o requirements.txt",
-            )
+            message = f"without a hash, so another machine may get others: {', '.join(own.without_hash)}"
+            fix = "uv pip compile --generate-hashes requirements.in -o requirements.txt"
+            stage.add("packages-without-hash", Severity.NOTE, str(suite), message, fix)
         if own.elsewhere:
-            stage.add(
-                "packages-elsewhere",
-                Severity.NOTE,
-                str(suite),
-                f"taken from the first of your indexes that has them: {', '.join(own.elsewhere)}",
-                "pin what you want with its hash; UV_INDEX_STRATEGY=unsafe-best-match asks every index",
-            )
-        pins = {**locked_versions(), **own.versions}
-        items = [
-            Item(name, version, purl=package_url("pypi", name, version)) for name, version in pins.items()
-        ]
+            message = f"taken from the first of your indexes that has them: {', '.join(own.elsewhere)}"
+            fix = "pin what you want with its hash; UV_INDEX_STRATEGY=unsafe-best-match asks every index"
+            stage.add("packages-elsewhere", Severity.NOTE, str(suite), message, fix)
+        pins = {**locked_versions(), **own.versions}.items()
+        items = [Item(name, pin, purl=package_url("pypi", name, pin)) for name, pin in pins]
         file = selection.reports.absolute() / stage.stage / f"packages-{suite.stem}.cdx.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, document(Item(suite.stem, kind="application"), items))
         stage.artifacts.append(Artifact.of("sbom", file))
     if recorded:
         stage.metrics["packages"] = recorded
-
-
-class AnyNeeding(Protocol):
-    """A program of a suite."""
-
-    @property
-    def needs(self) -> Needs: ...
-
-    @property
-    def suite(self) -> Path: ...
 
 
 def needs_of(
@@ -184,14 +163,11 @@ def needs_of(
         file = Path(environ[VARIABLE]).absolute()
     folder = (suite.parent / project).resolve() if project else None
     if file is not None and not file.is_file():
-        raise UsageError(
-            f"{suite}: there are no requirements {file}", fix="name a file, relative to the suite"
-        )
+        message = f"{suite}: there are no requirements {file}"
+        raise UsageError(message, fix="name a file, relative to the suite")
     if folder is not None and not any((folder / name).is_file() for name in PROJECT_FILES):
-        raise UsageError(
-            f"{suite}: {folder} is no project: it has none of {', '.join(PROJECT_FILES)}",
-            fix="name the folder of pyproject.toml, relative to the suite",
-        )
+        message = f"{suite}: {folder} is no project: it has none of {', '.join(PROJECT_FILES)}"
+        raise UsageError(message, fix="name the folder of pyproject.toml, relative to the suite")
     return Needs(file, folder, tuple(variables), tuple(secrets), wheels)
 
 
@@ -213,8 +189,8 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     packages.mkdir(parents=True, exist_ok=True)
     with mutex(packages / f"{name}.lock"):
         # What a build of the project reads is known after one.
-        built = _last_build(packages / f"{name}.json") if needs.project else ProjectBuild(name)
-        home = packages / (built.home if built else f"{name}-{time.time_ns()}")
+        built = _last_build(packages / f"{name}.json") if needs.project else name
+        home = packages / (built or f"{name}-{time.time_ns()}")
         stamp = home / "resolved.txt"
         if not stamp.is_file():
             shutil.rmtree(home, ignore_errors=True)
@@ -225,7 +201,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
             except ToolkitError:
                 shutil.rmtree(home, ignore_errors=True)
                 raise
-            replace_text(stamp, "".join(f"{lock_files.text_of(entry)}\n" for entry in resolved))
+            replace_text(stamp, "".join(map(_line_of, resolved)))
             if needs.project:
                 replace_text(packages / f"{name}.json", json.dumps({"home": home.name, "read": read}))
             _remove_unused(packages)
@@ -245,22 +221,15 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectBuild:
-    """An installed project, in this folder, with the states of what its build read."""
-
-    home: str
-    read: Mapping[str, str] = field(default_factory=dict)
-
-
-def _last_build(record: Path) -> ProjectBuild | None:
-    """The last one, if all that it read is as it was."""
+def _last_build(record: Path) -> str:
+    """The folder of the project's last build, if all that it read is as it was; else empty."""
     try:
-        build = ProjectBuild(**json.loads(record.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
+        build = json.loads(record.read_text(encoding="utf-8"))
+        home, read = str(build["home"]), dict(build["read"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
     os.utime(record)
-    return build if all(_state(path) == state for path, state in build.read.items()) else None
+    return home if all(_state(path) == state for path, state in read.items()) else ""
 
 
 def _state(path: str) -> str:
@@ -305,19 +274,17 @@ def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
             raise UsageError(f"{file}: {error}", fix="name a text file of requirements") from error
         for line in map(str.strip, text.splitlines()):
             if LOCAL.match(line):
-                raise UsageError(
-                    f"{file}: {line}: a package of this machine, whose changes nobody would see",
-                    fix='say project = "FOLDER" in the suite, which installs it editable',
-                )
+                message = f"{file}: {line}: a package of this machine, whose changes nobody would see"
+                fix = 'say project = "FOLDER" in the suite, which installs it editable'
+                raise UsageError(message, fix=fix)
             if include := INCLUDE.match(line):
                 waiting.append(file.parent / include[1])
         yield str(file.name), text
 
 
 def _project_files(needs: Needs) -> list[Path]:
-    if needs.project is None:
-        return []
-    return [file for name in PROJECT_FILES if (file := needs.project / name).is_file()]
+    files = [needs.project / name for name in PROJECT_FILES] if needs.project else []
+    return [file for file in files if file.is_file()]
 
 
 def _hashed(text: str) -> list[lock_files.Entry]:
@@ -341,16 +308,13 @@ def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_fil
             sys.stderr.write(
                 "the index with CPU builds of torch cannot be reached; taking your index's builds\n"
             )
-    lines = [
-        line for line in text.splitlines() if not line.lstrip().startswith(("-e ", "--index", "--extra"))
-    ]
+    flags = ("-e ", "--index", "--extra")
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(flags)]
     entries = [entry for entry in lock_files.parse("\n".join(lines)) if entry.name not in pins]
     by_author = {entry.name: entry.hashes for _, text in _texts(needs) for entry in _hashed(text)}
     entries = [entry for entry in entries if not lock_files.CUDA_ONLY.fullmatch(entry.name)]
     (home / ELSEWHERE).write_text("".join(_elsewhere(entries, needs, home)), encoding="utf-8")
-    return [
-        lock_files.Entry(row.name, row.line, by_author.get(row.name, row.hashes), row.via) for row in entries
-    ]
+    return [replace(row, hashes=by_author.get(row.name, row.hashes)) for row in entries]
 
 
 def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> Iterator[str]:
@@ -378,6 +342,10 @@ def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) ->
             yield f"{entry.name} {mine[entry.name]} (another has {_version(entry)})\n"
 
 
+def _line_of(entry: lock_files.Entry) -> str:
+    return f"{lock_files.text_of(entry)}\n"
+
+
 def _version(entry: lock_files.Entry) -> str:
     return entry.line.partition("==")[2].partition(" ")[0]
 
@@ -399,14 +367,10 @@ def _compiled(
     answer = " ".join(done.stderr.replace("╰─▶", "").replace("×", "").split())
     named = needs.requirements or needs.project
     if "No solution found" in answer or "unsatisfiable" in answer:
-        raise UsageError(
-            f"{named} does not fit the locked packages: {answer}",
-            fix="loosen that requirement; what is locked stays as it is",
-        )
-    raise UpstreamError(
-        f"the packages of {named} could not be resolved: {answer}",
-        fix="check the package index that pip or uv is set to",
-    )
+        message = f"{named} does not fit the locked packages: {answer}"
+        raise UsageError(message, fix="loosen that requirement; what is locked stays as it is")
+    message = f"the packages of {named} could not be resolved: {answer}"
+    raise UpstreamError(message, fix="check the package index that pip or uv is set to")
 
 
 def _project_name(needs: Needs) -> str:
@@ -420,12 +384,9 @@ def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> d
     """The states of what the build of the project read."""
     python = home / "environment" / "bin" / "python"
     _checked(needs, _uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home))
-    site = Path(
-        captured([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]).stdout.strip()
-    )
-    (home / "install.txt").write_text(
-        "".join(f"{lock_files.text_of(entry)}\n" for entry in entries), encoding="utf-8"
-    )
+    asks = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    site = Path(captured([python, "-c", asks]).stdout.strip())
+    (home / "install.txt").write_text("".join(map(_line_of, entries)), encoding="utf-8")
     into = ["pip", "install", "--quiet", "--no-deps", "--python", str(python)]
     builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
     if entries:
@@ -452,10 +413,10 @@ def _refuse_cuda(site: Path) -> None:
         except elf.NotElf:
             continue
         if needed:
-            raise EnvironmentLacking(
-                f"{path.relative_to(site)} is a CUDA build: it needs {needed[0]}; torch here is for the CPU",
-                fix="name an index that has the CPU build, with PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS",
-            )
+            file = path.relative_to(site)
+            message = f"{file} is a CUDA build: it needs {needed[0]}; torch here is for the CPU"
+            fix = "name an index that has the CPU build, with PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"
+            raise EnvironmentLacking(message, fix=fix)
 
 
 def _remove_unused(folder: Path) -> None:
@@ -473,9 +434,8 @@ Command = tuple[list[str], dict[str, str]]
 def _uv_command(arguments: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})) -> Command:
     program = os.environ.get("QNN_CI_UV") or uv_program()
     if program is None:
-        raise EnvironmentLacking(
-            "uv is not here, and a suite's own packages need it", fix="python -m pip install uv"
-        )
+        message = "uv is not here, and a suite's own packages need it"
+        raise EnvironmentLacking(message, fix="python -m pip install uv")
     environ = {**os.environ, **pip_settings.uv_variables(os.environ), **variables}
     if CPU_BUILDS[0] in arguments:
         # An index that the user did not name, so fail soon if it cannot be reached.
@@ -507,13 +467,10 @@ def _watched(uv: Command, where: Path) -> tuple[CompletedProcess[str], Touched]:
 
 
 def _checked(needs: Needs, done: CompletedProcess[str]) -> None:
-    if "hash mismatch" in done.stderr.lower():
-        raise IntegrityError(
-            f"{needs.requirements}: {' '.join(done.stderr.split())}", fix="find out who changed the package"
-        )
+    errors = " ".join(done.stderr.split())
+    if "hash mismatch" in errors.lower():
+        raise IntegrityError(f"{needs.requirements}: {errors}", fix="find out who changed the package")
     if done.returncode:
-        raise UpstreamError(
-            f"the packages of {needs.requirements or needs.project} could not be installed:"
-            f" {' '.join(done.stderr.split())}",
-            fix="check the package index that pip or uv is set to, and the project's build",
-        )
+        message = f"the packages of {needs.requirements or needs.project} could not be installed: {errors}"
+        fix = "check the package index that pip or uv is set to, and the project's build"
+        raise UpstreamError(message, fix=fix)
