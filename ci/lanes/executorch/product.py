@@ -220,9 +220,8 @@ def _compiled(program: ExecutorchProgram, plan: ExecutorchPlan, mine: Mine) -> R
         raise error
     # An HTP program may leave operators on the CPU; an LPAI program is one partition.
     if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
-        raise CheckFailed(
-            errors[0].message, fix="run that part of the model before or after, in a program of its own"
-        )
+        message = errors[0].message
+        raise CheckFailed(message, fix="run that part of the model before or after, in a program of its own")
     return result
 
 

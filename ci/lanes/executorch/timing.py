@@ -116,10 +116,8 @@ def _require_fitting(model: OneModel, path: Path, files: Sequence[str]) -> None:
     """Before anything is built."""
     if path.suffix != ".pte":
         if files:
-            raise UsageError(
-                "--input is for a .pte or an .onnx; the model here brings its own inputs",
-                fix=leave_out("--input", ", or give samples with --calibrate"),
-            )
+            message = "--input is for a .pte or an .onnx; the model here brings its own inputs"
+            raise UsageError(message, fix=leave_out("--input", ", or give samples with --calibrate"))
         return
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file", fix="name a .pte that is there")

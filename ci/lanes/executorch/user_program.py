@@ -43,10 +43,8 @@ def scheme_of(named: UserModel, precision: str | None) -> str:
         return "qdq" if named.quantized else "fp16"
     scheme = scheme_named(precision)
     if named.quantized and scheme != "qdq":
-        raise UsageError(
-            f"{named.file} is quantized already, and {scheme} would do it again",
-            fix=leave_out("--precision", ", or give the float model"),
-        )
+        message = f"{named.file} is quantized already, and {scheme} would do it again"
+        raise UsageError(message, fix=leave_out("--precision", ", or give the float model"))
     return scheme
 
 

@@ -33,9 +33,8 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     environment = resolve(selection, os.environ, needs=(QNN_SDK,))
     answer = against(contents, environment.root(QNN_SDK).path)
     if any("error 5000" in line for line in answer.says):
-        raise CheckFailed(
-            f"{context}: {'; '.join(answer.says)}", fix="compile it with this QNN, or another --profile"
-        )
+        message = f"{context}: {'; '.join(answer.says)}"
+        raise CheckFailed(message, fix="compile it with this QNN, or another --profile")
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)
     log = Path(selection.reports).absolute() / "dump" / f"{context.name}.log"
@@ -47,9 +46,8 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
             with at_work(f"working on {context}"), asking(setup, log) as ask:
                 ask(**order, working_folder=str(Path.cwd()))
         except Refused as refused:
-            raise CheckFailed(
-                f"{context}: ExecuTorch cannot take it: {refused.message}", fix=session("diagnose", log)
-            ) from refused
+            message = f"{context}: ExecuTorch cannot take it: {refused.message}"
+            raise CheckFailed(message, fix=session("diagnose", log)) from refused
     return soc
 
 

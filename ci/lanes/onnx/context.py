@@ -53,10 +53,8 @@ class ContextRecord:
                 raise ValueError(f"schema {data['schema']}")
             return cls(**data)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckFailed(
-                f"{path}: expected the record that `compile` wrote, found something else ({error})",
-                fix="compile the model again",
-            ) from error
+            message = f"{path}: expected the record that `compile` wrote, found something else ({error})"
+            raise CheckFailed(message, fix="compile the model again") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +103,8 @@ def soc_of(context: OnnxContext) -> str:
     for name, soc in load_socs().items():
         if soc.id == context.soc_id:
             return name
-    raise CheckFailed(
-        f"{context.path} is for chip {context.soc_id}, which manifests/socs.toml does not have",
-        fix="say which chip with --soc",
-    )
+    message = f"{context.path} is for chip {context.soc_id}, which manifests/socs.toml does not have"
+    raise CheckFailed(message, fix="say which chip with --soc")
 
 
 def nodes_beside_context(path: Path) -> list[str]:

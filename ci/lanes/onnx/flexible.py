@@ -36,10 +36,9 @@ def require_chips(name: str, contexts: Sequence[bytes], chips: Sequence[str], bu
     """Raises CheckFailed if the file's contexts lack a chip, or another QNN build made them."""
     for chip in chips:
         if not contexts or any(not _holds(data, chip, build) for data in contexts):
-            raise CheckFailed(
-                f"{name} has no context of QNN {build} for {chip}, which was requested",
-                fix="use onnxruntime-qnn 2.5 (QNN 2.49) or later, or compile for each chip by itself",
-            )
+            message = f"{name} has no context of QNN {build} for {chip}, which was requested"
+            fix = "use onnxruntime-qnn 2.5 (QNN 2.49) or later, or compile for each chip by itself"
+            raise CheckFailed(message, fix=fix)
 
 
 def _holds(data: bytes, chip: str, build: str) -> bool:

@@ -108,14 +108,12 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
         if Path(location).is_absolute() or not is_below(root, location):
             # os.path accepts names that no file can have, and circular links; Path raises for them.
             linked = f", a link to {os.path.realpath(path)}" if os.path.islink(path) else ""  # noqa: PTH114
-            raise CheckFailed(
-                f"{where}: expected a file below {root}, found {location[:200]!r}{linked}",
-                fix="save the model again with its data in the same folder, under a relative name",
-            )
+            message = f"{where}: expected a file below {root}, found {location[:200]!r}{linked}"
+            fix = "save the model again with its data in the same folder, under a relative name"
+            raise CheckFailed(message, fix=fix)
         if not path.is_file():
-            raise CheckFailed(
-                f"{where}: {path} is missing", fix=f"copy {location} into the model's folder, under that name"
-            )
+            message = f"{where}: {path} is missing"
+            raise CheckFailed(message, fix=f"copy {location} into the model's folder, under that name")
         try:
             offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
         except ValueError:
@@ -126,10 +124,8 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
             ) from None
         size = path.stat().st_size
         if offset < 0 or length < 0 or offset + length > size:
-            raise CheckFailed(
-                f"{where}: expected {length} bytes at {offset} of {path}, which has {size}",
-                fix=f"copy {location} again",
-            )
+            message = f"{where}: expected {length} bytes at {offset} of {path}, which has {size}"
+            raise CheckFailed(message, fix=f"copy {location} again")
         files[path] = None
     return list(files)
 
@@ -166,10 +162,8 @@ def _fix_input(name: str, kind: onnx.TypeProto.Tensor, sizes: Sequence[int]) -> 
     if len(found) != len(sizes) or any(
         isinstance(old, int) and old not in (-1, size) for old, size in zip(found, sizes, strict=True)
     ):
-        raise UsageError(
-            f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, found))}]",
-            fix=add_flags("--dimension", _sizes(Tensor(name, "", tuple(found)))),
-        )
+        message = f"--dimension {name}={','.join(map(str, sizes))}: {name} is [{', '.join(map(str, found))}]"
+        raise UsageError(message, fix=add_flags("--dimension", _sizes(Tensor(name, "", tuple(found)))))
     for dimension, size in zip(kind.shape.dim, sizes, strict=True):
         dimension.dim_value = size
     return {str(old): size for old, size in zip(found, sizes, strict=True) if _is_name(old)}

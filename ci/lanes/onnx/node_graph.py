@@ -139,9 +139,8 @@ def overrides_of(graph: Graph, nodes: Mapping[str, Sequence[str]]) -> tuple[dict
         for pattern in patterns:
             found = [node for node in graph.model.graph.node if fnmatchcase(node.name, pattern)]
             if not found:
-                raise CheckFailed(
-                    f"nodes = {pattern!r} matches no node", fix="tune the model again, or correct it"
-                )
+                message = f"nodes = {pattern!r} matches no node"
+                raise CheckFailed(message, fix="tune the model again, or correct it")
             if activations := precision_named(precision).activations:
                 tensors = [name for node in found for name in node.output if graph.is_float(name)]
                 types |= dict.fromkeys(tensors, activations)

@@ -116,10 +116,9 @@ def chosen_tests() -> NodeTests:
         name for name, test in table.test.items() if name not in operators or operators[name].test != test
     ]
     if unused := sorted([*unused, *(by_hand.keys() - left_out.keys())]):
-        raise CheckFailed(
-            f"{RULES} names what this onnx does not have: {', '.join(unused)}",
-            fix="name another test or operator of the installed onnx, or remove the line",
-        )
+        message = f"{RULES} names what this onnx does not have: {', '.join(unused)}"
+        fix = "name another test or operator of the installed onnx, or remove the line"
+        raise CheckFailed(message, fix=fix)
     return NodeTests.model_validate(
         {
             "schema": 1,
@@ -239,9 +238,8 @@ def run_operators(*, check: bool) -> int:
     if CHOSEN.is_file() and CHOSEN.read_text(encoding="utf-8") == text:
         return 0
     if check:
-        raise CheckFailed(
-            f"stale: {CHOSEN}", fix=Fix("{}, then {}", session("onnx", "operators"), ("generate",))
-        )
+        message = f"stale: {CHOSEN}"
+        raise CheckFailed(message, fix=Fix("{}, then {}", session("onnx", "operators"), ("generate",)))
     replace_text(CHOSEN, text)
     print(f"wrote {CHOSEN}; `{session('generate')}` writes the suite")
     return 0

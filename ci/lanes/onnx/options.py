@@ -114,9 +114,8 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not name or not value:
-            raise UsageError(
-                f"--option {assignment}: expected NAME=VALUE", fix="--option htp_performance_mode=burst"
-            )
+            message = f"--option {assignment}: expected NAME=VALUE"
+            raise UsageError(message, fix="--option htp_performance_mode=burst")
         if name in values:
             raise UsageError(f"--option {name} is given twice", fix=f"give {name} once")
         values[name] = value
@@ -149,14 +148,11 @@ def _choice(option: Option) -> str:
 def _text(option: Option, value: Value, where: str) -> str:
     text = str(int(value)) if isinstance(value, bool | int) else value
     if option.set_by:
-        raise UsageError(
-            f"{where}: {option.name} is set by {option.set_by}", fix=f"leave {option.name} out of {where}"
-        )
+        message = f"{where}: {option.name} is set by {option.set_by}"
+        raise UsageError(message, fix=f"leave {option.name} out of {where}")
     if option.command:
-        raise UsageError(
-            f"{where}: {option.name} needs a session of its own, without a compiled context",
-            fix=session(*option.command.split()),
-        )
+        message = f"{where}: {option.name} needs a session of its own, without a compiled context"
+        raise UsageError(message, fix=session(*option.command.split()))
     if option.kind == "flag" and text not in ("0", "1"):
         raise UsageError(f"{where}: {option.name}: expected 0 or 1, found {text!r}", fix=f"{option.name}=1")
     if option.kind == "enum" and text not in option.values:
@@ -196,10 +192,8 @@ def _adapters(path: Path) -> list[str]:
 
 def _fits(option: Option, text: str, others: Mapping[str, str], soc: Soc, embed: bool, where: str) -> None:
     if option.platform:
-        raise UsageError(
-            f"{where}: {option.name} works only on {option.platform}, and this compiles on x86-64 Linux",
-            fix=f"leave {option.name} out",
-        )
+        message = f"{where}: {option.name} works only on {option.platform}, and this compiles on x86-64 Linux"
+        raise UsageError(message, fix=f"leave {option.name} out")
     if option.kind == "flag" and text == "0":
         return
     for other in option.needs:
@@ -207,19 +201,16 @@ def _fits(option: Option, text: str, others: Mapping[str, str], soc: Soc, embed:
             raise UsageError(f"{where}: {option.name} has no effect without {other}", fix=f"add {other}=1")
     for other in option.conflicts:
         if others.get(other, "0") != "0":
-            raise UsageError(
-                f"{where}: {option.name} contradicts {other}", fix=f"leave {option.name} or {other} out"
-            )
+            message = f"{where}: {option.name} contradicts {other}"
+            raise UsageError(message, fix=f"leave {option.name} or {other} out")
     if option.not_embedded and embed:
-        raise UsageError(
-            f"{where}: {option.name} does not work with an embedded context", fix=leave_out("--embed")
-        )
+        message = f"{where}: {option.name} does not work with an embedded context"
+        raise UsageError(message, fix=leave_out("--embed"))
     if soc.id < option.soc_at_least:
         raise UsageError(
             f"{where}: {option.name} needs a chip of number {option.soc_at_least} or more, this is {soc.id}",
             fix=f"leave {option.name} out, or choose another chip with --soc",
         )
     if option.name == "vtcm_mb" and int(text) > soc.vtcm_mb:
-        raise UsageError(
-            f"{where}: vtcm_mb={text}, and this chip has {soc.vtcm_mb} MB", fix=f"vtcm_mb={soc.vtcm_mb}"
-        )
+        message = f"{where}: vtcm_mb={text}, and this chip has {soc.vtcm_mb} MB"
+        raise UsageError(message, fix=f"vtcm_mb={soc.vtcm_mb}")

@@ -70,10 +70,8 @@ def dimensions_of(assignments: Sequence[str]) -> dict[str, Size]:
     for assignment in assignments:
         match = re.fullmatch(r"([^=]+)=([1-9]\d*(?:,[1-9]\d*)*)", assignment)
         if not match:
-            raise UsageError(
-                f"--dimension {assignment}: expected NAME=N with N from 1 on, or all sizes of an input",
-                fix="--dimension batch=1, or --dimension x=1,3,64,64",
-            )
+            message = f"--dimension {assignment}: expected NAME=N with N from 1 on, or all sizes of an input"
+            raise UsageError(message, fix="--dimension batch=1, or --dimension x=1,3,64,64")
         numbers = tuple(map(int, match[2].split(",")))
         name, size = match[1], numbers if len(numbers) > 1 else numbers[0]
         if sizes.setdefault(name, size) != size:

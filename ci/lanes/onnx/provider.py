@@ -188,10 +188,9 @@ def on_cpu(model: Path, samples: Iterable[Sample], took: list[float] | None = No
     except Exception as error:
         message = _message_of(error)
         unknown = "not a registered function/op" in message
-        raise CheckFailed(
-            f"the CPU cannot run the model either: {message}",
-            fix="write it with operators that ONNX Runtime has" if unknown else "export the model again",
-        ) from error
+        message = f"the CPU cannot run the model either: {message}"
+        fix = "write it with operators that ONNX Runtime has" if unknown else "export the model again"
+        raise CheckFailed(message, fix=fix) from error
     return [run(session, sample, None, took) for sample in samples]
 
 
@@ -507,9 +506,8 @@ def export(
             )
     except Exception as error:
         message, fix = explained(error)
-        raise CheckFailed(
-            f"{dotted} cannot be exported to ONNX: {message}", fix=fix or "export it yourself"
-        ) from error
+        message = f"{dotted} cannot be exported to ONNX: {message}"
+        raise CheckFailed(message, fix=fix or "export it yourself") from error
     whole = onnx.load(str(path))
     simplify_gathers(whole)
     onnx.save(whole, str(path))

@@ -45,9 +45,8 @@ def rewritten(
     external_files(load_graph(path), path.parent)
     model = onnx.load(str(path))
     if any(node.op_type == QUANTIZED for node in model.graph.node):
-        raise CheckFailed(
-            f"{path} is already quantized, but rewrites need a float model", fix="name the float model"
-        )
+        message = f"{path} is already quantized, but rewrites need a float model"
+        raise CheckFailed(message, fix="name the float model")
     if case.dimensions:
         fix_dimensions(model, case.dimensions)
     signature = signature_of(model)

@@ -84,10 +84,8 @@ def _called(source: str, search_path: Path) -> list[object]:
         return list(islice(getattr(importlib.import_module(module), name)(), MOST))
     except Exception as error:
         fix = f"it is called without arguments; its module is looked for in {search_path}"
-        raise CheckFailed(
-            f"--calibrate {source} gives nothing: {type(error).__name__}: {error}",
-            fix=where_paths_begin(error) or fix,
-        ) from error
+        message = f"--calibrate {source} gives nothing: {type(error).__name__}: {error}"
+        raise CheckFailed(message, fix=where_paths_begin(error) or fix) from error
 
 
 def _from_function(name: str, values: Iterable[object], signature: GraphSignature) -> list[Sample]:
@@ -109,10 +107,8 @@ def _by_name(value: object, names: Sequence[str], where: str) -> Sample:
         return {str(name): np.asarray(array) for name, array in value.items()}
     values = value if isinstance(value, tuple | list) else (value,)
     if len(values) != len(names):
-        raise CheckFailed(
-            f"{where}: expected {len(names)} inputs, found {len(values)}",
-            fix=f"give a dictionary with {', '.join(names)}",
-        )
+        message = f"{where}: expected {len(names)} inputs, found {len(values)}"
+        raise CheckFailed(message, fix=f"give a dictionary with {', '.join(names)}")
     return dict(zip(names, map(np.asarray, values), strict=True))
 
 
@@ -122,15 +118,12 @@ def read_samples(folder: Path, signature: GraphSignature) -> list[Sample]:
     An .npz contains every input by name. An .npy is for a model of one input; for several inputs there is a
     folder for each, with equally many .npy files."""
     if not folder.is_dir():
-        raise UsageError(
-            f"{folder}: expected a directory of .npy or .npz files",
-            fix="give the directory that holds the samples",
-        )
+        message = f"{folder}: expected a directory of .npy or .npz files"
+        raise UsageError(message, fix="give the directory that holds the samples")
     npz, npy = sorted(folder.glob("*.npz")), sorted(folder.glob("*.npy"))
     if npz and npy:
-        raise UsageError(
-            f"{folder} holds both .npz and .npy files", fix="keep one sample a file, all of one kind"
-        )
+        message = f"{folder} holds both .npz and .npy files"
+        raise UsageError(message, fix="keep one sample a file, all of one kind")
     if npz:
         return [checked(read_arrays(path), signature, str(path)) for path in npz]
     if npy:
@@ -151,10 +144,8 @@ def _from_folders(folder: Path, signature: GraphSignature) -> list[Sample]:
     counts = {name: len(arrays) for name, arrays in files.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
-        raise CheckFailed(
-            f"{folder}: expected as many samples of every input, found {listed}",
-            fix="add the missing ones, or use .npz files",
-        )
+        message = f"{folder}: expected as many samples of every input, found {listed}"
+        raise CheckFailed(message, fix="add the missing ones, or use .npz files")
     return [
         checked(
             {name: read_array(files[name][index]) for name in names},

@@ -98,9 +98,8 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
     node, and its weights neither Constant nodes nor inputs."""
     graph = load_graph(model)
     if is_context(graph):
-        raise UsageError(
-            f"{model} is compiled already", fix=commands.session("onnx", "run", model, "--input", "FILE.npy")
-        )
+        message = f"{model} is compiled already"
+        raise UsageError(message, fix=commands.session("onnx", "run", model, "--input", "FILE.npy"))
     beside = external_files(graph, model.parent)
     if dimensions:
         fix_dimensions(graph, dimensions)
@@ -123,19 +122,15 @@ def constant_inputs(samples: Sequence[Sample]) -> list[str]:
 def _require_precision(model: Path, precision: Precision, operators: Collection[str]) -> None:
     has_quantization = "QuantizeLinear" in operators or "DequantizeLinear" in operators
     if has_quantization and precision.name != "qdq":
-        raise UsageError(
-            f"{model} is quantized already, and {precision.written} would quantize it again",
-            fix=leave_out("--precision", ", or say --precision qdq"),
-        )
+        message = f"{model} is quantized already, and {precision.written} would quantize it again"
+        raise UsageError(message, fix=leave_out("--precision", ", or say --precision qdq"))
     if precision.name == "qdq" and not has_quantization:
-        raise UsageError(
-            f"{model} holds no QuantizeLinear, so it is not a quantized model",
-            fix=Fix("{}, or --precision fp16", ("--precision", "16a8w", "--calibrate", "DIR")),
-        )
+        message = f"{model} holds no QuantizeLinear, so it is not a quantized model"
+        fix = Fix("{}, or --precision fp16", ("--precision", "16a8w", "--calibrate", "DIR"))
+        raise UsageError(message, fix=fix)
     if precision.name == "u16u16" and {"Conv", "ConvTranspose"} & set(operators):
-        raise UsageError(
-            f"{model}: HTP computes convolutions with unsigned 16-bit weights far off", fix="use u16s16"
-        )
+        message = f"{model}: HTP computes convolutions with unsigned 16-bit weights far off"
+        raise UsageError(message, fix="use u16s16")
 
 
 def write_context(
@@ -166,10 +161,8 @@ def write_context(
     # The reload below must be a session by itself.
     del session
     if outside := nodes_beside_context(path):
-        raise CheckFailed(
-            f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
-            fix=why and f"{why} says why",
-        )
+        message = f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}"
+        raise CheckFailed(message, fix=why and f"{why} says why")
     build = installed_build()
     context = read_context(path)
     if not context.build_ids or not context.soc_id:
@@ -322,10 +315,9 @@ def _quantized(order: Mapping[str, Any]) -> dict[str, Any]:
         return {"model": str(model), "calibrated_by": 0}
     calibration = saved(prepared / CALIBRATION)[: calibrating(case_of(order), run)]
     if not calibration:
-        raise UsageError(
-            f"{precision.written} needs calibration data",
-            fix="calibrate with .npy or .npz files (--calibrate DIR), or compile in fp16",
-        )
+        message = f"{precision.written} needs calibration data"
+        fix = "calibrate with .npy or .npz files (--calibrate DIR), or compile in fp16"
+        raise UsageError(message, fix=fix)
     name = order.get("name")
     quantized = provider.quantized(
         model,
@@ -389,10 +381,8 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
     if not order.get("as_it_is"):
         require_fit(context, installed_build(), soc_id=soc.id, arch=soc.arch)
     if context.record is not None and not context.record.soc_id:
-        raise UsageError(
-            f"{path} is a flexible context for {context.record.soc}, which the emulator cannot run",
-            fix="to run it here, compile it for one chip, without --and-soc",
-        )
+        message = f"{path} is a flexible context for {context.record.soc}, which the emulator cannot run"
+        raise UsageError(message, fix="to run it here, compile it for one chip, without --and-soc")
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
     profile = Path(order["profile"]) if order["profile"] else None
     took, cpu, settings = list[float](), order.get("cpu", False), Settings(**order["settings"])
@@ -455,10 +445,8 @@ def _refused(order: Mapping[str, Any], run: OnnxRun, path: Path) -> dict[str, An
     except provider.NotOnProvider as error:
         refused = error.operators.difference(WITHOUT_PLACE)
     else:
-        raise CheckFailed(
-            f"QNN compiles the whole model, but the suite says that it refuses {expected}",
-            fix="remove refused from this run, so that its figures are held",
-        )
+        message = f"QNN compiles the whole model, but the suite says that it refuses {expected}"
+        raise CheckFailed(message, fix="remove refused from this run, so that its figures are held")
     if refused != set(run.refused):
         raise CheckFailed(
             f"QNN refuses {', '.join(sorted(refused)) or 'quantizers alone'}, but the suite says that it"
@@ -653,10 +641,8 @@ def _near(
         near, slices = compared(_pairs(expected, outputs, floats), against, non_finite=non_finite)
     except Unusable as error:
         words = beyond_in_words(beyond())
-        raise CheckFailed(
-            "; ".join(filter(None, [f"the outputs cannot be compared: {error}", words])),
-            fix=BEYOND_FIX if words else FIXES.get(error.rule, ""),
-        ) from error
+        message = "; ".join(filter(None, [f"the outputs cannot be compared: {error}", words]))
+        raise CheckFailed(message, fix=BEYOND_FIX if words else FIXES.get(error.rule, "")) from error
     low = missed(Thresholds(), near, kind) or below_usual(kind, near)
     return {"near": near, "slices": slices, "beyond": beyond() if low else []}
 

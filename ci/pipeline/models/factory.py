@@ -419,18 +419,15 @@ def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWi
     if not isinstance(product, nn.Module):
         pair = isinstance(product, tuple) and len(product) == 2
         actual = "a pair" if pair else f"a {type(product).__name__}"
-        raise BadFactory(
-            f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {actual}"
-        )
+        message = f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {actual}"
+        raise BadFactory(message)
     return ModelWithInputs(product, inputs)
 
 
 def _refuse_script(dotted: str, model: Any) -> None:
     if isinstance(model, torch.jit.ScriptModule):
-        raise BadFactory(
-            f"{dotted} returns a ScriptModule, which torch.export does not support",
-            "return the nn.Module itself, without torch.jit.script and torch.jit.trace",
-        )
+        message = f"{dotted} returns a ScriptModule, which torch.export does not support"
+        raise BadFactory(message, "return the nn.Module itself, without torch.jit.script and torch.jit.trace")
 
 
 def _tensors(sample: Any) -> tuple[Tensor, ...]:
@@ -442,9 +439,8 @@ def _tensors(sample: Any) -> tuple[Tensor, ...]:
     if isinstance(sample, Tensor):
         raise BadFactory("expected a tuple of tensors as inputs, found a tensor", "return model, (x,)")
     if not isinstance(sample, tuple | list) or not sample:
-        raise BadFactory(
-            f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
-        )
+        message = f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
+        raise BadFactory(message)
     for index, value in enumerate(sample):
         if isinstance(value, dict | list | tuple):
             kind = type(value).__name__
@@ -561,9 +557,8 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
         outputs = torch.utils._pytree.tree_leaves(module(*copied(sample)))
     for output in outputs:
         if not isinstance(output, Tensor):
-            raise BadFactory(
-                f"the model returns a {type(output).__name__}: expected only tensors", _as_tuple(output)
-            )
+            message = f"the model returns a {type(output).__name__}: expected only tensors"
+            raise BadFactory(message, _as_tuple(output))
     return [output.detach().clone(memory_format=torch.contiguous_format) for output in outputs]
 
 

@@ -142,10 +142,9 @@ def checked(sample: Mapping[str, Array], signature: GraphSignature, where: str) 
         message = f"{where}: the model has no input {unknown[0]!r}"
         raise CheckFailed(message, fix=f"its inputs are {', '.join(wanted)}")
     if absent := [name for name in wanted if name not in sample]:
-        raise CheckFailed(
-            f"{where}: nothing for the input {wanted[absent[0]]}",
-            fix=f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz",
-        )
+        message = f"{where}: nothing for the input {wanted[absent[0]]}"
+        fix = f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz"
+        raise CheckFailed(message, fix=fix)
     for name, array in sample.items():
         tensor = wanted[name]
         if str(array.dtype) != tensor.dtype or (tensor.static and array.shape != tensor.shape):
@@ -197,8 +196,6 @@ def _reading(path: Path, what: str, function: str) -> Iterator[None]:
 def only_input(signature: GraphSignature, path: Path) -> str:
     if len(signature.inputs) != 1:
         names = [tensor.name for tensor in signature.inputs]
-        raise UsageError(
-            f"{path}: the model has {len(names)} inputs, but an .npy does not name its input",
-            fix=f"{names[0]}={path}, or one .npz with {', '.join(names)}",
-        )
+        message = f"{path}: the model has {len(names)} inputs, but an .npy does not name its input"
+        raise UsageError(message, fix=f"{names[0]}={path}, or one .npz with {', '.join(names)}")
     return signature.inputs[0].name

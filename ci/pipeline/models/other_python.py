@@ -20,9 +20,8 @@ def export_with(
 ) -> Path:
     """The model's .pt2 in `folder`."""
     if named.factory.endswith(".pt2"):
-        raise UsageError(
-            f"{named.file} is exported already", fix=leave_out("--python", ", or give file.py:function")
-        )
+        message = f"{named.file} is exported already"
+        raise UsageError(message, fix=leave_out("--python", ", or give file.py:function"))
     bare = python.parent in (Path(), Parser.user_folder())
     program = str(python) if python.is_file() else shutil.which(python.name) if bare else None
     if program is None:
@@ -36,17 +35,15 @@ def export_with(
         with at_work(f"{python} exports {named.factory}"):
             done = captured(command, cwd=Parser.user_folder(), timeout=timeout)
     except subprocess.TimeoutExpired as error:
-        raise CheckFailed(
-            f"{python}: not exported after {timeout:g} s", fix="allow more with --timeout"
-        ) from error
+        message = f"{python}: not exported after {timeout:g} s"
+        raise CheckFailed(message, fix="allow more with --timeout") from error
     except OSError as error:
         raise UsageError(f"--python {python}: {error.strerror}", fix="name a Python") from error
     if done.returncode or not file.is_file():
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         if "No module named 'torch'" in last:
-            raise EnvironmentLacking(
-                f"{python} has no torch", fix="name the Python of an environment that has torch"
-            )
+            message = f"{python} has no torch"
+            raise EnvironmentLacking(message, fix="name the Python of an environment that has torch")
         raise CheckFailed(
             f"{python} cannot export {named.factory}: {last}",
             fix="run the same there: torch.export.export(model.eval(), inputs); --debug shows all it said",

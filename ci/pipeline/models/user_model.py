@@ -73,10 +73,8 @@ def user_model(text: str, folder: Path) -> UserModel:
     if colon and head.endswith(".py"):
         path = _file(folder / head, text)
         if not function.isidentifier() or not path.stem.isidentifier():
-            raise UsageError(
-                f"{text}: expected file.py:function, with names that Python can import",
-                fix="write models.py:net for the function net of models.py",
-            )
+            message = f"{text}: expected file.py:function, with names that Python can import"
+            raise UsageError(message, fix="write models.py:net for the function net of models.py")
         code = path.read_text(encoding="utf-8", errors="replace")
         if not re.search(rf"\b{function}\b|import \*", code):
             functions = FUNCTION.findall(code)
@@ -134,8 +132,7 @@ def _is_quantized(path: Path) -> bool:
         ) from error
     if not programs:
         kind = "a file of torch.save" if any(name.endswith("/data.pkl") for name in names) else "an archive"
-        raise CheckFailed(
-            f"{path}: expected what torch.export.save writes, found {kind} without models/model.json",
-            fix="torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')",
-        )
+        message = f"{path}: expected what torch.export.save writes, found {kind} without models/model.json"
+        fix = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+        raise CheckFailed(message, fix=fix)
     return quantized

