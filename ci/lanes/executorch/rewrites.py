@@ -15,10 +15,11 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from ci.lanes.executorch.rewriting import Exported, NodeMatch
-from ci.pipeline.rewriting import HTP_DIMENSIONS, MatrixProduct, merged, product_of
+from ci.pipeline.rewriting import HTP_DIMENSIONS, merged, product_of
 
 aten: Any = torch.ops.aten
 Find = Callable[[Exported], Iterator[NodeMatch]]
+Match = Callable[[Exported, Node], NodeMatch | None]
 When = Callable[[Exported, Node], bool]
 
 REWRITES: dict[str, list[Find]] = {}
@@ -51,18 +52,23 @@ def search(name: str) -> Callable[[Find], Find]:
     return register
 
 
+def each(name: str, *targets: Any) -> Callable[[Match], Match]:
+    """For a rewrite of single nodes."""
+
+    def register(match: Match) -> Match:
+        search(name)(lambda model: filter(None, (match(model, node) for node in model.all_of(*targets))))
+        return match
+
+    return register
+
+
 def one(
     name: str, *targets: Any, when: When = lambda *_: True, low: float = float("-inf")
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For a rewrite of single nodes: the function takes the node's arguments."""
+    """For one of which the function takes the node's arguments."""
 
     def register(write: Callable[..., Any]) -> Callable[..., Any]:
-        @search(name)
-        def find(model: Exported) -> Iterator[NodeMatch]:
-            for node in model.all_of(*targets):
-                if when(model, node):
-                    yield model.call(node, write, low)
-
+        each(name, *targets)(lambda model, node: model.call(node, write, low) if when(model, node) else None)
         return write
 
     return register
@@ -70,6 +76,10 @@ def one(
 
 def _shape(model: Exported, node: Any) -> tuple[int, ...]:
     return tuple(model.value(node).shape)
+
+
+def _callable(node: Node) -> Any:
+    return node.target
 
 
 def _maker(node: Node) -> Any:
@@ -84,19 +94,18 @@ def _reads(node: Node) -> set[Any]:
     return {user.args[1] if len(user.args) > 1 else None for user in node.users}
 
 
-@search("gelu-for-erf")
-def gelu_for_erf(model: Exported) -> Iterator[NodeMatch]:
-    for erf in model.all_of(aten.erf.default):
-        scaled = erf.args[0]
-        if not isinstance(scaled, Node) or scaled.target not in (aten.div.Tensor, aten.mul.Tensor):
-            continue
-        x = scaled.args[0]
-        ends = [end for end in _following(erf, 4) if isinstance(x, Node) and model.only_of(end, x)]
-        for end in reversed(ends):
-            gelu, value = functional.gelu(model.value(x)), model.value(end)
-            if value.shape == gelu.shape and torch.allclose(value, gelu, rtol=0, atol=NEAR):
-                yield NodeMatch(end, (x,), functional.gelu)
-                break
+@each("gelu-for-erf", aten.erf.default)
+def gelu_for_erf(model: Exported, erf: Node) -> NodeMatch | None:
+    scaled = erf.args[0]
+    if not isinstance(scaled, Node) or scaled.target not in (aten.div.Tensor, aten.mul.Tensor):
+        return None
+    x = scaled.args[0]
+    ends = [end for end in _following(erf, 4) if isinstance(x, Node) and model.only_of(end, x)]
+    for end in reversed(ends):
+        gelu, value = functional.gelu(model.value(x)), model.value(end)
+        if value.shape == gelu.shape and torch.allclose(value, gelu, rtol=0, atol=NEAR):
+            return NodeMatch(end, (x,), functional.gelu)
+    return None
 
 
 def _following(node: Node, steps: int) -> list[Node]:
@@ -177,30 +186,23 @@ def _constants(values: Sequence[Tensor], x: Tensor) -> list[Tensor]:
     return [value.reshape(-1, *[1] * (x.dim() - 2)) for value in values]
 
 
-@search("norm-folded")
-def norm_folded(model: Exported) -> Iterator[NodeMatch]:
+@each("norm-folded", aten.batch_norm.default)
+def norm_folded(model: Exported, node: Node) -> NodeMatch | None:
     """QNN takes a larger epsilon for a smaller one."""
-    for node in model.all_of(aten.batch_norm.default):
-        conv = node.args[0]
-        if _stands_alone(model, node) or not isinstance(conv, Node) or float(str(node.args[7])) < NEAR:
-            continue
-        if "transpose" in str(conv.target):
-            continue
-        yield from _folded(model, node, conv)
+    conv, epsilon = node.args[0], float(str(node.args[7]))
+    if _stands_alone(model, node) or not isinstance(conv, Node) or epsilon < NEAR:
+        return None
+    if "transpose" in str(conv.target):
+        return None
 
-
-def _folded(model: Exported, node: Node, conv: Node) -> Iterator[NodeMatch]:
     def known(place: Any) -> Any:
         return model.value(place) if isinstance(place, Node) else place
 
     scale, shift, mean, var = (known(place) for place in node.args[1:5])
     bias = known(conv.args[2]) if len(conv.args) > 2 else None
-    weight, added = fuse_conv_bn_weights(
-        known(conv.args[1]), bias, mean, var, float(str(node.args[7])), scale, shift
-    )
-    rest = conv.args[3:]
-    target: Any = conv.target
-    yield NodeMatch(node, (conv.all_input_nodes[0],), lambda x: target(x, weight.data, added.data, *rest))
+    weight, added = fuse_conv_bn_weights(known(conv.args[1]), bias, mean, var, epsilon, scale, shift)
+    rest, target = conv.args[3:], _callable(conv)
+    return NodeMatch(node, (conv.all_input_nodes[0],), lambda x: target(x, weight.data, added.data, *rest))
 
 
 @search("bias-for-each-call")
@@ -222,17 +224,19 @@ def _with_own_bias(target: Callable[..., Any], x: Tensor, weight: Tensor, bias: 
 NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
 
 
-def _to_no_multiple(model: Exported, node: Node) -> bool:
+@each("nearest-by-index", *NEAREST)
+def nearest_by_index(model: Exported, node: Node) -> NodeMatch | None:
     sizes = zip(_shape(model, node)[2:], _shape(model, node.args[0])[2:], strict=True)
-    return any(new % old for new, old in sizes)
+    if not any(new % old for new, old in sizes):
+        return None
+    places = _places(model, node)
 
+    def taken(x: Tensor, *_: Any) -> Tensor:
+        for axis, of_axis in enumerate(places, 2):
+            x = torch.index_select(x, axis, of_axis)
+        return x
 
-@search("nearest-by-index")
-def nearest_by_index(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(*NEAREST):
-        if _to_no_multiple(model, node):
-            places = _places(model, node)
-            yield model.call(node, lambda x, *_rest, places=places: _taken(x, places))
+    return model.call(node, taken)
 
 
 def _places(model: Exported, node: Node) -> list[Tensor]:
@@ -245,12 +249,6 @@ def _places(model: Exported, node: Node) -> list[Tensor]:
         every: Any = target(numbers.expand(1, 1, *shape[2:]).contiguous(), *node.args[1:])
         places.append(every.movedim(axis, 0).reshape(every.shape[axis], -1)[:, 0].long())
     return places
-
-
-def _taken(x: Tensor, places: Sequence[Tensor]) -> Tensor:
-    for axis, of_axis in enumerate(places, 2):
-        x = torch.index_select(x, axis, of_axis)
-    return x
 
 
 def _pools_by_four(model: Exported, node: Node) -> bool:
@@ -267,37 +265,30 @@ AVERAGES: dict[Any, tuple[int, Callable[..., Tensor]]] = {
 """By pool, the dimensions of its window, and the convolution of as many."""
 
 
-@search("pool-as-convolution")
-def pool_as_convolution(model: Exported) -> Iterator[NodeMatch]:
-    """Of windows that reach over the edge. Those that move by one are right."""
-    for node in model.all_of(*AVERAGES):
-        given, rest = _shape(model, node.args[0]), [*node.args[2:]]
-        count, _convolve = AVERAGES[node.target]
-        if len(given) != count + 2:
-            # Without a dimension of the batch, in which each channel would be one.
-            continue
-        kernel = _for_each(node.args[1], count)
-        stride = _for_each(rest[0], count) if rest and rest[0] else kernel
-        padding = _for_each(rest[1], count) if len(rest) > 1 else [0] * count
-        steps = zip(_shape(model, node)[2:], stride, kernel, given[2:], padding, strict=True)
-        beyond = [(out - 1) * step + wide - old - pad for out, step, wide, old, pad in steps]
-        if max(stride) > 1 and (any(padding) or max(beyond) > 0):
-            ends = [end for pad, more in zip(padding, beyond, strict=True) for end in (max(more, 0), pad)]
-            yield model.call(node, _averaged(node, given, kernel, stride, ends[::-1]))
-
-
 def _for_each(value: Any, count: int) -> list[int]:
     """A size of a window, for each dimension."""
     values = [value] if isinstance(value, int) else [*value]
     return values * count if len(values) == 1 else values
 
 
-def _averaged(
-    node: Node, given: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pads: Sequence[int]
-) -> Callable[..., Tensor]:
-    """A sum of each window, with a factor for each place: by how many values it is divided."""
-    pool: Any = node.target
-    _count, convolve = AVERAGES[pool]
+@each("pool-as-convolution", *AVERAGES)
+def pool_as_convolution(model: Exported, node: Node) -> NodeMatch | None:
+    """Of windows that reach over the edge. Those that move by one are right."""
+    given, rest, pool = _shape(model, node.args[0]), [*node.args[2:]], _callable(node)
+    count, convolve = AVERAGES[pool]
+    if len(given) != count + 2:
+        # Without a dimension of the batch, in which each channel would be one.
+        return None
+    kernel = _for_each(node.args[1], count)
+    stride = _for_each(rest[0], count) if rest and rest[0] else kernel
+    padding = _for_each(rest[1], count) if len(rest) > 1 else [0] * count
+    steps = zip(_shape(model, node)[2:], stride, kernel, given[2:], padding, strict=True)
+    beyond = [(out - 1) * step + wide - old - pad for out, step, wide, old, pad in steps]
+    if max(stride) == 1 or not (any(padding) or max(beyond) > 0):
+        return None
+    ends = [end for pad, more in zip(padding, beyond, strict=True) for end in (max(more, 0), pad)]
+    pads = ends[::-1]
+    # A sum of each window, with a factor for each place: by how many values it is divided.
     ones, weight = torch.ones(1, 1, *given[2:]), torch.ones(1, 1, *kernel)
     factor = pool(ones, *node.args[1:]) / convolve(functional.pad(ones, pads), weight, stride=stride)
     largest = float(factor.max())
@@ -308,7 +299,7 @@ def _averaged(
         sums: Tensor = convolve(functional.pad(x, pads), weights, stride=stride, groups=channels)
         return sums if alike else sums * (factor / largest)
 
-    return write
+    return model.call(node, write)
 
 
 @one(
@@ -440,16 +431,12 @@ LOGARITHMS = {
 }
 
 
-@search("log-of-larger")
-def log_of_larger(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(*LOGARITHMS):
-        x: Any = node.args[0]
-        if not (x.target is aten.mul.Tensor and x.args[1] == LARGER_BY):
-            yield model.call(node, partial(_log_of_larger, *LOGARITHMS[node.target]))
-
-
-def _log_of_larger(log: Callable[[Tensor], Tensor], added: float, x: Tensor) -> Tensor:
-    return log(x * LARGER_BY) - added
+@each("log-of-larger", *LOGARITHMS)
+def log_of_larger(model: Exported, node: Node) -> NodeMatch | None:
+    x, (log, added) = node.all_input_nodes[0], LOGARITHMS[_callable(node)]
+    if x.target is aten.mul.Tensor and x.args[1] == LARGER_BY:
+        return None
+    return model.call(node, lambda x: log(x * LARGER_BY) - added)
 
 
 def _is_depthwise(model: Exported, node: Node) -> bool:
@@ -472,16 +459,13 @@ def _is_of_two(model: Exported, node: Node) -> bool:
     return _reads(node) == {0} and values[0].dim() > 0 and values[0].shape[0] == 2
 
 
-@search("matmul-for-einsum")
-def matmul_for_einsum(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(aten.einsum.default):
-        operands: Any = node.args[1]
-        if len(operands) == 2:
-            product = product_of(str(node.args[0]), [_shape(model, operand) for operand in operands])
-            yield from [model.call(node, _product(product))] if product else []
+@each("matmul-for-einsum", aten.einsum.default)
+def matmul_for_einsum(model: Exported, node: Node) -> NodeMatch | None:
+    taken: Any = node.args[1]
+    shapes = [_shape(model, operand) for operand in taken]
+    if len(shapes) != 2 or not (product := product_of(str(node.args[0]), shapes)):
+        return None
 
-
-def _product(product: MatrixProduct) -> Callable[..., Tensor]:
     def write(_equation: str, operands: Sequence[Tensor], *_: Any) -> Tensor:
         parts = []
         for x, part in zip(operands, product.parts, strict=True):
@@ -492,7 +476,7 @@ def _product(product: MatrixProduct) -> Callable[..., Tensor]:
         result = result if product.sizes == [*result.shape] else result.reshape(product.sizes)
         return result if product.order == sorted(product.order) else result.permute(product.order)
 
-    return write
+    return model.call(node, write)
 
 
 def _is_by_condition(model: Exported, node: Node) -> bool:
@@ -546,19 +530,17 @@ def constants_folded(model: Exported) -> Iterator[NodeMatch]:
             yield NodeMatch(node, (), partial(torch.clone, model.value(node).detach()))
 
 
-@search("recurrent-cell-by-cell")
-def recurrent_cell_by_cell(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(aten.lstm.input, aten.gru.input):
-        state: Any = node.args[1]
-        first = state if isinstance(state, list | tuple) else [state]
-        empty = not any(model.varies(tensor) or model.value(tensor).any() for tensor in first)
-        yield model.call(node, _recurrent(node.target is aten.lstm.input, empty, _reads(node)))
+@each("recurrent-cell-by-cell", aten.lstm.input, aten.gru.input)
+def recurrent_cell_by_cell(model: Exported, node: Node) -> NodeMatch:
+    state: Any = node.args[1]
+    first = state if isinstance(state, list | tuple) else [state]
+    empty = not any(model.varies(tensor) or model.value(tensor).any() for tensor in first)
+    return model.call(node, _recurrent(node.target is aten.lstm.input, empty, _reads(node)))
 
 
-@search("recurrent-cell-by-cell")
-def cell_in_parts(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(aten.lstm_cell.default, aten.gru_cell.default):
-        yield model.call(node, partial(_cell, node.target is aten.lstm_cell.default, _reads(node)))
+@each("recurrent-cell-by-cell", aten.lstm_cell.default, aten.gru_cell.default)
+def cell_in_parts(model: Exported, node: Node) -> NodeMatch:
+    return model.call(node, partial(_cell, node.target is aten.lstm_cell.default, _reads(node)))
 
 
 def _cell(is_lstm: bool, reads: set[Any], x: Tensor, state: Any, *weights: Tensor | None) -> Any:
@@ -639,24 +621,20 @@ RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 COPIES = (aten.contiguous.default, aten.clone.default)
 
 
-@search("fewer-dimensions")
-def fewer_dimensions(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(*RESHAPES):
-        permuted = node.args[0]
-        while isinstance(permuted, Node) and permuted.target in COPIES:
-            permuted = permuted.args[0]
-        if not isinstance(permuted, Node) or permuted.target is not aten.permute.default:
-            continue
-        axes: Any = permuted.args[1]
-        first, order = permuted.args[0], [axis % len(axes) for axis in axes]
-        if not isinstance(first, Node) or len(order) <= HTP_DIMENSIONS or first.target not in RESHAPES:
-            continue
-        sizes, fewer = merged(_shape(model, first), order)
-        yield NodeMatch(node, (first.all_input_nodes[0],), _permuted(sizes, fewer, _shape(model, node)))
-
-
-def _permuted(sizes: Sequence[int], order: Sequence[int], shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    return lambda x: x.reshape(sizes).permute(order).reshape(shape)
+@each("fewer-dimensions", *RESHAPES)
+def fewer_dimensions(model: Exported, node: Node) -> NodeMatch | None:
+    permuted = node.args[0]
+    while isinstance(permuted, Node) and permuted.target in COPIES:
+        permuted = permuted.args[0]
+    if not isinstance(permuted, Node) or permuted.target is not aten.permute.default:
+        return None
+    axes: Any = permuted.args[1]
+    first, order = permuted.args[0], [axis % len(axes) for axis in axes]
+    if not isinstance(first, Node) or len(order) <= HTP_DIMENSIONS or first.target not in RESHAPES:
+        return None
+    (sizes, fewer), shape = merged(_shape(model, first), order), _shape(model, node)
+    operands = (first.all_input_nodes[0],)
+    return NodeMatch(node, operands, lambda x: x.reshape(sizes).permute(fewer).reshape(shape))
 
 
 MOST_OF_ACTIVATIONS = 4
@@ -665,17 +643,16 @@ IMAGE = 4
 """Dimensions of a batch of images."""
 
 
-@search("activation-of-fewer-dimensions")
-def activation_of_fewer_dimensions(model: Exported) -> Iterator[NodeMatch]:
-    norm = aten.rms_norm.default
-    for node in model.all_of(aten.elu.default, aten.hardswish.default, aten.log_sigmoid.default, norm):
-        by_row = node.target is not norm or len(_sizes(node.args[1:])) == 1
-        if by_row and len(_shape(model, node)) > MOST_OF_ACTIVATIONS:
-            yield model.call(node, _on_rows(node.target))
-
-
-def _on_rows(target: Any) -> Callable[..., Tensor]:
-    return lambda x, *rest: target(x.reshape(-1, x.shape[-1]), *rest).reshape(x.shape)
+@each(
+    "activation-of-fewer-dimensions",
+    *(aten.elu.default, aten.hardswish.default, aten.log_sigmoid.default, aten.rms_norm.default),
+)
+def activation_of_fewer_dimensions(model: Exported, node: Node) -> NodeMatch | None:
+    target = _callable(node)
+    by_row = target is not aten.rms_norm.default or len(_sizes(node.args[1:])) == 1
+    if not by_row or len(_shape(model, node)) <= MOST_OF_ACTIVATIONS:
+        return None
+    return model.call(node, lambda x, *rest: target(x.reshape(-1, x.shape[-1]), *rest).reshape(x.shape))
 
 
 @one(
@@ -697,17 +674,13 @@ def group_norm_of_images(x: Tensor, *rest: Any) -> Tensor:
     return result.reshape(x.shape)
 
 
-@search("selects-for-unbind")
-def selects_for_unbind(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(aten.unbind.int):
-        dim = int(str(node.args[1])) if len(node.args) > 1 else 0
-        several = _shape(model, node.args[0])[1:2] not in ((), (1,))
-        if _maker(node) is aten.permute.default and dim == 0 and several:
-            yield model.call(node, _selected(_reads(node)))
-
-
-def _selected(reads: set[Any]) -> Callable[..., Any]:
-    return lambda x, *_: tuple(x[place] if place in reads else None for place in range(len(x)))
+@each("selects-for-unbind", aten.unbind.int)
+def selects_for_unbind(model: Exported, node: Node) -> NodeMatch | None:
+    dim, reads = int(str(node.args[1])) if len(node.args) > 1 else 0, _reads(node)
+    several = _shape(model, node.args[0])[1:2] not in ((), (1,))
+    if _maker(node) is not aten.permute.default or dim or not several:
+        return None
+    return model.call(node, lambda x, *_: tuple(x[i] if i in reads else None for i in range(len(x))))
 
 
 OF_INDICES = (aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim)
@@ -718,18 +691,14 @@ MOVES = (
 """What moves integers without computing, and is refused for indices of int64."""
 
 
-@search("indices-as-int32")
-def indices_as_int32(model: Exported) -> Iterator[NodeMatch]:
-    for node in model.all_of(*MOVES):
-        part = node.args[0]
-        if not isinstance(part, Node) or part.target is not getitem:
-            continue
-        if _maker(part) in OF_INDICES and part.args[1] == 1:
-            yield model.call(node, partial(_by_int32, node.target))
-
-
-def _by_int32(move: Callable[..., Any], indices: Tensor, *rest: Any) -> Any:
-    return move(indices.to(torch.int32).to(torch.int64), *rest)
+@each("indices-as-int32", *MOVES)
+def indices_as_int32(model: Exported, node: Node) -> NodeMatch | None:
+    part, move = node.args[0], _callable(node)
+    if not isinstance(part, Node) or part.target is not getitem:
+        return None
+    if _maker(part) not in OF_INDICES or part.args[1] != 1:
+        return None
+    return model.call(node, lambda x, *rest: move(x.to(torch.int32).to(torch.int64), *rest))
 
 
 WEIGHTS = "weights-made-constant"

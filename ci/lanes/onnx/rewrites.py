@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,11 @@ import onnx
 
 from ci.lanes.onnx.graph import opset_of
 from ci.lanes.onnx.rewriting import MICROSOFT, OnnxMatch, Rewriting, Writer, attributes_of
-from ci.pipeline.models.arrays import Array
-from ci.pipeline.rewriting import HTP_DIMENSIONS, MatrixProduct, merged, product_of
+from ci.pipeline.rewriting import HTP_DIMENSIONS, merged, product_of
 
-Find = Callable[[Rewriting], Iterator[OnnxMatch]]
+Match = Callable[[Rewriting, onnx.NodeProto], OnnxMatch | None]
 
-REWRITES: dict[str, Find] = {}
+REWRITES: dict[str, Callable[[Rewriting], Iterator[OnnxMatch]]] = {}
 """By name: what finds the places."""
 
 FOLDED = "constants-folded"
@@ -26,87 +25,75 @@ NEAR = 1e-4
 MASKED = -1e4
 
 
-def search(name: str) -> Callable[[Find], Find]:
-    def register(find: Find) -> Find:
-        REWRITES[name] = find
-        return find
+def search(name: str, *operators: str) -> Callable[[Match], Match]:
+    """For a rewrite of nodes of these operators."""
+
+    def register(match: Match) -> Match:
+        REWRITES[name] = lambda model: filter(None, (match(model, node) for node in model.all_of(*operators)))
+        return match
 
     return register
 
 
-def _of_one(operator: str, *inputs: str, domain: str = "") -> Callable[[Writer], list[str]]:
-    return lambda put: [put(operator, *inputs, domain=domain)]
+def _read(model: Rewriting, names: Iterable[str]) -> tuple[str, ...]:
+    """Those that are no constants."""
+    return tuple(name for name in dict.fromkeys(names) if name and model.constant(name) is None)
 
 
-@search("division-by-root")
-def division_by_root(model: Rewriting) -> Iterator[OnnxMatch]:
-    for node in model.all_of("Mul"):
-        for place, name in enumerate(node.input):
-            maker = model.maker(name)
-            if maker is not None and maker.op_type == "Reciprocal":
-                by, of = maker.input[0], node.input[1 - place]
-                operands = tuple(name for name in dict.fromkeys((of, by)) if model.constant(name) is None)
-                yield OnnxMatch(node, operands, _of_one("Div", of, by))
-                break
+@search("division-by-root", "Mul")
+def division_by_root(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+    makers = [(model.maker(name), place) for place, name in enumerate(node.input)]
+    found = [(maker.input[0], place) for maker, place in makers if maker and maker.op_type == "Reciprocal"]
+    if not found:
+        return None
+    by, of = found[0][0], node.input[1 - found[0][1]]
+    return OnnxMatch(node, _read(model, (of, by)), lambda put: [put("Div", of, by)])
 
 
-@search("norm-as-scale-and-shift")
-def norm_as_scale_and_shift(model: Rewriting) -> Iterator[OnnxMatch]:
+@search("norm-as-scale-and-shift", "BatchNormalization")
+def norm_as_scale_and_shift(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
     """Also behind a convolution: no quantizer folds it there."""
-    for node in model.all_of("BatchNormalization"):
-        values = [model.constant(name) for name in node.input[1:]]
-        if any(value is None for value in values):
-            continue
-        scale, shift, mean, variance = (np.asarray(value, "f8") for value in values)
-        factor = scale / np.sqrt(variance + attributes_of(node).get("epsilon", 1e-5))
-        offset = shift - mean * factor
-        conv = model.maker(node.input[0])
-        weights = [model.constant(name) for name in conv.input[1:]] if conv is not None else []
-        if (
-            conv is not None
-            and conv.op_type == "Conv"
-            and len(model.users(node.input[0])) == 1
-            and all(weight is not None for weight in weights)
-        ):
-            yield OnnxMatch(node, (conv.input[0],), _into(conv, weights, factor, offset))
-        elif shape := model.shape(node.input[0]):
-            sizes = [1, -1, *[1] * (len(shape) - 2)]
-            yield OnnxMatch(
-                node, (node.input[0],), _normed(node.input[0], factor.reshape(sizes), offset.reshape(sizes))
-            )
+    x, *names = node.input
+    values = [model.constant(name) for name in names]
+    if any(value is None for value in values):
+        return None
+    scale, shift, mean, variance = (np.asarray(value, "f8") for value in values)
+    factor = scale / np.sqrt(variance + attributes_of(node).get("epsilon", 1e-5))
+    offset = shift - mean * factor
+    conv = model.maker(x)
+    if conv is not None and conv.op_type == "Conv" and len(model.users(x)) == 1:
+        weights: list[Any] = [model.constant(name) for name in conv.input[1:]]
+        if all(weight is not None for weight in weights):
+            weight = weights[0] * factor.reshape(-1, *[1] * (weights[0].ndim - 1))
+            bias = offset + (weights[1] * factor if len(weights) > 1 else 0)
+
+            def folded(put: Writer) -> list[str]:
+                given = conv.input[0], put.constant(weight), put.constant(bias)
+                return [put("Conv", *given, **attributes_of(conv))]
+
+            return OnnxMatch(node, (conv.input[0],), folded)
+    if not (shape := model.shape(x)):
+        return None
+    sizes = [1, -1, *[1] * (len(shape) - 2)]
+    by, added = factor.reshape(sizes), offset.reshape(sizes)
+    return OnnxMatch(
+        node, (x,), lambda put: [put("Add", put("Mul", x, put.constant(by)), put.constant(added))]
+    )
 
 
-def _into(
-    conv: onnx.NodeProto, weights: Sequence[Any], factor: Array, offset: Array
-) -> Callable[[Writer], list[str]]:
-    weight = weights[0] * factor.reshape(-1, *[1] * (weights[0].ndim - 1))
-    bias = offset + (weights[1] * factor if len(weights) > 1 else 0)
-
-    def write(put: Writer) -> list[str]:
-        given = conv.input[0], put.constant(weight), put.constant(bias)
-        return [put("Conv", *given, **attributes_of(conv))]
-
-    return write
-
-
-def _normed(x: str, factor: Array, offset: Array) -> Callable[[Writer], list[str]]:
-    return lambda put: [put("Add", put("Mul", x, put.constant(factor)), put.constant(offset))]
-
-
-@search("gelu-for-erf")
-def gelu_for_erf(model: Rewriting) -> Iterator[OnnxMatch]:
-    for erf in model.all_of("Erf"):
-        scaled = model.maker(erf.input[0])
-        x = next((name for name in scaled.input if model.constant(name) is None), "") if scaled else ""
-        if not x or scaled is None or scaled.op_type not in ("Div", "Mul"):
-            continue
-        ends = [end for end in _following(model, erf, 4) if _only_of(model, end, x)]
-        names = [end.output[0] for end in ends]
-        values = model.values([x, *names])[0] if ends else {}
-        for end in reversed(ends):
-            if _is_gelu(values[x], values[end.output[0]]):
-                yield OnnxMatch(end, (x,), _of_one("Gelu", x, domain=MICROSOFT))
-                break
+@search("gelu-for-erf", "Erf")
+def gelu_for_erf(model: Rewriting, erf: onnx.NodeProto) -> OnnxMatch | None:
+    scaled = model.maker(erf.input[0])
+    x = next((name for name in scaled.input if model.constant(name) is None), "") if scaled else ""
+    if not x or scaled is None or scaled.op_type not in ("Div", "Mul"):
+        return None
+    ends = [end for end in _following(model, erf, 4) if _only_of(model, end, x)]
+    names = [end.output[0] for end in ends]
+    values = model.values([x, *names])[0] if ends else {}
+    for end in reversed(ends):
+        if _is_gelu(values[x], values[end.output[0]]):
+            return OnnxMatch(end, (x,), lambda put: [put("Gelu", x, domain=MICROSOFT)])
+    return None
 
 
 def _is_gelu(x: Any, found: Any) -> bool:
@@ -139,29 +126,20 @@ def _only_of(model: Rewriting, node: onnx.NodeProto, operand: str) -> bool:
     return True
 
 
-@search("attention-in-parts")
-def attention_in_parts(model: Rewriting) -> Iterator[OnnxMatch]:
+@search("attention-in-parts", "Attention")
+def attention_in_parts(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
     """Of four dimensions, without a cache and with a key head for each head of the queries."""
-    for node in model.all_of("Attention"):
-        attributes = attributes_of(node)
-        shapes = [model.shape(name) for name in node.input[:3]]
-        plain = len(node.input) <= 4 and len(node.output) == 1 and not attributes.get("softcap")
-        if plain and len(shapes[0]) == 4 and all(shapes) and shapes[0][1] == shapes[1][1]:
-            operands = tuple(
-                name for name in dict.fromkeys(node.input) if name and model.constant(name) is None
-            )
-            if len(node.input) < 4 or model.graph.types.get(node.input[3]) != onnx.TensorProto.BOOL:
-                yield OnnxMatch(node, operands, _attended(node, shapes, attributes))
-
-
-def _attended(
-    node: onnx.NodeProto, shapes: Sequence[tuple[int, ...]], attributes: Any
-) -> Callable[[Writer], list[str]]:
-    q, k, v, mask = [*node.input, ""][:4]
-    scale = attributes.get("scale", shapes[0][-1] ** -0.5)
+    attributes, (q, k, v, mask) = attributes_of(node), [*node.input, ""][:4]
+    shapes = [model.shape(name) for name in (q, k, v)]
+    plain = len(node.input) <= 4 and len(node.output) == 1 and not attributes.get("softcap")
+    if not (plain and len(shapes[0]) == 4 and all(shapes) and shapes[0][1] == shapes[1][1]):
+        return None
+    if mask and model.graph.types.get(mask) == onnx.TensorProto.BOOL:
+        return None
 
     def write(put: Writer) -> list[str]:
         turned = put("Transpose", k, perm=[0, 1, 3, 2])
+        scale = attributes.get("scale", shapes[0][-1] ** -0.5)
         scores = put("MatMul", put("Mul", q, put.constant(scale)), turned)
         if attributes.get("is_causal"):
             later = np.triu(np.full((shapes[0][2], shapes[1][2]), MASKED), 1)
@@ -169,81 +147,57 @@ def _attended(
         scores = put("Add", scores, mask) if mask else scores
         return [put("MatMul", put("Softmax", scores, axis=-1), v)]
 
-    return write
+    return OnnxMatch(node, _read(model, node.input), write)
 
 
-@search("depthwise-as-product")
-def depthwise_as_product(model: Rewriting) -> Iterator[OnnxMatch]:
-    for node in model.all_of("Conv"):
-        attributes, weight = attributes_of(node), model.constant(node.input[1])
-        if weight is None or weight.ndim != 4 or weight.shape[1:] != (1, 1, 1):
-            continue
-        moved = set(attributes.get("strides", [1])) != {1} or any(attributes.get("pads", [0]))
-        if attributes.get("group", 1) != weight.shape[0] or moved:
-            continue
-        added = model.constant(node.input[2]) if len(node.input) > 2 else None
+@search("depthwise-as-product", "Conv")
+def depthwise_as_product(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+    attributes, weight = attributes_of(node), model.constant(node.input[1])
+    if weight is None or weight.ndim != 4 or weight.shape[1:] != (1, 1, 1):
+        return None
+    moved = set(attributes.get("strides", [1])) != {1} or any(attributes.get("pads", [0]))
+    if attributes.get("group", 1) != weight.shape[0] or moved:
+        return None
+    added = model.constant(node.input[2]) if len(node.input) > 2 else None
 
-        def write(
-            put: Writer, x: str = node.input[0], weight: Array = weight, added: Any = added
-        ) -> list[str]:
-            product = put("Mul", x, put.constant(weight.reshape(1, -1, 1, 1)))
-            return [
-                product if added is None else put("Add", product, put.constant(added.reshape(1, -1, 1, 1)))
-            ]
+    def write(put: Writer) -> list[str]:
+        product = put("Mul", node.input[0], put.constant(weight.reshape(1, -1, 1, 1)))
+        return [product if added is None else put("Add", product, put.constant(added.reshape(1, -1, 1, 1)))]
 
-        yield OnnxMatch(node, (node.input[0],), write)
+    return OnnxMatch(node, (node.input[0],), write)
 
 
-@search("fewer-dimensions")
-def fewer_dimensions(model: Rewriting) -> Iterator[OnnxMatch]:
-    for node in model.all_of("Reshape"):
-        permuted = model.maker(node.input[0])
-        first = model.maker(permuted.input[0]) if permuted is not None else None
-        if permuted is None or first is None or (permuted.op_type, first.op_type) != ("Transpose", "Reshape"):
-            continue
-        shape, last = model.shape(first.output[0]), model.shape(node.output[0])
-        order = list(attributes_of(permuted)["perm"])
-        if len(order) <= HTP_DIMENSIONS or not (shape and last):
-            continue
-        yield OnnxMatch(node, (first.input[0],), _permuted(first.input[0], *merged(shape, order), last))
+@search("fewer-dimensions", "Reshape")
+def fewer_dimensions(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+    permuted = model.maker(node.input[0])
+    first = model.maker(permuted.input[0]) if permuted is not None else None
+    if permuted is None or first is None or (permuted.op_type, first.op_type) != ("Transpose", "Reshape"):
+        return None
+    x, shape, last = first.input[0], model.shape(first.output[0]), model.shape(node.output[0])
+    whole = list(attributes_of(permuted)["perm"])
+    if len(whole) <= HTP_DIMENSIONS or not (shape and last):
+        return None
+    sizes, order = merged(shape, whole)
 
-
-def _permuted(
-    x: str, sizes: list[int], order: list[int], shape: Sequence[int]
-) -> Callable[[Writer], list[str]]:
     def write(put: Writer) -> list[str]:
         reshaped = put("Reshape", x, put.constant(sizes, np.int64))
-        return [put("Reshape", put("Transpose", reshaped, perm=order), put.constant(shape, np.int64))]
+        return [put("Reshape", put("Transpose", reshaped, perm=order), put.constant(last, np.int64))]
 
-    return write
-
-
-@search("recurrent-cell-by-cell")
-def recurrent_cell_by_cell(model: Rewriting) -> Iterator[OnnxMatch]:
-    for node in model.all_of("GRU", "LSTM"):
-        attributes = attributes_of(node)
-        names = [*node.input, *[""] * 8][:8]
-        weights = [model.constant(name) if name else None for name in names[1:4]]
-        usual = not {"activations", "clip", "input_forget", "layout"}.intersection(attributes)
-        reset_after = node.op_type == "LSTM" or attributes.get("linear_before_reset")
-        if (
-            usual
-            and reset_after
-            and weights[0] is not None
-            and weights[1] is not None
-            and not (names[4] or names[7])
-            and (shape := model.shape(names[0]))
-        ):
-            operands = tuple(
-                name for name in (names[0], *names[5:7]) if name and model.constant(name) is None
-            )
-            yield OnnxMatch(node, operands, _recurrent(node, names, weights, attributes, shape))
+    return OnnxMatch(node, (x,), write)
 
 
-def _recurrent(
-    node: onnx.NodeProto, names: Sequence[str], weights: Sequence[Any], attributes: Any, shape: Sequence[int]
-) -> Callable[[Writer], list[str]]:
-    is_lstm, (steps, batch, _) = node.op_type == "LSTM", shape
+@search("recurrent-cell-by-cell", "GRU", "LSTM")
+def recurrent_cell_by_cell(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+    attributes, is_lstm = attributes_of(node), node.op_type == "LSTM"
+    names = [*node.input, *[""] * 8][:8]
+    weights: list[Any] = [model.constant(name) if name else None for name in names[1:4]]
+    unusual = {"activations", "clip", "input_forget", "layout"}.intersection(attributes)
+    reset_after = is_lstm or attributes.get("linear_before_reset")
+    if unusual or not reset_after or weights[0] is None or weights[1] is None or names[4] or names[7]:
+        return None
+    if not (shape := model.shape(names[0])):
+        return None
+    steps, batch, _ = shape
     gates, size = (4 if is_lstm else 3), attributes["hidden_size"]
     direction = attributes.get("direction", b"forward").decode()
 
@@ -295,23 +249,17 @@ def _recurrent(
         results = [stacked([stacked(of_step) for of_step in outputs]), *map(stacked, lasts)]
         return results[: len(node.output)]
 
-    return write
+    return OnnxMatch(node, _read(model, (names[0], *names[5:7])), write)
 
 
-@search("matmul-for-einsum")
-def matmul_for_einsum(model: Rewriting) -> Iterator[OnnxMatch]:
+@search("matmul-for-einsum", "Einsum")
+def matmul_for_einsum(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
     """The provider takes few forms of it."""
-    for node in model.all_of("Einsum"):
-        shapes = [model.shape(name) for name in node.input]
-        equation = attributes_of(node)["equation"].decode()
-        if len(shapes) == 2 and all(shapes) and (product := product_of(equation, shapes)):
-            read = tuple(name for name in dict.fromkeys(node.input) if model.constant(name) is None)
-            yield OnnxMatch(node, read, _product(node, shapes, product))
+    shapes = [model.shape(name) for name in node.input]
+    equation = attributes_of(node)["equation"].decode()
+    if len(shapes) != 2 or not all(shapes) or not (product := product_of(equation, shapes)):
+        return None
 
-
-def _product(
-    node: onnx.NodeProto, shapes: Sequence[Sequence[int]], product: MatrixProduct
-) -> Callable[[Writer], list[str]]:
     def write(put: Writer) -> list[str]:
         def turned(x: str, order: Sequence[int]) -> str:
             return x if order == sorted(order) else put("Transpose", x, perm=order)
@@ -328,10 +276,7 @@ def _product(
         result = shaped(put("MatMul", *parts), product.matrix, product.sizes)
         return [turned(result, product.order)]
 
-    return write
-
-
-Attributes = Mapping[str, Any]
+    return OnnxMatch(node, _read(model, node.input), write)
 
 
 @dataclass(frozen=True)
@@ -341,7 +286,7 @@ class Defined:
     put: Writer
     x: str
     rest: Sequence[str]
-    attributes: Attributes
+    attributes: Mapping[str, Any]
     opset: int
 
     def number(self, name: str, default: float) -> str:
@@ -424,18 +369,13 @@ DEFINITIONS: dict[str, Callable[[Defined], str]] = {
 """Operators that the provider refuses, by those that it takes."""
 
 
-@search("refused-by-definition")
-def refused_by_definition(model: Rewriting) -> Iterator[OnnxMatch]:
-    opset = opset_of(model.model)
-    for node in model.all_of(*DEFINITIONS):
-        x, *rest = node.input
-        if model.graph.types.get(x, onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT:
-            yield OnnxMatch(node, (x,), _defined(node, rest, opset))
+@search("refused-by-definition", *DEFINITIONS)
+def refused_by_definition(model: Rewriting, node: onnx.NodeProto) -> OnnxMatch | None:
+    opset, (x, *rest) = opset_of(model.model), node.input
+    if model.graph.types.get(x, onnx.TensorProto.FLOAT) != onnx.TensorProto.FLOAT:
+        return None
 
-
-def _defined(node: onnx.NodeProto, rest: Sequence[str], opset: int) -> Callable[[Writer], list[str]]:
     def write(put: Writer) -> list[str]:
-        call = Defined(put, node.input[0], rest, attributes_of(node), opset)
-        return [DEFINITIONS[node.op_type](call)]
+        return [DEFINITIONS[node.op_type](Defined(put, x, rest, attributes_of(node), opset))]
 
-    return write
+    return OnnxMatch(node, (x,), write)
