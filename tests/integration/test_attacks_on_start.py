@@ -95,7 +95,12 @@ ROWS: dict[str, tuple[str, Callable[[Path], object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("row", ROWS)
+OTHER_FORMS = {"its stack", "~", "an entry of PATH that is the working folder", "PATH of a child"}
+OTHER_FORMS |= {"a library for this processor", "a folder of the search path that is made"}
+LONG = pytest.mark.long("three workers start, as for another of these variables, limits or folders")
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, marks=LONG if row in OTHER_FORMS else ()) for row in ROWS])
 def test_work_of_another_start_is_fresh(row: str, tmp_path: Path) -> None:
     code, change = ROWS[row]
     place = Place(tmp_path / "clone", tmp_path / "store", Worker.__new__(Worker))

@@ -14,7 +14,9 @@ from tests.support.elves import AARCH64, Library
 
 pytestmark = pytest.mark.heavy
 
-CHIPS = sorted({soc.arch: name for name, soc in sorted(load_socs().items())}.items())
+ARCHES = sorted({soc.arch: name for name, soc in sorted(load_socs().items())}.items())
+BETWEEN = pytest.mark.long("each bundle has a hundred megabytes of libraries")
+CHIPS = [pytest.param(*row, marks=BETWEEN if row in ARCHES[1:-1] else ()) for row in ARCHES]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,12 @@ from tests.support.repaired_nets import NETS, Net, counted, weight_normed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-MADE = [(name, number) for name, makers in NETS.items() for number in range(len(makers))]
+OTHER_FORMS = pytest.mark.long("dozens of nets, which other forms of a rewrite's operators are in")
+MADE = [
+    pytest.param(name, number, marks=OTHER_FORMS if number else ())
+    for name, makers in NETS.items()
+    for number in range(len(makers))
+]
 
 
 def need(name: str) -> Need:

@@ -246,7 +246,7 @@ def cases(call: str) -> Iterator[Case]:
     yield from (Case(call, *rest) for rest in itertools.product(CHANGES, WHEN, PLACES, WHOSE))
 
 
-FEW = 12
+FEW = 24
 """Of so many cases of a call the ordinary run has one."""
 
 

@@ -89,6 +89,7 @@ def test_the_80th_percentile_holds_80_of_100() -> None:
     assert quantile([0.3], 0.8) == 0.3
 
 
+@pytest.mark.long("fits the constants without each model once")
 def test_what_is_shipped_is_what_the_shipped_programs_and_measurements_give() -> None:
     accepted, found, measured = (
         load_accepted(ACCEPTED).subjects,

@@ -24,12 +24,19 @@ def checkout(inputs: Inputs, job: JobRun) -> Outputs:
     repository = job.machine.repositories[inputs.get("repository") or job.machine.github["repository"]]
     assert inputs.get("ref", "") in ("", repository.sha)
     target = job.workspace / inputs.get("path", "")
-    depth = inputs.get("fetch-depth", "1")
-    # All of a history need not be copied; a part of one is given to another machine alone.
-    source = ["--shared", str(repository.root)]
-    if depth != "0":
-        source = ["--depth", depth, repository.root.as_uri()]
-    git(job.temp, "clone", "--quiet", "--no-tags", *source, str(target))
+    # Objects need not be copied; a part of a history ends where this file says.
+    git(
+        job.temp,
+        "clone",
+        "--quiet",
+        "--no-tags",
+        "--no-checkout",
+        "--shared",
+        str(repository.root),
+        str(target),
+    )
+    if inputs.get("fetch-depth", "1") == "1":
+        (target / ".git" / "shallow").write_text(f"{repository.sha}\n", encoding="utf-8")
     git(target, "checkout", "--quiet", "--detach", repository.sha)
     git(target, "remote", "remove", "origin")
     return {}
