@@ -219,10 +219,7 @@ class Observation:
 def _has(path: str, texts: Iterable[bytes], in_code: re.Pattern[bytes]) -> bool:
     """Whether a file has one of the texts in it, or is code with such a word."""
     try:
-        with (
-            Path(path).open("rb") as stream,
-            mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as content,
-        ):
+        with Path(path).open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as content:
             is_code = len(content) <= LARGEST_CODE and b"\0" not in content[:4096]
             return any(content.find(text) >= 0 for text in texts) or bool(is_code and in_code.search(content))
     except (OSError, ValueError):

@@ -44,10 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--measure", action="store_true", help="also measure the CPU's share of the time on the emulator"
     )
     parser.add_argument(
-        "--fix",
-        type=Path,
-        metavar="DIR",
-        help="work around known faults, as `repair MODEL -o DIR`",
+        "--fix", type=Path, metavar="DIR", help="work around known faults, as `repair MODEL -o DIR`"
     )
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a step")

@@ -8,12 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ci.pipeline.compile_flags import (
-    PRECISION_HELP,
-    add_model_or_suite,
-    model_or_suite_of,
-    require_one_chip,
-)
+from ci.pipeline.compile_flags import PRECISION_HELP, add_model_or_suite, model_or_suite_of, require_one_chip
 from ci.pipeline.flags import add_work, choice_of
 from ci.pipeline.options import Choice, OneModel
 from provisioning.base import answer

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.pipeline.compile_flags import (
-    PRECISION_HELP,
-    add_model_or_suite,
-    model_or_suite_of,
-    require_one_chip,
-)
+from ci.pipeline.compile_flags import PRECISION_HELP, add_model_or_suite, model_or_suite_of, require_one_chip
 from ci.pipeline.flags import add_accept, add_work, choice_of
 from ci.pipeline.options import OneModel
 from provisioning.base.command_line import repeatable

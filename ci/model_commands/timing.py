@@ -65,10 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="also simulate each operator's time on the chip (QNN's simulator, not documented)",
     )
     parser.add_argument(
-        "--timeline",
-        type=Path,
-        metavar="FILE.json",
-        help="with --simulate: write a timeline for Perfetto",
+        "--timeline", type=Path, metavar="FILE.json", help="with --simulate: write a timeline for Perfetto"
     )
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
     parser.add_argument("--page", type=Path, metavar="FILE.html", help="write a page with bars and a tree")

@@ -11,12 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ci.pipeline.compile_flags import (
-    ONNX,
-    add_model_or_suite,
-    model_or_suite_of,
-    require_one_chip,
-)
+from ci.pipeline.compile_flags import ONNX, add_model_or_suite, model_or_suite_of, require_one_chip
 from ci.pipeline.flags import add_accept, add_work, choice_of
 from ci.pipeline.losses import Scores
 from ci.pipeline.options import OneModel

@@ -82,13 +82,7 @@ def _on_cpu(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for node in row["cpu"]:
             # An .onnx has the lines of its code only if its exporter wrote them.
             where = f" at {node['source']} `{node['code']}`" if node["source"] else f" {node.get('node', '')}"
-            key = (
-                node["operator"],
-                where.rstrip(),
-                node["reason"],
-                node["kernel"],
-                node["suggestion"],
-            )
+            key = (node["operator"], where.rstrip(), node["reason"], node["kernel"], node["suggestion"])
             schemes = schemes_of.setdefault(key, [])
             if scheme not in schemes:
                 schemes.append(scheme)

@@ -259,9 +259,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "--verify", choices=("emulator", "none"), default="emulator", help="where to run it [%(default)s]"
     )
     parser.add_argument(
-        "--no-search",
-        action="store_true",
-        help="do not search for the cause of wrong outputs (90 s at most)",
+        "--no-search", action="store_true", help="do not search for the cause of wrong outputs (90 s at most)"
     )
     parser.add_argument(
         "--suite",

@@ -201,9 +201,7 @@ def operator_place(row: Mapping[str, Any]) -> str:
 
 
 def accuracy_message(
-    misses: Sequence[Missed],
-    figures: Mapping[str, float],
-    causes: Causes = Causes(),
+    misses: Sequence[Missed], figures: Mapping[str, float], causes: Causes = Causes()
 ) -> str:
     """The missed thresholds, and whether quantization or the chip causes them."""
     message = "; ".join(map(str, misses))
@@ -241,11 +239,7 @@ def accuracy_fix(
 
 
 def _naming(
-    misses: Sequence[Missed],
-    figures: Mapping[str, float],
-    divergence: str,
-    where: str,
-    otherwise: str,
+    misses: Sequence[Missed], figures: Mapping[str, float], divergence: str, where: str, otherwise: str
 ) -> str:
     if chip_differs(misses, figures) or not against_nearest(figures):
         return Fix("{} names the operator that differs", divergence) if divergence else otherwise
@@ -253,12 +247,7 @@ def _naming(
 
 
 def accuracy_of_one_model(
-    subject: str,
-    figures: Mapping[str, float],
-    divergence: str,
-    where: str,
-    causes: Causes,
-    judged: HowJudged,
+    subject: str, figures: Mapping[str, float], divergence: str, where: str, causes: Causes, judged: HowJudged
 ) -> list[Finding]:
     """As a suite's program without thresholds of its own is judged. Without `divergence`, a command, it
     is the quantized model itself."""

@@ -11,15 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ci.pipeline.options import (
-    PLAIN_TORCH,
-    RUN_TIMEOUT,
-    Accept,
-    Choice,
-    Part,
-    StageOptions,
-    WorkOptions,
-)
+from ci.pipeline.options import PLAIN_TORCH, RUN_TIMEOUT, Accept, Choice, Part, StageOptions, WorkOptions
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import UsageError
@@ -97,9 +89,7 @@ def add_work(
     )
     add_timeout(group, unit, timeout)
     group.add_argument(
-        "--plain-torch",
-        action="store_true",
-        help="do without our faster export passes [QNN_CI_PLAIN_TORCH]",
+        "--plain-torch", action="store_true", help="do without our faster export passes [QNN_CI_PLAIN_TORCH]"
     )
     if cached:
         group.add_argument(
@@ -178,10 +168,7 @@ def accept_of(args: argparse.Namespace) -> Accept:
 def check(suites: Sequence[Path], flag: str = "--suite") -> None:
     for path in suites:
         if not path.is_file():
-            raise UsageError(
-                f"{flag} {path}: there is no file {path.absolute()}",
-                fix="name a TOML file",
-            )
+            raise UsageError(f"{flag} {path}: there is no file {path.absolute()}", fix="name a TOML file")
 
 
 def host_selection(args: argparse.Namespace) -> Selection:

@@ -19,16 +19,7 @@ from ci.pipeline.options import Choice, StageOptions
 from ci.pipeline.quarantine import excused, flaky, misused, noted, steady
 from ci.pipeline.recheck import findings as recheck_findings
 from ci.pipeline.recheck import metrics, recheck
-from ci.pipeline.stage import (
-    AnyPlan,
-    accepted,
-    chosen,
-    counts,
-    finish,
-    print_list,
-    row_of,
-    write_accepted,
-)
+from ci.pipeline.stage import AnyPlan, accepted, chosen, counts, finish, print_list, row_of, write_accepted
 from ci.pipeline.suite import AnyProgram, Suites
 from provisioning.base.findings import Finding, Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection

@@ -199,13 +199,7 @@ def reduced(
     outcome = work.seen[piece]
     assert outcome is not None
     return Reduced(
-        piece,
-        outcome,
-        whole,
-        len(pieces.operators),
-        work.programs,
-        (at_first, repeats(piece)),
-        search.late,
+        piece, outcome, whole, len(pieces.operators), work.programs, (at_first, repeats(piece)), search.late
     )
 
 

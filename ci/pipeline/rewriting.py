@@ -148,10 +148,7 @@ class Repaired(ABC):
 
 
 def needs_of(
-    precision: str,
-    lane: Lane,
-    versions: Mapping[str, str],
-    choice: RewriteChoice = RewriteChoice(),
+    precision: str, lane: Lane, versions: Mapping[str, str], choice: RewriteChoice = RewriteChoice()
 ) -> list[Need]:
     """The rewrites that this precision calls for; those that this build does not need, or the user does not
     allow, are withheld. `versions` are of products, by their names in the table of faults."""

@@ -210,8 +210,7 @@ def call_runner(
         lines = re.findall(LINE_OF_ERROR, text, re.MULTILINE | re.IGNORECASE) or text.splitlines()
         words = f": {with_names(lines[-1].strip())}" if lines else ""
         raise CheckFailed(
-            f"{program}: the runner {how_it_ended(code)}{words}",
-            fix=session("inspect", program),
+            f"{program}: the runner {how_it_ended(code)}{words}", fix=session("inspect", program)
         )
 
 

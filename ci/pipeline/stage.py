@@ -191,11 +191,7 @@ def row_of(
     program: AnyProgram[Any, Any], findings: Sequence[Finding], command: Fix, stage: str
 ) -> dict[str, Metric]:
     """What every lane's row of a program has in a report."""
-    words = {
-        **words_of(program.as_model),
-        "stage": [stage],
-        "program": command.commands[0][1:],
-    }
+    words = {**words_of(program.as_model), "stage": [stage], "program": command.commands[0][1:]}
     return {
         "suite": str(program.suite),
         "case": program.case_name,

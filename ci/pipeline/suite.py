@@ -16,14 +16,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from ci.pipeline.expression import matcher
 from ci.pipeline.models.own_packages import NONE, Needs, needs_of
 from ci.pipeline.quarantine import Quarantine, holds
-from ci.pipeline.suite_file import (
-    LaneForm,
-    SuiteFile,
-    accepted_path,
-    missing_lane,
-    parse_suite,
-    read_suite,
-)
+from ci.pipeline.suite_file import LaneForm, SuiteFile, accepted_path, missing_lane, parse_suite, read_suite
 from provisioning.base.accepted import load_accepted
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session

@@ -325,8 +325,7 @@ class TuneSearch:
         if fine:
             smallest = min(fine, key=self._cost)
             most = max(
-                fine,
-                key=lambda point: (self.goal.accuracy(point), *(-cost for cost in self._cost(point))),
+                fine, key=lambda point: (self.goal.accuracy(point), *(-cost for cost in self._cost(point)))
             )
             chosen = smallest if self.goal.floors else most
             return Tuned(self.units, points, self.names, chosen, chosen, self.steps)

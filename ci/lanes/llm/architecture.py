@@ -488,12 +488,7 @@ def _longrope(
 
 
 def _unexpected(
-    folder: Path,
-    key: str,
-    expected: str,
-    found: object,
-    fix: str = PUBLISHED,
-    file: str = "config.json",
+    folder: Path, key: str, expected: str, found: object, fix: str = PUBLISHED, file: str = "config.json"
 ) -> UsageError:
     text = found if isinstance(found, str) else json.dumps(found)
     return UsageError(f"{folder / file}: {key}: expected {expected}; found {text}", fix=fix)

@@ -34,13 +34,7 @@ from ci.lanes.llm.genie import (
     setting,
     through,
 )
-from ci.lanes.llm.prompts import (
-    chat_text,
-    require_no_nul,
-    tokens_of,
-    without_beginning,
-    words_after,
-)
+from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_beginning, words_after
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
 from ci.lanes.llm.work import executorch_environment, setup_of
 from ci.pipeline.installed import ready_environment

@@ -87,8 +87,7 @@ def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) ->
                 fix="free some space, or name a folder on another disk",
             ) from error
         raise CheckFailed(
-            f"{model.name} cannot be compiled: {words}",
-            fix=Fix("{} explains QNN's codes", ("diagnose",)),
+            f"{model.name} cannot be compiled: {words}", fix=Fix("{} explains QNN's codes", ("diagnose",))
         ) from error
     session.disable_fallback()
     return session

@@ -25,12 +25,7 @@ TOKENS = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p
 )
 SAMPLE = ctypes.CFUNCTYPE(
-    None,
-    ctypes.c_uint32,
-    ctypes.c_void_p,
-    ctypes.c_uint32,
-    ctypes.POINTER(ctypes.c_int32),
-    ctypes.c_void_p,
+    None, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p
 )
 REGISTER, SAMPLER = "GenieSampler_registerUserDataCallback", "qnn-ci"
 ALLOCATE = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))

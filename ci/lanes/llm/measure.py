@@ -26,14 +26,7 @@ from ci.lanes.llm.decoder import Decoder, load_decoder
 from ci.lanes.llm.genie import KINDS, RECORD, ForcedText, GeneratedText, forced_logits, generate, through
 from ci.lanes.llm.graphs import FAR, MARGIN, blocks, outputs_of, starts
 from ci.lanes.llm.prompts import CONTINUED, special_places, windows, windows_of
-from ci.lanes.llm.reference import (
-    ends_of,
-    greedy_text,
-    load_reference,
-    logits_of,
-    require_rope,
-    text_of,
-)
+from ci.lanes.llm.reference import ends_of, greedy_text, load_reference, logits_of, require_rope, text_of
 from ci.lanes.llm.suite import FOUR_BITS, LlmRun
 from ci.lanes.llm.verdicts import (
     NEAR_TIE,
@@ -140,10 +133,7 @@ def texts(
     for endless, most, ends, prompt in plans:
 
         def again(
-            tokens: Sequence[int],
-            endless: bool = endless,
-            most: int = most,
-            prompt: Sequence[int] = prompt,
+            tokens: Sequence[int], endless: bool = endless, most: int = most, prompt: Sequence[int] = prompt
         ) -> tuple[Sequence[int], str]:
             whole = (*prompt, *tokens)
             text = None if endless else generated.get(whole)

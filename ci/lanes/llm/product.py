@@ -21,13 +21,7 @@ from ci.lanes.llm.genie import CONFIG, RECORD, ROUNDING
 from ci.lanes.llm.prompts import hashed_runs, require_tokenizer, windows, windows_of
 from ci.lanes.llm.stage import LanguageModels
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import (
-    CompileCheckpoint,
-    LlmPlan,
-    MeasureRounding,
-    float_of,
-    require_installed,
-)
+from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, MeasureRounding, float_of, require_installed
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product, not_taken

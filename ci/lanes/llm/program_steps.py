@@ -100,8 +100,7 @@ def tensor_readers(place: ProgramFolders) -> tuple[TokenReader, dict[str, TokenR
         return HandedOver(prefill, decode, place.context - PREFILL)
 
     speaker = add(
-        "htp",
-        lambda name: TensorReader(written.layouts[name], steps[name], written.encodings.get(name, {})),
+        "htp", lambda name: TensorReader(written.layouts[name], steps[name], written.encodings.get(name, {}))
     )
     if place.run.quantized:
         add("cpu", lambda name: TensorReader(written.layouts[name], in_pytorch(written.modules[name])))

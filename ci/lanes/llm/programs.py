@@ -141,10 +141,7 @@ class Stateful(nn.Module):
 
 
 def quantized(
-    modules: Mapping[str, Any],
-    samples: Mapping[str, Iterator[tuple[Tensor, ...]]],
-    scheme: str,
-    soc: str,
+    modules: Mapping[str, Any], samples: Mapping[str, Iterator[tuple[Tensor, ...]]], scheme: str, soc: str
 ) -> dict[str, Any]:
     """The methods of one program. They read and write one cache, so that each edge has one encoding."""
     prepared = {}

@@ -249,8 +249,7 @@ def without_beginning(tokens: Sequence[int], bos: int) -> list[int]:
     rest = list(tokens[1:] if tokens[:1] == [bos] else tokens)
     if rest[:1] == [bos]:
         raise UsageError(
-            f"token {bos}, which begins a text, stands there twice",
-            fix="leave it out: Genie puts it first",
+            f"token {bos}, which begins a text, stands there twice", fix="leave it out: Genie puts it first"
         )
     if not rest:
         raise UsageError("the prompt is empty", fix="give it a word")

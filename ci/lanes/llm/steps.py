@@ -17,16 +17,7 @@ from ci.lanes.llm.genie import (
     require_sizes,
     write_config,
 )
-from ci.lanes.llm.measure import (
-    DECODE,
-    MOST,
-    PREFILL,
-    ProgramFolders,
-    choices,
-    figures,
-    genie_figures,
-    texts,
-)
+from ci.lanes.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, choices, figures, genie_figures, texts
 from ci.lanes.llm.prompts import CONTINUED, prefix_lengths, prefixes_of, to_the_end
 from ci.lanes.llm.reference import load_reference
 from ci.lanes.llm.suite import FOUR_BITS

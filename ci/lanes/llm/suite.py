@@ -33,10 +33,7 @@ class Limits(Model):
 
 
 FOUR_BITS = "16a4w"
-PRECISIONS = {
-    "genie": ("fp16", "u16u8", FOUR_BITS),
-    "executorch": ("fp16", "16a8w", "8a8w", FOUR_BITS),
-}
+PRECISIONS = {"genie": ("fp16", "u16u8", FOUR_BITS), "executorch": ("fp16", "16a8w", "8a8w", FOUR_BITS)}
 """By what the model speaks through."""
 
 

@@ -195,10 +195,7 @@ def _tokenizer(sentences: Sequence[str], words: int) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=words,
-        special_tokens=[BOS, EOS],
-        initial_alphabet=alphabet,
-        show_progress=False,
+        vocab_size=words, special_tokens=[BOS, EOS], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(sentences, trainer)
     if tokenizer.get_vocab_size() != words:

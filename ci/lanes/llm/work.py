@@ -85,10 +85,7 @@ def key_context_of(
 ) -> dict[str, Metric]:
     """What work depends on beside its order; `qnn_environment` where ExecuTorch does it."""
     variables = executorch_environment(qnn_environment) if qnn_environment else environment()
-    basis: dict[str, Metric] = {
-        "python": python_name(),
-        **search_key(roots, variables),
-    }
+    basis: dict[str, Metric] = {"python": python_name(), **search_key(roots, variables)}
     if qnn_environment:
         basis["QNN"] = dict(host_libraries(qnn_environment.root(QNN_SDK).path, store))
     return basis

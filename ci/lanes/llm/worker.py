@@ -74,12 +74,7 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
     if isinstance(error, ToolkitError):
         sys.stdout.write(error.output)
-        return {
-            "kind": "refused",
-            "message": error.message,
-            "fix": error.fix,
-            "exit_code": error.exit_code,
-        }
+        return {"kind": "refused", "message": error.message, "fix": error.fix, "exit_code": error.exit_code}
     message = f"{order['do']}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
     fix = f"the traceback is in {order['log']}"
     return {"kind": UNFORESEEN, "message": message, "fix": fix, "exit_code": INTERNAL}

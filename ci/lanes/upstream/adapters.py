@@ -575,11 +575,7 @@ def _median(figures: Iterable[float | None]) -> float | None:
 
 
 def part(
-    result: str,
-    sqnr_db: float | None = None,
-    cpu: Iterable[str] = (),
-    error: str = "",
-    name: str = "",
+    result: str, sqnr_db: float | None = None, cpu: Iterable[str] = (), error: str = "", name: str = ""
 ) -> dict[str, Any]:
     """A part of a test, as JSON (ci.lanes.upstream.ledger.Part)."""
     return {

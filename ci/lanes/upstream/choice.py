@@ -54,10 +54,7 @@ def prepare(
     bar = progress("lists of tests", jobs, slots, line) if len(jobs) > 1 else nullcontext()
     with bar as shown:
         listed = run_jobs(
-            jobs,
-            lambda: FunctionSlot(lambda job: list_tests(plans[job.name])),
-            slots=slots,
-            observer=shown,
+            jobs, lambda: FunctionSlot(lambda job: list_tests(plans[job.name])), slots=slots, observer=shown
         )
     runs: list[UpstreamPlan] = []
     unmatched = set(choice.words)

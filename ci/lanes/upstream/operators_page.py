@@ -16,17 +16,7 @@ from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators import onnx_page
 from ci.operators.names import key_of
 from ci.operators.onnx_page import OnnxOperators
-from ci.operators.table import (
-    DRAWS,
-    FAILING,
-    LOSES_DB,
-    MEANINGS,
-    PROGRAMS,
-    TABLE,
-    Cell,
-    OperatorTable,
-    read,
-)
+from ci.operators.table import DRAWS, FAILING, LOSES_DB, MEANINGS, PROGRAMS, TABLE, Cell, OperatorTable, read
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text

@@ -212,11 +212,7 @@ def junit_text(verdicts: Iterable[UpstreamVerdict], judge: Judge, suite: str, mo
 
 
 def _write_tables(
-    stage: StageRun,
-    plans: Sequence[UpstreamPlan],
-    done: Sequence[tuple[Judge, Verdicts]],
-    *,
-    accept: bool,
+    stage: StageRun, plans: Sequence[UpstreamPlan], done: Sequence[tuple[Judge, Verdicts]], *, accept: bool
 ) -> None:
     """Once, after all suites: the table has what each of them gave."""
     tabled = [(judge, verdicts.values()) for judge, verdicts in done if judge.ledger.suite in TABLED]
