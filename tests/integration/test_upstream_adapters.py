@@ -19,9 +19,9 @@ from ci.lanes.upstream.adapters import (
     built_otherwise,
     least_db,
 )
-from ci.lanes.upstream.chains import test_chains as one_chain
 from ci.lanes.upstream.value_cases import cases, chains
 from ci.lanes.upstream.values import draw
+from ci.lanes.upstream.values import test_chains as one_chain
 from ci.operators.table import DRAWS, EXACT
 from ci.pipeline.models.shipped.operators import Chained, alone
 

@@ -8,7 +8,7 @@ import pytest
 
 from ci.lanes.onnx.samples import resembling
 from ci.lanes.onnx.suite import programs_of
-from ci.lanes.upstream.operators_page import markdown_of
+from ci.lanes.upstream.operators_page import markdown
 from ci.operators import onnx_page
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.onnx_tests import SUITE, Chosen, NodeTests, node_tests
@@ -157,6 +157,6 @@ def test_only_what_is_quantized_and_near_the_float_model_is_good() -> None:
 
 
 def test_the_page_names_what_fails_and_what_is_left_out() -> None:
-    text = markdown_of(OperatorTable(), onnx_cells())
+    text = markdown(OperatorTable(), onnx_cells())
     assert "| 16a8w | Abs, Log |" in text and "| fp16 | Det, Equal | Erf |" in text
     assert "- control flow: If, Loop" in text and "proof_of_a_fault" not in text

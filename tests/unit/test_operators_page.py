@@ -11,7 +11,7 @@ import pytest
 
 from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord
 from ci.lanes.upstream.operator_cells import table_of
-from ci.lanes.upstream.operators_page import accept_table, markdown_of
+from ci.lanes.upstream.operators_page import accept_table, markdown
 from ci.lanes.upstream.table_judge import TableJudge, by_key
 from ci.lanes.upstream.value_cases import CHAIN, chains
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
@@ -304,7 +304,7 @@ def test_what_is_not_quantized_on_htp_alone_was_tried_in_a_chain() -> None:
 
 def test_the_page_counts_results_and_names_what_fails_or_leaves_htp() -> None:
     found = table(own("abs", plain=RecordedPart("dies")) | own("exp", plain=ON_CPU) | own("log", plain=WHOLE))
-    lines = markdown_of(found, OnnxOperators()).splitlines()
+    lines = markdown(found, OnnxOperators()).splitlines()
     assert "| 16a8w | abs | exp |" in lines
     counts = {cells[0]: cells[1:] for line in lines if len(cells := line.strip("| ").split(" | ")) > 3}
     place = MEASURED_SCHEMES.index("16a8w")

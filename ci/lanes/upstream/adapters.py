@@ -552,20 +552,17 @@ def part_of(summary: Any, flow: str, measured: TriedModel | None = None) -> dict
         # It is compared with the quantized model, so the loss is not of quantizing.
         result, error = "wrong", unheld
     compared = result in ("whole", "part", "float", "wrong") and least is not None and least > -math.inf
-    figure = min(least, EXACT) if compared and least is not None else None
+    tested = part(result, min(least, EXACT) if compared and least is not None else None, on_cpu, error)
     if not compared:
-        return part(result, figure, on_cpu, error)
-    tested = part(result, figure, on_cpu, error)
+        return tested
     if measured and measured.quantized:
         for name in ("float_db", "quantized_db"):
             figures_of = [getattr(draw, name) for draw in measured.draws]
             tested[name] = rounded(_median(figures_of) if draws else figures_of[-1])
         tested["in_float"] = measured.in_float
-    return {**tested, "draws": [_rounded(draw) for draw in draws]} if draws else tested
-
-
-def _rounded(draw: Draw) -> list[float | bool | None]:
-    return [*map(rounded, draw[:3]), *([True] if draw.refused else [])]
+    if draws:
+        tested["draws"] = [[*map(rounded, draw[:3]), *[True] * draw.refused] for draw in draws]
+    return tested
 
 
 def _median(figures: Iterable[float | None]) -> float | None:

@@ -135,14 +135,11 @@ def choose(
 ) -> list[Job]:
     """The tests that the flags name, sorted."""
     matches = matcher(choice.words, whole=True)
-    starts = [f"[qnn_{flow}".removesuffix("_fp16") for flow in flows]
+    of_flow = [f"[qnn_{flow}".removesuffix("_fp16") + end for flow in flows for end in ("-", "]")]
     part = sample_of(sample, tests, plan.judge.ledger, plan.costs)
-    jobs = [plan.job(test) for test in part if matches(test) and (not starts or _of_flow(test, starts))]
+    wanted = (test for test in part if not flows or any(start in test for start in of_flow))
+    jobs = [plan.job(test) for test in wanted if matches(test)]
     return sorted(shard(jobs, *parse_shard(choice.shard or "1/1")), key=lambda job: job.name)
-
-
-def _of_flow(test: str, flows: Sequence[str]) -> bool:
-    return any(f"{flow}{end}" in test for flow in flows for end in ("-", "]"))
 
 
 SAMPLE = 40

@@ -130,9 +130,8 @@ def _from_similar_scheme(own: Sequence[Tried], others: Sequence[Tried]) -> list[
     """What counts of the scheme that differs in the weights alone, if the plain case gave the same figure
     in both and no other of our own cases was tried."""
     plain, same = ([row.part for row in rows if row.form.startswith(f"{PLAIN} ")] for rows in (own, others))
-    if not plain or plain != same or plain[0].sqnr_db is None:
-        return []
-    if any(not (row.usual or row.chain) for row in own):
+    tried_others = any(not (row.usual or row.chain) for row in own)
+    if not plain or plain != same or plain[0].sqnr_db is None or tried_others:
         return []
     return [row for row in others if not (row.usual or row.chain)]
 
@@ -157,7 +156,10 @@ def tried_of(suite: str, test: str, parts: Iterable[RecordedPart]) -> Iterator[T
         operator = file.removeprefix("test_")
         form = function.removeprefix(f"{file}_").removeprefix("test_")
     for part in parts:
-        tested = _without_loss(part) if head == "test_chains" and scheme.endswith(LAYERS_LOSE) else part
+        tested = part
+        if head == "test_chains" and scheme.endswith(LAYERS_LOSE):
+            draws = tuple(draw._replace(quantized_db=None) for draw in part.draws)
+            tested = replace(part, quantized_db=None, draws=draws)
         yield Tried(operator, scheme, suite, test, form, tested)
 
 
@@ -169,11 +171,6 @@ def _inputs(*, chained: bool) -> dict[tuple[str, str], str]:
 
 LAYERS_LOSE = ("4w", "4w_block")
 """Schemes in which the layers of a chain lose much themselves, by weights of four bits."""
-
-
-def _without_loss(part: RecordedPart) -> RecordedPart:
-    draws = tuple(draw._replace(quantized_db=None) for draw in part.draws)
-    return replace(part, quantized_db=None, draws=draws)
 
 
 NEWER_SCHEMES = {"fp": "fp16", "8a": "8a8w", "16a": "16a8w"}

@@ -119,19 +119,14 @@ def accept_table(folder: Path, profile: str = DEFAULT_PROFILE) -> None:
     with locked():
         table, fewer = read(TABLE).updated(_with_newer(records, profile))
         replace_text(TABLE, table.as_json())
-        replace_text(PAGE, markdown_of(table))
+        replace_text(PAGE, markdown(table))
     left = f"; {fewer} cells stay as they were: they have more cases than these records" if fewer else ""
     sys.stderr.write(f"wrote {TABLE} and {PAGE}{left}\n")
 
 
-def markdown() -> str:
-    """docs/operators.md."""
-    return markdown_of(read())
-
-
-def markdown_of(table: OperatorTable, onnx: OnnxOperators | None = None) -> str:
-    """The page of a table."""
-    return "\n".join(_markdown(table, onnx or onnx_page.shipped())) + "\n"
+def markdown(table: OperatorTable | None = None, onnx: OnnxOperators | None = None) -> str:
+    """docs/operators.md, of the committed tables or of others."""
+    return "\n".join(_markdown(table or read(), onnx or onnx_page.shipped())) + "\n"
 
 
 def _markdown(table: OperatorTable, onnx: OnnxOperators) -> Iterator[str]:

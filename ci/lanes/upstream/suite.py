@@ -35,7 +35,7 @@ class UpstreamSuite:
     stage: str = "test_upstream"
     """The command that runs it, and the name of its report."""
     classes: tuple[str, ...] = ()
-    """Only the tests of these; of all if empty."""
+    """Only the tests of these, or functions; of all if empty."""
     adapter: str = "plain"
     """How its tests are set up and judged (ci.lanes.upstream.adapters)."""
     socs: tuple[str, ...] = ()
@@ -131,13 +131,15 @@ SUITES = {
             "values",
             "ci/lanes/upstream/values.py",
             "operators with other values, shapes and schemes: manifests/upstream/values.toml",
+            classes=("test_values",),
             adapter="values",
             warm_up="test_values[qnn_8a8w-relu-plain]",
         ),
         UpstreamSuite(
             "chains",
-            "ci/lanes/upstream/chains.py",
+            "ci/lanes/upstream/values.py",
             "operators between two layers, in the forms that models have, with five draws of inputs",
+            classes=("test_chains",),
             adapter="chains",
             warm_up="test_chains[qnn_8a8w-relu-chain]",
         ),

@@ -1,7 +1,5 @@
-"""Tests for pytest: operators with other values and shapes, through ExecuTorch's suite for backends.
-
-The fixture `test_runner` is that suite's, with the flows of the adapter `Values`.
-"""
+"""Tests for pytest: operators with other values and shapes, and between two layers with weights, through
+ExecuTorch's suite for backends. The fixture `test_runner` is that suite's, with the flows of our adapters."""
 
 from __future__ import annotations
 
@@ -11,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from ci.lanes.upstream.value_cases import ValueCase, cases
+from ci.lanes.upstream.value_cases import ValueCase, cases, chains
 from ci.operators.table import DRAWS, PLAIN, PROGRAMS
-from ci.pipeline.models.shipped.operators import alone
+from ci.pipeline.models.shipped.operators import Chained, alone
 from provisioning.manifest import soc_named
 
 EXACT_SCALES_ARCH = 73
 """Before it, a program of 16 bits is as exact as its scales happen to be: a linear layer of other weights has
 55 dB or 82 dB."""
+WITHOUT_BIAS = ("qnn_16a16w",)
+"""A bias may be cut off there (bias-beyond-32-bits), and the layers then lose more than the operator."""
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
@@ -30,6 +30,17 @@ def test_values(test_runner: Any, case: ValueCase) -> None:
         if others:
             model.draws = [inputs, *others]
         test_runner.lower_and_run_model(model, inputs, generate_random_test_inputs=False)
+
+
+@pytest.mark.parametrize("case", chains(), ids=str)
+def test_chains(test_runner: Any, case: ValueCase) -> None:
+    torch.manual_seed(case.seed)
+    operator, count = alone(case.expression, case.is_module, case.settings.indices)
+    drawn = draws(case, count)
+    bias = test_runner._flow.name not in WITHOUT_BIAS
+    model = Chained(operator, drawn[0], images=case.settings.shapes == "image", bias=bias).eval()
+    model.draws = drawn
+    test_runner.lower_and_run_model(model, drawn[0], generate_random_test_inputs=False)
 
 
 def programs_of(case: ValueCase, flow: str) -> int:

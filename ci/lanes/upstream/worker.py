@@ -162,15 +162,12 @@ class Tests:
         verdict = verdict_of(self._recorder.reports, shims.touched(), parts)
         return {"test": name, **verdict, "parts": parts, **figures}
 
-    @contextlib.contextmanager
-    def _naming_culprits(self, log: Path | None) -> Iterator[None]:
-        if log is None or not self._models:
-            yield
-            return
+    def _naming_culprits(self, log: Path | None) -> contextlib.AbstractContextManager[None]:
+        if not (log and self._models):
+            return contextlib.nullcontext()
         from ci.operators.partition.failing_operators import naming
 
-        with naming(log):
-            yield
+        return naming(log)
 
 
 def _name(item: pytest.Item, place: Path) -> str:
@@ -212,7 +209,9 @@ def verdict_of(
     elif expected:
         outcome, reason = "expected_failure", expected[0].wasxfail or "marked as failing by ExecuTorch"
     elif skipped:
-        outcome, reason = "not_run", _skip_reason(skipped[0])
+        longrepr = skipped[0].longrepr
+        reason = longrepr[2] if isinstance(longrepr, tuple) else skipped[0].longreprtext
+        outcome, reason = "not_run", reason.removeprefix("Skipped: ")
     return {"outcome": outcome, "reason": reason, "problems": problems}
 
 
@@ -243,11 +242,6 @@ def _error(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = ADDRESS.sub("0x…", str(crash.message if crash else report.longreprtext).strip())
     return text[:2000] or "failed without a message"
-
-
-def _skip_reason(report: pytest.TestReport) -> str:
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-    return reason.removeprefix("Skipped: ")
 
 
 class _KeptDirectory(tempfile.TemporaryDirectory[str]):
