@@ -129,6 +129,10 @@ def _cache_of_loader(stamp: Stamp) -> dict[str, tuple[Path, ...]]:
     return read_cache(Path(LOADER_CACHE))
 
 
+OF_PATHS = {"details": details_of, "listing": listing_of, "modules": modules_of}
+"""By kind of input, its state by the path alone."""
+
+
 class CurrentState:
     """The current state of inputs; each is computed once."""
 
@@ -140,8 +144,12 @@ class CurrentState:
     def of(self, kind: str, name: str) -> str:
         state = self._known.get((kind, name))
         if state is None:
-            compute = getattr(self, f"_{kind}", None)
-            self._known[kind, name] = state = compute(name) if compute else "unknown kind"
+            if kind in OF_PATHS:
+                state = OF_PATHS[kind](self.roots.path(name))
+            else:
+                compute = getattr(self, f"_{kind}", None)
+                state = compute(name) if compute else "unknown kind"
+            self._known[kind, name] = state
         return state
 
     def _file(self, name: str) -> str:
@@ -169,9 +177,6 @@ class CurrentState:
             return "directory" + self.target(path)
         return "file" + self.target(path) if os.path.exists(path) else absence_of(path)
 
-    def _details(self, name: str) -> str:
-        return details_of(self.roots.path(name))
-
     def _place(self, name: str) -> str:
         """Where a root is, on which machine."""
         path = os.path.realpath(self.roots.named.get(name, ""))
@@ -179,12 +184,6 @@ class CurrentState:
             info = os.stat(path)
             return f"{path} {info.st_dev}:{info.st_ino} {_machine()}"
         return path
-
-    def _listing(self, name: str) -> str:
-        return listing_of(self.roots.path(name))
-
-    def _modules(self, name: str) -> str:
-        return modules_of(self.roots.path(name))
 
     def _library(self, name: str) -> str:
         """Where ld.so's cache leads for a name."""

@@ -89,26 +89,19 @@ class _Run(Generic[R]):
     def end(self, job: Job, result: R, seconds: float) -> None:
         with self.changed:
             del self.running[job.name]
-            if self.stopping:
-                self.changed.notify_all()
-                return
-            self.results[job.name] = result
-            if self.observer:
-                self.observer.ended(job, result, seconds)
-            if self.stop_after(job, result):
-                self.stopping = True
+            if not self.stopping:
+                self.results[job.name] = result
+                if self.observer:
+                    self.observer.ended(job, result, seconds)
+                self.stopping = self.stop_after(job, result)
             self.changed.notify_all()
 
-    def fail(self, error: BaseException) -> None:
-        with self.changed:
-            if self.failure is None and not self.stopping:
-                self.failure = error
-            self.stopping = True
-            self.changed.notify_all()
-
-    def leave(self) -> None:
+    def leave(self, error: BaseException | None) -> None:
         with self.changed:
             self.serving -= 1
+            if error and not self.stopping:
+                self.failure = error
+            self.stopping = self.stopping or error is not None
             self.changed.notify_all()
 
     def _fitting(self) -> Job | None:
@@ -142,6 +135,7 @@ def run_jobs(
     opened: list[Slot[R]] = []
 
     def serve() -> None:
+        failure = None
         try:
             # Create a slot only when there is a job for it.
             if (job := state.take()) is None:
@@ -159,9 +153,9 @@ def run_jobs(
                 job = state.take()
         except BaseException as error:
             # Raised again below, in the caller's thread.
-            state.fail(error)
+            failure = error
         finally:
-            state.leave()
+            state.leave(failure)
 
     threads = [threading.Thread(target=serve, daemon=True) for _ in range(max(1, min(slots, len(jobs))))]
     try:

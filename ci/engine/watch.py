@@ -21,7 +21,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -196,9 +196,14 @@ def source_of(path: str) -> str:
 def listing_of(path: str) -> str:
     """The digest of a directory's names and their kinds, or `absent`. Python's folder of bytecode does not
     count."""
+    return _digest_of(path, lambda entry: f"{entry.name}/{_kind(entry)}" * (entry.name != "__pycache__"))
+
+
+def _digest_of(path: str, named: Callable[[os.DirEntry[str]], str]) -> str:
+    """Of a directory's entries by what each is named; those without a name do not count."""
     try:
         with os.scandir(path) as entries:
-            names = sorted(f"{entry.name}/{_kind(entry)}" for entry in entries if entry.name != "__pycache__")
+            names = sorted(filter(None, map(named, entries)))
     except OSError:
         return "absent"
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
@@ -216,16 +221,12 @@ MODULES, PACKAGES = (".py", ".pyc", ".so", ".pth"), ("-info", ".egg", ".egg-link
 
 def modules_of(path: str) -> str:
     """The digest of the names by which Python finds modules and packages in a directory, or `absent`."""
-    try:
-        with os.scandir(path) as entries:
-            names = sorted(
-                entry.name
-                for entry in entries
-                if entry.name.endswith((*MODULES, *PACKAGES)) or os.path.exists(f"{entry.path}/__init__.py")
-            )
-    except OSError:
-        return "absent"
-    return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def named(entry: os.DirEntry[str]) -> str:
+        is_found = entry.name.endswith((*MODULES, *PACKAGES)) or os.path.exists(f"{entry.path}/__init__.py")
+        return entry.name * is_found
+
+    return _digest_of(path, named)
 
 
 def details_of(path: str) -> str:

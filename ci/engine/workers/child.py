@@ -24,7 +24,6 @@ from typing import Any, TextIO
 
 from ci.engine import interpreter, trouble
 from ci.engine.workers.fork_server import FORK_SERVERS, ForkServer
-from ci.engine.workers.orders import folders_of
 from ci.engine.workers.watched_fork import in_watched_fork
 from provisioning.base.commands import Fix
 
@@ -160,6 +159,17 @@ def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
         if found := trouble.of_error(error, places_of(order)):
             return {"trouble": asdict(found)}
         raise
+
+
+WRITTEN, WRITTEN_FILES = ("into", "folder", "scratch"), ("path", "log")
+"""The folders and the files in an order that its work writes to."""
+
+
+def folders_of(order: Mapping[str, Any]) -> list[Path]:
+    """The folders that an order names for its work to write to."""
+    given = {name: Path(value) for name, value in order.items() if value and isinstance(value, str)}
+    folders = [given[name] for name in WRITTEN if name in given]
+    return [*folders, *(given[name].parent for name in WRITTEN_FILES if name in given)]
 
 
 def places_of(order: Mapping[str, Any]) -> list[Path]:

@@ -98,7 +98,7 @@ class ForkServer:
         for file in (self._number, self._owner):
             self._poll.register(file, select.POLLIN)
         used = time.monotonic()
-        while self._clients or (self._is_listening and _is_needed(used)):
+        while self._clients or (self._listener.fileno() >= 0 and _is_needed(used)):
             # One at a time: it may close the descriptor that the next is about.
             for ready, _ in self._poll.poll(LOOK_SECONDS * 1000)[:1]:
                 used = time.monotonic()
@@ -114,10 +114,6 @@ class ForkServer:
                     elif self._is_in_worker(connection, descriptors, orders):
                         return
         os._exit(0)
-
-    @property
-    def _is_listening(self) -> bool:
-        return self._listener.fileno() >= 0
 
     def _stop_listening(self) -> None:
         """Whoever waits to be accepted is told at once, and starts another server."""

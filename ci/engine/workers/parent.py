@@ -23,10 +23,9 @@ from ci.engine.closed import limits, without_hidden
 from ci.engine.jobs import Job
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
 from ci.engine.watch import Touched
-from ci.engine.workers.child import DOING
+from ci.engine.workers.child import DOING, folders_of
 from ci.engine.workers.fork_server import FORK_SERVERS
 from ci.engine.workers.forked import ForkedProcess, OwnProcess, forked
-from ci.engine.workers.orders import folders_of
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.settings import ROOT
