@@ -22,7 +22,7 @@ from ci.engine.work import Failure, Result
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.suite import SUITES, Limits, LlmProgram
 from ci.lanes.llm.verdicts import LIMITS, findings_of
-from ci.lanes.llm.work import environment, executorch_environment, setup_of
+from ci.lanes.llm.work import environment, setup_of
 from ci.pipeline.installed import ready_environment
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report, Severity
@@ -450,7 +450,7 @@ def replies_of(module: str, through: str, folder: Path, *words: object) -> list[
     variables = environment()
     if through == "executorch":
         selection = Selection("wheels", "x86_64-linux", "SM8650", store_path(), folder / "reports")
-        variables = executorch_environment(ready_environment(selection, os.environ))
+        variables = environment(ready_environment(selection, os.environ))
     ended = subprocess.run(
         [sys.executable, "-m", f"tests.support.{module}", *map(str, words)],
         cwd=ROOT,

@@ -552,6 +552,13 @@ class TestCheckpoint:
         theirs.touch()
         assert self.compiled(["compile"], whole_checkpoint) == 2 and theirs.exists()
 
+    def test_a_model_without_end_is_refused(
+        self, whole_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        checkpoint(whole_checkpoint, eos_token_id=None)
+        assert self.compiled(["compile"], whole_checkpoint) == 2
+        assert "eos_token_id" in capsys.readouterr().err
+
     def test_parts_are_no_larger_than_a_gigabyte(self, tmp_path: Path) -> None:
         small = read_architecture(checkpoint(tmp_path))
         large = replace(
@@ -752,10 +759,6 @@ class TestConfiguration:
         assert read_by_genie(folder, [[2, 0], [1, 2]], ["c a", "b c"], 1) == []
         [wrong] = read_by_genie(folder, [[2, 0], [2, 2]], ["c a", "c c"], 1)
         assert "of a chat Genie reads [1, 2, 2]" in wrong
-
-    def test_a_model_without_end_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError):
-            self.read(tmp_path, eos=())
 
 
 @pytest.mark.parametrize("tokens", [96, 97])

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.beginning import first_token, tokenizer_decides
+from ci.pipeline.models.arrays import Array
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 
 
@@ -61,6 +61,8 @@ FAMILIES = {
 """By `model_type`."""
 LOCAL = "local_"
 """Begins the names of the inputs with the cosines and sines of layers that have a rope of their own."""
+HIDDEN = "hidden"
+"""What one part of a model hands to the next is named `hidden_` and the number of the layer."""
 INDEX = "model.safetensors.index.json"
 ONLY = {"hidden_act": "silu", "use_sliding_window": False, "partial_rotary_factor": 1}
 """Keys of config.json that have one value here. Others compute something else."""
@@ -280,6 +282,7 @@ def read_architecture(folder: Path, adapter: str = "") -> Architecture:
         scaling, magnitude, ends_at = _scaling(folder, config, head)
         window = config.get("sliding_window", family.window) if family.windowed else None
         ends = [context, ends_at, window and _size(folder, {"sliding_window": window}, "sliding_window")]
+        bos = named_beginning(folder, config, words)
         return Architecture(
             model_type=kind,
             vocab_size=words,
@@ -295,7 +298,8 @@ def read_architecture(folder: Path, adapter: str = "") -> Architecture:
             tied=bool(config.get("tie_word_embeddings", family.tied)),
             bias=family.bias or bool(config.get("attention_bias", False)),
             context=min(end for end in ends if end),
-            bos=_beginning(folder, config, words),
+            # Models are trained with the tokenizer's tokens, and config.json may name another.
+            bos=first_token(folder, words) if tokenizer_decides(folder) else bos,
             eos=_ends(folder, config, words),
             rotary_dim=_rotary_dim(folder, config, head),
             rope_magnitude=magnitude,
@@ -344,12 +348,6 @@ def upstream_name(folder: Path, kind: str) -> str:
     return next(
         (name for UPSTREAM_name, word, name in UPSTREAM_NAMES if UPSTREAM_name == kind and word in words), ""
     )
-
-
-def _beginning(folder: Path, config: Mapping[str, Any], words: int) -> int | None:
-    """As the tokenizer has it: models are trained with its tokens, and config.json may name another."""
-    bos = named_beginning(folder, config, words)
-    return first_token(folder, words) if tokenizer_decides(folder) else bos
 
 
 def named_beginning(folder: Path, config: Mapping[str, Any], words: int) -> int | None:

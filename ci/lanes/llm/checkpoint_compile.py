@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.llm.architecture import Architecture, read_architecture
-from ci.lanes.llm.arrays import HIDDEN, Sample
+from ci.lanes.llm.architecture import HIDDEN, Architecture, read_architecture
 from ci.lanes.llm.contexts import compile_context
 from ci.lanes.llm.decoder import load_decoder, require_halves
 from ci.lanes.llm.genie import write_config
 from ci.lanes.llm.graphs import Encoding, export, outputs_of_rows, quantize, samples, shared_encodings
 from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
 from ci.lanes.llm.suite import FOUR_BITS
+from ci.pipeline.models.arrays import Sample
 from provisioning.manifest import Soc, soc_named
 
 MOST = 256

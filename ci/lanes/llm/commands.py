@@ -36,7 +36,7 @@ from ci.lanes.llm.genie import (
 )
 from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_beginning, words_after
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
-from ci.lanes.llm.work import executorch_environment, setup_of
+from ci.lanes.llm.work import environment, setup_of
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named, written_name
@@ -164,8 +164,8 @@ def ask_worker(
     log = logs / LOG.name
     if through(record) == "genie":
         return asking(setup_of("generate", logs, timeout), log)
-    qnn_environment = ready_environment(selection, os.environ)
-    return asking(setup_of("lower", logs, timeout, executorch_environment(qnn_environment)), log)
+    variables = environment(ready_environment(selection, os.environ))
+    return asking(setup_of("lower", logs, timeout, variables), log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +219,7 @@ def run_model(prompt: Prompt) -> int:
 
         [generated] = prompt.emulated.genie(copy, [tokens], timeout=prompt.timeout, on_token=write)
     sys.stdout.write(words_after(tokenizer, tokens, generated.tokens)[written:] + "\n")
-    rate = len(generated.tokens) / generated.seconds
-    sys.stderr.write(
-        f"{len(generated.tokens)} tokens, stopped by {generated.stopped};"
-        f" {rate:.1f} a second on the emulator\n"
-    )
+    _say_speed(len(generated.tokens), generated.stopped, generated.seconds)
     return 0
 
 
@@ -237,11 +233,13 @@ def _run_program(prompt: Prompt, program: Path, tokenizer: Any, tokens: Sequence
         [said] = ask(**order, prompts=[list(tokens)], most=prompt.tokens)["answers"]
     words = words_after(tokenizer, tokens, said["tokens"])
     sys.stdout.write(f"{'' if prompt.chat else prompt.text}{words}\n")
-    rate = len(said["tokens"]) / said["seconds"]
-    sys.stderr.write(
-        f"{len(said['tokens'])} tokens, stopped by {said['stopped']}; {rate:.1f} a second on the emulator\n"
-    )
+    _say_speed(len(said["tokens"]), said["stopped"], said["seconds"])
     return 0
+
+
+def _say_speed(count: int, stopped: str, seconds: float) -> None:
+    rate = f"{count / seconds:.1f} a second on the emulator"
+    sys.stderr.write(f"{count} tokens, stopped by {stopped}; {rate}\n")
 
 
 def beginning_of(compiled: Path) -> int:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.arrays import Array, Sample
 from ci.lanes.llm.graphs import Encoding, edge_encodings
+from ci.pipeline.models.arrays import Array, Sample
 from provisioning.manifest import Soc
 
 

@@ -16,8 +16,8 @@ import onnx
 import onnxruntime as ort
 
 from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.arrays import Array, Sample
 from ci.lanes.llm.graphs import Encoding, call
+from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.qnn_provider import ERRORS_ONLY, device, htp_options
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -57,9 +57,8 @@ def compile_context(graphs: Mapping[int, Path], soc: Soc, binary: Path, *, fp16:
             names = ", ".join(model.name for model in graphs.values())
             raise CheckFailed(f"{names}: became {1 + len(more)} contexts instead of one", fix="report it")
         for number, wrapper in wrappers.items():
-            wrapping = _name_graph(compiled, wrapper, number)
+            wrapping = _named(compiled, wrapper, number, binary.name)
             if len(graphs) == 1:
-                _name_binary(wrapping, binary.name)
                 onnx.save(wrapping, str(binary.with_suffix(".onnx")))
         shutil.move(compiled, binary)
 
@@ -93,9 +92,9 @@ def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) ->
     return session
 
 
-def _name_graph(binary: Path, wrapper: Path, number: int) -> Any:
-    """ONNX Runtime uses a hash as the name. The new name has the same length, because lengths are part of the
-    file. Returns the wrapper with the new name."""
+def _named(binary: Path, wrapper: Path, number: int, file: str) -> Any:
+    """ONNX Runtime uses a hash as the graph's name. The new name has the same length, because lengths are
+    part of the file. Returns the wrapper with the new name, and with `file` as the binary's."""
     wrapping = onnx.load(str(wrapper))
     [node] = wrapping.graph.node
     data, match = binary.read_bytes(), GRAPH.fullmatch(node.name.encode())
@@ -109,15 +108,9 @@ def _name_graph(binary: Path, wrapper: Path, number: int) -> Any:
     binary.write_bytes(data.replace(b"Provider_" + old + b"_1_0", b"Provider_" + new + b"_1_0"))
     node.name = node.name.replace(old.decode(), new.decode())
     for attribute in node.attribute:
-        if attribute.name == "partition_name":
-            attribute.s = node.name.encode()
+        if attribute.name in (names := {"partition_name": node.name, "ep_cache_context": file}):
+            attribute.s = names[attribute.name].encode()
     return wrapping
-
-
-def _name_binary(wrapping: Any, name: str) -> None:
-    for attribute in wrapping.graph.node[0].attribute:
-        if attribute.name == "ep_cache_context":
-            attribute.s = name.encode()
 
 
 def _options() -> Any:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ci.lanes.llm.adapters import changes
-from ci.lanes.llm.architecture import Architecture, tensors_of
-from ci.lanes.llm.arrays import HIDDEN
+from ci.lanes.llm.architecture import HIDDEN, Architecture, tensors_of
 from provisioning.base.errors import CheckFailed
 
 LARGEST_HALF = 65504.0

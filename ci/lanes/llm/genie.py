@@ -21,8 +21,8 @@ import numpy as np
 
 from ci.diagnose.explain import nearest
 from ci.engine.trouble import how_it_ended
-from ci.lanes.llm.architecture import Architecture, read_object
-from ci.lanes.llm.arrays import Array
+from ci.lanes.llm.architecture import SCALING, Architecture, read_object
+from ci.pipeline.models.arrays import Array
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import ROOT
 from provisioning.manifest import Soc
@@ -100,11 +100,6 @@ def write_config(
     name: str = CONFIG,
 ) -> Path:
     """The configuration and the extension file that it names. Their paths are relative to `folder`."""
-    if not shape.eos:
-        raise UsageError(
-            "the model names no token that ends a text, and Genie wants one",
-            fix="add eos_token_id to config.json",
-        )
     core = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
     extension = {"devices": [{**_chip(soc), "cores": [core]}]}
     (folder / EXTENSION).write_text(json.dumps(extension, indent=2) + "\n", encoding="utf-8")
@@ -170,8 +165,7 @@ def _rope(shape: Architecture, prefix: str = "") -> dict[str, Any]:
     if prefix:
         return rope
     if shape.rope_scaling is not None:
-        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        scaling = {name.replace("_", "-"): shape.rope_scaling[name] for name in names}
+        scaling = {name.replace("_", "-"): shape.rope_scaling[name] for name in SCALING}
         rope["rope-scaling"] = {"rope-type": "llama3", **scaling}
     return rope
 
@@ -240,7 +234,13 @@ def generate(
     each token as it comes."""
     replies = _replies(config, timeout, on_token, prompts=[list(prompt) for prompt in prompts])
     most = setting(config, "max-num-tokens")
-    return [_generated(reply, most) for reply in replies]
+    generated = []
+    for reply in replies:
+        tokens, stopped = tuple(reply["tokens"]), reply["stopped"]
+        if stopped != "context":
+            stopped = "length" if len(tokens) >= most else "eos"
+        generated.append(GeneratedText(tokens, stopped, reply["seconds"], reply["first_seconds"]))
+    return generated
 
 
 def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
@@ -352,12 +352,6 @@ def _require_head_size(config: Path) -> None:
             f"{config} has no number engine.backend.QnnHtp.kv-dim",
             fix="set engine.backend.QnnHtp.kv-dim to a head's size (head_dim in config.json)",
         )
-
-
-def _generated(reply: Mapping[str, Any], most: int) -> GeneratedText:
-    tokens = tuple(reply["tokens"])
-    stopped = "context" if reply["stopped"] == "context" else "length" if len(tokens) >= most else "eos"
-    return GeneratedText(tokens, stopped, reply["seconds"], reply["first_seconds"])
 
 
 def refusal(output: str, how: str) -> CheckFailed:

@@ -53,25 +53,11 @@ class ForcedChoice:
 
 class Dialog:
     def __init__(self, config: dict[str, Any]) -> None:
-        self.genie = load_genie()
+        self._genie = load_genie()
         handle, self._dialog = ctypes.c_void_p(), ctypes.c_void_p()
-        self.genie.GenieDialog_create.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        for name in ("GenieDialog_reset", "GenieDialog_free"):
-            getattr(self.genie, name).argtypes = [ctypes.c_void_p]
-        self.genie.GenieDialog_tokenQuery.argtypes = [
-            ctypes.c_void_p,
-            ctypes.POINTER(ctypes.c_uint32),
-            ctypes.c_uint32,
-            ctypes.c_int,
-            TOKENS,
-            ctypes.c_void_p,
-        ]
         text = json.dumps(config).encode()
-        self._check(
-            "GenieDialogConfig_createFromJson",
-            self.genie.GenieDialogConfig_createFromJson(text, ctypes.byref(handle)),
-        )
-        self._check("GenieDialog_create", self.genie.GenieDialog_create(handle, ctypes.byref(self._dialog)))
+        self._call("GenieDialogConfig_createFromJson", text, ctypes.byref(handle))
+        self._call("GenieDialog_create", handle, ctypes.byref(self._dialog))
 
     def encode(self, text: str) -> list[int]:
         tokenizer, numbers, count = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_int32)(), ctypes.c_uint32()
@@ -81,22 +67,9 @@ class Dialog:
             memory.append(ctypes.create_string_buffer(size))
             into[0] = ctypes.addressof(memory[-1])
 
-        self.genie.GenieDialog_getTokenizer.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        self._check(
-            "GenieDialog_getTokenizer",
-            self.genie.GenieDialog_getTokenizer(self._dialog, ctypes.byref(tokenizer)),
-        )
-        self.genie.GenieTokenizer_encode.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_char_p,
-            ALLOCATE,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-        ]
-        status = self.genie.GenieTokenizer_encode(
-            tokenizer, text.encode(), ALLOCATE(allocate), ctypes.byref(numbers), ctypes.byref(count)
-        )
-        self._check("GenieTokenizer_encode", status)
+        self._call("GenieDialog_getTokenizer", self._dialog, ctypes.byref(tokenizer))
+        into = ctypes.byref(numbers), ctypes.byref(count)
+        self._call("GenieTokenizer_encode", tokenizer, text.encode(), ALLOCATE(allocate), *into)
         return [int(numbers[index]) for index in range(count.value)]
 
     def answer(self, prompt: list[int]) -> dict[str, Any]:
@@ -111,14 +84,11 @@ class Dialog:
 
         began = time.monotonic()
         array = (ctypes.c_uint32 * len(prompt))(*prompt)
-        status = self.genie.GenieDialog_tokenQuery(
-            self._dialog, array, len(prompt), COMPLETE, TOKENS(take), None
-        )
+        arguments = self._dialog, array, len(prompt), COMPLETE, TOKENS(take), None
+        status = self._call("GenieDialog_tokenQuery", *arguments, allowed=CONTEXT_EXCEEDED)
         seconds = time.monotonic() - began
-        if status not in (0, CONTEXT_EXCEEDED):
-            self._check("GenieDialog_tokenQuery", status)
         if not status:
-            self._check("GenieDialog_reset", self.genie.GenieDialog_reset(self._dialog))
+            self._call("GenieDialog_reset", self._dialog)
         return {
             "tokens": tokens,
             "stopped": "context" if status else "end",
@@ -126,13 +96,16 @@ class Dialog:
             "first_seconds": (times[0] if times else time.monotonic()) - began,
         }
 
-    def _check(self, what: str, status: int) -> None:
-        if status:
+    def _call(self, function: str, *arguments: Any, allowed: int = 0) -> int:
+        """The status of a function of Genie's; ends the process unless it is 0 or `allowed`."""
+        status = int(getattr(self._genie, function)(*arguments))
+        if status not in (0, allowed):
             sys.stdout.flush()
-            sys.stderr.write(f"{what}: status {status}\n")
+            sys.stderr.write(f"{function}: status {status}\n")
             sys.stderr.flush()
             # Genie crashes if it is freed after a failure.
             os._exit(3)
+        return status
 
 
 def load_genie() -> Any:
@@ -149,7 +122,6 @@ def force(config: dict[str, Any], forced: list[dict[str, Any]]) -> None:
     said = {token for row in forced for token in row["tokens"]}
     end = context["eos-token"] = next(token for token in range(context["n-vocab"]) if token not in said)
     choice = ForcedChoice(end)
-    register.argtypes = [ctypes.c_char_p, SAMPLE, ctypes.c_void_p]
     if status := register(SAMPLER.encode(), choice.callback, None):
         sys.exit(f"{REGISTER}: status {status}")
     config["dialog"]["sampler"] = {"version": 1, "type": "custom", "callback-name": SAMPLER}

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ci.lanes.llm.architecture import Architecture
-from ci.lanes.llm.arrays import HIDDEN, Array, Sample
+from ci.lanes.llm.architecture import HIDDEN, Architecture
+from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.own_output import quiet
 
 OPSET = 18

@@ -9,17 +9,16 @@ import gc
 import importlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ci.lanes.llm.architecture import Architecture, read_architecture
-from ci.lanes.llm.arrays import Array, Sample
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.compiled import Compiled, CompiledReader, TokenReader
 from ci.lanes.llm.decoder import Decoder, load_decoder
@@ -41,6 +40,7 @@ from ci.lanes.llm.verdicts import (
     window_of,
 )
 from ci.pipeline.accuracy import Pair, Unusable, compare
+from ci.pipeline.models.arrays import Array, Sample
 from provisioning.base.errors import CheckFailed
 from provisioning.base.units import EXACT_DB
 from provisioning.manifest import Soc, soc_named
@@ -108,11 +108,8 @@ class ProgramFolders:
         return replace(self.shape, eos=(self.shape.vocab_size - 1,))
 
 
-class Speaker(Protocol):
-    def __call__(
-        self, prompts: Sequence[Sequence[int]], most: int, *, endless: bool
-    ) -> Sequence[GeneratedText]:
-        """Answers to prompts without the token that begins a text."""
+Speaker = Callable[..., Sequence[GeneratedText]]
+"""Answers to prompts without the token that begins a text, each of so many tokens at most; or `endless`."""
 
 
 def texts(

@@ -70,7 +70,9 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
                 f"{how.output} has what was compiled of {other}",
                 fix="name another folder with -o, or remove it",
             )
-        if _taken(how.output):
+        names = {path.name for path in how.output.iterdir()} if how.output.exists() else set()
+        if RECORD not in names and any(not name.startswith(SCRATCH) for name in names):
+            # No compile of ours wrote what is there.
             raise UsageError(f"{how.output} is not empty", fix="name another folder with -o, or remove it")
         return cls(model, how, shape, order, calibration)
 
@@ -195,9 +197,3 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         if genie and not order["shared"] and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
             words.append(f"try it: {session('llm', 'run', output, 'The answer is')}")
         return Product(files, words, stale=stale)
-
-
-def _taken(output: Path) -> bool:
-    """Whether it holds something that no compile of ours wrote."""
-    names = {path.name for path in output.iterdir()} if output.exists() else set()
-    return RECORD not in names and any(not name.startswith(SCRATCH) for name in names)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ci.lanes.llm.architecture import Architecture, read_architecture, upstream_name
-from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.compiled import Compiled, TokenReader
 from ci.lanes.llm.decoder import Decoder, load_decoder, require_halves, resized
 from ci.lanes.llm.genie import PROGRAM, GeneratedText
@@ -38,6 +37,7 @@ from ci.lanes.llm.programs import (
 )
 from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
 from ci.lanes.llm.reference import greedy_text, load_reference
+from ci.pipeline.models.arrays import Array
 
 METHODS = {"prefill": PREFILL_METHOD, "decode": DECODE_METHOD}
 """By what `llm check` calls a kind of graph."""

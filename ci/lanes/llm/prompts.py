@@ -298,11 +298,6 @@ def prefixes_of(tokens: Sequence[int], lengths: Sequence[int]) -> list[ForcedTex
     ]
 
 
-def to_the_end(tokens: Sequence[int], length: int) -> ForcedText:
-    """Of a text of that many tokens, all but its first words, by decode."""
-    return ForcedText(tokens[:PREFIX], tokens[PREFIX:length])
-
-
 def hashed_runs(rows: Iterable[Sequence[int]]) -> list[str]:
     """Short hashes of rows of tokens, cut into runs: they tell a text again, and do not give it away."""
     runs = (row[at : at + RUN] for row in rows for at in range(0, len(row) - RUN + 1, RUN))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ci.lanes.llm.adapters import changes
 from ci.lanes.llm.architecture import INDEX, Architecture, read_object
-from ci.lanes.llm.arrays import Array
+from ci.pipeline.models.arrays import Array
 from provisioning.base.errors import CheckFailed
 
 

@@ -11,6 +11,7 @@ from ci.lanes.llm.compiled import Compiled
 from ci.lanes.llm.genie import (
     CONFIG,
     KINDS,
+    ForcedText,
     GeneratedText,
     forced_logits,
     generate,
@@ -18,7 +19,7 @@ from ci.lanes.llm.genie import (
     write_config,
 )
 from ci.lanes.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, choices, figures, genie_figures, texts
-from ci.lanes.llm.prompts import CONTINUED, prefix_lengths, prefixes_of, to_the_end
+from ci.lanes.llm.prompts import CONTINUED, PREFIX, prefix_lengths, prefixes_of
 from ci.lanes.llm.reference import load_reference
 from ci.lanes.llm.suite import FOUR_BITS
 from provisioning.base.commands import Fix
@@ -71,7 +72,8 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         prefixes = [text.prompt for text in short]
         generated = generate(into / FEW, prefixes, timeout=place.timeout)
         facts["choices"] = choices(place.shape, reference, prefixes, generated)
-        forced = [*short, to_the_end(stream, context - len(place.shape.beginning))]
+        # The last fills the context: all but its first words by decode.
+        forced = [*short, ForcedText(stream[:PREFIX], stream[PREFIX : context - len(place.shape.beginning)])]
         logits = forced_logits(into / CONFIG, forced, place.shape.vocab_size, timeout=place.timeout)
         if logits is None:
             raise CheckFailed(

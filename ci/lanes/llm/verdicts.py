@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ci.engine.work import Result
-from ci.lanes.llm.arrays import Array
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.pipeline.findings import errors_of
+from ci.pipeline.models.arrays import Array
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 

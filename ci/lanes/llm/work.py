@@ -49,8 +49,8 @@ def require_installed() -> None:
     require_packages(NEEDED, Fix("{} makes .nox/llm, whose bin/python has it", ("test_llm",)))
 
 
-def environment() -> dict[str, str]:
-    """The workers' environment."""
+def environment(qnn_environment: Environment | None = None) -> dict[str, str]:
+    """The workers' environment; those that lower and run ExecuTorch's programs have the profile's QNN."""
     variables = {
         **closed(os.environ),
         "HF_HUB_OFFLINE": "1",
@@ -60,12 +60,7 @@ def environment() -> dict[str, str]:
     }
     # The provider and Genie bring their own QNN libraries, and no other SDK's may be found first.
     variables.pop("LD_LIBRARY_PATH", None)
-    return variables
-
-
-def executorch_environment(qnn_environment: Environment) -> dict[str, str]:
-    """Of the workers that lower and run ExecuTorch's programs: with the profile's QNN."""
-    return {**environment(), **qnn_environment.variables}
+    return {**variables, **qnn_environment.variables} if qnn_environment else variables
 
 
 def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str] | None = None) -> WorkerSpec:
@@ -84,7 +79,7 @@ def key_context_of(
     roots: Roots, store: Path, qnn_environment: Environment | None = None
 ) -> dict[str, Metric]:
     """What work depends on beside its order; `qnn_environment` where ExecuTorch does it."""
-    variables = executorch_environment(qnn_environment) if qnn_environment else environment()
+    variables = environment(qnn_environment)
     basis: dict[str, Metric] = {"python": python_name(), **search_key(roots, variables)}
     if qnn_environment:
         basis["QNN"] = dict(host_libraries(qnn_environment.root(QNN_SDK).path, store))
@@ -103,17 +98,25 @@ class LanguageStep(Step[LlmProgram]):
 
     plan: LlmPlan
 
-    workers: ClassVar[str]
-    """The kind of work that a worker is warm for."""
+    by_executorch: ClassVar[bool] = False
+
+    @property
+    def workers(self) -> str:
+        """The kind of work that a worker is warm for."""
+        return "lower" if self.qnn_environment else "generate"
+
+    @property
+    def qnn_environment(self) -> Environment | None:
+        return self.plan.qnn_environment if self.by_executorch else None
 
     def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return environment()
+        return environment(self.qnn_environment)
 
     def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         return setup_of(self.workers, self.plan.logs, self.plan.work.timeout, self.environment(own))
 
     def basis(self, memo: Memo) -> Mapping[str, Metric]:
-        return key_context_of(memo.roots, self.plan.selection.store)
+        return key_context_of(memo.roots, self.plan.selection.store, self.qnn_environment)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,6 @@ class Generate(LanguageStep):
 
     kind = "llm"
     title = "texts"
-    workers = "generate"
     # A context is never the same to the bit.
     repeats = Repeats(changing=("speed.*",), figures={"bytes": 0.01})
 
@@ -169,14 +171,7 @@ class Generate(LanguageStep):
 class GenerateByExecutorch(Generate):
     kind = "llm-executorch"
     title = "texts through ExecuTorch"
-    workers = "lower"
-
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        assert self.plan.qnn_environment is not None
-        return executorch_environment(self.plan.qnn_environment)
-
-    def basis(self, memo: Memo) -> Mapping[str, Metric]:
-        return key_context_of(memo.roots, self.plan.selection.store, self.plan.qnn_environment)
+    by_executorch = True
 
 
 def digests_of_checkpoint(folder: Path, store: Path) -> dict[str, str]:
@@ -216,22 +211,10 @@ class CompileCheckpoint(LanguageStep):
 
     kind = "llm-compile"
     title = "language models"
-    keeps_files = True
+    keeps_files = by_executorch = True
 
     what: ClassVar[str] = "compile"
     request: Mapping[str, Any]
-
-    @property
-    def _lowers(self) -> bool:
-        return self.plan.qnn_environment is not None
-
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        qnn_environment = self.plan.qnn_environment
-        return executorch_environment(qnn_environment) if qnn_environment else environment()
-
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        kind = "lower" if self._lowers else "generate"
-        return setup_of(kind, self.plan.logs, self.plan.work.timeout, self.environment(own))
 
     def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         store, request = self.plan.selection.store, dict(self.request)
@@ -243,8 +226,8 @@ class CompileCheckpoint(LanguageStep):
         for name, words in {"calibrate": "to calibrate by", "text": "that is judged"}.items():
             if text := request.pop(name, ""):
                 files[f"the text {words}"] = digests_of(store, {text: Path(text)})[text]
-        basis = key_context_of(memo.roots, store, self.plan.qnn_environment)
-        return {"what": self.what, "name": program.case_name, "order": request, "files": files, **basis}
+        rest = {"order": request, "files": files, **self.basis(memo)}
+        return {"what": self.what, "name": program.case_name, **rest}
 
     def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 60.0, MEMORY)
