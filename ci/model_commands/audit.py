@@ -28,7 +28,6 @@ class Audits(Protocol):
     def audited(self, model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
         """A row of facts for each precision, or for the usual ones; with `run`, also what the emulator
         measures."""
-        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -39,7 +39,6 @@ class Quantizes(Protocol):
 
     def losses(self, model: OneModel, choice: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """What quantizing the whole model loses, in words, and what each operator adds, the worst first."""
-        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

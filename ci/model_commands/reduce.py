@@ -31,7 +31,6 @@ class Reduces(Protocol):
 
     def reduction(self, model: OneModel, choice: Choice, place: Path, *, estimated: bool) -> Reduction[Any]:
         """What tries pieces, in this folder; `estimated`: with what they will take."""
-        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ci.pipeline.compile_flags import LANES, add_option, lane_of, program_to_run
+from ci.pipeline.compile_flags import LANES, add_option, program_to_run
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import STARTED_IN, Parser, add_timeout, count, repeatable
@@ -33,7 +32,6 @@ class RunsPrograms(Protocol):
 
     def ran(self, model: OneModel, files: Sequence[str], repeat: int) -> Ran:
         """What a compiled program gives for these inputs."""
-        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,30 +54,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_timeout(parser, "a run")
 
 
-@dataclass(frozen=True, slots=True)
-class OtherProgram:
-    """What a program is compared with."""
-
-    typed: str
-    model: OneModel | None
-    """None: a folder of outputs."""
-    here: bool
-    """Whether this environment runs it."""
-
-
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.ran import as_text, compared, write
 
     model, output, inputs, repeat = program_to_run(args, args.model), args.output, args.input, args.repeat
-    other = None
-    if args.compare:
-        folder = (Parser.user_folder() / args.compare).is_dir()
-        lane = lane_of(args.compare, Parser.user_folder())
-        here = LANES[lane].environment == LANES[model.lane].environment
-        other = OtherProgram(args.compare, None if folder else program_to_run(args, args.compare), here)
-
+    typed = args.compare
+    other = program_to_run(args, typed) if typed else None
     running: RunsPrograms = of_lane(model, "running")
 
     def work(report: ModelReport) -> int:
@@ -88,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
             write(ran, output, model.typed)
             report.wrote(sorted(output.glob("*.npy")))
         print("\n".join(as_text(ran)))
-        if not other:
+        if other is None:
             return 0
-        beside = compared(ran.outputs, _outputs(other, ran.inputs), other.typed)
+        beside = compared(ran.outputs, _outputs(other, ran.inputs, model.lane), typed)
         print("\n".join(beside.lines))
         figures: dict[str, Metric] = {name: dict(row) for name, row in beside.figures.items()}
         report.more["compared"] = figures
@@ -102,15 +84,16 @@ def run(args: argparse.Namespace) -> int:
     return reported("run", model, [], work)
 
 
-def _outputs(other: OtherProgram, inputs: Sample) -> Sample:
-    """Those of the other program for the same inputs; one of another lane runs in that lane's environment."""
+def _outputs(other: OneModel, inputs: Sample, lane: str) -> Sample:
+    """Those in a folder, or of the other program for the same inputs; what this lane's environment does not
+    run, runs in its own."""
     import numpy
 
     from ci.pipeline.lane_model import of_lane
     from ci.pipeline.ran import outputs_in
 
-    if other.model is None:
-        return outputs_in(Parser.user_folder() / other.typed)
+    if (folder := Parser.user_folder() / other.typed).is_dir():
+        return outputs_in(folder)
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
@@ -119,11 +102,11 @@ def _outputs(other: OtherProgram, inputs: Sample) -> Sample:
             path = Path(scratch, f"{index}.npy")
             numpy.save(path, array)
             files.append(str(path) if len(inputs) == 1 else f"{name}={path}")
-        if other.here:
-            lane: RunsPrograms = of_lane(other.model, "running")
-            return lane.ran(other.model, files, 1).outputs
+        if LANES[other.lane].environment == LANES[lane].environment:
+            running: RunsPrograms = of_lane(other, "running")
+            return running.ran(other, files, 1).outputs
         folder = Path(scratch, "outputs")
-        _run_elsewhere(other.model, [*(f"--input={file}" for file in files), "-o", str(folder)])
+        _run_elsewhere(other, [*(f"--input={file}" for file in files), "-o", str(folder)])
         return outputs_in(folder)
 
 

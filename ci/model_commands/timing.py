@@ -35,11 +35,9 @@ class Times(Protocol):
         self, model: OneModel, files: Sequence[str], source: Path | None, /
     ) -> tuple[dict[str, str], ProgramProfile]:
         """What was profiled, and its figures. `source` is what a compiled .onnx was compiled from."""
-        ...
 
     def simulated_profile(self, model: OneModel) -> SimulatedProfile:
         """What each operator takes of the chip by QNN's own simulator."""
-        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -41,9 +41,9 @@ EXAMPLES = """\
 
 USUAL = ("8a8w", "16a8w")
 TUNED = "tuned"
+"""In the name of the file of what was accepted of a suite's tuned programs."""
 SAMPLES, TOP1_SAMPLES = 32, 100
 """A share of fewer says nothing to a percent."""
-"""In the name of the file of what was accepted of a suite's tuned programs."""
 BYTES = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
@@ -58,7 +58,6 @@ class Tunes(Scores, Protocol):
 
     def in_python(self, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
         """The content of a precision file for a script that quantizes by itself."""
-        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -145,20 +145,11 @@ def precision_in(lane: str, name: str) -> str:
     return precision_named(name).name if lane == ONNX else scheme_named(name)
 
 
-def add_lane(parser: argparse.ArgumentParser) -> None:
-    """For commands that take a suite's program in place of MODEL."""
-    parser.add_argument(
-        "--lane",
-        choices=("executorch", "onnx"),
-        default="executorch",
-        help="of a suite's program [%(default)s]",
-    )
-
-
 def add_model_or_suite(parser: argparse.ArgumentParser, otherwise: str = "a suite's program") -> None:
     """For commands that take programs of a suite in place of MODEL."""
     add_option(add_model(parser, f"{MODEL_HELP}; without it, {otherwise}", optional=True))
-    add_lane(parser)
+    lanes = ("executorch", "onnx")
+    parser.add_argument("--lane", choices=lanes, default=lanes[0], help="of a suite's program [%(default)s]")
     add_choice(parser, "manifests/suites/models.toml")
 
 
@@ -177,13 +168,8 @@ def plain_model_of(args: argparse.Namespace) -> OneModel:
 def program_to_run(args: argparse.Namespace, typed: str) -> OneModel:
     """A program that is compiled already: the command's own, or the one that it is compared with."""
     lane = lane_of(typed, Parser.user_folder())
-    return OneModel(
-        selection_of(args),
-        typed,
-        lane,
-        WorkOptions(args.timeout),
-        options=tuple(args.option) * (lane == ONNX),
-    )
+    options = tuple(args.option) * (lane == ONNX)
+    return OneModel(selection_of(args), typed, lane, WorkOptions(args.timeout), options=options)
 
 
 def require_one_chip(selection: Selection) -> None:
@@ -231,17 +217,6 @@ def add_language(group: argparse._ActionsContainer) -> None:
         help="one binary of half the size for prefill and decode; for devices only, the emulator refuses it",
     )
     group.add_argument("--adapter", metavar="FOLDER", help="a LoRA adapter that peft saved, to be merged")
-
-
-def language_of(args: argparse.Namespace) -> Language:
-    return Language(
-        args.through or "genie",
-        args.context or 128,
-        args.prefill or 32,
-        args.parts,
-        args.shared_weights,
-        args.adapter,
-    )
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
@@ -302,5 +277,12 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
         embed=args.embed,
         profile_run=args.profile_run,
         and_socs=tuple(map(chip_named, args.and_soc)),
-        language=language_of(args),
+        language=Language(
+            args.through or "genie",
+            args.context or 128,
+            args.prefill or 32,
+            args.parts,
+            args.shared_weights,
+            args.adapter,
+        ),
     )

@@ -31,7 +31,6 @@ class SearchesCuts(Protocol):
 
     def chosen_program(self, model: OneModel, choice: Choice, kept: tuple[str, ...]) -> Any:
         """MODEL's, or one of a suite; nodes that are `kept` are on the CPU."""
-        ...
 
     def cuts_of(
         self,
@@ -42,7 +41,6 @@ class SearchesCuts(Protocol):
         whole: float | None = ...,
     ) -> dict[str, Any]:
         """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
-        ...
 
 
 class Cuts(Generic[N]):

@@ -68,7 +68,8 @@ def add_accept(group: argparse._ActionsContainer, kept: str) -> None:
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:
-    return StageOptions(host_selection(args), choice_of(args), work_of(args), accept_of(args), args.list)
+    accept = Accept(args.accept, args.reason)
+    return StageOptions(host_selection(args), choice_of(args), work_of(args), accept, args.list)
 
 
 def add_work(
@@ -159,10 +160,6 @@ def work_of(args: argparse.Namespace) -> WorkOptions:
         run_timeout=args.run_timeout or RUN_TIMEOUT,
         recheck=_recheck_of(args),
     )
-
-
-def accept_of(args: argparse.Namespace) -> Accept:
-    return Accept(args.accept, args.reason)
 
 
 def check(suites: Sequence[Path], flag: str = "--suite") -> None:

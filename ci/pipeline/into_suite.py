@@ -180,7 +180,10 @@ class Extension(Generic[P]):
             f"{self.path}: case {self.name}, run {run.name} for {', '.join(run.socs)}: {held}\n"
             "a workflow that holds pull requests to it:\n\n"
         )
-        sys.stdout.write(workflow_for(self.path, repository_of(self.path)))
+        repository = repository_of(self.path)
+        inside = self.path.is_relative_to(repository)
+        named = self.path.relative_to(repository) if inside else self.path.name
+        sys.stdout.write(WORKFLOW.format(repository=project().name, suite=named))
 
 
 def _text(suite: Path) -> str:
@@ -192,9 +195,3 @@ def _text(suite: Path) -> str:
     except (toml.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ManifestError(suite, "(syntax)", expected="TOML", found=str(error)) from error
     return text
-
-
-def workflow_for(suite: Path, repository: Path) -> str:
-    inside = suite.is_relative_to(repository)
-    named = suite.relative_to(repository) if inside else suite.name
-    return WORKFLOW.format(repository=project().name, suite=named)

@@ -14,7 +14,6 @@ class Scores(Protocol):
 
     def scores_of(self, model: OneModel, program: Any, exact: str, seconds: float = ...) -> Mapping[str, Any]:
         """By group of operators, the noise in the outputs if it alone is quantized, and that of all."""
-        ...
 
 
 SHOWN = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal, TextIO
@@ -47,7 +47,7 @@ def offers_of(rules: Iterable[str], words: Words, besides: str = "") -> dict[str
     rules, found = list(rules), dict[str, Fix]()
     for offer in load_offers():
         meant = any(fnmatchcase(rule, pattern) for rule in rules for pattern in offer.rules)
-        filled = list(_filled(offer.command, words))
+        filled = [words.get(word[1:-1], ()) if word.startswith("{") else [word] for word in offer.command]
         if meant and all(filled) and offer.does not in found and offer.command[0] != besides:
             verb, *rest = (word for of_word in filled for word in of_word)
             found[offer.does] = session(verb, *rest)
@@ -73,11 +73,6 @@ def words_of(model: Sequence[str]) -> Words:
     pair = [word for name in both for word in ("--precision", name)]
     tuned = [*words[:place], *pair, *words[place + 2 :]] if pair else []
     return {"model": model, "mixed_model": words, "tuned_model": tuned}
-
-
-def _filled(command: Sequence[str], words: Words) -> Iterator[Sequence[str]]:
-    for word in command:
-        yield words.get(word[1:-1], ()) if word.startswith("{") else [word]
 
 
 def show(offers: Mapping[str, str], stream: TextIO | None = None) -> None:

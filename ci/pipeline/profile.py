@@ -152,13 +152,13 @@ def located(
     return costs
 
 
-def totals(costs: Sequence[OperatorCost], of: str) -> list[tuple[str, float]]:
-    """Shares summed by `line` or by `module`, largest first; operators without one are left out."""
-    shares: dict[str, float] = defaultdict(float)
+def totals(costs: Iterable[Any], of: str, figure: str = "share") -> list[tuple[str, float]]:
+    """A figure summed by `line` or by `module`, largest first; operators without one are left out."""
+    sums: dict[str, float] = defaultdict(float)
     for cost in costs:
         if where := getattr(cost, of):
-            shares[where] += cost.share
-    return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+            sums[where] += getattr(cost, figure)
+    return sorted(sums.items(), key=lambda item: (-item[1], item[0]))
 
 
 def document(measured: ProgramProfile, about: Mapping[str, str]) -> dict[str, Any]:

@@ -48,11 +48,9 @@ class Rewrites(Protocol):
 
     def rewritten(self, taken: Any, choice: RewriteChoice) -> Rewritten:
         """The model with the rewrites that answer known faults, each proved on the CPU."""
-        ...
 
     def of_suites(self, model: OneModel, choice: Choice) -> Sequence[LaneModel[Any, Any]]:
         """Each program that is chosen, with its precision."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ci.artifacts.simulation import Simulation
-from ci.pipeline.profile import ADDED
+from ci.pipeline.profile import ADDED, totals
 
 CAVEAT = "simulated by QNN's compiler, not measured: its option is not documented, and the chip may differ"
 COSTLIEST = 10
@@ -70,17 +69,9 @@ def simulated_costs(
         name = names.get(row.operator, row.kinds[0])
         lane = max(row.busy, key=lambda unit: row.busy[unit])
         place = place_of(name, places) or {"line": added, "module": added}
-        costs.append(
-            SimulatedCost(
-                name,
-                round(row.us, 3),
-                row.us / simulation.us,
-                lane,
-                row.kinds,
-                row.guessed,
-                **{field: place.get(field, "") for field in ("line", "module", "kind")},
-            )
-        )
+        where = {field: place.get(field, "") for field in ("line", "module", "kind")}
+        share, us = row.us / simulation.us, round(row.us, 3)
+        costs.append(SimulatedCost(name, us, share, lane, row.kinds, row.guessed, **where))
     return SimulatedProfile(simulation, build_id, names, tuple(costs))
 
 
@@ -106,12 +97,7 @@ def as_text(profile: SimulatedProfile) -> Iterator[str]:
     if len(profile.costs) > COSTLIEST:
         yield f"      …  {len(profile.costs) - COSTLIEST} more, which --json and --page have"
     for title in ("line", "module"):
-        sums: dict[str, float] = defaultdict(float)
-        for cost in profile.costs:
-            if where := getattr(cost, title):
-                sums[where] += cost.us
-        if sums:
+        if sums := totals(profile.costs, title, "us"):
             yield f"by {title}, simulated"
-            ranked = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
-            yield from (f"{us:>9,.1f}  {where}" for where, us in ranked[:COSTLIEST])
+            yield from (f"{us:>9,.1f}  {where}" for where, us in sums[:COSTLIEST])
     yield CAVEAT

@@ -122,8 +122,11 @@ def parse_suite(document: dict[str, Any], path: Path, *forms: LaneForm) -> Suite
     places: dict[tuple[str, str], list[int]] = {}
     for name, case in document["case"].items():
         where = f"case.{name}"
-        used = _lanes_of_case(where, case, path, known)
-        own = {lane: known[lane].case for lane in used}
+        for number, run in enumerate(case["run"]):
+            if run["lane"] not in known:
+                place, one_of = f"{where}.run.{number}.lane", f"one of {', '.join(known)}"
+                raise ManifestError(path, place, expected=one_of, found=repr(run["lane"]))
+        own = {run["lane"]: known[run["lane"]].case for run in case["run"]}
         _refuse_foreign(where, case.keys() - {"run"}, own, {n: lane.case for n, lane in known.items()}, path)
         # What no lane knows is refused with the other mistakes of the case.
         elsewhere = {field for fields in own.values() for field in fields}
@@ -188,20 +191,6 @@ def missing_lane(file: SuiteFile, form: LaneForm, stage: str) -> UsageError:
     )
 
 
-def _lanes_of_case(
-    where: str, case: Mapping[str, Any], path: Path, known: Mapping[str, LaneFields]
-) -> list[str]:
-    for number, run in enumerate(case["run"]):
-        if run["lane"] not in known:
-            raise ManifestError(
-                path,
-                f"{where}.run.{number}.lane",
-                expected=f"one of {', '.join(known)}",
-                found=repr(run["lane"]),
-            )
-    return list(dict.fromkeys(run["lane"] for run in case["run"]))
-
-
 def _refuse_foreign(
     where: str,
     keys: Iterable[str],
@@ -229,13 +218,9 @@ def _place(places: Mapping[tuple[str, str], list[int]], lane: str, place: Place)
     return place
 
 
-def _cases_model(case: type[Any]) -> type[BaseModel]:
-    cases: Any = (dict[str, case], ...)  # type: ignore[valid-type]
-    return create_model("Cases", __base__=Model, case=cases)
-
-
 def _cases(
     form: LaneForm, cases: Mapping[str, Any], path: Path, place: Callable[[Place], Place]
 ) -> dict[str, Any]:
-    parsed: dict[str, Any] = dict(parse({"case": dict(cases)}, _cases_model(form.case), path, place))["case"]
+    model = create_model("Cases", __base__=Model, case=(dict[str, form.case], ...))  # type: ignore[name-defined]
+    parsed: dict[str, Any] = dict(parse({"case": dict(cases)}, model, path, place))["case"]
     return parsed

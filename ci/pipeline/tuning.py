@@ -400,16 +400,12 @@ def settings_of(
     return cheap, {exact: names} if names else {}
 
 
-def _label_of(units: Sequence[Unit], choice: frozenset[int]) -> str:
-    """Names the run of a choice."""
-    digest = hashlib.sha256(repr(sorted(choice)).encode()).hexdigest()[:8]
-    return f"tune-{len(choice)}-of-{len(units)}-{digest}"
-
-
 def mixed(program: P, units: Sequence[Unit], choice: frozenset[int], exact: str) -> P:
     """A choice of all is the program that the exact precision gives anyway."""
     precision, nodes = settings_of(units, choice, program.run.precision, exact)
-    update = {"precision": precision, "nodes": nodes, "label": _label_of(units, choice)}
+    digest = hashlib.sha256(repr(sorted(choice)).encode()).hexdigest()[:8]
+    label = f"tune-{len(choice)}-of-{len(units)}-{digest}"
+    update = {"precision": precision, "nodes": nodes, "label": label}
     return replace(program, run=program.run.model_copy(update=update))
 
 
