@@ -207,7 +207,6 @@ def do_again(
     tasks: Sequence[Task], how: RunOptions, assessment: Assessment, again: Again
 ) -> dict[str, Result]:
     sys.stderr.write(f"{how.title}: {len(tasks)} to do again\n")
-    sys.stderr.flush()
     reasons = dict.fromkeys((task.name for task in tasks), "--recheck")
     # What it refuses is not remembered here, whatever the stage does.
     results = _Running(tasks, how, replace(assessment, remember_all=False), reasons, again).results()
@@ -262,7 +261,6 @@ def _announce(
             f"cached    {name}: {assessment.line(name, result).note}" for name, result in cached.items()
         ]
     sys.stderr.writelines(f"  {line}\n" for line in lines)
-    sys.stderr.flush()
 
 
 class _Running:

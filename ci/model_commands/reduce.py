@@ -77,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
 
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
 
     lane: Reduces = of_lane(model, "reduce")
 

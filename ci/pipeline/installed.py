@@ -77,7 +77,6 @@ def _provisioned_environment(selection: Selection, environ: Mapping[str, str]) -
         return resolve(selection, environ)
     except EnvironmentLacking as lacking:
         sys.stderr.write(f"{lacking.message}: {session('provision')}\n")
-        sys.stderr.flush()
         here = replace(selection, named_targets=(DEFAULT_TARGET,), named_socs=())
         flags = [*selecting_flags(here, environ), "--reports", str(selection.reports)]
         command = [sys.executable, "-m", "provisioning", "provision", *flags]

@@ -20,7 +20,6 @@ def recheck(cached: Iterable[CachedWork], part: Part) -> Recheck:
     done = engine.recheck(cached, share=part.share, seconds=part.seconds, seed=part.seed)
     again = f"--recheck {part.text} --recheck-seed {part.seed}"
     sys.stderr.write(f"{done} ({again} draws the same)\n")
-    sys.stderr.flush()
     return done
 
 

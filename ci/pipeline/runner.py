@@ -246,4 +246,3 @@ def ready_runner(environ: Mapping[str, str], reports: Path) -> Runner:
 
 def _say(words: str) -> None:
     sys.stderr.write(f"{words}\n")
-    sys.stderr.flush()

@@ -24,7 +24,6 @@ HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
 """Ours, which no model was trained on when it was written."""
 TOKENS, PREFIXES = 1000, 40
 """Of a text that are judged, unless the command line says otherwise."""
-LIMITED = ("first_choice", "perplexity_ratio", "divergence", "divergence_99", "regret")
 LONG = 4 * 3600.0
 """Time limit in seconds: a model with a billion weights takes minutes to compile, and seconds for each
 token."""
@@ -64,9 +63,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     checker.add_argument("--where", action="store_true", help="print each part, even if the whole is right")
     limits = checker.add_argument_group("limits, beside those of the precision")
-    for name in LIMITED:
-        kind = _share if name == "first_choice" else float
-        limits.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X")
+    for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
+        limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
     for command in (runner, checker):
         add_timeout(command, "the run", LONG)
         group = command.add_argument_group("where things are")
@@ -98,7 +96,13 @@ def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
             args.model, args.prompt, args.chat, args.system, args.tokens, timeout, selection, emulated
         )
         return commands.run_model(prompt)
-    limits: dict[str, float | None] = {name: getattr(args, name) for name in LIMITED}
+    limits = {
+        "first_choice": args.first_choice,
+        "perplexity_ratio": args.perplexity_ratio,
+        "divergence": args.divergence,
+        "divergence_99": args.divergence_99,
+        "regret": args.regret,
+    }
     return check.check_model(
         check.CheckOptions(
             args.model,

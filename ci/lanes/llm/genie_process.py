@@ -102,7 +102,6 @@ class Dialog:
         if status not in (0, allowed):
             sys.stdout.flush()
             sys.stderr.write(f"{function}: status {status}\n")
-            sys.stderr.flush()
             # Genie crashes if it is freed after a failure.
             os._exit(3)
         return status

@@ -266,4 +266,3 @@ def _announce(plan: UpstreamPlan, *, has_record: bool) -> None:
             f"no record of {plan.suite.name} for {judge.soc}: accuracy is not compared, and failures that are"
             " known on other chips are errors; run with --accept first\n"
         )
-    sys.stderr.flush()
