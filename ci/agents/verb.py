@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from provisioning.base import answer
+from provisioning.base.command_line import switch
 
 EXAMPLES = """\
   qnn-ci mcp                                                          started by an agent's own program
@@ -14,9 +15,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--skill", action="store_true", help="print SKILL.md, for agents that type commands, and stop"
-    )
+    switch(parser, "--skill", "print SKILL.md, for agents that type commands, and stop")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.command_line import count, repeatable
+from provisioning.base.command_line import count, repeatable, switch, valued
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import DEFAULT_TARGET
@@ -38,16 +38,17 @@ def add_build_flags(
         "--build-type", choices=types, default=types[0], help="[%(default)s]; Release is stripped"
     )
     parser.add_argument("--jobs", "-j", type=count, help=f"compile this many files at once [{jobs}]")
-    parser.add_argument("--clean", action="store_true", help="build everything again")
+    switch(parser, "--clean", "build everything again")
     parser.add_argument("--build-dir", help=f"the folder to compile in [{folder}]", **folder_flags)
     parser.add_argument("--output", "-o", help=f"the folder for the results [{output}]", **folder_flags)
-    parser.add_argument(
+    valued(
+        parser,
         "--glibc",
+        "VERSION",
+        "the newest glibc that the binaries may need [the profile's floor]",
         type=_version,
-        metavar="VERSION",
-        help="the newest glibc that the binaries may need [the profile's floor]",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    switch(parser, "--dry-run", "print what would be done, and do nothing")
 
 
 def _version(text: str) -> str:
@@ -82,30 +83,15 @@ class SourceBuild:
         repeatable(
             parser, "--cmake-arg", "ARG", "NAME=VALUE or another argument, for configuring each project"
         )
-        parser.add_argument(
-            "--target-only", action="store_true", help="only the library and the runner, no Python adaptors"
-        )
+        switch(parser, "--target-only", "only the library and the runner, no Python adaptors")
         parser.set_defaults(install=False, compiler=None, sysroot=None, toolchain_file=None, tried=False)
         if self.target == DEFAULT_TARGET:
-            parser.add_argument(
-                "--install",
-                action="store_true",
-                help="copy adaptors and schemas into the tree instead of an overlay",
-            )
+            switch(parser, "--install", "copy adaptors and schemas into the tree instead of an overlay")
         if self.target == "aarch64-linux":
-            parser.add_argument(
-                "--compiler",
-                metavar="PREFIX",
-                help="the prefix of the compilers' names [aarch64-linux-gnu-]",
-            )
-            parser.add_argument(
-                "--sysroot", type=Path, metavar="DIR", help="the device's headers and libraries"
-            )
-            parser.add_argument(
-                "--toolchain-file",
-                type=Path,
-                metavar="FILE",
-                help="a vendor's CMake toolchain, instead of both",
+            valued(parser, "--compiler", "PREFIX", "the prefix of the compilers' names [aarch64-linux-gnu-]")
+            valued(parser, "--sysroot", "DIR", "the device's headers and libraries", type=Path)
+            valued(
+                parser, "--toolchain-file", "FILE", "a vendor's CMake toolchain, instead of both", type=Path
             )
             parser.add_argument(
                 "--try",

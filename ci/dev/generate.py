@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from provisioning.base.command_line import switch
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UnknownName
 from provisioning.base.files import replace_text
@@ -110,8 +111,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="only these, as `--list` names them")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is stale")
-    parser.add_argument("--list", action="store_true", help="name the files and stop")
+    switch(parser, "--check", "write nothing; fail when a file is stale")
+    switch(parser, "--list", "name the files and stop")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.command_line import repeatable
+from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.findings import Finding, Severity
@@ -111,7 +111,7 @@ TOOLS = {
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     repeatable(parser, "--only", "CHECK", "run only this check")
-    parser.add_argument("--fix", action="store_true", help="let the tools fix what they can first")
+    switch(parser, "--fix", "let the tools fix what they can first")
 
 
 def run(args: argparse.Namespace) -> int:

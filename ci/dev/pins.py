@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from provisioning.base.command_line import valued
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replace_text, write_named
@@ -53,18 +54,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     writer = commands.add_parser("write", help="copy the manifests that changed to a folder")
     writer.add_argument("folder", type=Path, metavar="FOLDER")
-    writer.add_argument("--only", default=FOLDER, metavar="PATH", help="of this file or folder [%(default)s]")
+    valued(writer, "--only", "PATH", "of this file or folder [%(default)s]", default=FOLDER)
     applier = commands.add_parser("apply", help="judge what such a folder has, and put it into this clone")
     applier.add_argument("folder", type=Path, metavar="FOLDER")
-    applier.add_argument(
-        "--text", type=Path, metavar="FILE", help="the pull request's text: judged, and told new packages"
-    )
+    valued(applier, "--text", "FILE", "the pull request's text: judged, and told new packages", type=Path)
     commands.add_parser("denied", help="say what to allow where GitHub opened no pull request")
     teller = commands.add_parser(
         "messages", help="add how many messages the newest QNN build gained and lost to a page"
     )
     teller.add_argument("file", type=Path, metavar="FILE", help="the page (none: only print)")
-    teller.add_argument("--list", type=Path, metavar="FILE", help="write the messages there, as JSON")
+    valued(teller, "--list", "FILE", "write the messages there, as JSON", type=Path)
     lister = commands.add_parser("releases", help="add newer releases, which a person decides on, to a page")
     lister.add_argument("file", type=Path, metavar="FILE", help="the page (none: only print)")
 

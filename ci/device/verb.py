@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import add_timeout, repeatable
+from provisioning.base.command_line import add_timeout, repeatable, switch, valued
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -26,30 +26,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a folder that `bundle` wrote [the only one in dist/bundles]",
     )
     way = parser.add_argument_group("the device")
-    way.add_argument("--serial", metavar="S", help="a device that adb lists [the only one]")
-    way.add_argument("--ssh", metavar="USER@HOST", help="a Linux device, as ssh knows it")
-    way.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
-    way.add_argument(
-        "--device-dir",
-        metavar="DIR",
-        help="the folder on the device [QNN_CI_DEVICE_DIR, a folder by target]",
-    )
-    way.add_argument(
+    valued(way, "--serial", "S", "a device that adb lists [the only one]")
+    valued(way, "--ssh", "USER@HOST", "a Linux device, as ssh knows it")
+    valued(way, "--ssh-config", "FILE", "instead of ~/.ssh/config", type=Path)
+    valued(way, "--device-dir", "DIR", "the folder on the device [QNN_CI_DEVICE_DIR, a folder by target]")
+    valued(
+        way,
         "--wait",
+        "SECONDS",
+        "how long to wait for another run in that folder [%(default)g]",
         type=float,
         default=0.0,
-        metavar="SECONDS",
-        help="how long to wait for another run in that folder [%(default)g]",
     )
-    way.add_argument(
-        "--wrap", default="", metavar="COMMAND", help="run the runner with this: an emulator, taskset"
-    )
+    valued(way, "--wrap", "COMMAND", "run the runner with this: an emulator, taskset", default="")
     what = parser.add_argument_group("the run")
-    what.add_argument("--model", metavar="NAME", help="which of the bundle's models [the only one]")
-    what.add_argument("--inputs", type=Path, metavar="LIST", help="an input list; its files are pushed too")
+    valued(what, "--model", "NAME", "which of the bundle's models [the only one]")
+    valued(what, "--inputs", "LIST", "an input list; its files are pushed too", type=Path)
     repeatable(what, "--runner-arg", "ARG", "give this to the runner")
     add_timeout(what, "the run", 600.0)
-    what.add_argument("--push-only", action="store_true", help="update the device and run nothing")
+    switch(what, "--push-only", "update the device and run nothing")
     what.add_argument(
         "--output", "-o", type=Path, metavar="DIR", help="the folder for outputs and logs [REPORTS/device]"
     )

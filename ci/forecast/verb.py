@@ -9,7 +9,7 @@ from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one
 from ci.pipeline.flags import add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, count, repeatable
+from provisioning.base.command_line import Parser, count, repeatable, switch, valued
 from provisioning.base.commands import leave_out
 
 EXAMPLES = """\
@@ -29,19 +29,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_option(add_model(parser, f"{MODEL_HELP}; or `fit`; with --measured alone a model's name or use"))
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--phone", "NAME", "only this phone: 'Galaxy S25', 'X Elite' [all fitted ones]")
-    parser.add_argument(
+    valued(
+        parser,
         "--measured",
+        "PHONE=MS",
+        "correct the forecast with a measured time ('Galaxy S24=1.42 ms'); without a value, show what"
+        " AI Hub measured of models by name or use",
         nargs="?",
         const="",
-        metavar="PHONE=MS",
-        help="correct the forecast with a measured time ('Galaxy S24=1.42 ms'); without a value, show what"
-        " AI Hub measured of models by name or use",
     )
     fit = parser.add_argument_group(FIT, "compile the models that phones measured, and fit the constants")
     repeatable(fit, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
-    fit.add_argument(
-        "--accept", action="store_true", help="write the constants to manifests/accepted/forecast.json"
-    )
+    switch(fit, "--accept", "write the constants to manifests/accepted/forecast.json")
     how = parser.add_argument_group("how")
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="models to compile in parallel [cores]")
     add_work(how, "a step")

@@ -34,7 +34,7 @@ from ci.pipeline.flags import add_recheck, recheck_flags
 from ci.pipeline.stage_names import stage_names
 from ci.report.collect import GATE, did_not_run
 from provisioning.base import answer
-from provisioning.base.command_line import repeatable
+from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
@@ -98,9 +98,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )
-    group.add_argument(
-        "--keep-programs", action="store_true", help="copy the programs that passed to the reports"
-    )
+    switch(group, "--keep-programs", "copy the programs that passed to the reports")
     add_recheck(group)
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show what each stage prints, and its artifacts"

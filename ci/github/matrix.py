@@ -19,7 +19,7 @@ from ci.lanes.executorch.verb import SUITE
 from ci.pipeline.flags import add_choice, check
 from ci.pipeline.shards import shard
 from provisioning.base import toml
-from provisioning.base.command_line import count
+from provisioning.base.command_line import count, switch, valued
 from provisioning.base.commands import captured, leave_out
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import write_named
@@ -60,17 +60,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, SUITE)
     group = parser.add_argument_group("matrix")
-    group.add_argument(
+    valued(
+        group,
         "--shards",
+        "N",
+        "at most this many jobs; fewer where one more would not pay [%(default)s]",
         type=count,
         default=4,
-        metavar="N",
-        help="at most this many jobs; fewer where one more would not pay [%(default)s]",
     )
-    group.add_argument(
+    valued(
+        group,
         "--changed-since",
-        metavar="REF",
-        help="only cases that changes since this commit may affect; all cases if that is not certain",
+        "REF",
+        "only cases that changes since this commit may affect; all cases if that is not certain",
     )
     group.add_argument(
         "--format",
@@ -78,15 +80,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="github",
         help="the matrix of GitHub, or a child pipeline of GitLab (docs/github.md) [%(default)s]",
     )
-    group.add_argument(
+    valued(
+        group,
         "--image",
-        metavar="IMAGE",
-        help="image of GitLab's child jobs, which do not inherit their parent's [CI_JOB_IMAGE]",
+        "IMAGE",
+        "image of GitLab's child jobs, which do not inherit their parent's [CI_JOB_IMAGE]",
     )
     group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there [stdout]")
-    group.add_argument(
-        "--github", action="store_true", help="also write matrix= and empty= to the file GITHUB_OUTPUT names"
-    )
+    switch(group, "--github", "also write matrix= and empty= to the file GITHUB_OUTPUT names")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from provisioning.base.command_line import switch
+
 EXAMPLES = """\
   nox -s release
   nox -s release -- --check
@@ -12,7 +14,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check", action="store_true", help="write nothing; say what a release still lacks")
+    switch(parser, "--check", "write nothing; say what a release still lacks")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base import answer
-from provisioning.base.command_line import Parser
+from provisioning.base.command_line import Parser, valued
 from provisioning.base.commands import session
 from provisioning.base.settings import ROOT
 
@@ -36,7 +36,7 @@ INDEX = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--image", required=True, metavar="NAME", help="as in `nox -s image -- --list`")
+    valued(parser, "--image", "NAME", "as in `nox -s image -- --list`", required=True)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="[--] CMD", help="what to run [bash, interactive]"
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ci.image.shell import CACHE
 from provisioning.base import units
+from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
@@ -57,12 +58,13 @@ class ImageOptions:
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the image; --list prints them")
-    parser.add_argument("--list", action="store_true", help="list the images and stop")
-    parser.add_argument(
+    switch(parser, "--list", "list the images and stop")
+    valued(
+        parser,
         "--base",
-        metavar="IMAGE",
+        "IMAGE",
+        "build on this image, local or not [QNN_CI_BASE_IMAGE, manifests/images.toml]",
         default=os.environ.get("QNN_CI_BASE_IMAGE"),
-        help="build on this image, local or not [QNN_CI_BASE_IMAGE, manifests/images.toml]",
     )
     parser.add_argument(
         "--builder",
@@ -70,22 +72,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="build with docker and BuildKit, or with buildah [%(default)s]",
     )
-    parser.add_argument(
-        "--check-reproducible",
-        action="store_true",
-        help="build twice, compare, and keep neither",
-    )
-    parser.add_argument("--save", type=Path, metavar="FILE", help="also write the image as an archive")
-    parser.add_argument(
-        "--apt-sources", type=Path, metavar="FILE", help="fetch Debian packages from the sources in this file"
-    )
-    parser.add_argument("--apt-conf", type=Path, metavar="FILE", help="apt settings for fetching them")
-    parser.add_argument(
-        "--lock", action="store_true", help="pin the Debian packages that apt offers now, and build nothing"
-    )
-    parser.add_argument(
-        "--renew-base", action="store_true", help="with --lock: first pin the newest image of the same Debian"
-    )
+    switch(parser, "--check-reproducible", "build twice, compare, and keep neither")
+    valued(parser, "--save", "FILE", "also write the image as an archive", type=Path)
+    valued(parser, "--apt-sources", "FILE", "fetch Debian packages from the sources in this file", type=Path)
+    valued(parser, "--apt-conf", "FILE", "apt settings for fetching them", type=Path)
+    switch(parser, "--lock", "pin the Debian packages that apt offers now, and build nothing")
+    switch(parser, "--renew-base", "with --lock: first pin the newest image of the same Debian")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ci.diagnose.explain import Diagnosis, Explanation, diagnosed, of_failure, of_number
 from ci.inspect.logs import UNREADABLE, Shown, is_one_log, logs_of
 from provisioning.base import answer
-from provisioning.base.command_line import Parser
+from provisioning.base.command_line import Parser, switch
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
@@ -53,15 +53,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="files, folders, archives of logs (.zip, .tar, .gz, .bz2, .xz), numbers (decimal or 0x…), rules"
         " of findings, or - for stdin; or an operator at a precision, such as log@16a4w",
     )
-    parser.add_argument(
+    switch(
+        parser,
         "--messages",
-        action="store_true",
-        help="name the provisioned library that prints the words after it (no words: count all messages)",
+        "name the provisioned library that prints the words after it (no words: count all messages)",
     )
-    parser.add_argument(
+    switch(
+        parser,
         "--bundle",
-        action="store_true",
-        help="print the text for an issue as markdown, without secrets and home folders: versions,"
+        "print the text for an issue as markdown, without secrets and home folders: versions,"
         " chip, the finding, 200 lines of the log (first argument), and the QNN build of each library",
     )
     parser.epilog = (parser.epilog or "") + (

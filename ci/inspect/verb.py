@@ -23,6 +23,7 @@ from ci.artifacts.program import (
 )
 from ci.inspect.extract import extract
 from provisioning.base import answer
+from provisioning.base.command_line import valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
@@ -54,17 +55,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="an ExecuTorch program, a QNN context binary, a DLC, a compiled model of ONNX Runtime (.onnx), "
         "a library, a Windows catalogue; or packages: an APK, an AAR, a folder (of split APKs, for Genie)",
     )
-    parser.add_argument(
-        "--against", type=Path, metavar="SDK", help="exit 1 if this SDK's libraries cannot load the program"
-    )
-    parser.add_argument(
-        "--extract", type=Path, metavar="DIR", help="write the program's context binaries or DLCs to DIR"
-    )
-    parser.add_argument(
+    valued(parser, "--against", "SDK", "exit 1 if this SDK's libraries cannot load the program", type=Path)
+    valued(parser, "--extract", "DIR", "write the program's context binaries or DLCs to DIR", type=Path)
+    valued(
+        parser,
         "--attestation",
+        "FILE",
+        "show what this attestation of attest.yml says about the program; exit 1 if nothing",
         type=Path,
-        metavar="FILE",
-        help="show what this attestation of attest.yml says about the program; exit 1 if nothing",
     )
     add_selection(parser)
 

@@ -12,7 +12,7 @@ from ci.pipeline.compile_flags import add_model, add_option, one_model_of, requi
 from ci.pipeline.flags import add_work
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
-from provisioning.base.command_line import count
+from provisioning.base.command_line import count, switch, valued
 
 EXAMPLES = """\
   qnn-ci audit net.py:model --soc SM8750
@@ -39,12 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SCHEME",
         help="may be repeated [fp16, 8a8w, 16a8w, and 16a4w for PyTorch models]",
     )
-    parser.add_argument(
-        "--measure", action="store_true", help="also measure the CPU's share of the time on the emulator"
-    )
-    parser.add_argument(
-        "--fix", type=Path, metavar="DIR", help="work around known faults, as `repair MODEL -o DIR`"
-    )
+    switch(parser, "--measure", "also measure the CPU's share of the time on the emulator")
+    valued(parser, "--fix", "DIR", "work around known faults, as `repair MODEL -o DIR`", type=Path)
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a step")
 

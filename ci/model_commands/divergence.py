@@ -20,7 +20,7 @@ from ci.pipeline.compile_flags import (
 )
 from ci.pipeline.flags import add_work, choice_of
 from provisioning.base import answer
-from provisioning.base.command_line import repeatable
+from provisioning.base.command_line import repeatable, valued
 
 EXAMPLES = """\
   qnn-ci divergence net.py:model --precision 16a8w --soc SM8650
@@ -33,11 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_model_or_suite(parser)
     parser.add_argument("--precision", help=PRECISION_HELP)
     add_precision_file(parser)
-    parser.add_argument(
+    valued(
+        parser,
         "--least",
+        "DB",
+        "the SQNR below which it counts as different [the suite's threshold, else 30]",
         type=float,
-        metavar="DB",
-        help="the SQNR below which it counts as different [the suite's threshold, else 30]",
     )
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
     add_work(parser, "the search", 1200)

@@ -17,7 +17,7 @@ from ci.artifacts.dlc import read_dlc
 from ci.pipeline.compile_flags import ONNX, plain_model_of
 from ci.pipeline.models.user_model import MODEL_HELP, user_model
 from ci.pipeline.options import OneModel
-from provisioning.base.command_line import Parser, add_timeout
+from provisioning.base.command_line import Parser, add_timeout, valued
 from provisioning.base.commands import captured_module, session, without_result
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.selection import add_selection, selection_of
@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, not compiled yet; or CONTEXT.bin")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="file or folder")
     scheme = "how a PyTorch model is quantized, as in a suite: 8a8w, 16a8w, … [fp16]"
-    parser.add_argument("--scheme", metavar="S", help=scheme)
+    valued(parser, "--scheme", "S", scheme)
     add_selection(parser)
     add_timeout(parser, "it")
 

@@ -17,6 +17,7 @@ from ci.pipeline.compile_flags import (
 from ci.pipeline.flags import add_choice, add_work, choice_of
 from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import Choice, OneModel
+from provisioning.base.command_line import switch
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import UsageError
 
@@ -46,10 +47,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "the folder for the quantized model and its record", required=False)
     parser.add_argument("--precision", help="8a8w, 16a8w, 16a4w …")
     add_precision_file(parser)
-    parser.add_argument(
+    switch(
+        parser,
         "--where",
-        action="store_true",
-        help="write nothing; list what each operator loses against float on the CPU, worst first",
+        "write nothing; list what each operator loses against float on the CPU, worst first",
     )
     add_choice(parser, "manifests/suites/models.toml")
     add_work(parser.add_argument_group("how"), "a step")

@@ -12,7 +12,7 @@ from ci.pipeline.compile_flags import PRECISION_HELP, add_model_or_suite, model_
 from ci.pipeline.flags import add_work, choice_of
 from ci.pipeline.options import Choice, OneModel
 from provisioning.base import answer
-from provisioning.base.command_line import count
+from provisioning.base.command_line import count, valued
 
 if TYPE_CHECKING:
     from ci.pipeline.reduction import Reduction
@@ -35,22 +35,21 @@ class Reduces(Protocol):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model_or_suite(parser)
-    parser.add_argument(
+    valued(
+        parser,
         "--when",
-        required=True,
-        metavar="WHAT",
-        help="the fault: dies (does not compile or run), wrong (wrong numbers), cpu (an operator on the CPU),"
+        "WHAT",
+        "the fault: dies (does not compile or run), wrong (wrong numbers), cpu (an operator on the CPU),"
         " or ddr, size or ms above a limit: 'ddr>1MB'",
+        required=True,
     )
     parser.add_argument("--precision", help=PRECISION_HELP)
-    parser.add_argument("--least", type=float, metavar="DB", help="outputs below this SQNR are wrong [20]")
+    valued(parser, "--least", "DB", "outputs below this SQNR are wrong [20]", type=float)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="DIR", help="folder for the files"
     )
-    parser.add_argument("--name", metavar="NAME", help="name of the files [the operators that are left]")
-    parser.add_argument(
-        "--minutes", type=count, default=10, metavar="N", help="the longest search [%(default)s]"
-    )
+    valued(parser, "--name", "NAME", "name of the files [the operators that are left]")
+    valued(parser, "--minutes", "N", "the longest search [%(default)s]", type=count, default=10)
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a program")
     parser.epilog = (parser.epilog or "") + (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ci.pipeline.compile_flags import PRECISION_HELP, add_model_or_suite, model_or_suite_of, require_one_chip
 from ci.pipeline.flags import add_accept, add_work, choice_of
 from ci.pipeline.options import OneModel
-from provisioning.base.command_line import repeatable
+from provisioning.base.command_line import repeatable, switch
 from provisioning.base.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder for the rewritten model")
     parser.add_argument("--precision", help=PRECISION_HELP)
     repeatable(parser, "--only", "RULE", "what to repair, by the names in manifests/fixes.toml [all]")
-    parser.add_argument("--may-change-interface", action="store_true", help="also change the types of inputs")
+    switch(parser, "--may-change-interface", "also change the types of inputs")
     how = parser.add_argument_group("how")
     add_work(how, "a step")
     add_accept(how, "SUITE.accepted-repaired.json beside the suite, or manifests/accepted")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ci.pipeline.compile_flags import LANES, add_option, program_to_run
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
-from provisioning.base.command_line import STARTED_IN, Parser, add_timeout, count, repeatable
+from provisioning.base.command_line import STARTED_IN, Parser, add_timeout, count, repeatable, valued
 from provisioning.base.selection import add_selection
 from provisioning.base.settings import ROOT
 
@@ -43,11 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="write an .npy for each output there"
     )
-    parser.add_argument("--repeat", type=count, default=1, metavar="N", help="run it N times [%(default)s]")
-    parser.add_argument(
+    valued(parser, "--repeat", "N", "run it N times [%(default)s]", type=count, default=1)
+    valued(
+        parser,
         "--compare",
-        metavar="OTHER",
-        help="compare with another program, a plain .onnx, or a folder that -o wrote; exit 1 if"
+        "OTHER",
+        "compare with another program, a plain .onnx, or a folder that -o wrote; exit 1 if"
         " the outputs differ too much",
     )
     add_option(parser)

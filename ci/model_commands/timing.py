@@ -13,6 +13,7 @@ from ci.pipeline.flags import add_work
 from ci.pipeline.models.user_model import MODEL_HELP
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
+from provisioning.base.command_line import switch, valued
 
 if TYPE_CHECKING:
     from ci.pipeline.profile import ProgramProfile
@@ -51,22 +52,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]FILE",
         help="for a program or an ONNX model: .npy of an input, or .npz with all; may be repeated [drawn]",
     )
-    parser.add_argument(
+    valued(
+        parser,
         "--source",
+        "MODEL.onnx",
+        "the model that a compiled .onnx was compiled from, to show its lines",
         type=Path,
-        metavar="MODEL.onnx",
-        help="the model that a compiled .onnx was compiled from, to show its lines",
     )
-    parser.add_argument(
+    switch(
+        parser,
         "--simulate",
-        action="store_true",
-        help="also simulate each operator's time on the chip (QNN's simulator, not documented)",
+        "also simulate each operator's time on the chip (QNN's simulator, not documented)",
     )
-    parser.add_argument(
-        "--timeline", type=Path, metavar="FILE.json", help="with --simulate: write a timeline for Perfetto"
-    )
-    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
-    parser.add_argument("--page", type=Path, metavar="FILE.html", help="write a page with bars and a tree")
+    valued(parser, "--timeline", "FILE.json", "with --simulate: write a timeline for Perfetto", type=Path)
+    valued(parser, "--against", "FILE", "compare with an earlier --json", type=Path)
+    valued(parser, "--page", "FILE.html", "write a page with bars and a tree", type=Path)
     add_work(parser.add_argument_group("how"), "a step")
 
 

@@ -17,7 +17,7 @@ from ci.pipeline.losses import Scores
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import TWO_PRECISIONS
 from provisioning.base import answer
-from provisioning.base.command_line import Parser, count
+from provisioning.base.command_line import Parser, count, valued
 from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import UsageError
 
@@ -63,19 +63,15 @@ class Tunes(Scores, Protocol):
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model_or_suite(parser, "each program of --suite")
     goal = parser.add_argument_group("what must hold")
-    goal.add_argument(
-        "--floor",
-        type=floor,
-        metavar="35dB",
-        help="the least SQNR against float, or with --metric the least result",
+    valued(
+        goal, "--floor", "35dB", "the least SQNR against float, or with --metric the least result", type=floor
     )
-    goal.add_argument(
-        "--top1", type=share, metavar="0.99", help="the least share of rows with float's first choice"
-    )
-    goal.add_argument(
+    valued(goal, "--top1", "0.99", "the least share of rows with float's first choice", type=share)
+    valued(
+        goal,
         "--metric",
-        metavar="FILE.py:FUNCTION",
-        help="a function that gets the program's outputs and float's (a list of arrays for each inference)"
+        "FILE.py:FUNCTION",
+        "a function that gets the program's outputs and float's (a list of arrays for each inference)"
         " and returns a number; more is better",
     )
     goal.add_argument(
@@ -93,11 +89,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SCHEME",
         help=f"twice: the cheap one, then the exact one [{', '.join(USUAL)}]",
     )
-    parser.add_argument(
+    valued(
+        parser,
         "--samples",
+        "N",
+        f"samples that judge each program; --top1 needs {TOP1_SAMPLES} [{SAMPLES}; in a suite its own]",
         type=count,
-        metavar="N",
-        help=f"samples that judge each program; --top1 needs {TOP1_SAMPLES} [{SAMPLES}; in a suite its own]",
     )
     parser.add_argument(
         "-o",

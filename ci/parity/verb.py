@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.files import replace_bytes
 from provisioning.base.selection import add_selection, selection_of
@@ -33,14 +34,10 @@ FIX = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument("--executorch", type=Path, metavar="DIR", help="the tree to check [EXECUTORCH_ROOT]")
-    parser.add_argument(
-        "--mapping", type=Path, metavar="FILE", help="what to compare [manifests/parity.toml]"
-    )
-    parser.add_argument("--fix", action="store_true", help="fix the Buck files if the fix is certain")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="with --fix: write only the patch, beside the report"
-    )
+    valued(parser, "--executorch", "DIR", "the tree to check [EXECUTORCH_ROOT]", type=Path)
+    valued(parser, "--mapping", "FILE", "what to compare [manifests/parity.toml]", type=Path)
+    switch(parser, "--fix", "fix the Buck files if the fix is certain")
+    switch(parser, "--dry-run", "with --fix: write only the patch, beside the report")
 
 
 def run(args: argparse.Namespace) -> int:

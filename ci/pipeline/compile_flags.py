@@ -11,7 +11,7 @@ from ci.pipeline.models.user_model import MODEL_HELP, user_model
 from ci.pipeline.options import RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
 from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.chips import chip_named
-from provisioning.base.command_line import Parser, count, duration, repeatable
+from provisioning.base.command_line import Parser, count, duration, repeatable, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
@@ -72,24 +72,19 @@ def add_model(
     """What all commands for one model have alike; returns the group of ONNX models' flags."""
     parser.set_defaults(precision=None, precision_file=None, python=None, backend=None, option=[])
     parser.add_argument("model", metavar="MODEL", help=help, nargs="?" if optional else None)
-    parser.add_argument(
+    valued(
+        parser,
         "--calibrate",
-        metavar="DIR",
-        help="a folder with a file for each sample: .npy, .npz, for PyTorch models also .pt; for ONNX models"
+        "DIR",
+        "a folder with a file for each sample: .npy, .npz, for PyTorch models also .pt; for ONNX models"
         " also MODULE:FUNCTION [drawn]",
     )
-    parser.add_argument(
-        "--calibration", type=count, metavar="N", help="at most this many calibrate [200; 32 if drawn]"
-    )
-    parser.add_argument(
-        "--inferences", type=count, metavar="N", help="at most this many others are compared [16; 2 if drawn]"
-    )
+    valued(parser, "--calibration", "N", "at most this many calibrate [200; 32 if drawn]", type=count)
+    valued(parser, "--inferences", "N", "at most this many others are compared [16; 2 if drawn]", type=count)
     repeatable(parser, "--variable", "NAME", "pass this environment variable to the model")
     add_selection(parser)
     onnx = parser.add_argument_group("ONNX models")
-    onnx.add_argument(
-        "--per-channel", action="store_true", help="one weight scale for each channel of a convolution"
-    )
+    switch(onnx, "--per-channel", "one weight scale for each channel of a convolution")
     repeatable(onnx, "--dimension", "NAME=N", "fix a named size, or all of an input: x=1,3,64,64")
     return onnx
 
@@ -186,20 +181,19 @@ def add_output(
     models' flags."""
     parser.add_argument("-o", "--output", type=Path, required=required, metavar="DIR", help=output)
     pytorch = parser.add_argument_group("PyTorch models")
-    pytorch.add_argument(
+    valued(
+        pytorch,
         "--python",
+        "PYTHON",
+        "export the model with this Python, which has the model's packages: .venv/bin/python",
         type=Path,
-        metavar="PYTHON",
-        help="export the model with this Python, which has the model's packages: .venv/bin/python",
     )
     pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
     return pytorch
 
 
 def add_precision_file(group: argparse._ActionsContainer) -> None:
-    group.add_argument(
-        "--precision-file", type=Path, metavar="FILE", help="a file that `tune` wrote, instead of --precision"
-    )
+    valued(group, "--precision-file", "FILE", "a file that `tune` wrote, instead of --precision", type=Path)
 
 
 def add_option(group: argparse._ActionsContainer) -> None:
@@ -208,15 +202,15 @@ def add_option(group: argparse._ActionsContainer) -> None:
 
 def add_language(group: argparse._ActionsContainer) -> None:
     group.add_argument("--through", choices=("genie", "executorch"), help="the runtime [genie]")
-    group.add_argument("--context", type=count, metavar="N", help="the longest context, in tokens [128]")
-    group.add_argument("--prefill", type=count, metavar="N", help="tokens that prefill reads at once [32]")
-    group.add_argument("--parts", type=count, metavar="N", help="Genie's binaries [1 GB each at most]")
-    group.add_argument(
+    valued(group, "--context", "N", "the longest context, in tokens [128]", type=count)
+    valued(group, "--prefill", "N", "tokens that prefill reads at once [32]", type=count)
+    valued(group, "--parts", "N", "Genie's binaries [1 GB each at most]", type=count)
+    switch(
+        group,
         "--shared-weights",
-        action="store_true",
-        help="one binary of half the size for prefill and decode; for devices only, the emulator refuses it",
+        "one binary of half the size for prefill and decode; for devices only, the emulator refuses it",
     )
-    group.add_argument("--adapter", metavar="FOLDER", help="a LoRA adapter that peft saved, to be merged")
+    valued(group, "--adapter", "FOLDER", "a LoRA adapter that peft saved, to be merged")
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
@@ -233,23 +227,18 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", choices=("emulator", "none"), default="emulator", help="where to run it [%(default)s]"
     )
-    parser.add_argument(
-        "--no-search", action="store_true", help="do not search for the cause of wrong outputs (90 s at most)"
-    )
-    parser.add_argument(
+    switch(parser, "--no-search", "do not search for the cause of wrong outputs (90 s at most)")
+    valued(
+        parser,
         "--suite",
+        "FILE.toml",
+        "also add the model to this suite, with the measured thresholds and costs",
         type=Path,
-        metavar="FILE.toml",
-        help="also add the model to this suite, with the measured thresholds and costs",
     )
-    parser.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="keep operators that crash the compiler on the CPU, and print the cost",
-    )
+    switch(parser, "--keep-going", "keep operators that crash the compiler on the CPU, and print the cost")
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU")
-    parser.add_argument("--embed", action="store_true", help="put the context into the .onnx")
-    parser.add_argument("--profile-run", action="store_true", help="also write the time of each operator")
+    switch(parser, "--embed", "put the context into the .onnx")
+    switch(parser, "--profile-run", "also write the time of each operator")
     repeatable(
         parser,
         "--and-soc",
@@ -262,7 +251,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
     add_work(parser.add_argument_group("how"), "a step")
     help = f"end a run on the emulator after S seconds [{RUN_TIMEOUT:g}]"
-    pytorch.add_argument("--run-timeout", type=duration, metavar="S", help=help)
+    valued(pytorch, "--run-timeout", "S", help, type=duration)
     pytorch.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
 
 

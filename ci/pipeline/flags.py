@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.pipeline.options import PLAIN_TORCH, RUN_TIMEOUT, Accept, Choice, Part, StageOptions, WorkOptions
-from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable
+from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable, switch, valued
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import selection_of
@@ -44,27 +44,26 @@ def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argpars
     """Returns the group, so that a stage can add its own flags."""
     parser.set_defaults(accept=False, reason="")
     group = parser.add_argument_group("how")
-    group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
-    group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
+    valued(group, "--shard", "I/N", "the I-th of N parts of equal length")
+    switch(group, "--list", "list the chosen programs and stop")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(group, "a program")
     add_recheck(group)
     if accepts:
         add_accept(group, "SUITE.accepted-PROFILE.json beside the suite, or manifests/accepted")
-        group.add_argument(
+        valued(
+            group,
             "--reason",
+            "TEXT",
+            "why you accept a lost top-1, or less than 10 dB (fp16: 30); kept with the values",
             default="",
-            metavar="TEXT",
-            help="why you accept a lost top-1, or less than 10 dB (fp16: 30); kept with the values",
         )
     return group
 
 
 def add_accept(group: argparse._ActionsContainer, kept: str) -> None:
     """`kept`: what it writes."""
-    group.add_argument(
-        "--accept", action="store_true", help=f"expect the measured values from now on: {kept}"
-    )
+    switch(group, "--accept", f"expect the measured values from now on: {kept}")
 
 
 def stage_options(args: argparse.Namespace) -> StageOptions:
@@ -89,29 +88,21 @@ def add_work(
         recheck_seed=None,
     )
     add_timeout(group, unit, timeout)
-    group.add_argument(
-        "--plain-torch", action="store_true", help="do without our faster export passes [QNN_CI_PLAIN_TORCH]"
-    )
+    switch(group, "--plain-torch", "do without our faster export passes [QNN_CI_PLAIN_TORCH]")
     if cached:
-        group.add_argument(
-            "--no-cache", action="store_true", help="ignore cached results; new ones are still written"
-        )
-        group.add_argument("--why", action="store_true", help="print why each program runs again")
+        switch(group, "--no-cache", "ignore cached results; new ones are still written")
+        switch(group, "--why", "print why each program runs again")
 
 
 def add_recheck(group: argparse._ActionsContainer) -> None:
-    group.add_argument(
+    valued(
+        group,
         "--recheck",
+        "SHARE|MINUTES",
+        "repeat a random part of the cached work, such as 20%% or 10min, and compare",
         type=part,
-        metavar="SHARE|MINUTES",
-        help="repeat a random part of the cached work, such as 20%% or 10min, and compare",
     )
-    group.add_argument(
-        "--recheck-seed",
-        type=count,
-        metavar="N",
-        help="draw the same work as the run that printed this number",
-    )
+    valued(group, "--recheck-seed", "N", "draw the same work as the run that printed this number", type=count)
 
 
 def recheck_flags(args: argparse.Namespace) -> list[str]:

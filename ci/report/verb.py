@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from provisioning.base.command_line import repeatable
+from provisioning.base.command_line import repeatable, switch
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import SCHEMA, Outcome, Report
 from provisioning.base.rendering.code_scanning import code_quality, sarif
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reports", type=Path, help="where reports are [QNN_CI_REPORTS, reports/]")
     repeatable(parser, "--expect", "STAGE", "a stage that must have run")
-    parser.add_argument("--check", action="store_true", help="exit 1 unless all stages passed")
+    switch(parser, "--check", "exit 1 unless all stages passed")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base import answer, units
+from provisioning.base.command_line import valued
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import reports_path
@@ -65,10 +66,7 @@ def inspect(files: Sequence[Path]) -> int:
 
 
 def verify(
-    paths: Sequence[Path],
-    expected: ExpectedSignature,
-    allowed: tuple[str, ...],
-    stage: StageRun,
+    paths: Sequence[Path], expected: ExpectedSignature, allowed: tuple[str, ...], stage: StageRun
 ) -> int:
     from ci.signing import checks, verification
 
@@ -84,11 +82,11 @@ def verify(
 
 
 def _add_verify_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, metavar="CERT", help="the root certificate of the chain")
-    parser.add_argument("--sw-id", metavar="ID", help="adsp, cdsp, slpi or a number")
-    parser.add_argument("--hw-id", metavar="ID", help="chip and OEM")
-    parser.add_argument("--serial", metavar="0x…", help="the device that it must be bound to")
-    parser.add_argument("--at", metavar="TIME", help="the time at which it must be valid, in ISO [now]")
+    valued(parser, "--root", "CERT", "the root certificate of the chain", type=Path)
+    valued(parser, "--sw-id", "ID", "adsp, cdsp, slpi or a number")
+    valued(parser, "--hw-id", "ID", "chip and OEM")
+    valued(parser, "--serial", "0x…", "the device that it must be bound to")
+    valued(parser, "--at", "TIME", "the time at which it must be valid, in ISO [now]")
     parser.add_argument(
         "--allow-unchecked",
         action="append",

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from provisioning.base.command_line import switch
 from provisioning.base.settings import outputs_path
 
 EXAMPLES = """\
@@ -25,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the folder to write, instead of an earlier site [dist/site]",
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; name broken links")
+    switch(parser, "--check", "write nothing; name broken links")
     parser.epilog = (parser.epilog or "") + "\nExit code: 1 if a link of a page leads nowhere.\n"
 
 

@@ -161,6 +161,16 @@ def add_timeout(
     parser.add_argument(flag, type=duration, default=default, metavar="S", help=text)
 
 
+def switch(parser: argparse._ActionsContainer, flag: str, help: str) -> None:
+    """Add a flag without a value: true if it is typed."""
+    parser.add_argument(flag, action="store_true", help=help)
+
+
+def valued(parser: argparse._ActionsContainer, flag: str, metavar: str, help: str, **more: Any) -> None:
+    """Add a flag with a value."""
+    parser.add_argument(flag, metavar=metavar, help=help, **more)
+
+
 def repeatable(parser: argparse._ActionsContainer, flag: str, metavar: str, help: str, **more: Any) -> None:
     """Add a flag that may be repeated: its values are a list, empty without the flag."""
     parser.add_argument(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
-from provisioning.base.command_line import repeatable
+from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UnknownName, UpstreamError
 from provisioning.base.files import replace_text
@@ -31,9 +31,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing, need no network, name what is stale"
-    )
+    switch(parser, "--check", "write nothing, need no network, name what is stale")
     repeatable(parser, "--component", "NAME", "provision this component and record its hashes")
     parser.add_argument("--profile", action="append", default=[], help="only this profile; may be repeated")
     parser.add_argument(
@@ -44,9 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PACKAGE",
         help="take newer versions: of this package (may be repeated), or of all",
     )
-    parser.add_argument(
-        "--torch", action="store_true", help="record the builds of torch that your package index has"
-    )
+    switch(parser, "--torch", "record the builds of torch that your package index has")
     licences.add_flag(parser)
     parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
 

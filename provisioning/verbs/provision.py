@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.base import answer
-from provisioning.base.command_line import confirmed, repeatable
+from provisioning.base.command_line import confirmed, repeatable, switch
 from provisioning.base.commands import session
 from provisioning.base.errors import UnknownName
 from provisioning.base.files import hash_file
@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="refuse components whose hash the manifest does not name [when CI is set]",
     )
     licences.add_flag(parser)
-    parser.add_argument("--offline", action="store_true", help="use only what was fetched before")
+    switch(parser, "--offline", "use only what was fetched before")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,13 +140,7 @@ def provision(
         absent = {part.name: part for part in component.parts if store.kept(part) is None}
         began = time.monotonic()
         tree = store.provision(
-            name,
-            component,
-            want,
-            locked=locked,
-            accept=accepted,
-            progress=progress,
-            offline=offline,
+            name, component, want, locked=locked, accept=accepted, progress=progress, offline=offline
         )
         stage.metrics[f"{name}.seconds"] = round(time.monotonic() - began, 3)
         fetched += sum(

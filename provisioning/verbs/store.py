@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provisioning.base import answer
+from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.progress import for_stream
@@ -47,14 +48,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for verb in (verify, repair):
         add_store(verb)
         verb.add_argument("names", nargs="*", metavar="TREE", help="only these trees, by name or component")
-    repair.add_argument("--offline", action="store_true", help="repair only from kept downloads")
+    switch(repair, "--offline", "repair only from kept downloads")
     gc = add("gc", "remove trees and downloads that nothing needs, and what killed runs left")
     add_store(gc)
-    gc.add_argument("--older-than", type=_age, metavar="AGE", help="also trees unused this long: 30d, 12h")
-    gc.add_argument(
-        "--all-downloads", action="store_true", help="also downloads kept for widening and repair"
-    )
-    gc.add_argument("--dry-run", action="store_true", help="only list what would be removed")
+    valued(gc, "--older-than", "AGE", "also trees unused this long: 30d, 12h", type=_age)
+    switch(gc, "--all-downloads", "also downloads kept for widening and repair")
+    switch(gc, "--dry-run", "only list what would be removed")
 
 
 def run(args: argparse.Namespace) -> int:

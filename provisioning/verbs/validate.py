@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import repeatable
+from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
@@ -40,9 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "ID[:SUBJECT]",
         "accept this rule's findings, or those whose subject fits the glob",
     )
-    parser.add_argument("--strict", action="store_true", help="warnings fail too")
-    parser.add_argument("--tree", type=Path, metavar="DIR", help="check the libraries of this directory only")
-    parser.add_argument("--list", action="store_true", help="print the catalogue of rules and stop")
+    switch(parser, "--strict", "warnings fail too")
+    valued(parser, "--tree", "DIR", "check the libraries of this directory only", type=Path)
+    switch(parser, "--list", "print the catalogue of rules and stop")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,12 +109,7 @@ def _metrics(contexts: Sequence[Context], results: Sequence[Result], ignored: in
             result.rule.id: {"state": result.state.value, "reason": result.reason} for result in results
         },
         "compiler": {
-            soc: {
-                "step": answer.step,
-                "build_id": answer.build_id,
-                "api": answer.api,
-                "code": answer.code,
-            }
+            soc: {"step": answer.step, "build_id": answer.build_id, "api": answer.api, "code": answer.code}
             for context in reversed(contexts)
             for soc, answer in context.answers.items()
         },

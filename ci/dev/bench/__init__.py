@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from provisioning.base.command_line import count
+from provisioning.base.command_line import count, switch
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report, Severity
@@ -43,9 +43,9 @@ class BenchmarkModule(Protocol):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark to run; --list names them")
-    parser.add_argument("--list", action="store_true", help="list the benchmarks and stop")
+    switch(parser, "--list", "list the benchmarks and stop")
     parser.add_argument("--rounds", type=count, default=5, help="how often each contender runs [5]")
-    parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
+    switch(parser, "--check", "exit 1 when an aim is missed")
     parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
     parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import repeatable
+from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -27,21 +27,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="programs (.pte); the folder that `compile` wrote; for Windows, what `compile` wrote",
     )
-    parser.add_argument(
-        "--dist", type=Path, metavar="DIR", help="the build to take the runner from [dist/TARGET]"
-    )
-    parser.add_argument(
-        "--runner", metavar="NAME", help="the build's program that runs the model [qnn_executor_runner]"
-    )
+    valued(parser, "--dist", "DIR", "the build to take the runner from [dist/TARGET]", type=Path)
+    valued(parser, "--runner", "NAME", "the build's program that runs the model [qnn_executor_runner]")
     repeatable(parser, "--file", "FILE", "pushed as files/NAME, such as a tokenizer", type=Path)
-    parser.add_argument("--lpai", action="store_true", help="add LPAI's libraries and its signed skel")
-    parser.add_argument("--signed", type=Path, metavar="DIR", help="the overlay of sign_lpai [dist/overlay]")
-    parser.add_argument(
-        "--root", type=Path, metavar="CERT", help="the root certificate that the signed skel must end in"
-    )
-    parser.add_argument(
-        "--symbols", action="store_true", help="keep the symbols of the runner and its libraries"
-    )
+    switch(parser, "--lpai", "add LPAI's libraries and its signed skel")
+    valued(parser, "--signed", "DIR", "the overlay of sign_lpai [dist/overlay]", type=Path)
+    valued(parser, "--root", "CERT", "the root certificate that the signed skel must end in", type=Path)
+    switch(parser, "--symbols", "keep the symbols of the runner and its libraries")
     parser.add_argument(
         "--output", "-o", type=Path, metavar="DIR", help="the folder to write to [dist/bundles/TARGET-SOC]"
     )

@@ -9,7 +9,7 @@ from ci.lanes.executorch import KEPT
 from ci.lanes.executorch.verb import add_flags
 from ci.pipeline.flags import stage_options
 from ci.pipeline.options import RUN_TIMEOUT
-from provisioning.base.command_line import add_timeout
+from provisioning.base.command_line import add_timeout, switch
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -26,17 +26,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     group = add_flags(parser)
     add_timeout(group, "a run", RUN_TIMEOUT, flag="--run-timeout")
-    group.add_argument(
+    switch(
+        group,
         "--reload",
-        action="store_true",
-        help="also load each program twice, and beside another one, in one process: outputs must stay equal"
+        "also load each program twice, and beside another one, in one process: outputs must stay equal"
         " and memory must not grow",
     )
-    group.add_argument(
-        "--keep-programs",
-        action="store_true",
-        help=f"copy the programs that passed to the folder {KEPT} of the reports",
-    )
+    switch(group, "--keep-programs", f"copy the programs that passed to the folder {KEPT} of the reports")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 
 from ci.engine.distributions import look_ahead
 from ci.pipeline.flags import add_choice, add_how, stage_options
-from provisioning.base.command_line import count
+from provisioning.base.command_line import count, switch, valued
 from provisioning.base.selection import add_selection
 
 SUITE = "manifests/suites/models.toml"
@@ -30,14 +30,8 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The flags that test_emulator has too."""
     add_choice(parser, SUITE)
     group = add_how(parser)
-    group.add_argument(
-        "--worker-memory", type=count, metavar="MB", help="memory for one worker [most of the free memory]"
-    )
-    group.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="keep operators that crash the compiler on the CPU, and print the cost",
-    )
+    valued(group, "--worker-memory", "MB", "memory for one worker [most of the free memory]", type=count)
+    switch(group, "--keep-going", "keep operators that crash the compiler on the CPU, and print the cost")
     return group
 
 

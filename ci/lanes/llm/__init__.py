@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import add_timeout, count
+from provisioning.base.command_line import add_timeout, count, switch, valued
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS
 
@@ -35,25 +35,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
     runner.add_argument("prompt", metavar="TEXT")
-    runner.add_argument("--chat", action="store_true", help="put TEXT into the checkpoint's chat template")
-    runner.add_argument("--system", default="", metavar="TEXT", help="the system message of the template")
-    runner.add_argument("--tokens", type=count, default=32, metavar="N", help="at most [%(default)s]")
+    switch(runner, "--chat", "put TEXT into the checkpoint's chat template")
+    valued(runner, "--system", "TEXT", "the system message of the template", default="")
+    valued(runner, "--tokens", "N", "at most [%(default)s]", type=count, default=32)
 
     checker = commands.add_parser("check", help="compare a compiled model with the float model")
     checker.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
-    checker.add_argument(
-        "--text", type=Path, metavar="FILE", help="a text that did not calibrate it [one of qnn-ci's own]"
-    )
-    checker.add_argument(
-        "--checkpoint", type=Path, metavar="FOLDER", help="the float model [the one that was compiled]"
-    )
-    checker.add_argument("--prefixes", type=count, default=PREFIXES, metavar="N", help="[%(default)s]")
-    checker.add_argument(
-        "--tokens", type=count, default=TOKENS, metavar="N", help="tokens of the text to read [%(default)s]"
-    )
-    checker.add_argument(
-        "--decode-tokens", type=count, metavar="N", help="fewer for decode, if the model is large [--tokens]"
-    )
+    valued(checker, "--text", "FILE", "a text that did not calibrate it [one of qnn-ci's own]", type=Path)
+    valued(checker, "--checkpoint", "FOLDER", "the float model [the one that was compiled]", type=Path)
+    valued(checker, "--prefixes", "N", "[%(default)s]", type=count, default=PREFIXES)
+    valued(checker, "--tokens", "N", "tokens of the text to read [%(default)s]", type=count, default=TOKENS)
+    valued(checker, "--decode-tokens", "N", "fewer for decode, if the model is large [--tokens]", type=count)
     checker.add_argument(
         "--on",
         choices=("both", "cpu", "parts"),
@@ -61,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="cpu: run the quantized graphs on the CPU; parts: judge each part by itself, if the model is too"
         " large for the emulator",
     )
-    checker.add_argument("--where", action="store_true", help="print each part, even if the whole is right")
+    switch(checker, "--where", "print each part, even if the whole is right")
     limits = checker.add_argument_group("limits, beside those of the precision")
     for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
         limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.pipeline.flags import add_choice, add_how, stage_options
+from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -19,9 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, "manifests/suites/llm.toml")
     group = add_how(parser, accepts=False)
-    group.add_argument(
-        "--keep", action="store_true", help="repeat all work, and keep models and contexts in reports/llm"
-    )
+    switch(group, "--keep", "repeat all work, and keep models and contexts in reports/llm")
 
 
 def run(args: argparse.Namespace) -> int:

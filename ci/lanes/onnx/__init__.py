@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ci.pipeline.compile_flags import add_option
-from provisioning.base.command_line import add_timeout
+from provisioning.base.command_line import add_timeout, switch, valued
 
 EXAMPLES = """\
   python -m ci onnx run out/model_ctx.onnx --input x.npy --output y.npz
@@ -29,19 +29,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     runner.add_argument("--soc", help="the expected chip [the one it was compiled for]")
     add_option(runner)
-    runner.add_argument("--output", type=Path, metavar="FILE.npz", help="write the outputs there")
-    runner.add_argument(
-        "--as-it-is",
-        action="store_true",
-        help="run it even if another QNN build made it or it is for another chip",
-    )
-    runner.add_argument("--profile-run", type=Path, metavar="CSV", help="write the time of each operator")
+    valued(runner, "--output", "FILE.npz", "write the outputs there", type=Path)
+    switch(runner, "--as-it-is", "run it even if another QNN build made it or it is for another chip")
+    valued(runner, "--profile-run", "CSV", "write the time of each operator", type=Path)
 
     commands.add_parser("options", help="list the options for --option")
     operators = commands.add_parser(
         "operators", help="choose the node test of each ONNX operator that is measured"
     )
-    operators.add_argument("--check", action="store_true", help="write nothing; fail if the choice is stale")
+    switch(operators, "--check", "write nothing; fail if the choice is stale")
     add_timeout(runner, "a step")
 
 

@@ -6,6 +6,7 @@ import argparse
 
 from ci.engine.distributions import look_ahead
 from ci.pipeline.flags import add_choice, add_how, stage_options
+from provisioning.base.command_line import switch
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -22,9 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, "manifests/suites/models.toml")
     group = add_how(parser)
-    group.add_argument(
-        "--keep", action="store_true", help="compile everything again, and keep the files in reports/onnx"
-    )
+    switch(group, "--keep", "compile everything again, and keep the files in reports/onnx")
 
 
 def run(args: argparse.Namespace) -> int:

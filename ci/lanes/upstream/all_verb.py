@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ci.lanes.upstream.flags import add_tests, options_of
+from provisioning.base.command_line import valued
 
 EXAMPLES = """\
   python -m ci test_upstream --sample
@@ -34,11 +35,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="flows",
         help="only this precision of the operators",
     )
-    parser.add_argument(
+    valued(
+        parser,
         "--records",
+        "FOLDER",
+        "make the operator table from results of earlier runs, such as a nightly's; runs nothing",
         type=Path,
-        metavar="FOLDER",
-        help="make the operator table from results of earlier runs, such as a nightly's; runs nothing",
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ci.pipeline.flags import add_accept, add_recheck, add_work, host_selection, work_of
 from ci.pipeline.options import Choice, WorkOptions
-from provisioning.base.command_line import count, repeatable
+from provisioning.base.command_line import count, repeatable, switch, valued
 from provisioning.base.selection import add_selection
 from provisioning.base.settings import Selection
 
@@ -33,27 +33,26 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_selection(parser)
     choice = parser.add_argument_group("which tests")
     repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
-    choice.add_argument(
+    valued(
+        choice,
         "--sample",
+        "I/N",
+        "the ledger's sample of quick, different tests; I/N: every N-th test, the same each time",
         nargs="?",
         const="",
-        metavar="I/N",
-        help="the ledger's sample of quick, different tests; I/N: every N-th test, the same each time",
     )
-    choice.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
-    choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
+    valued(choice, "--shard", "I/N", "the I-th of N parts of equal length")
+    switch(choice, "--list", "list the chosen tests and run none")
     how = parser.add_argument_group("how")
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers in parallel [cores]")
     add_work(how, "a test", cached=False)
-    how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
+    switch(how, "--no-cache", "run unchanged tests too")
     add_recheck(how)
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first unexpected result")
-    how.add_argument("--resume", action="store_true", help="continue an interrupted run")
-    how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")
+    switch(how, "--resume", "continue an interrupted run")
+    switch(how, "--keep", "keep the files of tests that pass too")
     add_accept(how, "outcomes, lengths and figures in manifests/upstream, and docs/operators.md")
-    how.add_argument(
-        "--report-upstream", action="store_true", help="print issues to file upstream; runs nothing"
-    )
+    switch(how, "--report-upstream", "print issues to file upstream; runs nothing")
     return choice
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from provisioning.base.command_line import duration, repeatable
+from provisioning.base.command_line import duration, repeatable, switch, valued
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     what = parser.add_argument_group("what to sign")
     what.add_argument("--arch", help="instead of --soc: Hexagon arch (v81) or LPAI version (v6)")
-    what.add_argument("--direct", action="store_true", help="all libraries that ExecuTorch on the DSP loads")
+    switch(what, "--direct", "all libraries that ExecuTorch on the DSP loads")
     what.add_argument(
         "--library",
         type=Path,
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     serial = what.add_mutually_exclusive_group()
     serial.add_argument("--serial", help="make a test signature for this device (0x…) and sign no libraries")
-    serial.add_argument("--from-device", action="store_true", help="the same, for the device that adb finds")
+    switch(serial, "--from-device", "the same, for the device that adb finds")
     how = parser.add_argument_group("how")
     how.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
     how.add_argument("-o", "--output", type=Path, default=OVERLAY, help="the overlay [%(default)s]")
@@ -51,14 +51,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " [QNN_CI_ACCEPT_LICENCES=hexagon-elfsigner-HASH]",
         type=_digest,
     )
-    how.add_argument(
+    valued(
+        how,
         "--time-limit",
+        "SECONDS",
+        "time limit for each run of elfsigner [manifests/lpai.toml]",
         type=duration,
-        metavar="SECONDS",
-        help="time limit for each run of elfsigner [manifests/lpai.toml]",
     )
-    how.add_argument("--python", metavar="PATH", help="the Python to run elfsigner with, before 3.12")
-    how.add_argument("--strict", action="store_true", help="warnings fail too")
+    valued(how, "--python", "PATH", "the Python to run elfsigner with, before 3.12")
+    switch(how, "--strict", "warnings fail too")
 
 
 def _digest(text: str) -> str:

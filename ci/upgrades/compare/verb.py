@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ci.pipeline.flags import add_accept
-from provisioning.base.command_line import add_timeout, repeatable
+from provisioning.base.command_line import add_timeout, repeatable, switch, valued
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -38,19 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lane", choices=("onnx", "executorch"), default="onnx", help="the lane [%(default)s]"
     )
-    parser.add_argument(
-        "--bisect",
-        action="store_true",
-        help="find the first version that differs from the earliest: --qnn 2.47..2.51",
-    )
-    parser.add_argument(
-        "--where", action="store_true", help="with --bisect: and the operator whose outputs differ"
-    )
-    parser.add_argument("--suite", type=Path, metavar="FILE", help="the suite [the lane's own]")
+    switch(parser, "--bisect", "find the first version that differs from the earliest: --qnn 2.47..2.51")
+    switch(parser, "--where", "with --bisect: and the operator whose outputs differ")
+    valued(parser, "--suite", "FILE", "the suite [the lane's own]", type=Path)
     repeatable(parser, "--case", "NAME", "only this case")
     repeatable(parser, "--tag", "TAG", "only programs with this tag")
     add_timeout(parser, "a program", 600)
-    parser.add_argument("--no-cache", action="store_true", help="also repeat unchanged programs")
+    switch(parser, "--no-cache", "also repeat unchanged programs")
     add_accept(parser, "the table of docs/upgrades.md")
     parser.epilog = (parser.epilog or "") + (
         "\nEach version is compared with the first.\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from provisioning.base.command_line import add_timeout, repeatable
+from provisioning.base.command_line import add_timeout, repeatable, switch
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser, "--executorch", "VERSION", "only this: the profile's, or another of manifests/compat.toml"
     )
     add_timeout(parser, "a program", 600)
-    parser.add_argument("--no-cache", action="store_true", help="also repeat unchanged programs")
+    switch(parser, "--no-cache", "also repeat unchanged programs")
 
 
 def run(args: argparse.Namespace) -> int:

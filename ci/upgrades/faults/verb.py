@@ -6,7 +6,7 @@ import argparse
 import os
 
 from ci.pipeline.flags import add_accept
-from provisioning.base.command_line import add_timeout
+from provisioning.base.command_line import add_timeout, switch
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
@@ -22,9 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", nargs="*", metavar="FAULT", help="only these of manifests/faults, without .py [all]"
     )
-    parser.add_argument(
-        "--close", action="store_true", help="end the versions of faults that are gone in known_faults.toml"
-    )
+    switch(parser, "--close", "end the versions of faults that are gone in known_faults.toml")
     add_accept(parser, "the figures in manifests/accepted/faults.json")
     add_timeout(parser, "a script", 600)
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ci.pipeline.flags import add_accept
-from provisioning.base.command_line import add_timeout, repeatable
+from provisioning.base.command_line import add_timeout, repeatable, valued
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 
@@ -33,11 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     repeatable(parser, "--executorch", "VERSION", "with --lane executorch: only this version [all]")
     add_accept(parser, "manifests/accepted/golden.json and docs/upgrades.md")
-    parser.add_argument(
-        "--keep",
-        type=Path,
-        metavar="DIR",
-        help="use the programs in DIR, and compile and keep only missing ones",
+    valued(
+        parser, "--keep", "DIR", "use the programs in DIR, and compile and keep only missing ones", type=Path
     )
     add_timeout(parser, "a step", 300)
 
