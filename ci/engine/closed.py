@@ -103,7 +103,6 @@ def not_passed(asked: Mapping[str, str], environ: Mapping[str, str]) -> Iterator
 
 
 def declared(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of these names that are set."""
     return {name: environ[name] for name in names if name in environ}
 
 

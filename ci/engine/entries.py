@@ -39,8 +39,6 @@ Document = dict[str, Any]
 
 
 class Entries:
-    """Those of one kind of work."""
-
     def __init__(self, top: Path, kind: str, digests: Digests) -> None:
         self.top, self.kind, self._digests = top, top / kind, digests
         self._sets: dict[str, tuple[Input, ...] | None] = {}

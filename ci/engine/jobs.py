@@ -46,8 +46,6 @@ class Observer(Protocol[R_contra]):
 
 
 class FunctionSlot(Generic[R]):
-    """A slot that calls a function."""
-
     def __init__(self, function: Callable[[Job], R]) -> None:
         self._function = function
 

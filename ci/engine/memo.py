@@ -201,14 +201,12 @@ class Memo:
         return tuple(runs)
 
     def ran(self, key: Mapping[str, Json], run: Run, work: WorkDone) -> None:
-        """Keep a run alone."""
         observed = self._observed(key, work)
         if not observed.reasons:
             with contextlib.suppress(OSError):
                 self._write_run(key, run, observed)
 
     def files_of(self, folder: Path, without: str = "") -> dict[str, str]:
-        """The digest of each file in a folder, by name."""
         names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != without)
         return {name: self._digests.of(str(folder / name))[0] for name in names}
 

@@ -76,8 +76,6 @@ class ChangedField:
 
 @dataclass(frozen=True, slots=True)
 class Rechecked:
-    """What became of work that was done again."""
-
     step: str
     name: str
     differences: tuple[ChangedField, ...] = ()
@@ -148,7 +146,6 @@ def draw(cached: Sequence[CachedWork], share: float, seconds: float, seed: int) 
 
 
 def _distinct(cached: Iterable[CachedWork]) -> Iterable[CachedWork]:
-    """One of those that share an entry."""
     works: dict[object, CachedWork] = {}
     for work in cached:
         works.setdefault((work.task.memo.place, key_of(work.task.key)), work)
@@ -215,7 +212,6 @@ def _done_again(
 
 
 def compare(cached: Result, now: Finished, repeats: Repeats) -> Iterator[ChangedField]:
-    """What differs and should not."""
     before, after = (repeats.facts(result.facts) for result in (cached, now))
     for name in repeats.different(before, after):
         yield ChangedField(name, *(_text(facts, name) for facts in (before, after)))

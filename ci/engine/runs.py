@@ -67,7 +67,6 @@ class Repeats:
     Patterns are of facts, by dotted names, and of files."""
 
     changing: tuple[str, ...] = ()
-    """What each run makes anew."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """How far numbers may be off: by this part of them, or by this much."""
     digest: Callable[[Path], str] = hash_file
@@ -90,7 +89,6 @@ class Repeats:
         }
 
     def different(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-        """The names of facts that are not the same."""
         both = before.keys() & now.keys()
         changed = {name for name in both if not self._same(name, before[name], now[name])}
         return sorted(changed | (before.keys() ^ now.keys()))

@@ -74,8 +74,6 @@ _OF_SHELLS = {137: "SIGKILL", 143: "SIGTERM"}
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What the machine lacked, and what to do."""
-
     kind: Kind
     message: str
     fix: str
@@ -155,7 +153,6 @@ def of_time(limit: float, used: float) -> Trouble | None:
 
 
 def of_places(places: Iterable[Path]) -> Trouble | None:
-    """The first folder that cannot be written to."""
     for place in dict.fromkeys(places):
         there = next((folder for folder in (place, *place.parents) if folder.is_dir()), None)
         if there is None:

@@ -95,8 +95,6 @@ class Finished:
 
 
 class Task(Protocol):
-    """One program's work."""
-
     @property
     def name(self) -> str: ...
 
@@ -136,8 +134,6 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The settings that are the same for all tasks."""
-
     title: str
     """Names the tasks on the progress bar."""
     worker: Callable[[int, int], Worker]
@@ -161,8 +157,6 @@ def line_of(result: Result) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What a stage says of results."""
-
     accept: Callable[[str, Result], bool] = lambda name, result: True
     """A remembered result that it refuses is done again, so that its files can be looked at."""
     line: Callable[[str, Result], Line] = lambda group, result: line_of(result)

@@ -106,8 +106,6 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A figure that does not reach its threshold."""
-
     figure: str
     bound: float
     value: float | None

@@ -212,7 +212,6 @@ class Baseline:
 
 
 def load_baseline(suite: Path, profile: str, lane: str) -> Baseline:
-    """What was accepted of a lane's programs."""
     return baseline_in(load_accepted(accepted_path(suite, profile)), lane)
 
 

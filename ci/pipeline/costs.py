@@ -15,5 +15,4 @@ TITLES = {
 
 
 def cost_rule(name: str) -> str:
-    """The rule of the finding that this cost grew."""
     return f"cost-{name.replace('_', '-')}"

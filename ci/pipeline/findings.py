@@ -139,7 +139,6 @@ def verdict(findings: Sequence[Finding], *, quarantined: bool = False) -> str:
 
 
 def shown_thresholds(program: AnyProgram[Any, Any], figures: Mapping[str, float]) -> dict[str, Metric]:
-    """For the row of a report."""
     return dict(bounds_of(program.thresholds, figures, program.run.kind))
 
 

@@ -31,8 +31,6 @@ UNFAMILIAR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PhoneFit:
-    """A phone's constants in one precision."""
-
     scale: float
     """Microseconds on the phone for one of the estimate."""
     around_us: float
@@ -64,8 +62,6 @@ class FittedRange:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was fitted for a QNN build."""
-
     build_id: str
     limits: FittedRange
     phones: Mapping[tuple[str, str], PhoneFit]
@@ -124,13 +120,11 @@ class Forecasted:
     forecasts: tuple[Forecast, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     basis: str = ""
-    """What the forecasts rest on."""
     withheld: str = ""
     """Why no phone has a forecast."""
     fix: str = ""
 
     def of(self, phones: Collection[str]) -> Forecasted:
-        """For these phones alone."""
         shown = tuple(row for row in self.forecasts if row.phone in phones)
         reasons = {phone: reason for phone, reason in self.reasons.items() if phone in phones}
         withheld = self.withheld or (

@@ -202,5 +202,4 @@ def recorded_values(lane: Lane[P, L], plan: L, results: Results) -> dict[str, Ma
 
 
 def agreed_of(plan: AnyPlan[P], program: P) -> Recorded | None:
-    """What the baseline has of a program."""
     return plan.baseline(program).of(program.name)

@@ -127,7 +127,6 @@ class LaneModel(ABC, Generic[P, L]):
 
 
 def lane_model(model: OneModel, how: Compiling = Compiling()) -> LaneModel[Any, Any]:  # noqa: B008
-    """The model in its lane."""
     module, _, name = LANES[model.lane].place.partition(":")
     taken: type[LaneModel[Any, Any]] = getattr(importlib.import_module(module), name)
     return taken.of(model, how)
@@ -170,7 +169,6 @@ def _module_of(model: OneModel, verb: str) -> str:
 
 
 def not_taken(model: OneModel) -> UsageError:
-    """For what a lane does not offer."""
     return UsageError(
         f"{model.typed}: this command takes PyTorch and ONNX models",
         fix="name a .pt2, file.py:function or an .onnx; compile takes this one",

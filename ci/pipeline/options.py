@@ -28,8 +28,6 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """How much cached work is done again: a share of it, or what fits into a time."""
-
     text: str
     """As typed."""
     share: float = 1.0
@@ -68,8 +66,6 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """A stage over suites."""
-
     selection: Selection
     choice: Choice
     work: WorkOptions
@@ -105,7 +101,6 @@ class OneModel:
     """How many are compared at most."""
 
     def words(self, soc: str) -> list[str]:
-        """MODEL and its flags, for another command."""
         words = [self.typed, "--soc", soc]
         for flag, values in (
             ("--precision", [self.precision] if self.precision else []),
@@ -129,8 +124,6 @@ class OneModel:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How a checkpoint is compiled."""
-
     through: str
     context: int
     prefill: int
@@ -158,4 +151,3 @@ class Compiling:
     metric: str = ""
     """FILE:FUNCTION of the user's, which gives one more figure."""
     language: Language | None = None
-    """Of a checkpoint."""

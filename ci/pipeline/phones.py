@@ -71,7 +71,6 @@ class Forecasts(Model):
         raise UnknownName(f"no forecast was fitted for a phone called {name!r}", name, self.phones)
 
     def of_chip(self, soc: str) -> list[str]:
-        """The phones with a chip."""
         return [name for name, phone in self.phones.items() if phone.soc == soc]
 
     def chips(self, precision: str, phones: Collection[str]) -> tuple[str, ...]:

@@ -40,12 +40,10 @@ def read_precision(path: Path, lane: str) -> PrecisionFile:
 
 
 def precision_file_of(model: OneModel, lane: str) -> PrecisionFile | None:
-    """The one that a command line names."""
     return read_precision(Parser.user_folder() / model.precision_file, lane) if model.precision_file else None
 
 
 def written(lane: str, precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:
-    """The text of such a file."""
     lines = [f"# {comment}", f'lane = "{lane}"', f'precision = "{precision}"', "", "[nodes]"]
     for name, members in nodes.items():
         listed = "".join(f"    {json.dumps(member, ensure_ascii=False)},\n" for member in members)

@@ -25,7 +25,6 @@ PROCESSES = 3
 """One process may run under a burst of load: a share of 46 % was 67 % in the next process."""
 ALIKE = 0.1
 SHOWN = 15
-"""How many rows of a table are printed."""
 SCHEMA = 1
 
 
@@ -173,7 +172,6 @@ def document(measured: ProgramProfile, about: Mapping[str, str]) -> dict[str, An
 
 
 def read_document(path: Path) -> Shares:
-    """The shares of an earlier profile."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["schema"] != SCHEMA:

@@ -23,7 +23,6 @@ RECORD = "run.json"
 """Beside the outputs: their names in order, times, and what ran where."""
 SCHEMA = 1
 SHOWN = 4
-"""Values of an output that are printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,6 @@ def write(ran: Ran, folder: Path, typed: str) -> None:
 
 
 def outputs_in(folder: Path) -> Sample:
-    """What `write` wrote there."""
     from ci.pipeline.models.inputs import read_array
 
     try:

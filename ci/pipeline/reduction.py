@@ -63,7 +63,6 @@ def outcome_facts(
 
 class Reduction(ABC, Generic[G]):
     suffix: ClassVar[str]
-    """Of a program's file."""
     program: AnyProgram[Any, Any]
     plan: AnyPlan[Any]
 
@@ -85,7 +84,6 @@ class Reduction(ABC, Generic[G]):
             save_one(folder / SAMPLES / f"{number}.npz", sample)
 
     def keep(self, piece: Subgraph, folder: Path, name: str) -> list[Path]:
-        """Write the program and its inputs there."""
         model, inputs = self.pieces.built(piece)
         files = [folder / f"{name}{self.suffix}", folder / f"{name}.npz"]
         self.save(model, inputs[0], files[0])
@@ -238,7 +236,6 @@ def _ran(script: Path, environ: Mapping[str, str]) -> str:
 
 
 def only(programs: Sequence[N]) -> N:
-    """Of a suite."""
     if len(programs) != 1:
         names = ", ".join(str(getattr(program, "name", "")) for program in programs[:5])
         raise UsageError(

@@ -71,8 +71,6 @@ class RewrittenPlace:
 
 @dataclass(frozen=True, slots=True)
 class RewriteChoice:
-    """Which rewrites the user wants."""
-
     rules: tuple[str, ...] | None = None
     """None: all."""
     interface: bool = False

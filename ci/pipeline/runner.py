@@ -58,8 +58,6 @@ def with_names(message: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a kind of runner is spoken to."""
-
     whose: str
     quotes: bool
     """Whether a list of inputs may have quoted names."""

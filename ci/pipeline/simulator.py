@@ -50,8 +50,6 @@ _SET = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.POINTER(ctypes.
 
 @dataclass
 class Simulating:
-    """The graphs that were created while simulating."""
-
     folder: Path
     graphs: int = 0
     refused: list[str] = field(default_factory=list)

@@ -86,7 +86,6 @@ def chosen(
 
 
 def print_list(programs: Iterable[AnyProgram[Any, Any]]) -> int:
-    """Print names and tags; returns the exit code."""
     for program in programs:
         sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
     return 0

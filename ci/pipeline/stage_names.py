@@ -9,5 +9,4 @@ GATE_TABLE = MANIFESTS / "gate.toml"
 
 
 def stage_names() -> list[str]:
-    """In their order."""
     return [stage["name"] for stage in toml.loads(GATE_TABLE.read_text(encoding="utf-8"))["stage"]]

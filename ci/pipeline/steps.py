@@ -45,7 +45,6 @@ class Ask:
     worker: Worker
     log: Path
     into: Path
-    """The folder for the files of this program's result."""
     scratch: Path
     """A folder of the whole step's; what lies there is gone after it."""
     shared: dict[str, Any]
@@ -293,7 +292,6 @@ INTO = "into"
 
 
 def run_step(step: Step[P], programs: Iterable[P]) -> dict[str, Result]:
-    """The result of each program by name, cached or new."""
     results: dict[str, Result] = {}
     store = step.plan.selection.store
     programs = list(programs)

@@ -110,7 +110,6 @@ HELD = ("sqnr_db", "agreement", "metric")
 HELD_QUANTIZED = (*HELD, "reference_sqnr_db", "reference_agreement")
 
 MAX_SUGGESTIONS = 8
-"""Names that are suggested if one matches nothing."""
 
 NO_SUITE = "no-suite.toml"
 """The name in place of a suite's for a model of a command line. There is no such file."""
@@ -292,8 +291,6 @@ def accepted_thresholds(suite: Path, profile: str, lane: str) -> defaultdict[str
 
 @dataclass(frozen=True, slots=True)
 class Suites(Generic[P]):
-    """The suites of a stage, as programs."""
-
     stage: str
     shipped: Path
     program: type[P]
@@ -319,7 +316,6 @@ class Suites(Generic[P]):
     def programs_in(
         self, file: SuiteFile, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
     ) -> list[P]:
-        """The lane's programs of a suite."""
         if self.lane not in file.cases:
             raise missing_lane(file, self.form, self.stage)
         needs, path, head = NONE, file.path, file.head

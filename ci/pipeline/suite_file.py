@@ -83,8 +83,6 @@ def lanes() -> Mapping[str, LaneFields]:
 
 @dataclass(frozen=True, slots=True)
 class LaneForm:
-    """How a lane reads its part of a suite."""
-
     lane: str
     case: type[Any]
     stages: tuple[str, ...]

@@ -89,9 +89,7 @@ Measure = Callable[[Sequence[frozenset[int]]], Sequence[Point]]
 @dataclass(frozen=True, slots=True)
 class Goal:
     floors: Mapping[str, float]
-    """By figure, the least."""
     budget: Mapping[str, float] = field(default_factory=dict)
-    """By cost, the most."""
     metric: str = ""
     """FILE:FUNCTION of the user's, whose number is the figure `metric`."""
 
@@ -132,7 +130,6 @@ class Tuned:
     best: Point
     """The chosen one, else the most accurate that the budget allows, or of all."""
     steps: Sequence[str]
-    """How it was found."""
     wrong: str = ""
     """Why none is chosen."""
 

@@ -42,13 +42,11 @@ MEMORY = "QNN_CI_WORKER_MEMORY"
 """The memory limit of a worker in bytes. Beyond it an allocation fails here, before the machine runs out."""
 
 THREADS = "QNN_CI_WORKER_THREADS"
-"""How many threads numeric libraries may use."""
 
 hidden: dict[str, str] = {}
 """What the stage says to this worker alone (manifests/variables.toml): the user's code must not see it."""
 
 FOR_LIBRARIES = "OMP_NUM_THREADS"
-"""What they read it from."""
 
 GC_THRESHOLD = 10_000
 """How many new objects trigger Python's garbage collector. Imports and exports create millions that stay; the
@@ -141,7 +139,6 @@ def doing(what: str) -> None:
 
 
 def threads(default: int = 1) -> int:
-    """How many threads a piece of work may use."""
     return int(hidden.get(THREADS) or os.environ.get(FOR_LIBRARIES) or default)
 
 

@@ -45,16 +45,12 @@ _started: list[_Server] = []
 
 
 class OwnProcess(subprocess.Popen[bytes]):
-    """A worker that the stage started itself."""
-
     def kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 class ForkedProcess:
-    """A worker that a fork server forked."""
-
     def __init__(self, process: int, connection: socket.socket, orders: int) -> None:
         self.pid, self._connection = process, connection
         self._ended = os.pidfd_open(process)

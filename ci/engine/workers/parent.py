@@ -49,7 +49,6 @@ class WorkerSpec:
     environment: Mapping[str, str]
     logs: Path
     timeout: float
-    """Time limit for an order, in seconds."""
     imports: str
     """What the program imports, for the message if that fails."""
     fix: str
@@ -192,7 +191,6 @@ class Worker:
 
     @property
     def unusable(self) -> bool:
-        """Whether it must not get another order."""
         return self.gone or self.resident > RECYCLE_AT
 
     def keep_to(self, cores: set[int]) -> None:

@@ -109,7 +109,6 @@ class Architecture:
     num_kv_heads: int
     """Heads of keys and of values."""
     head_dim: int
-    """Of a head."""
     intermediate_size: int
     rms_norm_eps: float
     rope_theta: float
@@ -222,7 +221,6 @@ class Architecture:
         return boundary(number), boundary(number + 1)
 
     def weights(self, parts: int) -> list[int]:
-        """How many each part has."""
         layer, words = self.weights_of_layer, self.weights_of_words
         spans = [self.part(number, parts) for number in range(parts)]
         ends = [(first == 0) + (last == self.num_layers) for first, last in spans]
@@ -418,7 +416,6 @@ def _config(folder: Path) -> dict[str, Any]:
 def read_object(
     path: Path, wrong: type[ToolkitError] = UsageError, *, fix: str = "download it again"
 ) -> dict[str, Any]:
-    """The object in a file of JSON."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -509,7 +506,6 @@ def shards_of(folder: Path) -> dict[str, Stored]:
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """Of the tensors in a file."""
     from safetensors import SafetensorError, safe_open
 
     try:

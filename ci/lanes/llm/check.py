@@ -95,7 +95,6 @@ class JudgedText:
 
     text: Path
     words: str
-    """What the text says."""
     count: int
     """Of its tokens."""
     windows: int
@@ -126,7 +125,6 @@ class JudgedText:
 
     @property
     def order(self) -> dict[str, Any]:
-        """For workers."""
         windows = {"text": str(self.text.absolute()), "windows": self.windows, "length": self.length}
         return {**windows, "few": {"windows": 1, "length": self.few}}
 
@@ -183,8 +181,6 @@ def digest_of(rows: Sequence[Sequence[int]], texts: Sequence[Mapping[str, Any]])
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """`llm check`."""
-
     model: Path
     text: Path
     checkpoint: Path | None
@@ -271,12 +267,10 @@ class Check:
     config: Path
     record: Mapping[str, Any]
     folder: Path
-    """The checkpoint."""
     shape: Architecture
     tokenizer: Any
     read: JudgedText
     row: dict[str, Any] = field(default_factory=dict)
-    """Of the report."""
     findings: list[Finding] = field(default_factory=list)
     fix: str = ""
     """Where it is known before anything is measured."""
@@ -379,7 +373,6 @@ class Check:
         return bounds
 
     def _figures(self, ask: Asker, bounds: Bounds) -> None:
-        """Of logits on held-out text."""
         order = self.order
         count = order["windows"] * (order["length"] - 1)
         sys.stderr.write(f"reading {count} tokens in {plural(order['windows'], 'window')}\n")

@@ -179,8 +179,6 @@ class Emulated:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`llm run`."""
-
     folder: Path
     text: str
     chat: bool

@@ -151,7 +151,6 @@ class ContextReader:
         }
 
     def read(self, tokens: Sequence[int]) -> Array:
-        """The logits after each token."""
         rows = []
         for start in range(0, len(tokens), self.count):
             some = tokens[start : start + self.count]

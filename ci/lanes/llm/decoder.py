@@ -168,7 +168,6 @@ class Decoder(nn.Module):
 
     @property
     def caches(self) -> list[str]:
-        """Inputs."""
         return [f"{name}_in" for name in self._caches]
 
     @property

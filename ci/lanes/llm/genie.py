@@ -40,14 +40,11 @@ KINDS = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """What Genie answered to one prompt."""
-
     tokens: tuple[int, ...]
     stopped: str
     """`eos`, `length`, or `context` when that was full."""
     seconds: float
     first_seconds: float
-    """Seconds to the first token."""
 
 
 BLOCK, CONTEXT_BLOCK = 32, 128
@@ -171,7 +168,6 @@ def _rope(shape: Architecture, prefix: str = "") -> dict[str, Any]:
 
 
 def through(record: Mapping[str, Any]) -> str:
-    """What a compiled model speaks through."""
     return str(record.get("through", "genie"))
 
 
@@ -355,7 +351,6 @@ def _require_head_size(config: Path) -> None:
 
 
 def refusal(output: str, how: str) -> CheckFailed:
-    """Genie's message."""
     known = nearest(f"{output}\nGenie {how}")
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("{")]
     words = f": {lines[-1][:300]}" if lines else ""

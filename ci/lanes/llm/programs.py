@@ -276,7 +276,6 @@ def _passes(integers: torch.dtype) -> Any:
 
 
 def methods(path: Path, names: Sequence[str]) -> dict[str, Step]:
-    """The program's methods, loaded once."""
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(path)
@@ -336,7 +335,6 @@ class TensorReader:
         return [3] * layers + [2] * layers
 
     def read(self, tokens: Sequence[int]) -> Array:
-        """The logits after each token."""
         rows = []
         for start in range(0, len(tokens), self.count):
             some = tokens[start : start + self.count]

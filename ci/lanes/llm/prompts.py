@@ -145,7 +145,6 @@ def windows(
 
 
 def windows_of(folder: Path, shape: Architecture, order: Mapping[str, Any]) -> list[list[int]]:
-    """That an order names."""
     return windows(folder, shape, Path(order["text"]), order["length"], order["windows"], "fewer --tokens")
 
 

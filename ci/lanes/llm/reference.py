@@ -20,8 +20,6 @@ from provisioning.base.errors import CheckFailed
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text after a prompt."""
-
     tokens: tuple[int, ...]
     stopped: str
     """`eos`, `length` or `context`, like Genie's texts."""

@@ -43,8 +43,6 @@ class FirstDifference:
 
 @dataclass
 class TextComparison:
-    """One prompt's text beside float's."""
-
     prompt: tuple[int, ...]
     expected: tuple[int, ...]
     expected_stop: str
@@ -334,7 +332,6 @@ class Bounds:
     rounding: Mapping[str, Figures]
     """By reader, what rounding alone costs on the tokens that it reads."""
     narrow: Mapping[str, Mapping[str, float]]
-    """By reader, its limits."""
     parts: Sequence[Mapping[str, Any]]
     """Of each, what rounding alone leaves of its outputs, in dB: `typical_db` at most places, and `db` of the
     worst block, by the kind of graph."""

@@ -39,7 +39,6 @@ WEIGHTS = ".safetensors"
 CONFIGS = ("config.json", "adapter_config.json")
 TOOLKIT = "this toolkit"
 READ = (".json", WEIGHTS)
-"""The kinds of a checkpoint's files."""
 
 PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """For training: by its own choice each kind of processor rounds otherwise, and so trains another model."""
@@ -207,8 +206,6 @@ def _asked(program: LlmProgram) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CompileCheckpoint(LanguageStep):
-    """A checkpoint of the user's."""
-
     kind = "llm-compile"
     title = "language models"
     keeps_files = by_executorch = True

@@ -57,7 +57,6 @@ class DefaultAdapter:
     """Tests that need nothing, or set themselves up by environment variables."""
 
     arguments: tuple[str, ...] = ()
-    """For pytest."""
 
     def __init__(self) -> None:
         self.comparisons: list[UpstreamComparison] = []
@@ -75,7 +74,6 @@ class DefaultAdapter:
         """Called before each test, in its own folder."""
 
     def holds(self, item: pytest.Item) -> bool:
-        """Whether the test belongs to the suite."""
         return True
 
     def skip_reason(self, item: pytest.Item) -> str:

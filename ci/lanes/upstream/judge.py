@@ -204,11 +204,9 @@ class Judge:
         return [] if self.of_another_release else sorted(named.difference(tests))
 
     def again(self, stage: StageRun, test: str, *flags: str) -> Fix:
-        """The command that runs this test again."""
         return self.command(stage, "-k", test.rpartition(".")[2], *flags)
 
     def command(self, stage: StageRun, *flags: str) -> Fix:
-        """For this suite, profile and chip."""
         words = [] if stage.stage == "test_delegate" else [self.ledger.suite]
         words += flags
         if self.ledger.profile != DEFAULT_PROFILE:

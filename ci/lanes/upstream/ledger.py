@@ -333,7 +333,6 @@ def load_record(suite: str, profile: str, soc: str, path: Path | None = None) ->
 
 
 def records_of(suite: str, profile: str) -> dict[str, SuiteRecord]:
-    """Of each chip that has one."""
     return {
         path.stem.removeprefix(f"{profile}-"): load_record(suite, profile, "", path)
         for path in sorted((DIRECTORY / suite).glob(f"{profile}-*.json"))

@@ -39,7 +39,6 @@ class Workers:
         self._idle: list[Worker] = []
 
     def tests(self) -> tuple[list[str], Touched]:
-        """All that a worker has collected."""
         worker = self._start(warm=not self._to_list_alone)
         self._idle.append(worker)
         try:
@@ -53,7 +52,6 @@ class Workers:
         return [*map(str, reply["tests"])], Touched.of(worker.touched)
 
     def take(self, count: int) -> Worker:
-        """For this many tests."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -86,7 +84,6 @@ class UpstreamPlan(WorkPlan[Job]):
     costs: Mapping[str, RecordedTest]
     slots: int
     tests: tuple[str, ...] = ()
-    """All that the suite has."""
 
     def job(self, test: str) -> Job:
         cost = self.costs.get(test, UNKNOWN)

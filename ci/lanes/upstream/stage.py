@@ -41,7 +41,6 @@ Verdicts = Mapping[str, UpstreamVerdict]
 
 
 def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, environ: Mapping[str, str]) -> int:
-    """One after the other, in one report."""
     _check(options)
     selection = options.selection
     if options.report_upstream:
@@ -225,7 +224,6 @@ def _write_tables(
 
 
 def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
-    """The verdicts, cached or new."""
     # What a suite without tests has lost stays recorded.
     _announce(plan, has_record=(bool(plan.tests) and options.accept) or plan.judge.compared)
     step, environ = RunTest(plan, options.resume, options.fail_fast), plan.machinery.environment

@@ -61,7 +61,6 @@ class UpstreamSuite:
         self.place()
 
     def place(self) -> Path:
-        """The file or folder."""
         if self.path.startswith("ci/"):
             return ROOT / self.path
         spec = importlib.util.find_spec("executorch")

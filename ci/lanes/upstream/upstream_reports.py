@@ -24,7 +24,6 @@ class UpstreamReport(Model):
     test: str | tuple[str, ...] = ()
     """Names of tests in the ledger; `*` stands for anything. Empty: no single test shows it."""
     outcome: Kind | tuple[Kind, ...] = ()
-    """How they end."""
     socs: tuple[str, ...] = ()
     """Only tests that end so on these chips and no others."""
     title: str
@@ -36,14 +35,11 @@ class UpstreamReport(Model):
 
 
 class Reports(Model):
-    """The file."""
-
     schema_: Annotated[Literal[1], Field(alias="schema")]
     report: tuple[UpstreamReport, ...]
 
 
 def print_reports(profile: str, suites: Collection[str]) -> None:
-    """Each report of these suites, as an issue."""
     reports = [row for row in load(REPORTS, Reports).report if not set(suites).isdisjoint(row.suites())]
     if not reports:
         sys.stderr.write(
@@ -61,7 +57,6 @@ def print_reports(profile: str, suites: Collection[str]) -> None:
 
 
 def tests_of(report: UpstreamReport, ledger: Ledger) -> list[str]:
-    """The tests in the ledger that show it."""
     return sorted({row.test for row in ledger.expected if shows(row, report)})
 
 

@@ -61,8 +61,6 @@ USUAL = "usual"
 
 
 class ValueTable(Model):
-    """The file."""
-
     schema_: Annotated[Literal[1], Field(alias="schema")]
     seed: int
     domain: Mapping[str, Mapping[str, Range]]
