@@ -15,8 +15,6 @@ from provisioning.manifest import soc_named
 
 
 class Met(NamedTuple):
-    """A fault, and an operator of the program that may have it."""
-
     fault: Fault
     line: str
 

@@ -57,8 +57,6 @@ class _InHalf(Interpreter):
 
 
 class _Largest(TorchDispatchMode):
-    """Whether a value leaves fp16."""
-
     beyond = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,6 +141,5 @@ def worst_losses(
 
 
 def described(node: Node) -> dict[str, str]:
-    """The operator, with its module and its line."""
     source, code = source_of(node)
     return {"operator": str(node.target), "module": module_of(node), "source": source, "code": code}

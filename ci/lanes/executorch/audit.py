@@ -54,7 +54,6 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
 
 
 def row_of(result: Result, scheme: str, soc: str) -> dict[str, Any]:
-    """What is known of a compiled program."""
     known = inexact(operators_in(result.facts["nodes"]), scheme, soc)
     # What is known not to compile does, as it was compiled here.
     return {**_facts(result), "inexact": [row._asdict() for row in known if row.compiles]}
@@ -64,18 +63,13 @@ def suggest_precisions(rows: Mapping[str, Mapping[str, Any]], soc: str) -> None:
     """Of what is refused for its types: a precision at which this audit saw the chip take all of it."""
     for row in rows.values():
         for left in row.get("cpu", ()):
+            reason, operator = left["reason"], left["operator"]
             # What is refused for its shape, and not for its types, has no better precision.
-            if (
-                not left["suggestion"]
-                and left["reason"].startswith(REFUSES)
-                and "datatypes" in left["reason"]
-            ):
-                operator = left["operator"]
-                taken = next((name for name, other in rows.items() if _takes(other, operator)), "")
-                at_another = (
-                    f"--precision {taken}, at which {soc} takes each {operator} here" if taken else ""
-                )
-                left["suggestion"] = IN_FLOAT if OF_INTEGERS in left["reason"] else at_another
+            if left["suggestion"] or not reason.startswith(REFUSES) or "datatypes" not in reason:
+                continue
+            taken = next((name for name, other in rows.items() if _takes(other, operator)), "")
+            another = f"--precision {taken}, at which {soc} takes each {operator} here" if taken else ""
+            left["suggestion"] = IN_FLOAT if OF_INTEGERS in reason else another
 
 
 def _takes(row: Mapping[str, Any], operator: str) -> bool:

@@ -39,8 +39,6 @@ SAME_VALUES = ("view", "reshape", "squeeze", "unsqueeze", "to", "_to_copy", "clo
 
 @dataclass(frozen=True)
 class Chooser:
-    """The operator that gives an output's indices."""
-
     output: int
     node: Node
     values: Node
@@ -100,15 +98,10 @@ def add_choices(
         for rows, values, kind in ((expected, floats, "float"), (reference, quantized, "quantized")):
             for number, tensor in enumerate(values):
                 path = into / f"{kind}_{number}_{chooser.output}.chosen"
-                dim = 0 if chooser.dim is None else chooser.dim % tensor.dim()
                 tensor.numpy().tofile(path)
-                rows[number][chooser.output]["choice"] = {
-                    "file": path.name,
-                    "dtype": "float32",
-                    "shape": list(tensor.shape),
-                    "dim": dim,
-                    "noise": noise,
-                }
+                choice = {"file": path.name, "dtype": "float32", "shape": list(tensor.shape), "noise": noise}
+                choice["dim"] = 0 if chooser.dim is None else chooser.dim % tensor.dim()
+                rows[number][chooser.output]["choice"] = choice
     return found
 
 

@@ -88,8 +88,6 @@ def key(
 
 @dataclass(frozen=True)
 class Lower(Step[ExecutorchProgram]):
-    """The compilation of a program; its files are the result."""
-
     kind = COMPILED
     keeps_files = done_once = True
     log_in_folder = LOG
@@ -186,7 +184,6 @@ def setup_of(
     imports: str,
     python: str = sys.executable,
 ) -> WorkerSpec:
-    """For workers that fork for each order, with this many threads."""
     return WorkerSpec(
         command=command,
         environment={**environment, THREADS: str(threads)},

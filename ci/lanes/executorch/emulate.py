@@ -57,8 +57,6 @@ RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 @dataclass(frozen=True)
 class RunOnEmulator(Step[ExecutorchProgram]):
-    """A compiled program on the emulator."""
-
     kind = RAN
     own_packages = False
     title = "runs on the emulator"
@@ -125,7 +123,6 @@ class RunOnEmulator(Step[ExecutorchProgram]):
         return Failure(gone.kind, gone.sentence(log), log=log)
 
     def _request(self, program: ExecutorchProgram) -> dict[str, Metric]:
-        """What the worker gets beside the program and the runner."""
         facts = self.compiled[program.name].facts
         request: dict[str, Metric] = {name: facts[name] for name in ("inputs", "expected", "reference")}
         request |= {"task": program.case.metric.function} if program.case.metric else {}
@@ -271,7 +268,6 @@ def measure(
     compiled: Mapping[str, Result],
     step: Callable[..., RunOnEmulator] = RunOnEmulator,
 ) -> dict[str, Result]:
-    """Every compiled program's result by name."""
     runnable = [row for row in plan.programs if row.name in compiled and compiled[row.name].folder]
     results = run_step(step(plan, runner, compiled), runnable)
     for name, result in results.items():

@@ -155,8 +155,6 @@ def _is_of_whole_numbers(node: Any) -> bool:
 
 
 class BlockSizes(Patterns):
-    """The quantizer's map from node names to block sizes, with patterns."""
-
     def __init__(self, sizes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__("block_sizes", sizes)
         self.sizes = sizes
@@ -397,7 +395,6 @@ class Prepared:
     sample: tuple[Tensor, ...]
 
     def quantized(self) -> tuple[Any, list[dict[str, object]]]:
-        """The model, and where it loses most."""
         with _step("quantize"):
             module = convert_pt2e(self.module)
             _narrow_shared_zero_points(module)
@@ -669,7 +666,6 @@ def _with_workaround(
 
 
 def _constants_of(module: Any, sample: tuple[Tensor, ...]) -> list[str]:
-    """What a model computes of constants alone."""
     if not hasattr(module, "graph"):
         module = torch.export.export(module, copied(sample), strict=True).module()
     return constant_results(module.graph)

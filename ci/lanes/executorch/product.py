@@ -230,7 +230,6 @@ def _errors(findings: Iterator[Finding]) -> list[Finding]:
 
 
 def files_of(path: Path, stem: str, record: Mapping[str, Any]) -> dict[str, Path | str]:
-    """The file of a result and its record."""
     return {f"{stem}{path.suffix}": path, f"{stem}.json": json.dumps(record, indent=2) + "\n"}
 
 

@@ -37,14 +37,8 @@ from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 
-WITHOUT: Mapping[str, Any] = {
-    "cpu_nodes": (),
-    "cpu_operators": (),
-    "unquantized_nodes": (),
-    "modules": (),
-    "annotations": (),
-    "nodes": {},
-}
+PARTS = ("cpu_nodes", "cpu_operators", "unquantized_nodes", "modules", "annotations")
+WITHOUT: Mapping[str, Any] = {**dict.fromkeys(PARTS, ()), "nodes": {}}
 """They name parts of the whole model."""
 
 

@@ -17,7 +17,6 @@ from provisioning.build_id import version_in
 
 
 def of_suites(model: OneModel, choice: Choice) -> Sequence[PytorchModel]:
-    """Each program that is chosen, with its precision."""
     selection, taken = model.selection, PytorchModel(model, Compiling())
     return [
         replace(

@@ -60,7 +60,6 @@ class RepairedModule(Repaired):
         self.model = Exported(with_constant_weights(model) if self.weights else model, samples)
 
     def fed(self, sample: Tensors) -> Tensors:
-        """A sample of the original model, for this one."""
         return tuple(tensor.to(kind) for tensor, kind in zip(sample, self.kinds, strict=True))
 
     def exported(self) -> Any:

@@ -133,7 +133,6 @@ class Exported:
         return node
 
     def _part(self, match: NodeMatch) -> GraphModule:
-        """The node as a function of the operands."""
         graph, copies = Graph(), dict[Node, Node]()
         for operand in match.operands:
             copies[self._now(operand)] = graph.placeholder(operand.name)
@@ -157,7 +156,6 @@ class Exported:
         return GraphModule(self.module, graph)
 
     def put(self, match: NodeMatch, traced: GraphModule) -> None:
-        """Replace the node."""
         graph, node = self.module.graph, match.node
         placeholders = traced.graph.find_nodes(op="placeholder")
         copies = dict(zip(placeholders, map(self._now, match.operands), strict=True))
@@ -194,7 +192,6 @@ class Exported:
 
 
 def _with(arguments: Any, values: Mapping[Node, Any]) -> Any:
-    """The arguments with values for their nodes."""
     if isinstance(arguments, Node):
         return values[arguments]
     if isinstance(arguments, Mapping):

@@ -25,7 +25,6 @@ from provisioning.base.rendering.text import plural
 
 
 def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
-    """The outputs of a program for these inputs, or for drawn ones."""
     path, selection = Parser.user_folder() / model.typed, model.selection
     require_program(path, model.typed)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:

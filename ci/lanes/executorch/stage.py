@@ -47,7 +47,6 @@ from provisioning.manifest import soc_named
 
 
 def jobs_of(programs: Sequence[ExecutorchProgram], profile: str) -> list[Job]:
-    """Each program with the time in its baseline for compiling and running it."""
     baselines = baselines_of(programs, profile)
     jobs = []
     for program in programs:

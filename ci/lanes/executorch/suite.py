@@ -127,7 +127,6 @@ class ExecutorchRun(MixedRun):
         return self.precision not in AS_IT_IS
 
     def sees_widest(self, scheme: str) -> bool:
-        """Whether a range of this precision is the widest that is seen."""
         return self.observer == "min_max" and scheme in OBSERVED_SCHEMES and not self.qat
 
     @property
@@ -211,7 +210,6 @@ class ExecutorchProgram(AnyProgram[ExecutorchCase, ExecutorchRun]):
         return [*words, "--soc", self.soc, *samples]
 
     def lowers_with(self, executorch: str) -> bool:
-        """Whether its suite has it run with this version."""
         if not self.run.executorch:
             return True
         from packaging.specifiers import SpecifierSet
@@ -228,14 +226,12 @@ class ExecutorchProgram(AnyProgram[ExecutorchCase, ExecutorchRun]):
 
 
 def parse_request(order: dict[str, Any]) -> tuple[ExecutorchCase, ExecutorchRun, str, Path]:
-    """The case, the run, the chip, and where modules are searched."""
     request = {**order["run"], "socs": [order["soc"]]}
     case = ExecutorchCase.model_validate_json(json.dumps({**order["case"], "run": [request]}))
     return case, case.runs[0], order["soc"], Path(order["search_path"])
 
 
 def chosen_for(loaded: ModelWithInputs, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
-    """The samples to compare, and the batches to calibrate by."""
     chosen = loaded.chosen(case.inferences, run.calibration if run.quantizes else 0)
     if run.qat and loaded.first is not None:
         # A step for each batch: one would train nothing.

@@ -76,7 +76,6 @@ def program_of(
 
 
 def samples_folder(model: OneModel) -> Path | None:
-    """The folder that --calibrate names."""
     if not model.calibrate:
         return None
     folder = user_path(model.calibrate, "--calibrate", str(Parser.user_folder())).absolute()
@@ -90,7 +89,6 @@ def samples_folder(model: OneModel) -> Path | None:
 
 
 def passing(program: ExecutorchProgram, model: OneModel) -> ExecutorchProgram:
-    """The program with what --variable names."""
     names = dict.fromkeys((*program.needs.variables, *model.variables))
     return replace(program, needs=replace(program.needs, variables=tuple(names)))
 

@@ -13,8 +13,6 @@ from ci.pipeline.models.factory import copied
 
 
 class ValueRecorder(Interpreter):
-    """Runs a graph, and keeps what each node gives."""
-
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
         self.values: dict[Node, Any] = {}

@@ -13,7 +13,6 @@ from provisioning.base.findings import Finding, Severity
 
 
 def forecast_of(program: OnnxProgram, facts: Mapping[str, Any]) -> Forecasted:
-    """Of a program whose run asks for one."""
     return forecast(program.run.kind, facts.get("estimate"), load_fit(), load_forecasts())
 
 

@@ -76,7 +76,6 @@ def _chosen_among(
     samples: Sequence[Sample],
     into: Path,
 ) -> dict[str, list[Array]]:
-    """The model's operands of these choosers, computed on the CPU."""
     operands = {name: str(choosers[name].input[0]) for name in names}
     every = values_of(onnx.load(str(path)), samples, into, operands.values())
     return {name: [row[tensor] for row in every] for name, tensor in operands.items()}

@@ -78,12 +78,7 @@ def setup_of(
     if threads:
         variables[THREADS] = str(threads)
     return WorkerSpec(
-        command=(
-            "-m",
-            "ci.lanes.onnx.worker",
-            *(["--fork"] if forks else []),
-            *(["--export"] if exports else []),
-        ),
+        command=("-m", "ci.lanes.onnx.worker", *["--fork"] * forks, *["--export"] * exports),
         environment=variables,
         logs=logs,
         timeout=timeout,
@@ -284,7 +279,6 @@ def cwd() -> str:
 
 
 def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
-    """The result of each program by name."""
     return run_step(CompileOnnx(plan, new_baseline), plan.programs)
 
 

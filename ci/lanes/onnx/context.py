@@ -99,7 +99,6 @@ def read_context(path: Path) -> OnnxContext:
 
 
 def soc_of(context: OnnxContext) -> str:
-    """The chip that it was compiled for."""
     for name, soc in load_socs().items():
         if soc.id == context.soc_id:
             return name

@@ -40,8 +40,6 @@ class LaneFigures:
 
 @dataclass(frozen=True, slots=True)
 class CrossChecked:
-    """A program with its figures in both lanes."""
-
     name: str
     onnx: LaneFigures
     executorch: LaneFigures

@@ -61,7 +61,6 @@ class SearchOnnxCuts(OneModelStep):
 def cuts_of(
     model: OneModel, program: OnnxProgram, least: float, seconds: float = FOREVER, whole: float | None = None
 ) -> dict[str, Any]:
-    """What the search gave, with what is known of the operator."""
     plan = plan_of([program], model.selection, model.work)
     step = SearchOnnxCuts(plan, least=least, seconds=seconds, whole=whole)
     result = dict(require_done(run_step(step, [program])[program.name]).facts)

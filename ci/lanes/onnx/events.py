@@ -57,7 +57,6 @@ class SourcePlace:
 
 
 def places_of(model: onnx.ModelProto) -> dict[str, SourcePlace]:
-    """By names of nodes."""
     here = f"{Parser.user_folder()}/"
     places = {}
     for node in model.graph.node:

@@ -54,7 +54,6 @@ def identity_of(context: Mapping[str, Any]) -> str:
 
 
 def causes_of(context: Mapping[str, Any]) -> Causes:
-    """By the facts of a run."""
     return Causes(
         slices=context["slices"],
         beyond=beyond_in_words(context.get("beyond", ())),
@@ -240,7 +239,6 @@ def outcome_of(result: Result) -> dict[str, Any]:
 def cost(
     program: OnnxProgram, result: Result, baseline: Baseline, tolerances: Tolerances
 ) -> Iterator[Finding]:
-    """Costs that grew beyond the baseline."""
     if not was_compiled(result):
         return
     if context_of(result)["ddr"] is None:
@@ -289,7 +287,6 @@ def lane_of(result: Result) -> LaneFigures:
 def row(
     program: OnnxProgram, result: Result, baseline: Baseline, other: LaneFigures | None
 ) -> dict[str, Metric]:
-    """The program's row on the page."""
     shown: dict[str, Metric] = {
         "precision": program.run.kind,
         "thresholds": shown_thresholds(program, context_of(result)["near"] if was_compiled(result) else {}),

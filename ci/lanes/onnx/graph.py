@@ -43,8 +43,6 @@ NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64",
 
 @dataclass(frozen=True, slots=True)
 class GraphProblem:
-    """A reason why a model cannot be compiled, and how to fix it."""
-
     rule: str
     subject: str
     message: str
@@ -87,7 +85,6 @@ def signature_of(model: onnx.ModelProto) -> GraphSignature:
 
 
 def source_digest(model: Path) -> str:
-    """The digest of the model with its external data."""
     files = [model, *external_files(load_graph(model), model.parent)]
     return hash_file(model) if len(files) == 1 else " ".join(hash_file(file) for file in files)
 

@@ -138,7 +138,6 @@ def _own_errors(path: Path, values: Mapping[str, Array], into: Path) -> Sample:
 
 
 def _with_errors(graph: Graph, values: Mapping[str, Array]) -> onnx.ModelProto:
-    """The model, in which something is added to each of these tensors."""
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     nodes = []

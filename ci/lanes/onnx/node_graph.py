@@ -16,8 +16,6 @@ QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 
 
 class Graph:
-    """The nodes of a model, by the tensors between them."""
-
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
         self.inputs = [value.name for value in model.graph.input]
@@ -68,7 +66,6 @@ class Graph:
         return any(value.name == tensor for value in self.model.graph.output)
 
     def ends(self) -> list[onnx.NodeProto]:
-        """The operators that compute the model's outputs."""
         return self._makers(value.name for value in self.model.graph.output)
 
     def operands_of(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -97,7 +97,6 @@ class Test:
 
 
 def chosen_tests() -> NodeTests:
-    """A test for each operator of the default domain, or why there is none."""
     table, by_operator = rules(), defaultdict(list)
     for test in _all_tests():
         if test.plain:
@@ -164,7 +163,6 @@ def _cannot(schema: OpSchema) -> str:
 
 
 def _choice(schema: OpSchema, found: Sequence[Test], table: Rules) -> Chosen | str:
-    """The operator's test, or why there is none."""
     by_hand = table.test.get(schema.name)
     why = "no node test with only numeric tensors of fixed sizes"
     for test in sorted(found, key=lambda row: (row.case.name != by_hand, row.rank)):

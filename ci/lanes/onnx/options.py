@@ -123,7 +123,6 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
 
 
 def described() -> str:
-    """The table, for --help and the page."""
     lines: list[str] = []
     for scope in SCOPES:
         lines.append(f"{scope} options")

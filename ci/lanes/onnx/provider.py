@@ -54,8 +54,6 @@ SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A node that the provider does not accept."""
-
     node: str
     operator: str
     reason: str
@@ -70,8 +68,6 @@ class Audit:
 
 
 class NotOnProvider(CheckFailed):
-    """Nodes that would run on the CPU."""
-
     def __init__(self, audit: Audit, message: str, fix: str) -> None:
         super().__init__(message, fix=fix)
         self.audit = audit

@@ -26,7 +26,6 @@ from ci.pipeline.steps import require_done, run_step
 
 
 def of_suites(model: OneModel, choice: Choice) -> Sequence[OnnxModel]:
-    """Each program that is chosen, with its precision."""
     programs = chosen_programs(OnnxModel.lane, choice, model.selection)
     exported = _exported(
         model, [program for program in programs if program.case.factory or ":" in program.case.samples]

@@ -112,7 +112,6 @@ class RepairedOnnx(Repaired):
 
 
 def _computed(model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> list[list[Array]]:
-    """The outputs, in their order, for each sample."""
     names = [value.name for value in model.graph.output]
     return [[np.asarray(sample[name]) for name in names] for sample in values_of(model, samples, into, ())]
 

@@ -290,7 +290,6 @@ class Defined:
     opset: int
 
     def number(self, name: str, default: float) -> str:
-        """An attribute, as a constant."""
         return self.put.constant(self.attributes.get(name, default))
 
     def reduced(self, operator: str, x: str, **more: Any) -> str:

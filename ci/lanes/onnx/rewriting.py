@@ -14,15 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from ci.lanes.onnx.node_graph import Graph
 from ci.lanes.onnx.values import values_of
 from ci.pipeline.models.arrays import Array, Sample
-from ci.pipeline.rewriting import Need, prove
+from ci.pipeline.rewriting import Batch, Need, prove
 
 MICROSOFT = "com.microsoft"
 
 
 @dataclass
 class Writer:
-    """Nodes that are written in the place of another."""
-
     prefix: str
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: list[onnx.TensorProto] = field(default_factory=list)
@@ -50,8 +48,6 @@ class OnnxMatch:
 
 
 class Rewriting:
-    """A model that is being rewritten, with samples."""
-
     def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample], into: Path) -> None:
         self.model, self.samples, self.into = model, samples, into
         # Nothing infers types behind an operator of another domain, which a rewrite may write. What has no
@@ -88,7 +84,6 @@ class Rewriting:
         return shape if all(shape) else ()
 
     def constant(self, name: str) -> Array | None:
-        """The value of a weight, or of a Constant."""
         if name in self.constants:
             return np.asarray(numpy_helper.to_array(self.constants[name]))
         maker = self.graph.maker.get(name)
@@ -112,19 +107,16 @@ class Rewriting:
         written = Writer(match.node.name or match.node.output[0])
         results = match.write(written)
         names = match.node.output[: len(results)]
+        renamed = dict(zip(results, names, strict=True))
         for node in written.nodes:
             node.metadata_props.extend(match.node.metadata_props)
-            for place, name in enumerate(node.output):
-                node.output[place] = dict(zip(results, names, strict=True)).get(name, name)
-            for place, name in enumerate(node.input):
-                node.input[place] = dict(zip(results, names, strict=True)).get(name, name)
+            for tensors in (node.output, node.input):
+                tensors[:] = [renamed.get(name, name) for name in tensors]
         needed, _ = self.graph.needed(match.node.output[0], match.operands)
         between = [node for node in self.model.graph.node if node.output[0] in needed]
-        old = self._part(match.operands, names, between, [])
-        new = self._part(match.operands, names, written.nodes, written.weights)
         prove(
-            lambda inputs: self._on_arrays(old, match.operands, names, inputs),
-            lambda inputs: self._on_arrays(new, match.operands, names, inputs),
+            self._function(match.operands, names, between, []),
+            self._function(match.operands, names, written.nodes, written.weights),
             [[np.asarray(sample[name]) for name in match.operands] for sample in values],
             need.values,
             need.bound,
@@ -132,40 +124,33 @@ class Rewriting:
         )
         return written
 
-    def _on_arrays(
-        self,
-        part: onnx.GraphProto,
-        operands: Sequence[str],
-        names: Sequence[str],
-        inputs: Sequence[Sequence[Array]],
-    ) -> list[list[Array]]:
-        graph = onnx.GraphProto()
-        graph.CopyFrom(part)
-        graph.input.extend(
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in zip(operands, inputs[0], strict=True)
-        )
-        model = helper.make_model(
-            graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
-        )
-        allow(model, MICROSOFT)
-        samples = [dict(zip(operands, arrays, strict=True)) for arrays in inputs]
-        return [[sample[name] for name in names] for sample in values_of(model, samples, self.into, ())]
-
-    def _part(
+    def _function(
         self,
         operands: Sequence[str],
         names: Sequence[str],
         nodes: Sequence[onnx.NodeProto],
         more: Sequence[onnx.TensorProto],
-    ) -> onnx.GraphProto:
+    ) -> Batch:
+        """What these nodes compute of arrays of the operands."""
         read = {name for node in nodes for name in node.input}.difference(operands)
         weights = [tensor for name, tensor in self.constants.items() if name in read]
         outputs = [helper.make_empty_tensor_value_info(name) for name in names]
-        return helper.make_graph(nodes, "part", [], outputs, [*weights, *more])
+
+        def computed(inputs: Sequence[Sequence[Array]]) -> list[list[Array]]:
+            kinds = [
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+                for name, array in zip(operands, inputs[0], strict=True)
+            ]
+            graph = helper.make_graph(nodes, "part", kinds, outputs, [*weights, *more])
+            versions = {"opset_imports": self.model.opset_import, "ir_version": self.model.ir_version}
+            model = helper.make_model(graph, **versions)
+            allow(model, MICROSOFT)
+            samples = [dict(zip(operands, arrays, strict=True)) for arrays in inputs]
+            return [[sample[name] for name in names] for sample in values_of(model, samples, self.into, ())]
+
+        return computed
 
     def put(self, match: OnnxMatch, written: Writer) -> None:
-        """Replace the node."""
         graph = self.model.graph
         place = list(graph.node).index(match.node)
         nodes = [*graph.node[:place], *written.nodes, *graph.node[place + 1 :]]

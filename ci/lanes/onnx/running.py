@@ -98,7 +98,6 @@ def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
 
 
 def asked(model: Path, inputs: Sample, timeout: float, **order: Any) -> tuple[Sample, Mapping[str, Any]]:
-    """The outputs that a worker gives for these inputs, and its facts."""
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
         logs_folder() as logs,

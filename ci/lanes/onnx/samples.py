@@ -32,8 +32,6 @@ MOST = 1000
 
 
 class Divided(NamedTuple):
-    """The samples to compare, and those to calibrate by."""
-
     compared: list[Sample]
     calibrating: list[Sample]
     used: InputsUsed

@@ -565,7 +565,6 @@ def order_observe(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
-    """What each operator of the quantized model loses, on the CPU."""
     from ci.lanes.onnx.cuts import losses
 
     source, places = Path(order["source"]), places_of(load_graph(Path(order["source"])))
@@ -574,7 +573,6 @@ def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_rewrite(order: Mapping[str, Any]) -> dict[str, Any]:
-    """The float model with the rewrites that it needs."""
     from ci.lanes.onnx.repaired_graph import rewritten
 
     choice = RewriteChoice(order["rules"] and tuple(order["rules"]), order["interface"])

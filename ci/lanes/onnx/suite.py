@@ -164,7 +164,6 @@ class OnnxCase(AnyCase):
 
 
 def calibrating(case: OnnxCase, run: OnnxRun) -> int:
-    """How many samples calibrate a run at most."""
     return most_calibrating(run.calibration, given=bool(case.samples))
 
 

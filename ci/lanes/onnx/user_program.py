@@ -48,11 +48,8 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
     dimensions = dimensions_of(model.dimensions)
     require_installed()
     file = precision_file_of(model, "onnx")
-    precision, samples, place = (
-        precision_of(named.file, file.precision if file else model.precision),
-        model.calibrate or "",
-        str(named.file),
-    )
+    precision = precision_of(named.file, file.precision if file else model.precision)
+    samples, place = model.calibrate or "", str(named.file)
     if suite:
         place, folder = os.path.relpath(place, suite.parent), search_path() / samples
         samples = os.path.relpath(folder, suite.parent) if samples and folder.is_dir() else samples
@@ -203,28 +200,19 @@ class CompileOne(OneModelStep):
         return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
 
     def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
-        common: dict[str, Any] = {
-            "stem": self.stem(program),
-            "verify": self.verify,
-            "profiled": self.profiled,
-        }
+        common = {"stem": self.stem(program), "verify": self.verify, "profiled": self.profiled}
         if self.suite:
             return common
-        common |= {"drawn": True, **self._metric}
-        settings = settings_of(self.options, soc=soc_named(program.soc), embed=self.embed)
-        return {**common, "forms": [self.form], "settings": settings.as_dict()}
+        settings = settings_of(self.options, soc=soc_named(program.soc), embed=self.embed).as_dict()
+        return {**common, "drawn": True, **self._metric, "forms": [self.form], "settings": settings}
 
     def contexts(self, program: OnnxProgram, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
         reply = super().contexts(program, ask, **of_run)
         if not all(reply[form]["reload_equal"] for form in FORMS if form in reply):
-            error = {
-                "kind": "reload",
-                "message": f"{program.case.model}: the reloaded context gives other outputs than the session"
-                " that compiled it",
-                "fix": Fix("{}, then report it to the maker of the provider", session("diagnose", ask.log)),
-                "exit_code": CheckFailed.exit_code,
-            }
-            raise Refused(error)
+            words = "the reloaded context gives other outputs than the session that compiled it"
+            fix = Fix("{}, then report it to the maker of the provider", session("diagnose", ask.log))
+            error = {"kind": "reload", "message": f"{program.case.model}: {words}", "fix": fix}
+            raise Refused({**error, "exit_code": CheckFailed.exit_code})
         if not self.suite:
             reply = {**reply, "estimate": self.estimate(program, ask, of_run)}
         chips = self.chips(program)
@@ -257,8 +245,6 @@ class QuantizeOne(OneModelStep):
 
 @dataclass(frozen=True, kw_only=True)
 class LossesOfOne(OneModelStep):
-    """What each operator loses by quantizing."""
-
     kind = "onnx-losses"
     keeps_files = False
 
@@ -269,8 +255,6 @@ class LossesOfOne(OneModelStep):
 
 @dataclass(frozen=True, kw_only=True)
 class RewriteOne(OneModelStep):
-    """The float model with what is rewritten of it."""
-
     kind = "onnx-rewrite"
 
     wanted: RewriteChoice

@@ -101,8 +101,6 @@ def _reason(messages: list[str], native: str, node: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuOperator:
-    """An operator that stays on the CPU."""
-
     operator: str
     node: str
     reason: str

@@ -39,7 +39,6 @@ class Partition:
 
     @cached_property
     def live(self) -> frozenset[Node]:
-        """The nodes that depend on an input."""
         live: set[Node] = set()
         for node in self.program.graph.nodes:
             if node.name in self.inputs or not live.isdisjoint(node.all_input_nodes):

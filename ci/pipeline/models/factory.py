@@ -157,8 +157,6 @@ NOT_COMPILABLE = (
 
 @dataclass(frozen=True)
 class ModelSignature:
-    """What the model takes, by its own example."""
-
     example: tuple[Tensor, ...]
     names: tuple[str, ...]
 
@@ -208,8 +206,6 @@ class Samples:
 
 
 class ChosenSamples(NamedTuple):
-    """The inputs of a program's work."""
-
     compared: list[tuple[Tensor, ...]]
     calibrating: list[tuple[Tensor, ...]]
     used: InputsUsed
@@ -491,7 +487,6 @@ def computed_weights(model: nn.Module) -> dict[str, str]:
 
 
 def refuse_computed(calls: Mapping[str, str]) -> tuple[str, str]:
-    """The message and the fix for a model with computed weights."""
     names = list(calls)
     more = f", and the same for {', '.join(names[1:])}" if len(names) > 1 else ""
     message = (
@@ -569,7 +564,6 @@ def _as_tuple(output: object) -> str:
 
 
 def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A copy for a model that may change its inputs."""
     return tuple(tensor.clone() for tensor in sample)
 
 
@@ -616,7 +610,6 @@ class _Changes(TorchFunctionMode):
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether it is a graph with quantizing operators in it."""
     graph = getattr(model, "graph", None) or getattr(getattr(model, "model", None), "graph", None)
     return graph is not None and any("quantized_decomposed" in str(node.target) for node in graph.nodes)
 
@@ -689,7 +682,6 @@ def _place_of(node: torch.fx.Node) -> str:
 
 
 def not_compilable(text: str) -> tuple[str, str] | None:
-    """What such an error means and what to write instead, if it is known."""
     for pattern, message, fix in NOT_COMPILABLE:
         if match := re.search(pattern, text, re.IGNORECASE):
             return message.format(*match.groups()), fix

@@ -18,7 +18,6 @@ SCRIPT = Path(__file__).with_name("other_python_export.py")
 def export_with(
     python: Path, named: UserModel, samples: Path | None, folder: Path, seed: int, timeout: float
 ) -> Path:
-    """The model's .pt2 in `folder`."""
     if named.factory.endswith(".pt2"):
         message = f"{named.file} is exported already"
         raise UsageError(message, fix=leave_out("--python", ", or give file.py:function"))

@@ -70,7 +70,6 @@ def _keep_main_output(graph: onnx.GraphProto) -> None:
 
 
 def inputs_of(case: TestCase) -> dict[str, NDArray[Any]]:
-    """The test's inputs by name."""
     assert case.model is not None
     assert case.data_sets
     values = (_array(value) for value in case.data_sets[0][0])
@@ -78,7 +77,6 @@ def inputs_of(case: TestCase) -> dict[str, NDArray[Any]]:
 
 
 def outputs_of(case: TestCase) -> dict[str, NDArray[Any]]:
-    """What the test expects, by name."""
     assert case.model is not None
     assert case.data_sets
     values = (_array(value) for value in case.data_sets[0][1])
