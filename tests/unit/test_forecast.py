@@ -11,7 +11,7 @@ from ci.__main__ import VERBS
 from ci.artifacts.estimate import read_estimate
 from ci.forecast import hub
 from ci.forecast import verb as forecast_verb
-from ci.lanes.onnx.budgets import over_budget
+from ci.lanes.onnx.findings import over_budget
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.forecast import Fit, FittedRange, PhoneFit, by_measurement, forecast, load_fit
 from ci.pipeline.phones import Forecasts, load_forecasts

@@ -10,7 +10,7 @@ from typing import Any
 
 from ci.artifacts.compiler_log import CRASHES
 from ci.artifacts.program import digest_without_time
-from ci.engine.inputs import Roots, python_name, search_key
+from ci.engine.inputs import python_name, search_key
 from ci.engine.jobs import Job, default_slots, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
@@ -72,20 +72,6 @@ def key_context_of(sdk_root: Path, store: Path) -> KeyContext:
     return KeyContext(python_name(), host_libraries(sdk_root, store))
 
 
-def key(
-    program: ExecutorchProgram, basis: KeyContext, roots: Roots, environ: Mapping[str, str]
-) -> dict[str, Metric]:
-    """The inputs that are known before any work. Code and files are discovered by the work itself."""
-    return {
-        **program.request,
-        "python": basis.python,
-        "QNN": dict(basis.sdk),
-        "suite": roots.name(str(program.search_path)),
-        "working folder": roots.name(str(program.working_folder)),
-        **search_key(roots, environ),
-    }
-
-
 @dataclass(frozen=True)
 class Lower(Step[ExecutorchProgram]):
     kind = COMPILED
@@ -112,10 +98,18 @@ class Lower(Step[ExecutorchProgram]):
         return setup_of(plan, plan.worker, variables, threads, work.timeout, fix, imports, own.python)
 
     def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        common = key(program, self.plan.basis, memo.roots, environ)
-        plan = self.plan
-        only = {"quantize only": True} if plan.quantize_only else {}
-        return {**common, **only, **({"needs": [*map(dict, plan.needs)]} if plan.needs is not None else {})}
+        """The inputs that are known before any work. Code and files are discovered by the work itself."""
+        plan, roots = self.plan, memo.roots
+        return {
+            **program.request,
+            "python": plan.basis.python,
+            "QNN": dict(plan.basis.sdk),
+            "suite": roots.name(str(program.search_path)),
+            "working folder": roots.name(str(program.working_folder)),
+            **search_key(roots, environ),
+            **({"quantize only": True} if plan.quantize_only else {}),
+            **({"needs": [*map(dict, plan.needs)]} if plan.needs is not None else {}),
+        }
 
     def cost(self, program: ExecutorchProgram) -> Job:
         recorded = self.plan.baseline(program).of(program.name)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ci.diagnose.explain import nearest
 from ci.engine.closed import closed
-from ci.engine.inputs import NO_USER_CODE, Roots, python_name, search_key
+from ci.engine.inputs import NO_USER_CODE, python_name, search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
@@ -97,23 +97,6 @@ def versions() -> dict[str, Metric]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def key(program: OnnxProgram, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
-    """What is known before any work. Code, model and files are discovered by the work itself."""
-    named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
-    request = program.request
-    if model := request["case"]["model"]:
-        request["case"]["model"] = roots.name(os.path.abspath(program.file(model)))  # noqa: PTH100
-    return {
-        **request,
-        "python": python_name(),
-        "suite": roots.name(str(program.search_path)),
-        **search_key(roots, environ),
-        "files of options": named,
-        "working folder": roots.name(str(program.working_folder)),
-        **({NO_USER_CODE: True} if program.case.is_data else {}),
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class OnnxPlan(AnyPlan[OnnxProgram]):
     pairs: tuple[CrossChecked, ...] = ()
@@ -164,7 +147,20 @@ class CompileOnnx(Step[OnnxProgram]):
         )
 
     def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return key(program, memo.roots, environ)
+        """What is known before any work. Code, model and files are discovered by the work itself."""
+        roots, request = memo.roots, program.request
+        named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
+        if model := request["case"]["model"]:
+            request["case"]["model"] = roots.name(os.path.abspath(program.file(model)))  # noqa: PTH100
+        return {
+            **request,
+            "python": python_name(),
+            "suite": roots.name(str(program.search_path)),
+            **search_key(roots, environ),
+            "files of options": named,
+            "working folder": roots.name(str(program.working_folder)),
+            **({NO_USER_CODE: True} if program.case.is_data else {}),
+        }
 
     @cached_property
     def groups(self) -> dict[str, str]:

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ci.engine.work import Result
-from ci.lanes.onnx.budgets import forecast_of, over_budget
 from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
@@ -33,7 +32,9 @@ from ci.pipeline.findings import (
     placeholder,
     shown_thresholds,
 )
+from ci.pipeline.forecast import Forecasted, forecast, load_fit
 from ci.pipeline.models.inputs import inputs_used
+from ci.pipeline.phones import load_forecasts
 from ci.pipeline.reason import first_line, words_of
 from ci.pipeline.suite import HELD_QUANTIZED
 from provisioning.base.commands import Fix, joined, session
@@ -313,3 +314,28 @@ def row(
         "slowest": list(result.facts.get("slowest", [])),
         "lanes": lanes,
     }
+
+
+def forecast_of(program: OnnxProgram, facts: Mapping[str, Any]) -> Forecasted:
+    return forecast(program.run.kind, facts.get("estimate"), load_fit(), load_forecasts())
+
+
+def over_budget(program: OnnxProgram, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """An error where even the least that is forecast is above the budget, a warning where the most is."""
+    if not program.run.budget:
+        return
+    again, found = SUITES.repeat(program), forecast_of(program, facts)
+    for phone, limit in program.run.budget.items():
+        of_phone, most = found.of([phone]), float(limit.removesuffix(" ms"))
+        if of_phone.withheld:
+            message = f"its budget cannot be held: no forecast, {of_phone.withheld}"
+            fix = found.fix or "measure it on a phone, and leave budget out"
+            yield Finding("forecast-withheld", Severity.WARNING, program.name, message, fix)
+        for row in of_phone.forecasts:
+            if row.most_ms <= most:
+                continue
+            severity = Severity.ERROR if row.least_ms > most else Severity.WARNING
+            message = f"expected at most {limit} on a {row.phone}, forecast {row.ms:.3g} ms"
+            message += f" ({row.least_ms:.3g} to {row.most_ms:.3g})"
+            fix = Fix("make it smaller, or if you intend it, change budget in its run; then {}", again)
+            yield Finding("forecast-budget", severity, program.name, message, fix)
