@@ -141,6 +141,7 @@ class TestCompile:
             "onnx/known/fp16/SM8650": ["Erf"]
         }
 
+    @pytest.mark.long("compiles a model and reads its context again")
     def test_an_unchanged_model_is_compiled_once(self, compiled: Path, model: Path, samples: Path) -> None:
         arguments = (model, "--precision", "u16u8", "--calibrate", samples)
         before = (compiled / "net_ctx_qnn.bin").read_bytes()
@@ -191,6 +192,7 @@ class TestBadInput:
 
 
 class TestRun:
+    @pytest.mark.long("starts the emulator, as each page of tests/journeys.toml does that runs a model")
     def test_gives_outputs_near_the_float_model(self, compiled: Path, samples: Path, tmp_path: Path) -> None:
         import onnxruntime
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ci.artifacts.bounds import Malformed
+from ci.inspect import verb
 from ci.inspect.package.android_xml import elements
 from tests.support.apps import (
     FASTRPC,
@@ -25,7 +26,7 @@ from tests.support.elves import skel
 from tests.support.programs import context, options, program
 from tests.support.runner import programs as runner_programs
 from tests.support.sdk import skels
-from tests.support.typed import typed
+from tests.support.typed import run_here, typed
 
 __all__ = ["runner_programs"]
 
@@ -38,9 +39,9 @@ Members = dict[str, bytes]
 
 
 def inspect(path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
-    done = typed("inspect", path, "--json", *flags, "--reports", path.parent / "reports")
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    answer = path.parent / "answer.json"
+    code = run_here(verb, path, *flags, "--reports", path.parent / "reports", "--json", answer)
+    return code, json.loads(answer.read_text(encoding="utf-8"))
 
 
 def rules(document: dict[str, Any], severity: str = "error") -> list[str]:

@@ -36,7 +36,7 @@ def serving(filename: str = FILENAME) -> FileServer:
     return FileServer(b"", paths=index_paths("tiny-sdk", [(filename, make_wheel(filename))]))
 
 
-@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_CONFIG_FILE"])
+@pytest.mark.parametrize("variable", ["UV_DEFAULT_INDEX", "PIP_CONFIG_FILE"])
 def test_a_wheel_of_another_platform_comes_from_the_users_index(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,6 @@ from tests.support.schemas import validator
 
 Parts = RecordedPart | tuple[RecordedPart, ...]
 WHOLE, ON_CPU = RecordedPart("whole", 50), RecordedPart("cpu")
-ABS = "test_abs.test_abs_shapes[qnn_8a8w]"
 
 
 def record(tests: Mapping[str, Parts]) -> SuiteRecord:

@@ -25,16 +25,8 @@ def checkout(inputs: Inputs, job: JobRun) -> Outputs:
     assert inputs.get("ref", "") in ("", repository.sha)
     target = job.workspace / inputs.get("path", "")
     # Objects need not be copied; a part of a history ends where this file says.
-    git(
-        job.temp,
-        "clone",
-        "--quiet",
-        "--no-tags",
-        "--no-checkout",
-        "--shared",
-        str(repository.root),
-        str(target),
-    )
+    flags = ("--quiet", "--no-tags", "--no-checkout", "--shared")
+    git(job.temp, "clone", *flags, str(repository.root), str(target))
     if inputs.get("fetch-depth", "1") == "1":
         (target / ".git" / "shallow").write_text(f"{repository.sha}\n", encoding="utf-8")
     git(target, "checkout", "--quiet", "--detach", repository.sha)
