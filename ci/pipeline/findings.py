@@ -10,20 +10,7 @@ from typing import Any
 
 from ci.engine.closed import not_passed as names_not_passed
 from ci.engine.work import Result
-from ci.pipeline.accuracy import (
-    CLEARLY_DB,
-    FLOAT_KIND,
-    USUAL_OF_FLOAT_DB,
-    Missed,
-    against_nearest,
-    below_floor,
-    bounds_of,
-    computed_otherwise,
-    in_words,
-    missed,
-    of_the_mean,
-    required_of,
-)
+from ci.pipeline import accuracy
 from ci.pipeline.losses import HALF_MOST
 from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.models.inputs import InputsUsed
@@ -48,13 +35,13 @@ def errors_of(subject: str, again: str) -> Callable[..., Finding]:
 
 def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], again: str) -> Iterator[Finding]:
     """A warning about thresholds that say little; the command `again` writes measured ones."""
-    thresholds, least = program.thresholds, required_of(program.run.kind)["sqnr_db"]
+    thresholds, least = program.thresholds, accuracy.required_of(program.run.kind)["sqnr_db"]
     if thresholds is None:
         return
     if thresholds.placeholder:
         message = "its thresholds are a placeholder: outputs that are all zero would pass"
     elif thresholds == Thresholds() and figures.get("sqnr_db", -math.inf) >= least:
-        message = f"it has no thresholds: {in_words(figures)}, and anything from {least:g} dB on would pass"
+        message = f"it has no thresholds: {accuracy.in_words(figures)}, and anything from {least:g} dB on would pass"
     else:
         return
     alone = f"take its thresholds out of {program.suite}; then " if program.demanded else ""
@@ -139,10 +126,10 @@ def verdict(findings: Sequence[Finding], *, quarantined: bool = False) -> str:
 
 
 def shown_thresholds(program: AnyProgram[Any, Any], figures: Mapping[str, float]) -> dict[str, Metric]:
-    return dict(bounds_of(program.thresholds, figures, program.run.kind))
+    return dict(accuracy.bounds_of(program.thresholds, figures, program.run.kind))
 
 
-def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: Fix) -> str:
+def accepting(program: AnyProgram[Any, Any], misses: Sequence[accuracy.Missed], every: Fix) -> str:
     """What to do about misses that a better program does not cure; empty if there is none. `every` runs the
     program's run for all its chips."""
     if demanded := [miss.figure for miss in misses if miss.figure in program.demanded]:
@@ -150,7 +137,9 @@ def accepting(program: AnyProgram[Any, Any], misses: Sequence[Missed], every: Fi
     if absent := [miss.figure for miss in misses if miss.value is None]:
         place = accepted_path(program.suite, program.profile)
         return f"remove the threshold of {', '.join(absent)} from {place}"
-    if below_floor({miss.figure: miss.value for miss in misses if miss.value is not None}, program.run.kind):
+    if accuracy.below_floor(
+        {miss.figure: miss.value for miss in misses if miss.value is not None}, program.run.kind
+    ):
         return Fix("if it cannot be better, {}", every.plus("--accept", "--reason", "TEXT"))
     return ""
 
@@ -177,10 +166,10 @@ class Causes:
     place: Place | None = None
     """Of the first that has a line of the model."""
 
-    def suspected(self, misses: Sequence[Missed], figures: Mapping[str, float]) -> Sequence[str]:
+    def suspected(self, misses: Sequence[accuracy.Missed], figures: Mapping[str, float]) -> Sequence[str]:
         """What was not proved on this program: known faults of the chip, which the quantized model on the CPU
         has not, and where quantizing loses most by the outputs of single operators."""
-        of_chip = chip_differs(misses, figures) or not against_nearest(figures)
+        of_chip = chip_differs(misses, figures) or not accuracy.against_nearest(figures)
         likely = () if self.beyond else self.known if of_chip else filter(None, [self.losses])
         return [f"suspected: {words}" for words in likely]
 
@@ -200,7 +189,7 @@ def operator_place(row: Mapping[str, Any]) -> str:
 
 
 def accuracy_message(
-    misses: Sequence[Missed], figures: Mapping[str, float], causes: Causes = Causes()
+    misses: Sequence[accuracy.Missed], figures: Mapping[str, float], causes: Causes = Causes()
 ) -> str:
     """The missed thresholds, and whether quantization or the chip causes them."""
     message = "; ".join(map(str, misses))
@@ -218,7 +207,7 @@ SLICE = "slice_sqnr_db"
 
 
 def accuracy_fix(
-    misses: Sequence[Missed],
+    misses: Sequence[accuracy.Missed],
     figures: Mapping[str, float],
     divergence: str,
     where: str,
@@ -238,9 +227,13 @@ def accuracy_fix(
 
 
 def _naming(
-    misses: Sequence[Missed], figures: Mapping[str, float], divergence: str, where: str, otherwise: str
+    misses: Sequence[accuracy.Missed],
+    figures: Mapping[str, float],
+    divergence: str,
+    where: str,
+    otherwise: str,
 ) -> str:
-    if chip_differs(misses, figures) or not against_nearest(figures):
+    if chip_differs(misses, figures) or not accuracy.against_nearest(figures):
         return Fix("{} names the operator that differs", divergence) if divergence else otherwise
     return Fix("{} names the operators where quantizing loses", where) if where else otherwise
 
@@ -252,7 +245,7 @@ def accuracy_of_one_model(
     is the quantized model itself."""
     if not divergence:
         figures = {**figures, "reference_sqnr_db": math.inf}
-    low, severity = missed(Thresholds(), figures, judged.kind), Severity.ERROR
+    low, severity = accuracy.missed(Thresholds(), figures, judged.kind), Severity.ERROR
     if not (misses := low or below_usual(judged.kind, figures)):
         return []
     message = accuracy_message(misses, figures, causes)
@@ -294,21 +287,21 @@ class HowJudged:
 
     def provisional(self, figures: Mapping[str, float]) -> bool:
         """Whether noise may be all that is wrong: the chip computes what it was given."""
-        return self.used.noise and not computed_otherwise(figures)
+        return self.used.noise and not accuracy.computed_otherwise(figures)
 
 
-def below_usual(kind: str, figures: Mapping[str, float]) -> list[Missed]:
+def below_usual(kind: str, figures: Mapping[str, float]) -> list[accuracy.Missed]:
     """What floats lose beyond what rounding usually costs: worth a warning."""
     value = figures.get("sqnr_db", math.inf)
-    low = kind == FLOAT_KIND and value < USUAL_OF_FLOAT_DB
-    return [Missed("sqnr_db", USUAL_OF_FLOAT_DB, value)] if low else []
+    low = kind == accuracy.FLOAT_KIND and value < accuracy.USUAL_OF_FLOAT_DB
+    return [accuracy.Missed("sqnr_db", accuracy.USUAL_OF_FLOAT_DB, value)] if low else []
 
 
 def differs_on_chip(figures: Mapping[str, float], divergence: str) -> str:
     """What is wrong with outputs that no floor refuses, and that the quantized model does not give; else
     empty."""
     reference = figures.get("reference_sqnr_db", math.inf)
-    if reference >= LEAST_DB or not divergence or missed(Thresholds(), figures):
+    if reference >= LEAST_DB or not divergence or accuracy.missed(Thresholds(), figures):
         return ""
     wrong = f"{reference:.1f} dB against the quantized model: HTP computes something else"
     return f"{wrong}; {divergence} names it"
@@ -317,7 +310,7 @@ def differs_on_chip(figures: Mapping[str, float], divergence: str) -> str:
 def nearly_constant(figures: Mapping[str, float], slices: Sequence[str]) -> str:
     """What is wrong with a good figure that only says how exact the mean of the outputs is; else empty."""
     whole, varying = figures.get("sqnr_db", -math.inf), figures.get("variation_sqnr_db", math.inf)
-    if not of_the_mean(whole, varying):
+    if not accuracy.of_the_mean(whole, varying):
         return ""
     message = (
         f"{whole:.1f} dB SQNR, and {varying:.1f} dB without the mean over the compared inputs: the"
@@ -335,7 +328,7 @@ def below_usual_of(
     """A warning, unless the suite agrees to it or the figures miss more than that."""
     thresholds, misses = program.thresholds, below_usual(program.run.kind, figures)
     agreed = thresholds is None or thresholds.sqnr_db is not None
-    if misses and not agreed and not missed(thresholds, figures, program.run.kind):
+    if misses and not agreed and not accuracy.missed(thresholds, figures, program.run.kind):
         causes = causes_of()
         message = accuracy_message(misses, figures, causes)
         fix = accuracy_fix(misses, figures, divergence, "", causes=causes)
@@ -349,12 +342,12 @@ def constant_outputs(
         yield Finding("accuracy-constant", Severity.WARNING, program.name, message, again)
 
 
-def chip_differs(misses: Sequence[Missed], figures: Mapping[str, float]) -> bool:
+def chip_differs(misses: Sequence[accuracy.Missed], figures: Mapping[str, float]) -> bool:
     """Whether the program on the chip, rather than quantization, causes a miss."""
     reference = figures.get("reference_sqnr_db", math.inf)
     against = {miss.figure.startswith("reference") for miss in misses}
     # Nearer to the quantized model than to the float one: quantization is the cause.
-    follows = reference > figures.get("sqnr_db", math.inf) + CLEARLY_DB
+    follows = reference > figures.get("sqnr_db", math.inf) + accuracy.CLEARLY_DB
     if True in against:
         return not (False in against and follows)
     return not follows and any(

@@ -12,18 +12,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from ci.lanes.llm import commands, prompts, verdicts
 from ci.lanes.llm.adapters import require_adapter
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.beginning import encoder_of, load_tokenizer, tokenizer_decides
-from ci.lanes.llm.commands import (
-    Emulated,
-    compiled_file,
-    kinds_for_genie,
-    limited,
-    record_of,
-    require_loadable,
-    sizes_of,
-)
 from ci.lanes.llm.genie import (
     KINDS,
     NONE,
@@ -34,35 +26,6 @@ from ci.lanes.llm.genie import (
     contradictions,
     setting,
     through,
-)
-from ci.lanes.llm.prompts import (
-    CONTINUED,
-    PREFIX,
-    chat_text,
-    has_template,
-    prefix_lengths,
-    prefixes_of,
-    read_corpus,
-    share_of_runs,
-    tokens_for,
-    tokens_of,
-    windows_of,
-    with_chats,
-    without_beginning,
-    words_after,
-)
-from ci.lanes.llm.verdicts import (
-    FIXES,
-    READER_NAMES,
-    Bounds,
-    cause_of,
-    choice_problems,
-    culprit,
-    figure_problems,
-    figures_from,
-    in_words,
-    is_genies,
-    part_rows,
 )
 from ci.lanes.llm.work import float_of
 from ci.pipeline.findings import verdict
@@ -143,31 +106,31 @@ def judged_text(
 ) -> JudgedText:
     """`sizes` are the context and how many tokens prefill reads. Unless `whole`, Genie's text ends where the
     windows do: where decode reads the prompt, too, all of the context would take too long."""
-    context, words = sizes["context"], read_corpus(text)
-    stream = tokens_of(tokenizer, words)
+    context, words = sizes["context"], prompts.read_corpus(text)
+    stream = prompts.tokens_of(tokenizer, words)
     length = min(context, max(2, tokens // WINDOWS + 1))
     count = -(-tokens // (length - 1))
-    lengths = prefix_lengths(prefixes, sizes["prefill"], context)
+    lengths = prompts.prefix_lengths(prefixes, sizes["prefill"], context)
     own = length - len(shape.beginning)
-    wanted = max(tokens_for(lengths), count * own, PREFIX + CONTINUED)
+    wanted = max(prompts.tokens_for(lengths), count * own, prompts.PREFIX + prompts.CONTINUED)
     if len(stream) < wanted:
         raise UsageError(
             f"{text} has {len(stream)} tokens: {prefixes} prefixes and {count} windows of {own} need"
             f" {wanted}",
             fix=f"name a text of {wanted} tokens, --text FILE, or give fewer --tokens and --prefixes",
         )
-    if (seen := share_of_runs(stream[:wanted], calibrated_by)) > MAX_OVERLAP:
+    if (seen := prompts.share_of_runs(stream[:wanted], calibrated_by)) > MAX_OVERLAP:
         raise UsageError(
             f"{seen:.0%} of what would be read of {text} is in the text that it was quantized by, too",
             fix="give another text",
         )
     most = context - sizes["prefill"]
-    chats = with_chats(prefixes_of(stream, lengths), folder, tokenizer, shape, most)
-    said = max(own, PREFIX + CONTINUED)
+    chats = prompts.with_chats(prompts.prefixes_of(stream, lengths), folder, tokenizer, shape, most)
+    said = max(own, prompts.PREFIX + prompts.CONTINUED)
     end = context - len(shape.beginning) if whole else said
     # A shorter text is read again: the places are what counts.
     long = list(itertools.islice(itertools.cycle(stream), end))
-    prompt = max(PREFIX, min(end - said + PREFIX, most))
+    prompt = max(prompts.PREFIX, min(end - said + prompts.PREFIX, most))
     few = min(context, max(MIN_TOKENS, sizes["prefill"] + 1))
     return JudgedText(
         text, words, len(stream), count, length, few, chats, ForcedText(long[:prompt], long[prompt:])
@@ -194,7 +157,7 @@ class CheckOptions:
     """By figure; None for the precision's own."""
     timeout: float
     selection: Selection
-    emulated: Emulated
+    emulated: commands.Emulated
 
 
 def check_model(options: CheckOptions) -> int:
@@ -210,8 +173,8 @@ def check_model(options: CheckOptions) -> int:
 
 def prepared(options: CheckOptions) -> Check:
     """Refuses what cannot be checked before any worker starts."""
-    config = compiled_file(options.model)
-    record = record_of(config)
+    config = commands.compiled_file(options.model)
+    record = commands.record_of(config)
     if not record:
         raise UsageError(f"{options.model}: there is no {RECORD}", fix="compile it again")
     genie = through(record) == "genie"
@@ -240,9 +203,9 @@ def prepared(options: CheckOptions) -> Check:
         raise UsageError("fp16 is computed by HTP alone", fix=leave_out("--on"))
     reads = [*KINDS]
     if genie and options.on == "both":
-        sizes = sizes_of(config)
-        require_loadable(sizes, *KINDS)
-        reads = kinds_for_genie(sizes)
+        sizes = commands.sizes_of(config)
+        commands.require_loadable(sizes, *KINDS)
+        reads = commands.kinds_for_genie(sizes)
     read = judged_text(
         folder,
         tokenizer,
@@ -314,7 +277,7 @@ class Check:
                 self._parts(ask, bounds)
         if self.findings:
             parts, figures = self.row.get("parts", ()), self.row.get("figures", {})
-            fix = self.fix or FIXES[cause_of(parts, figures, bounds)]
+            fix = self.fix or verdicts.FIXES[verdicts.cause_of(parts, figures, bounds)]
             self.findings = [replace(finding, fix=finding.fix or fix) for finding in self.findings]
         sys.stdout.write(f"{self.row['comparisons']} comparisons with a limit\n")
         if self.genie and options.on != "both":
@@ -335,17 +298,17 @@ class Check:
         """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
         config, texts = self.config, [self.read.words[:TOKENIZER_CHARS]]
         bos = setting(config, "context", "bos-token")
-        if has_template(config.parent):
-            texts.append(chat_text(config.parent, texts[0][:PREFIX], ""))
-            without_beginning(tokens_of(self.tokenizer, texts[-1]), bos)
-        with limited(config, 1) as copy:
-            ours = [tokens_of(self.tokenizer, text) for text in texts]
+        if prompts.has_template(config.parent):
+            texts.append(prompts.chat_text(config.parent, texts[0][: prompts.PREFIX], ""))
+            prompts.without_beginning(prompts.tokens_of(self.tokenizer, texts[-1]), bos)
+        with commands.limited(config, 1) as copy:
+            ours = [prompts.tokens_of(self.tokenizer, text) for text in texts]
             genies = self.options.emulated.genie_tokenizer(copy, texts, timeout=self.options.timeout)
         if ours == genies:
             return read_by_genie(self.folder, genies, texts, bos)
         return ["Genie's tokenizer tokenizes otherwise than the tokenizers library"]
 
-    def _bounds(self, ask: Asker) -> Bounds:
+    def _bounds(self, ask: Asker) -> verdicts.Bounds:
         """What rounding alone costs the checkpoint: as `compile` measured it, where the same tokens are read;
         or now, with the ranges that `compile` saw."""
         kept: Mapping[str, Any] = self.record.get(ROUNDING, {})
@@ -358,21 +321,25 @@ class Check:
                 " be something else now: limits are those of the text that is read\n"
             )
             self.fix, kept = "compile it again, then check", {}
-        if kept and kept["judged"] == digest_of(windows_of(self.folder, self.shape, self.order), texts):
+        if kept and kept["judged"] == digest_of(
+            prompts.windows_of(self.folder, self.shape, self.order), texts
+        ):
             rounding = kept
         else:
             rounding = ask(**{**self.order, "do": "rounding", "texts": texts, "ranges": kept.get("ranges")})
         given = {name: value for name, value in self.options.limits.items() if value is not None}
-        bounds = Bounds.of(rounding, self.record["precision"], given)
+        bounds = verdicts.Bounds.of(rounding, self.record["precision"], given)
         for reader, figures in bounds.rounding.items():
-            if not is_genies(reader):
-                sys.stdout.write(f"rounding alone: {in_words(figures)}\n")
+            if not verdicts.is_genies(reader):
+                sys.stdout.write(f"rounding alone: {verdicts.in_words(figures)}\n")
             elif self.by_genie:
-                sys.stdout.write(f"rounding alone, {READER_NAMES[reader]}: {in_words(figures)}\n")
+                sys.stdout.write(
+                    f"rounding alone, {verdicts.READER_NAMES[reader]}: {verdicts.in_words(figures)}\n"
+                )
         sys.stdout.write(f"top-1 agrees where float's logit of it is within {bounds.tie:.2g} of its best\n")
         return bounds
 
-    def _figures(self, ask: Asker, bounds: Bounds) -> None:
+    def _figures(self, ask: Asker, bounds: verdicts.Bounds) -> None:
         order = self.order
         count = order["windows"] * (order["length"] - 1)
         sys.stderr.write(f"reading {count} tokens in {plural(order['windows'], 'window')}\n")
@@ -386,12 +353,12 @@ class Check:
         self.row["speed"] = {name: rates[reader] for name, reader in readers.items() if reader in rates}
         self._judge(facts, bounds)
 
-    def _judge(self, facts: Mapping[str, Any], bounds: Bounds) -> None:
-        for name, words in READER_NAMES.items():
+    def _judge(self, facts: Mapping[str, Any], bounds: verdicts.Bounds) -> None:
+        for name, words in verdicts.READER_NAMES.items():
             if name in facts:
                 self.row["comparisons"] += len(bounds.of_reader(name))
-                sys.stdout.write(f"{words}: {in_words(figures_from(facts[name]))}\n")
-        self._add(figure_problems(facts, bounds))
+                sys.stdout.write(f"{words}: {verdicts.in_words(verdicts.figures_from(facts[name]))}\n")
+        self._add(verdicts.figure_problems(facts, bounds))
 
     def _texts(self, ask: Asker) -> None:
         """What is said beside float, for who reads the page; figures judge it. No more are read than decode
@@ -410,21 +377,21 @@ class Check:
         who += ["htp"] if emulated and self.config.name == PROGRAM else []
         answers = {name: ask(**request, do="answers", who=name)["answers"] for name in who}
         if self.by_genie:
-            with limited(self.config, most) as copy:
+            with commands.limited(self.config, most) as copy:
                 texts = self.options.emulated.genie(copy, request["prompts"], timeout=self.options.timeout)
             answers["htp"] = [{"tokens": list(text.tokens), "stopped": text.stopped} for text in texts]
         rows = ask(**request, do="beside float", answers=answers)["texts"]
         for prompt, row in zip(request["prompts"], rows, strict=True):
             row["prompt"] = self.tokenizer.decode(prompt, skip_special_tokens=False)
             for said in row["said"].values():
-                said["text"] = words_after(self.tokenizer, prompt, said.pop("tokens"), special=True)
+                said["text"] = prompts.words_after(self.tokenizer, prompt, said.pop("tokens"), special=True)
         self.row["texts"] = rows
 
-    def _genie(self, ask: Asker, bounds: Bounds) -> None:
+    def _genie(self, ask: Asker, bounds: verdicts.Bounds) -> None:
         """The shipped sampler's choices after each of many prefixes, and the logits that Genie itself chooses
         by, beside float's."""
         sys.stderr.write(f"Genie reads {plural(len(self.read.texts), 'text')}\n")
-        with limited(self.config, CONTINUED) as copy:
+        with commands.limited(self.config, prompts.CONTINUED) as copy:
             order = {**self.order, "config": str(copy)}
             reply = ask(**order, do="genie choices", texts=self.read.texts[:-1])
             facts = ask(**order, do="genie figures", texts=self.read.texts)
@@ -435,19 +402,19 @@ class Check:
                 f" mean regret {row['regret']:.4f} logits, at most {row['worst_regret']:.3f}\n"
             )
         self.row["comparisons"] += len(chosen)
-        self._add(choice_problems(chosen, bounds))
-        if not set(facts) & set(READER_NAMES):
+        self._add(verdicts.choice_problems(chosen, bounds))
+        if not set(facts) & set(verdicts.READER_NAMES):
             sys.stdout.write("libGenie.so of this build gives no logits: choices alone are judged\n")
         self.row["figures"] |= facts
         self._judge(facts, bounds)
 
-    def _parts(self, ask: Asker, bounds: Bounds) -> None:
+    def _parts(self, ask: Asker, bounds: verdicts.Bounds) -> None:
         sys.stderr.write(f"each of {plural(self.record['parts'], 'part')} by itself\n")
         few = {**self.order, **self.order["few"]}
         replies = self._of_each_kind(ask, few, "parts")
-        rows = part_rows([part for reply in replies for part in reply["parts"]], bounds)
+        rows = verdicts.part_rows([part for reply in replies for part in reply["parts"]], bounds)
         inaccurate = any(finding.rule == "llm-accuracy" for finding in self.findings)
-        found, others = culprit(rows, inaccurate=inaccurate), self.findings
+        found, others = verdicts.culprit(rows, inaccurate=inaccurate), self.findings
         self.findings = []
         # What to look at, before what follows from it.
         self._add([found] * bool(found))
@@ -470,7 +437,7 @@ def read_by_genie(checkpoint: Path, genies: Sequence[list[int]], texts: Sequence
         return []
     encode, problems = encoder_of(checkpoint), []
     for chat, (text, tokens) in enumerate(zip(texts, genies, strict=True)):
-        read = [*([] if bos == NONE else [bos]), *without_beginning(tokens, bos)]
+        read = [*([] if bos == NONE else [bos]), *prompts.without_beginning(tokens, bos)]
         expected, _ = encode(text, not chat)
         if read != expected:
             place = next(at for at, pair in enumerate(zip_longest(read, expected)) if pair[0] != pair[1])

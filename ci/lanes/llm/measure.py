@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ci.lanes.llm import verdicts
 from ci.lanes.llm.architecture import Architecture, read_architecture
 from ci.lanes.llm.beginning import load_tokenizer
 from ci.lanes.llm.compiled import Compiled, CompiledReader, TokenReader
@@ -27,18 +28,6 @@ from ci.lanes.llm.graphs import FAR, MARGIN, blocks, outputs_of, starts
 from ci.lanes.llm.prompts import CONTINUED, special_places, windows, windows_of
 from ci.lanes.llm.reference import ends_of, greedy_text, load_reference, logits_of, require_rope, text_of
 from ci.lanes.llm.suite import FOUR_BITS, LlmRun
-from ci.lanes.llm.verdicts import (
-    NEAR_TIE,
-    OF_WINDOWS,
-    Continue,
-    TextComparison,
-    Window,
-    along,
-    compare_text,
-    figures_as_json,
-    tie_of,
-    window_of,
-)
 from ci.pipeline.accuracy import Pair, Unusable, compare
 from ci.pipeline.models.arrays import Array, Sample
 from provisioning.base.errors import CheckFailed
@@ -152,14 +141,16 @@ def beside_float(
     prompt: Sequence[int],
     most: int,
     ends: Sequence[int],
-    generate: Continue,
-) -> TextComparison:
+    generate: verdicts.Continue,
+) -> verdicts.TextComparison:
     """A text after a prompt, which lacks the token that begins a text, compared with float's."""
     expected = text_of(reference, [*shape.beginning, *prompt], most, ends, shape.context)
-    return compare_text(prompt, expected.tokens, expected.stopped, expected.logits, ends, most, generate)
+    return verdicts.compare_text(
+        prompt, expected.tokens, expected.stopped, expected.logits, ends, most, generate
+    )
 
 
-def _as_row(place: ProgramFolders, comparison: TextComparison) -> dict[str, Any]:
+def _as_row(place: ProgramFolders, comparison: verdicts.TextComparison) -> dict[str, Any]:
     tokenizer = load_tokenizer(place.model)
     words = {
         f"{name}_text": str(tokenizer.decode(list(getattr(comparison, name)), skip_special_tokens=False))
@@ -181,7 +172,7 @@ def figures_on(
 ) -> dict[str, Any]:
     """Figures on held-out text: of each reader, and of those on HTP compared with the same on the CPU.
     `exact` are float's logits of each row. With the tokens that each read in a second."""
-    found: dict[str, list[Window]] = {}
+    found: dict[str, list[verdicts.Window]] = {}
     times = dict.fromkeys(readers, 0.0)
     for row, expected in zip(rows, exact, strict=True):
         read: dict[str, Array] = {}
@@ -191,18 +182,20 @@ def figures_on(
             read[name] = reader.read(row[:-1])
             times[name] += time.monotonic() - began
         for name, logits in read.items():
-            found.setdefault(name, []).append(window_of(logits, expected[: len(logits)], row[1:], tie))
+            found.setdefault(name, []).append(
+                verdicts.window_of(logits, expected[: len(logits)], row[1:], tie)
+            )
             on_cpu = name.replace("_htp", "_cpu")
             if on_cpu != name and on_cpu in read:
-                beside = window_of(logits, read[on_cpu], row[1:], tie)
+                beside = verdicts.window_of(logits, read[on_cpu], row[1:], tie)
                 found.setdefault(f"{name}_cpu", []).append(beside)
     count = sum(len(row) - 1 for row in rows)
     return {
         "tokens": count,
         "windows": len(rows),
         "rates": {name: round(count / max(seconds, 1e-9), 2) for name, seconds in times.items()},
-        "positions": {name: along(some) for name, some in found.items()},
-        **{name: figures_as_json(some) for name, some in found.items()},
+        "positions": {name: verdicts.along(some) for name, some in found.items()},
+        **{name: verdicts.figures_as_json(some) for name, some in found.items()},
     }
 
 
@@ -230,12 +223,12 @@ def genie_figures(
 def _figures_of_texts(
     texts: Sequence[ForcedText], expected: Sequence[Array], logits: Sequence[Array], tie: float = 0.0
 ) -> dict[str, Any]:
-    found: dict[str, list[Window]] = {f"{kind}_genie": [] for kind in KINDS}
+    found: dict[str, list[verdicts.Window]] = {f"{kind}_genie": [] for kind in KINDS}
     for text, theirs, rows in zip(texts, expected, logits, strict=True):
         for some, part in zip(found.values(), (slice(0, 1), slice(1, None)), strict=True):
             if len(following := text.tokens[part]):
-                some.append(window_of(rows[part], theirs[part], following, tie))
-    return {name: figures_as_json(some) for name, some in found.items()}
+                some.append(verdicts.window_of(rows[part], theirs[part], following, tie))
+    return {name: verdicts.figures_as_json(some) for name, some in found.items()}
 
 
 def choices(
@@ -264,7 +257,7 @@ def _loss(regrets: Sequence[float], tie: float) -> dict[str, float]:
     return {
         "tokens": count,
         "first_choice": sum(regret <= tie for regret in regrets) / max(1, count),
-        "near_ties": sum(tie < regret < NEAR_TIE for regret in regrets),
+        "near_ties": sum(tie < regret < verdicts.NEAR_TIE for regret in regrets),
         "regret": sum(regrets) / max(1, count),
         "worst_regret": max(regrets, default=0.0),
     }
@@ -318,7 +311,7 @@ def order_beside_float(order: Mapping[str, Any]) -> dict[str, Any]:
         said: dict[str, Any] = {"float": {"tokens": text.tokens, "stopped": text.stopped}}
         for who, answers in order["answers"].items():
             tokens, stopped = (answers[number][name] for name in ("tokens", "stopped"))
-            found = compare_text(
+            found = verdicts.compare_text(
                 prompt,
                 text.tokens,
                 text.stopped,
@@ -359,10 +352,10 @@ def order_rounding(order: Mapping[str, Any]) -> dict[str, Any]:
     )
     count = len(rows)
     of_windows = [
-        window_of(some[:-1], every[:-1], row[1:])
+        verdicts.window_of(some[:-1], every[:-1], row[1:])
         for some, every, row in zip(model.rounded, model.exact, rows, strict=False)
     ]
-    noise = {OF_WINDOWS: figures_as_json(of_windows)}
+    noise = {verdicts.OF_WINDOWS: verdicts.figures_as_json(of_windows)}
     if texts:
         exact, rounded = ([logits[:-1] for logits in every[count:]] for every in (model.exact, model.rounded))
         noise |= _figures_of_texts(texts, exact, rounded)
@@ -370,7 +363,7 @@ def order_rounding(order: Mapping[str, Any]) -> dict[str, Any]:
     kept = model.kept_from([first for first, _ in layers])
     return {
         "noise": noise,
-        "tie": tie_of(model.exact[:count], model.rounded[:count]),
+        "tie": verdicts.tie_of(model.exact[:count], model.rounded[:count]),
         "parts": [_part_of(shape, part, order["prefill"], model.kept, kept) for part in layers],
         "ranges": model.rounding.ranges if scheme.bits else {},
     }

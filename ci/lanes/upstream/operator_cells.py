@@ -10,22 +10,8 @@ from functools import cache
 from ci.lanes.upstream.ledger import SuiteRecord
 from ci.lanes.upstream.value_cases import CHAIN, cases, chains
 from ci.lanes.upstream.verdict import Draw, RecordedPart
+from ci.operators import table
 from ci.operators.names import REWORK, key_of
-from ci.operators.table import (
-    ALONE,
-    EXACT,
-    IN_CHAIN,
-    LOSES_DB,
-    MEANINGS,
-    NOT_COMPILED,
-    PLAIN,
-    SAME_WITHOUT_WEIGHTS,
-    WORST_FIRST,
-    Case,
-    Cell,
-    OperatorTable,
-    Result,
-)
 from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.precision import MEASURED_SCHEMES
 from provisioning.manifest import load_socs
@@ -53,7 +39,7 @@ class Tried:
     part: RecordedPart
 
     @property
-    def draws(self) -> list[Case]:
+    def draws(self) -> list[table.Case]:
         """What each draw gave; of a case without draws, or on the CPU, what it gave."""
         if not self.part.draws or _result(self.part) == "cpu":
             return [_case(self.part)]
@@ -62,29 +48,29 @@ class Tried:
         return [_case(part, draw) for draw in self.part.draws]
 
     @property
-    def result(self) -> Result:
+    def result(self) -> table.Result:
         """What most draws gave; of those that are as frequent, the worst."""
         counts = Counter(case.result for case in self.draws)
-        return max(counts, key=lambda name: (counts[name], -WORST_FIRST.index(name)))
+        return max(counts, key=lambda name: (counts[name], -table.WORST_FIRST.index(name)))
 
     @property
-    def worst(self) -> Case:
+    def worst(self) -> table.Case:
         return min(self.draws, key=badness)
 
     @property
     def usual(self) -> bool:
-        return " " not in self.form or self.form.startswith(f"{PLAIN} ")
+        return " " not in self.form or self.form.startswith(f"{table.PLAIN} ")
 
     @property
     def chain(self) -> bool:
-        return self.form.startswith(IN_CHAIN)
+        return self.form.startswith(table.IN_CHAIN)
 
 
-def badness(case: Case) -> tuple[int, float]:
-    return WORST_FIRST.index(case.result), EXACT if case.db is None else case.db
+def badness(case: table.Case) -> tuple[int, float]:
+    return table.WORST_FIRST.index(case.result), table.EXACT if case.db is None else case.db
 
 
-def table_of(records: Mapping[str, Mapping[str, SuiteRecord]]) -> OperatorTable:
+def table_of(records: Mapping[str, Mapping[str, SuiteRecord]]) -> table.OperatorTable:
     """From records by suite and chip."""
     rows: dict[tuple[str, str, str], list[Tried]] = defaultdict(list)
     names: dict[str, str] = {}
@@ -100,17 +86,17 @@ def table_of(records: Mapping[str, Mapping[str, SuiteRecord]]) -> OperatorTable:
                         rows[name, soc, row.scheme].append(row)
             if record.tests:
                 measured[soc][record.versions()].append(suite)
-    cells: dict[str, dict[str, dict[str, Cell]]] = {}
+    cells: dict[str, dict[str, dict[str, table.Cell]]] = {}
     for (operator, soc, scheme), every in sorted(rows.items()):
         # Layers that do not compile themselves, as weights of 16 bits on V68, say nothing of an operator.
         around = rows.get((NO_OPERATOR, soc, scheme), ())
-        silent = any(row.form == IN_CHAIN and row.result in NOT_COMPILED for row in around)
+        silent = any(row.form == table.IN_CHAIN and row.result in table.NOT_COMPILED for row in around)
         own = [row for row in every if not (silent and row.chain)]
         if own:
-            similar = rows.get((operator, soc, SAME_WITHOUT_WEIGHTS.get(scheme, "")), [])
+            similar = rows.get((operator, soc, table.SAME_WITHOUT_WEIGHTS.get(scheme, "")), [])
             counted = _counted([*own, *_from_similar_scheme(own, similar)])
             cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell_of(counted)
-    return OperatorTable(
+    return table.OperatorTable(
         measured={soc: _in_words(versions) for soc, versions in measured.items()}, cells=cells
     )
 
@@ -129,7 +115,9 @@ def _in_words(versions: Mapping[str, Sequence[str]]) -> str:
 def _from_similar_scheme(own: Sequence[Tried], others: Sequence[Tried]) -> list[Tried]:
     """What counts of the scheme that differs in the weights alone, if the plain case gave the same figure
     in both and no other of our own cases was tried."""
-    plain, same = ([row.part for row in rows if row.form.startswith(f"{PLAIN} ")] for rows in (own, others))
+    plain, same = (
+        [row.part for row in rows if row.form.startswith(f"{table.PLAIN} ")] for rows in (own, others)
+    )
     tried_others = any(not (row.usual or row.chain) for row in own)
     if not plain or plain != same or plain[0].sqnr_db is None or tried_others:
         return []
@@ -193,7 +181,7 @@ def _newer(function: str, identifier: str, test: str, parts: Iterable[RecordedPa
         tested = part
         if part.result in ("passed", "wrong", "bad_test") and part.sqnr_db is not None:
             # Below -EXACT there is no signal, and no ratio.
-            figure = part.sqnr_db if part.sqnr_db > -EXACT else None
+            figure = part.sqnr_db if part.sqnr_db > -table.EXACT else None
             far = figure is not None and figure < LEAST_DB
             refused = part.result == "wrong" and (scheme == "fp16" or figure is None or far)
             word = "wrong" if refused else "bad_test" if far and scheme != "fp16" else "whole"
@@ -215,16 +203,16 @@ def _counted(rows: Sequence[Tried]) -> Sequence[Tried]:
 NOT_ON_HTP = ("cpu", "part", "float", "no_kernel", "bad_test")
 
 
-def cell_of(rows: Sequence[Tried]) -> Cell:
+def cell_of(rows: Sequence[Tried]) -> table.Cell:
     """Of the cases alone, and of the chain, which decides where an operator runs that alone is not whole."""
     alone, chain = ([row for row in rows if row.chain is chained] for chained in (False, True))
-    in_chain = [row for row in chain if row.form == IN_CHAIN and row.result != "bad_test"]
+    in_chain = [row for row in chain if row.form == table.IN_CHAIN and row.result != "bad_test"]
     usual_alone, deciding = _most(alone), _most(alone)
-    others: dict[str, Case] = {}
+    others: dict[str, table.Case] = {}
     if in_chain and (deciding is None or deciding in NOT_ON_HTP):
         deciding, judged = _most(in_chain), in_chain
         if usual_alone and usual_alone != deciding:
-            others[ALONE] = Case(usual_alone)
+            others[table.ALONE] = table.Case(usual_alone)
     else:
         judged = alone or chain
         deciding = deciding or _most(judged)
@@ -233,37 +221,37 @@ def cell_of(rows: Sequence[Tried]) -> Cell:
         if case.result != usual_alone:
             others[form] = case
     of_chain = _worst_of(chain)
-    usual_chain = of_chain.get(IN_CHAIN, Case(deciding))
+    usual_chain = of_chain.get(table.IN_CHAIN, table.Case(deciding))
     if in_chain and usual_chain.result != deciding:
-        others[IN_CHAIN] = usual_chain
+        others[table.IN_CHAIN] = usual_chain
     others |= {
         form: case
         for form, case in of_chain.items()
-        if form != IN_CHAIN and case.result not in (usual_chain.result, "bad_test")
+        if form != table.IN_CHAIN and case.result not in (usual_chain.result, "bad_test")
     }
     figures = [
-        (case.db, "" if row.form == IN_CHAIN or row.form.startswith(f"{PLAIN} ") else row.form)
+        (case.db, "" if row.form == table.IN_CHAIN or row.form.startswith(f"{table.PLAIN} ") else row.form)
         for row in judged
         for case in row.draws
-        if case.result == deciding and case.db is not None and case.db < EXACT
+        if case.result == deciding and case.db is not None and case.db < table.EXACT
     ]
     exact = any(case.db is not None for row in judged for case in row.draws if case.result == deciding)
-    figure, form = min(figures, default=(EXACT if exact else None, ""))
+    figure, form = min(figures, default=(table.EXACT if exact else None, ""))
     form = form or next((row.form for row in judged if row.suite == NEWER), "")
-    return Cell(deciding, figure, form, len(rows), others, _loses(judged, deciding))
+    return table.Cell(deciding, figure, form, len(rows), others, _loses(judged, deciding))
 
 
-def _most(rows: Sequence[Tried]) -> Result | None:
+def _most(rows: Sequence[Tried]) -> table.Result | None:
     """What most of ExecuTorch's tests and the plain case gave: one unusual case that dies does not make an
     operator one that dies."""
     judged = [row for row in rows if row.result != "bad_test"] or rows
     counts = Counter(row.result for row in ([row for row in judged if row.usual] or judged))
-    return max(counts, key=lambda name: (counts[name], -WORST_FIRST.index(name)), default=None)
+    return max(counts, key=lambda name: (counts[name], -table.WORST_FIRST.index(name)), default=None)
 
 
-def _worst_of(rows: Iterable[Tried]) -> dict[str, Case]:
+def _worst_of(rows: Iterable[Tried]) -> dict[str, table.Case]:
     """By form."""
-    found: dict[str, Case] = {}
+    found: dict[str, table.Case] = {}
     for row in rows:
         found[row.form] = min(found.get(row.form, row.worst), row.worst, key=badness)
     return found
@@ -273,7 +261,7 @@ MOST_DB = 100.0
 """Rounding to 16 bits leaves no more; what is nearer to the float model has lost nothing."""
 
 
-def _loses(rows: Sequence[Tried], result: Result) -> float | None:
+def _loses(rows: Sequence[Tried], result: table.Result) -> float | None:
     if result not in ("whole", "part") or any(row.chain for row in rows):
         return None
     losses = [
@@ -282,27 +270,27 @@ def _loses(rows: Sequence[Tried], result: Result) -> float | None:
         if row.result == result and row.part.quantized_db is not None and row.part.float_db is not None
     ]
     most = max(losses, default=0.0)
-    return round(most, 1) if most >= LOSES_DB else None
+    return round(most, 1) if most >= table.LOSES_DB else None
 
 
-def _case(part: RecordedPart, draw: Draw | None = None) -> Case:
+def _case(part: RecordedPart, draw: Draw | None = None) -> table.Case:
     """With the figures of one draw. There is none where HTP and the quantized model agree on outputs that are
     not to be compared with the float model's, nor of the layers around an operator on the CPU."""
     figures, result = draw or part, _result(part, draw)
     if draw and draw.refused:
         result = "wrong"
     if result == "lost":
-        return Case(result, figures.quantized_db)
+        return table.Case(result, figures.quantized_db)
     if result == "cpu" or (result == "wrong" and _is_unlike_float(part, draw)):
-        return Case(result)
-    return Case(result, figures.sqnr_db)
+        return table.Case(result)
+    return table.Case(result, figures.sqnr_db)
 
 
-def _result(part: RecordedPart, draw: Draw | None = None) -> Result:
+def _result(part: RecordedPart, draw: Draw | None = None) -> table.Result:
     figures = draw or part
     if part.result in ("failed", "memory", "timeout"):
         return "dies"
-    if part.result not in MEANINGS:
+    if part.result not in table.MEANINGS:
         return "bad_test"
     if part.result in ("crash", "dies", "bad_test"):
         return part.result  # type: ignore[return-value]
@@ -311,7 +299,7 @@ def _result(part: RecordedPart, draw: Draw | None = None) -> Result:
     if part.in_float is not None and part.result in ("whole", "part", "float"):
         if _is_unlike_float(part, draw):
             return "wrong"
-        if figures.quantized_db is not None and -EXACT < figures.quantized_db < LEAST_DB:
+        if figures.quantized_db is not None and -table.EXACT < figures.quantized_db < LEAST_DB:
             return "lost"
     return part.result  # type: ignore[return-value]
 

@@ -19,18 +19,7 @@ from typing import Any
 import pytest
 
 from ci.engine.workers.child import WARM, Answer, Meter, hidden, serve
-from ci.lanes.upstream import shims
-from ci.lanes.upstream.adapters import (
-    ADAPTERS,
-    ADDRESS,
-    LOWERING,
-    DefaultAdapter,
-    UpstreamComparison,
-    least_of,
-    part,
-    why_unheld,
-    worst,
-)
+from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import SUITES, UpstreamSuite
 from ci.pipeline.models.faster_exports import make_exports_faster
 from ci.pipeline.own_output import forget_torch
@@ -71,14 +60,14 @@ MEMORY_LIMIT = 12 << 30
 class Recorder:
     """A pytest plugin that keeps the reports of the test that runs, and of the collection."""
 
-    def __init__(self, adapter: DefaultAdapter) -> None:
+    def __init__(self, adapter: adapters.DefaultAdapter) -> None:
         self.adapter = adapter
         self.forget()
         self.collection_errors: list[str] = []
 
     def forget(self) -> None:
         self.reports: list[pytest.TestReport] = []
-        self.comparisons: list[list[UpstreamComparison]] = []
+        self.comparisons: list[list[adapters.UpstreamComparison]] = []
         self.parts: list[dict[str, Any]] = []
         self.adapter.comparisons = []
 
@@ -116,7 +105,7 @@ class Tests:
         from _pytest.config import _prepareconfig
 
         self._models = suite.models
-        self._adapter = adapter = ADAPTERS[suite.adapter]()
+        self._adapter = adapter = adapters.ADAPTERS[suite.adapter]()
         adapter.prepare()
         self._recorder = Recorder(adapter)
         place = suite.place()
@@ -152,7 +141,7 @@ class Tests:
         item = self._items[name]
         meter = Meter()
         if reason := self._adapter.skip_reason(item):
-            parts = [part("bad_test", error=reason)]
+            parts = [adapters.part("bad_test", error=reason)]
         else:
             with self._naming_culprits(log):
                 # Without a next item, pytest tears down the class and the module too.
@@ -196,7 +185,7 @@ def verdict_of(
     if problems and (touched or missing or tools):
         outcome = "absent"
         reason = touched[0] if touched else missing.removeprefix(f"{NOT_HERE[1]}: ") or tools[0]
-    elif (result := worst(parts)) in OUTCOMES and not (problems and result in TESTS_NOTHING):
+    elif (result := adapters.worst(parts)) in OUTCOMES and not (problems and result in TESTS_NOTHING):
         culprit = next(row for row in parts if row["result"] == result)
         outcome, reason = OUTCOMES[result], f"{culprit['name']} {culprit['error'].strip()}".strip()
         if result == "no_kernel":
@@ -215,21 +204,25 @@ def verdict_of(
     return {"outcome": outcome, "reason": reason, "problems": problems}
 
 
-def part_of_report(report: pytest.TestReport, comparisons: Sequence[UpstreamComparison]) -> dict[str, Any]:
+def part_of_report(
+    report: pytest.TestReport, comparisons: Sequence[adapters.UpstreamComparison]
+) -> dict[str, Any]:
     """A test or subtest as a part: how it ended, and the least figure of what it compared."""
-    figure = least_of(comparison.figure for comparison in comparisons if comparison.figure is not None)
+    figure = adapters.least_of(
+        comparison.figure for comparison in comparisons if comparison.figure is not None
+    )
     error = ""
     if report.skipped:
         result = "failed" if hasattr(report, "wasxfail") else "not_run"
     elif report.passed:
-        error = why_unheld(figure)
+        error = adapters.why_unheld(figure)
         result = "bad_test" if error else "passed"
     else:
         error = _error(report).splitlines()[-1]
         refused = any(comparison.figure is not None and not comparison.passed for comparison in comparisons)
-        lowering = any(word in report.longreprtext for word in LOWERING)
+        lowering = any(word in report.longreprtext for word in adapters.LOWERING)
         result = "wrong" if refused else "dies" if lowering else "failed"
-    return part(result, figure, name=_subtest(report), error=error)
+    return adapters.part(result, figure, name=_subtest(report), error=error)
 
 
 def _subtest(report: pytest.TestReport) -> str:
@@ -240,7 +233,7 @@ def _subtest(report: pytest.TestReport) -> str:
 
 def _error(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = ADDRESS.sub("0x…", str(crash.message if crash else report.longreprtext).strip())
+    text = adapters.ADDRESS.sub("0x…", str(crash.message if crash else report.longreprtext).strip())
     return text[:2000] or "failed without a message"
 
 

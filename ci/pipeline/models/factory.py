@@ -21,16 +21,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from ci.pipeline.models import model_lines
 from ci.pipeline.models.imports import search_first
 from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, most_calibrating, shares_of
-from ci.pipeline.models.model_lines import (
-    clones,
-    fix_inside,
-    is_model,
-    is_of_library,
-    relative_path,
-    source_of,
-)
 from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begin
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import repository_of
@@ -283,7 +276,7 @@ def make(
 
 
 def _begin(search_path: Path) -> None:
-    clones.append(repository_of(search_path / "suite"))
+    model_lines.clones.append(repository_of(search_path / "suite"))
     torch.manual_seed(seed_of("weights"))
     # In eval mode torch's attention and encoder layers become fused operators, which no compiler takes.
     torch.backends.mha.set_fastpath_enabled(False)
@@ -629,9 +622,9 @@ def explained(error: BaseException) -> tuple[str, str]:
         errors.append(errors[-1].__cause__)
     text = "\n".join(str(error).strip() for error in errors)
     places = [
-        f" ({relative_path(file)}:{line})"
+        f" ({model_lines.relative_path(file)}:{line})"
         for file, line in FRAME.findall(text)
-        if _is_users(file) or is_of_library(file)
+        if _is_users(file) or model_lines.is_of_library(file)
     ]
     frames = [*traceback.walk_tb(errors[-1].__traceback__)][::-1]
     of_lines = (_node_of_line(*frame) for frame in frames)
@@ -643,7 +636,7 @@ def explained(error: BaseException) -> tuple[str, str]:
         return known[0] + place, known[1]
     if node:
         operator = getattr(node.target, "__name__", node.target)
-        words, fix = f"{operator} ({_place_of(node)})", fix_inside(node)
+        words, fix = f"{operator} ({_place_of(node)})", model_lines.fix_inside(node)
         computed = errors[-1].args == ("scale",)
         why = NODE_AND_SCHEMA.sub("it ", next(iter(str(errors[-1]).splitlines()), ""))[:MOST_OF_MESSAGE]
         message = f"the compiler fails at {words}: {type(errors[-1]).__name__}: {why}"
@@ -661,7 +654,7 @@ def _node_at_hand(frames: Iterable[tuple[FrameType, int]]) -> torch.fx.Node | No
     """The operator with a line of the model's that a pass of the compiler had at hand when it failed."""
     for frame, _ in frames:
         for node in frame.f_locals.values():
-            if isinstance(node, torch.fx.Node) and source_of(node)[0]:
+            if isinstance(node, torch.fx.Node) and model_lines.source_of(node)[0]:
                 return node
     return None
 
@@ -672,12 +665,14 @@ def _node_of_line(frame: FrameType, line: int) -> torch.fx.Node | None:
     if not isinstance(module, torch.fx.GraphModule):
         return None
     name = linecache.getline(frame.f_code.co_filename, line).partition(" = ")[0].strip()
-    return next((node for node in module.graph.nodes if node.name == name and source_of(node)[0]), None)
+    return next(
+        (node for node in module.graph.nodes if node.name == name and model_lines.source_of(node)[0]), None
+    )
 
 
 def _place_of(node: torch.fx.Node) -> str:
     """``file:line `code` ``."""
-    source, code = source_of(node)
+    source, code = model_lines.source_of(node)
     return f"{source} `{code}`"
 
 
@@ -691,12 +686,12 @@ def not_compilable(text: str) -> tuple[str, str] | None:
 def _is_users(file: str) -> bool:
     """Whether a file is neither a library's nor ours. The shipped models count as a user's."""
     ours = file.startswith(OURS) and not file.startswith(MODELS)
-    return is_model(file) and not file.startswith(INSTALLED) and not ours
+    return model_lines.is_model(file) and not file.startswith(INSTALLED) and not ours
 
 
 def _users_line(frames: Sequence[traceback.FrameSummary]) -> str:
     """` (file:line)` of the innermost frame of the user's code; empty without one."""
     for frame in reversed(frames):
         if _is_users(frame.filename):
-            return f" ({relative_path(frame.filename)}:{frame.lineno})"
+            return f" ({model_lines.relative_path(frame.filename)}:{frame.lineno})"
     return ""
