@@ -41,7 +41,8 @@ def placeholder(program: AnyProgram[Any, Any], figures: Mapping[str, float], aga
     if thresholds.placeholder:
         message = "its thresholds are a placeholder: outputs that are all zero would pass"
     elif thresholds == Thresholds() and figures.get("sqnr_db", -math.inf) >= least:
-        message = f"it has no thresholds: {accuracy.in_words(figures)}, and anything from {least:g} dB on would pass"
+        words = accuracy.in_words(figures)
+        message = f"it has no thresholds: {words}, and anything from {least:g} dB on would pass"
     else:
         return
     alone = f"take its thresholds out of {program.suite}; then " if program.demanded else ""
