@@ -53,4 +53,5 @@ def run(args: argparse.Namespace) -> int:
         return run_operators(check=args.check)
     if args.command == "options":
         return running.list_options()
-    return running.run_model(args)
+    what, where = (args.model, args.input, args.soc, args.option), (args.output, args.profile_run)
+    return running.run_model(*what, *where, args.timeout, as_it_is=args.as_it_is)

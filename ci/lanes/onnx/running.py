@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,9 +30,18 @@ from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
 
-def run_model(args: argparse.Namespace) -> int:
+def run_model(
+    path: Path,
+    files: Sequence[str],
+    chip: str | None,
+    options: Sequence[str],
+    output: Path | None,
+    profile: Path | None,
+    timeout: float,
+    *,
+    as_it_is: bool,
+) -> int:
     """`onnx run`."""
-    path, output, profile = args.model, args.output, args.profile_run
     for flag, file in (("--output", output), ("--profile-run", profile)):
         if file and (file.is_dir() or not file.parent.is_dir()):
             problem = "it is a directory" if file.is_dir() else "its directory is not there"
@@ -43,15 +51,15 @@ def run_model(args: argparse.Namespace) -> int:
     require_installed()
     require_file(path)
     context = read_context(path)
-    soc = chip_named(args.soc) if args.soc else soc_of(context)
-    settings = settings_of(parse_assignments(args.option), soc=soc_named(soc), embed=not context.beside)
-    inputs = read_inputs(args.input, context.signature)
+    soc = chip_named(chip) if chip else soc_of(context)
+    settings = settings_of(parse_assignments(options), soc=soc_named(soc), embed=not context.beside)
+    inputs = read_inputs(files, context.signature)
     if context.record is None:
         say(f"{record_path(path)} is missing, so a changed file cannot be detected")
-    more = {"soc": soc, "settings": settings.as_dict(), "as_it_is": args.as_it_is}
+    more = {"soc": soc, "settings": settings.as_dict(), "as_it_is": as_it_is}
     more["profile"] = str(profile.absolute()) if profile else ""
     with step(f"running {path} on {soc}"):
-        outputs, _ = asked(path, inputs, args.timeout, do="run", **more)
+        outputs, _ = asked(path, inputs, timeout, do="run", **more)
     for name, array in outputs.items():
         shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])
         shape = ", ".join(map(str, array.shape))
