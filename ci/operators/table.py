@@ -280,8 +280,7 @@ def in_db(figure: float | None) -> str:
 
 
 class Inexact(NamedTuple):
-    """An operator that loses accuracy or does not compile in a scheme for some inputs, and the command that
-    shows it."""
+    """An operator that fails in a scheme for some inputs, and the command that shows it."""
 
     operator: str
     message: str
@@ -317,8 +316,7 @@ def better_than(operator: str, scheme: str, soc: str) -> str:
 
 
 def operators_in(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, set[int]]:
-    """The operators of a program's nodes, with the ranks of their tensors; without those that lowering
-    added."""
+    """The operators of a program's nodes, but for added ones, with the ranks of their tensors."""
     operators: dict[str, set[int]] = {}
     for node in nodes.values():
         if not node.get("added"):
@@ -366,8 +364,7 @@ BUILD = re.compile(r"\bQNN v?\d+\.\d+\.\d+")
 
 
 def place_of(soc: str, versions: str, few: str) -> str:
-    """`SM8650 (QNN v2.49.40; SM8750 was not measured)`: your own QNN may be another one. Of several builds
-    none is named."""
+    """`SM8650 (QNN v2.49.40; SM8750 was not measured)`; of several builds none is named."""
     builds = set(BUILD.findall(versions))
     notes = [*(builds if len(builds) == 1 else ()), *([few] if few else ())]
     return f"{soc} ({'; '.join(notes)})" if notes else soc

@@ -284,8 +284,7 @@ def measure(
 def findings_of(
     program: ExecutorchProgram, result: Result, compiled: Mapping[str, Any], build_id: str = ""
 ) -> list[Finding]:
-    """What is wrong with the run of a program with these compile facts; with the id of QNN's build, also what
-    is known of it."""
+    """With the id of QNN's build, also what is known of it."""
     again = SUITES.repeat(program, "test_emulator")
     where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""
 

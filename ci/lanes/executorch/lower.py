@@ -474,8 +474,7 @@ def _nodes_scheme(scheme: str, names: Patterns, run: ExecutorchRun) -> tuple[Any
 
 
 def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
-    """Block sizes of a linear layer do not reach QNN correctly: they, and the outputs, differ in every
-    compile."""
+    """Block sizes of a linear layer do not reach QNN correctly: its outputs differ in every compile."""
     for node in graph.nodes:
         if node.target is torch.ops.aten.linear.default and sizes.get(node.name):
             raise Failed(
@@ -512,8 +511,7 @@ def _trained(
 
 
 def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None:
-    """Set the widest range of all batches for activations, and keep it: a moving average of a few steps is
-    still close to the first batch."""
+    """Keep the widest range of all batches: a moving average of a few steps is close to the first batch."""
     observed: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def note(module: Any, inputs: tuple[Tensor, ...]) -> None:

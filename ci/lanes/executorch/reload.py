@@ -128,8 +128,7 @@ def findings_of(name: str, again: str, result: Result) -> Iterator[Finding]:
 def judged(
     plan: ExecutorchPlan, programs: Mapping[str, Result], results: Mapping[str, Result]
 ) -> list[Finding]:
-    """The findings of all programs, and one note on how the runtime handles a program that is loaded
-    twice."""
+    """One note says how the runtime handles a program that is loaded twice."""
     names, findings = {program.name: program for program in plan.programs}, list[Finding]()
     for name, result in results.items():
         findings += findings_of(name, f"{SUITES.repeat(names[name], 'test_emulator')} --reload", result)

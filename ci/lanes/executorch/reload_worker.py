@@ -86,8 +86,7 @@ def reloaded(order: dict[str, Any], load: type[Loaded] = Loaded) -> dict[str, An
 
 
 def _after_a_release(order: Mapping[str, Any], first: list[bytes], load: type[Loaded]) -> str:
-    """What happens to a loaded program when the same program, loaded beside it, is released; empty:
-    nothing."""
+    """What happens to a loaded program when the same one, loaded beside it, is released; empty: nothing."""
     one, two = load(order), load(order)
     two.outputs()
     del two

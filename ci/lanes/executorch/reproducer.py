@@ -34,7 +34,8 @@ def reproducer(
     """`sources` make the values of inputs and then of weights; "" where nothing short does."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     values = [*sources.values()]
-    weights = dict(zip(_attributes(module), values[len(inputs) :], strict=True))
+    names = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
+    weights = dict(zip(names, values[len(inputs) :], strict=True))
     given = ", ".join(f"torch.from_numpy({source})" for source in values[: len(inputs)])
     body = [
         "class Net(torch.nn.Module):",
@@ -91,10 +92,6 @@ def _lowered(module: GraphModule) -> list[str]:
         SQNR,
         "print('EQUAL', min((a == b).double().mean().item() for a, b in pairs))",
     ]
-
-
-def _attributes(module: GraphModule) -> list[str]:
-    return [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
 
 
 def _forward(module: GraphModule) -> list[str]:

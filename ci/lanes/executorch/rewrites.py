@@ -488,11 +488,11 @@ def _is_by_condition(model: Exported, node: Node) -> bool:
     return bool(same and mask.dtype == torch.bool and value.numel() == 1)
 
 
-def _is_causal(_: Exported, node: Node) -> bool:
-    return bool(node.kwargs.get("is_causal") or (len(node.args) > 5 and node.args[5]))
-
-
-@one("mask-as-constant", aten.scaled_dot_product_attention.default, when=_is_causal)
+@one(
+    "mask-as-constant",
+    aten.scaled_dot_product_attention.default,
+    when=lambda _, node: bool(node.kwargs.get("is_causal") or any(node.args[5:6])),
+)
 def mask_as_constant(
     q: Tensor, k: Tensor, v: Tensor, *_: Any, scale: Any = None, enable_gqa: bool = False, **_more: Any
 ) -> Tensor:

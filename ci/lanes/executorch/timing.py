@@ -135,8 +135,7 @@ def measure(
     environment: Mapping[str, str],
     timeout: float,
 ) -> ProgramProfile:
-    """The least of RUNS inferences in each of PROCESSES processes. The compile's facts have the
-    source lines."""
+    """The least of RUNS inferences in each of PROCESSES processes; `facts` have the source lines."""
     listed = runner.write_inputs(folder / "inputs.txt", [inputs])
     profiles, calls, whole = [], list[list[float]](), list[float]()
     for number in range(PROCESSES):
@@ -171,8 +170,7 @@ def _costs_of_run(
     timeout: float,
     *more: str,
 ) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
-    """Cycles of every delegated part; in nanoseconds the CPU's operators in order, and the whole
-    inference."""
+    """Cycles of every delegated part; in nanoseconds the CPU's operators, and the whole inference."""
     flags = ("--profile_level", str(DETAILED), *more)
     command = runner.command(program, listed, trace.with_suffix(""), *flags, trace=trace)
     call_runner(command, program, trace.with_suffix(".log"), environment, timeout)

@@ -51,8 +51,7 @@ def scheme_of(named: UserModel, precision: str | None) -> str:
 def program_of(
     model: OneModel, soc: str = "", cpu_nodes: tuple[str, ...] = (), suite: Path | None = None
 ) -> ExecutorchProgram:
-    """The program of a model that no suite has, or of one that `suite` will have; `soc` if not for the first
-    chip."""
+    """Of a model that no suite has, or that `suite` will have; `soc` if not for the first chip."""
     named, samples, soc = pytorch_model(model), samples_folder(model), soc or model.selection.soc
     file = precision_file_of(model, "executorch")
     scheme = scheme_of(named, file.precision if file else model.precision)

@@ -77,8 +77,10 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
         if order.get("simulate"):
             # Imported late: no other result depends on it.
             from ci.pipeline.simulator import simulating
+            from provisioning.environment import HOST_LIBRARIES
 
-            simulated = stack.enter_context(simulating(_backend(), into))
+            backend = Path(os.environ["QNN_SDK_ROOT"], "lib", HOST_LIBRARIES, "libQnnHtp.so")
+            simulated = stack.enter_context(simulating(backend, into))
         facts = lower(
             *parse_request(order),
             into,
@@ -89,12 +91,6 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
             seconds=order.get("seconds", math.inf),
         )
         return {**facts, "us": simulated.simulation().us} if simulated else facts
-
-
-def _backend() -> Path:
-    from provisioning.environment import HOST_LIBRARIES
-
-    return Path(os.environ["QNN_SDK_ROOT"], "lib", HOST_LIBRARIES, "libQnnHtp.so")
 
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:

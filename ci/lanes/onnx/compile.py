@@ -110,8 +110,7 @@ def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOpt
 
 @dataclass(frozen=True)
 class CompileOnnx(Step[OnnxProgram]):
-    """Compiling, running and reloading a program. Programs of one model share its export; those of one run
-    its quantized model."""
+    """Programs of one model share its export; those of one run its quantized model."""
 
     kind = "onnx"
     title = "programs"

@@ -118,8 +118,7 @@ def nodes_beside_context(path: Path) -> list[str]:
 def require_fit(
     context: OnnxContext, build_id: str, *, soc_id: int | None = None, arch: int | None = None
 ) -> None:
-    """Raises CheckFailed unless the context is whole and made by this QNN build, and for the chip if one is
-    named."""
+    """Raises CheckFailed unless the context is whole and made by this QNN build, and for this chip."""
     require_recorded(context.path, context.beside)
     if context.build_ids and set(context.build_ids) != {build_id}:
         raise CheckFailed(

@@ -55,8 +55,7 @@ class CrossChecked:
 
 
 def counterpart(program: OnnxProgram) -> str:
-    """The other lane's name for a run of the same case that computes the same; empty if there is none: what
-    has a label has settings beside its precision."""
+    """The other lane's name for a run that computes the same; empty with a label: it has other settings."""
     if program.run.label:
         return ""
     return f"{program.case_name}/{PRECISIONS[program.run.precision].executorch}/{program.soc}"
@@ -78,8 +77,7 @@ def pairs_of(
 def executorch_lane(
     programs: Sequence[OnnxProgram], reports: Path, profile: str, run: str
 ) -> dict[tuple[Path, str], LaneFigures]:
-    """By suite and name, the counterparts of these programs, with figures of this run, else of their
-    baseline."""
+    """By suite and name, the counterparts with figures of this run, else of their baseline."""
     rows = {stage: _rows(reports / f"{stage}.json", profile, run) for stage in STAGES}
     build_id = rows[STAGES[0]][1] or rows[STAGES[1]][1]
     lanes: dict[tuple[Path, str], LaneFigures] = {}

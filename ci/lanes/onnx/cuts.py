@@ -124,8 +124,7 @@ NOT_BEYOND = ("Where",)
 def beyond_half(
     source: Path, places: Mapping[str, SourcePlace], samples: Sequence[Sample], into: Path
 ) -> list[dict[str, Any]]:
-    """The operators of a float model whose outputs leave fp16, while their inputs do not, each with its line
-    and its largest value."""
+    """A float model's operators whose outputs leave fp16 first, each with its line and its largest value."""
     graph = Graph(onnx.load(str(source)))
     operators = [node for node in graph.operators() if node.op_type not in NOT_BEYOND]
     most = {weight.name: _most(numpy_helper.to_array(weight)) for weight in graph.model.graph.initializer}

@@ -68,9 +68,7 @@ def places_of(model: onnx.ModelProto) -> dict[str, SourcePlace]:
 
 
 def with_lines(graph_costs: Sequence[OperatorCost], places: Mapping[str, SourcePlace]) -> list[OperatorCost]:
-    """The same with each operator's line and module, if its node has them.
-
-    The compiler fuses nodes: a convolution's cycles may be counted at the activation after it."""
+    """The compiler fuses nodes: a convolution's cycles may be counted at the activation after it."""
     lines = {name: {"line": place.source, "module": place.module} for name, place in places.items()}
     return located(graph_costs, lines, NO_LINE)
 

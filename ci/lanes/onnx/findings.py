@@ -12,7 +12,7 @@ from ci.engine.work import Result
 from ci.lanes.onnx.crosscheck import LaneFigures, lane_figures
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.suite import SUITES, OnnxProgram, command_for_one
-from ci.pipeline.accuracy import Missed, against_nearest, computed_otherwise, in_words, missed, rounded
+from ci.pipeline.accuracy import against_nearest, computed_otherwise, in_words, missed, rounded
 from ci.pipeline.baseline import COSTS, Baseline, Recorded, Tolerances, beside, growth
 from ci.pipeline.costs import cost_rule
 from ci.pipeline.findings import (
@@ -103,7 +103,9 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         yield Finding("onnx-wrong", Severity.NOTE, program.name, message, again.plus("--no-cache", "--keep"))
     used, causes = inputs_used(result.facts), causes_of(context)
     divergence = _command(program, "divergence")
-    if misses := misses_of(program, result):
+    # The figures of a recorded case are held by the baseline.
+    misses = [] if program.case.recorded else missed(program.thresholds, near, program.run.kind)
+    if misses:
         where = _command(program, "quantize", "--where")
         otherwise = "raise the precision or calibrate with more samples"
         cure = accuracy_fix(misses, near, divergence, where, otherwise, causes)
@@ -154,13 +156,6 @@ def build_id_of(result: Result) -> str:
     return str(
         context_of(result)["record"]["build_id"] if was_compiled(result) else result.facts.get("build_id", "")
     )
-
-
-def misses_of(program: OnnxProgram, result: Result) -> list[Missed]:
-    """None of a case whose figures are held by the baseline."""
-    if program.case.recorded:
-        return []
-    return missed(program.thresholds, context_of(result)["near"], program.run.kind)
 
 
 def changed(program: OnnxProgram, result: Result, baseline: Baseline, margin_db: float) -> Iterator[Finding]:

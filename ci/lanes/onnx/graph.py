@@ -90,9 +90,7 @@ def source_digest(model: Path) -> str:
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
-    """The files beside the model that contain its tensors.
-
-    Raises CheckFailed if one is missing, cut off or not below `folder`: a model must not read other files."""
+    """Raises CheckFailed if one is missing, cut off or not below `folder`: a model must not read others."""
     root = folder.resolve()
     files: dict[Path, None] = {}
     for owner, tensor in _tensors(model.graph):

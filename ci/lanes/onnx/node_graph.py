@@ -72,8 +72,7 @@ class Graph:
         return self._makers(node.input)
 
     def _makers(self, tensors: Iterable[str]) -> list[onnx.NodeProto]:
-        """The operators that compute the tensors, through quantizers and what has several outputs, of which a
-        program ends at the first alone."""
+        """Through quantizers and what has several outputs, of which a program ends at the first alone."""
         operators: dict[str, onnx.NodeProto] = {}
         todo = list(tensors)
         while todo:
@@ -110,8 +109,7 @@ class Graph:
         return cut
 
     def needed(self, tensor: str, given: Iterable[str] = ()) -> tuple[set[str], set[str]]:
-        """First outputs of the nodes that compute a tensor of those that are given, and all tensors that they
-        take."""
+        """First outputs of the nodes that compute a tensor of those given, and all tensors that they take."""
         nodes, tensors, todo, ends = set[str](), set[str](), [tensor], {*given}
         while todo:
             name = todo.pop()

@@ -199,8 +199,7 @@ def _constants(schema: OpSchema, test: Test, table: Rules) -> tuple[str, ...]:
 
 
 def _opset(schema: OpSchema, test: Test) -> int:
-    """The first opset from the lane's own on in which the CPU gives what the test expects; 0 if there is
-    none."""
+    """The first one in which the CPU gives what the test expects; 0 if there is none."""
     for opset in range(OPSET, defs.onnx_opset_version() + 1):
         if defs.has(schema.name, opset) and _computes(test, opset):
             return opset

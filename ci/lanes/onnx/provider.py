@@ -238,8 +238,7 @@ def compiled(
 def estimated(
     model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path
 ) -> QnnEstimate | None:
-    """QNN's own estimate for a chip that it has one for, from a compile that nothing else is kept of. Raises
-    CheckFailed where HTP does not take the model whole."""
+    """QNN's own estimate, of a compile of its own. Raises CheckFailed where HTP does not take all of it."""
     profile, context = into / f"{soc.id}.csv", into / f"{soc.id}_ctx.onnx"
     with _failing(NOT_WHOLE):
         provider = _provider_options(precision, soc, settings, profile)
@@ -259,8 +258,7 @@ def folded(model: Path, into: Path) -> Path:
 
 
 def simulated(model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path) -> float:
-    """Microseconds by QNN's simulator, whose files are left in `into`. Raises CheckFailed where HTP does not
-    take the model whole."""
+    """Microseconds; files are left in `into`. Raises CheckFailed where HTP does not take all of it."""
     # Imported late: no other result depends on it.
     from ci.pipeline.simulator import simulating
 

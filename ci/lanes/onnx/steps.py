@@ -94,8 +94,7 @@ class NotCompilable(CheckFailed):
 
 
 def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
-    """Refuse what cannot be compiled; returns the model with its named dimensions fixed, a name for each
-    node, and its weights neither Constant nodes nor inputs."""
+    """Refuse what cannot be compiled; returns the model made plain, with its named dimensions fixed."""
     graph = load_graph(model)
     if is_context(graph):
         message = f"{model} is compiled already"
@@ -150,7 +149,9 @@ def write_context(
     At most `most` inferences are compared. The traffic is read from `log`."""
     model, source, soc = Path(order["model"]), Path(order["source"]), soc_named(soc_name)
     case, precision = case_of(order), precision_named(run_of(order).precision)
-    samples, expected, reference = (inference[:most] for inference in _inferences(order))
+    prepared, quantized = Path(order["prepared"]), Path(order["quantized"])
+    files = (prepared / SAMPLES, prepared / EXPECTED, quantized / REFERENCE)
+    samples, expected, reference = (saved(file)[:most] if file.is_file() else [] for file in files)
     traced = order.get("trace", True)
     why = command_for_one("audit", case, run_of(order), soc_name, Path(order["search_path"]))
     session, audit, ddr = provider.compiled(
@@ -210,13 +211,6 @@ def write_context(
         "reciprocals": wrong_reciprocals(load_graph(model)),
     }
     return facts, outputs
-
-
-def _inferences(order: Mapping[str, Any]) -> Iterator[list[Sample]]:
-    """The inputs to compare on, the float model's outputs, and the quantized model's on the CPU."""
-    prepared, quantized = Path(order["prepared"]), Path(order["quantized"])
-    for path in (prepared / SAMPLES, prepared / EXPECTED, quantized / REFERENCE):
-        yield saved(path) if path.is_file() else []
 
 
 # Orders, by their names: a model is prepared, then quantized, then whatever a stage or a command wants of it.
@@ -296,9 +290,7 @@ def _resembling(sample: Sample, case: OnnxCase, count: int | None) -> Divided:
 
 
 def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
-    """The prepared model in a run's precision, with its outputs on the CPU.
-
-    With `name`, which a user's file gets, the outputs are compared with the float model's."""
+    """With `name`, which a user's file gets, the outputs on the CPU are compared with the float model's."""
     try:
         return _quantized(order)
     except Exception as error:
@@ -629,8 +621,7 @@ def _near(
     *,
     kind: str = "",
 ) -> dict[str, Any]:
-    """The worst figures compared with the float and the quantized model on the CPU, the slices that are lost,
-    and, where too much is, what `beyond` gives."""
+    """The worst figures, the slices that are lost, and, where too much is, what `beyond` gives."""
     if not expected:
         return {"near": {}, "slices": [], "beyond": []}
     try:

@@ -168,8 +168,7 @@ def calibrating(case: OnnxCase, run: OnnxRun) -> int:
 
 
 def command_for_one(verb: str, case: OnnxCase, run: OnnxRun, soc: str, search_path: Path, *more: str) -> str:
-    """The command that does `verb` with an .onnx as its case has it; empty for a factory, of which only a
-    suite makes an .onnx."""
+    """`verb` with an .onnx as its case has it; empty for a factory, of which only a suite makes an .onnx."""
     words = words_for_one(case, run, soc, search_path)
     return session(verb, *words, *more) if words else ""
 

@@ -37,8 +37,7 @@ FORMS = ("beside", "embedded")
 
 
 def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool = True) -> OnnxProgram:
-    """The program for the first chip, with or without the command line's --option; in `suite`, if one is to
-    have it."""
+    """For the first chip, with or without the command line's --option; in `suite`, if one is to have it."""
     options, selection = parse_assignments(model.options) if with_options else {}, model.selection
     for chip in selection.socs:
         # Before the suite's own check, whose message would name a field.

@@ -16,8 +16,7 @@ from ci.pipeline.models.arrays import Sample
 def values_of(
     model: onnx.ModelProto, samples: Sequence[Sample], into: Path, names: Iterable[str] | None = None
 ) -> list[Sample]:
-    """By name those of inputs and outputs, and of these tensors, or of all. The folder `into` has the model
-    meanwhile."""
+    """By name those of inputs, outputs and `names`, or of all tensors. `into` has the model meanwhile."""
     whole, path = onnx.ModelProto(), into / "exposed.onnx"
     whole.CopyFrom(model)
     if names is None:

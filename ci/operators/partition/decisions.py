@@ -147,8 +147,7 @@ def cpu_kernels() -> frozenset[str]:
 
 
 def has_kernel(operator: str, kernels: Collection[str]) -> bool:
-    """Whether the runner can compute it. Python's runtime has only aten's kernels; the runner is linked with
-    more."""
+    """Python's runtime has only aten's kernels; the runner is linked with more."""
     library, _, rest = operator.partition(".")
     return library != "aten" or f"aten::{rest.partition('.')[0]}" in kernels
 

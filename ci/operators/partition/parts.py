@@ -105,8 +105,7 @@ class Partition:
         return members
 
     def _program_of(self, chosen: Collection[Node]) -> Any:
-        """A program of these nodes: outside values become inputs, values that are used outside become
-        outputs."""
+        """Outside values become inputs, values that are used outside become outputs."""
         ours = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         graph, copies = torch.fx.Graph(), dict[Node, Node]()
         needed = [

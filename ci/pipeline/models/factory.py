@@ -336,8 +336,7 @@ def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | Samples
 
 
 def find(dotted: str, search_path: Path) -> Callable[..., Any]:
-    """The function `module:name`. The module may be beside the suite, and so may everything it
-    imports later."""
+    """The function `module:name`. The module, and what it imports later, may be beside the suite."""
     module_name, _, name = dotted.partition(":")
     search_first(search_path)
     try:
@@ -614,9 +613,7 @@ def described(error: BaseException) -> str:
 
 
 def explained(error: BaseException) -> tuple[str, str]:
-    """The cause of an error in torch's export or a compiler, with the user's line, and a fix if known.
-
-    The full text belongs in the log."""
+    """The cause, with the user's line, and a fix if known. The full text belongs in the log."""
     errors = [error]
     while errors[-1].__cause__ is not None:
         errors.append(errors[-1].__cause__)

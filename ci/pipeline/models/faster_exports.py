@@ -70,8 +70,7 @@ def _concerns_inductor(node: Any) -> bool:
 
 
 def _collect_operators_once() -> None:
-    """torch asks its dispatcher for all composite operators again for each of some forty namespaces, and no
-    operator is registered meanwhile."""
+    """torch asks its dispatcher for all composite operators for each of forty namespaces."""
     import torch
     from torch._export import utils
     from torch._export.utils import _collect_all_valid_cia_ops as collect

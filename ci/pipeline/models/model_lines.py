@@ -26,8 +26,7 @@ class Frame:
 
 
 def user_frame(trace: str) -> Frame | None:
-    """The innermost frame of a model, else of a layer of torch; its path without the folder of installed
-    packages."""
+    """The innermost frame of a model, else of a layer of torch; its path without the packages' folder."""
     frames = FRAME.findall(trace)
     candidates = [frame for frame in frames if is_model(frame[0])]
     candidates = candidates or [frame for frame in frames if TORCH_LAYER.search(frame[0])]

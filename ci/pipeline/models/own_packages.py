@@ -172,8 +172,7 @@ def needs_of(
 
 
 def installed(needs: Needs, store: Path) -> OwnPackages:
-    """The environment with these packages. If it does not exist it is created, and only then the package
-    index is asked."""
+    """The environment with these packages; only if it has to be created, the package index is asked."""
     passed = {**needs.environment(os.environ), **located_wheels(needs.wheels, store)}
     values = key_of_declared(needs.variables, os.environ)
     hashes = {name: wheel.sha256 for name, wheel in needs.wheels.items()}
@@ -239,8 +238,7 @@ def _state(path: str) -> str:
 
 
 def _read_by_build(touched: Touched, project: Path) -> dict[str, str]:
-    """The states of what a build read of its project, without what it wrote. Where the system does not allow
-    it to be watched, of all its files."""
+    """Without what it wrote; of all the project's files where the system does not allow watching."""
     below = tuple({f"{project}/", f"{os.path.realpath(project)}/"})
     paths = {*touched.opened, *touched.looked, *touched.listed, *touched.queried}
     if not any(path.startswith(below) for path in touched.opened):

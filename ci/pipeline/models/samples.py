@@ -17,8 +17,7 @@ from ci.pipeline.suite import Input
 
 
 def inputs_named(samples: str, inputs: Sequence[Input], search_path: Path) -> Inputs | Samples | None:
-    """A function that gives the inputs that a suite names: those in a folder, or drawn ones. None if it names
-    none, so that the factory returns them."""
+    """Those in a folder, or a function that draws them. None: the factory returns them."""
     if samples:
         return samples_of(search_path / samples)
 

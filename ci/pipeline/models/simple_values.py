@@ -15,17 +15,10 @@ FIRST = "first"
 
 
 def simple(arrays: Sequence[Array], form: str) -> Array:
-    """An array like them, with the values of this form between their least and largest; "" is the first
-    itself."""
+    """An array with values of this form between their least and largest; "" is the first itself."""
     import numpy as np
 
-    return eval_simple(source_of(arrays, form)) if form else np.asarray(arrays[0])
-
-
-def eval_simple(source: str) -> Array:
-    import numpy as np
-
-    array: Array = eval(source, {"np": np})  # noqa: S307
+    array: Array = eval(source_of(arrays, form), {"np": np}) if form else np.asarray(arrays[0])  # noqa: S307
     return array
 
 

@@ -67,8 +67,7 @@ class UserModel:
 
 
 def user_model(text: str, folder: Path) -> UserModel:
-    """The model that the user named. Relative paths and modules are searched in `folder`. Imports nothing
-    heavy."""
+    """Relative paths and modules are searched in `folder`. Imports nothing heavy."""
     head, colon, function = text.rpartition(":")
     if colon and head.endswith(".py"):
         path = _file(folder / head, text)

@@ -20,8 +20,7 @@ PACKAGE = "onnx.backend.test.case.node"
 def node(
     test: str, module: str, opset: int, constants: str = ""
 ) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """A node test's model in this opset with the test's own inputs. Those that `constants` names, with commas
-    between, become weights of the model."""
+    """In this opset with its own inputs; those that `constants` names (A,B) become weights of the model."""
     importlib.import_module(f"{PACKAGE}.{module}")
     case = next(case for case in importlib.import_module(PACKAGE)._NodeTestCases if case.name == test)
     model, values = model_of(case, opset, tuple(filter(None, constants.split(","))))

@@ -32,8 +32,7 @@ VOICES = ((80, 0.8), (120, 1.0), (180, 1.2), (260, 1.4))
 
 
 class Crepe(nn.Module):
-    """Six convolutions over a window of sound, then a score for each pitch. Modules have the checkpoint's
-    names."""
+    """Six convolutions over a window of sound, then a score for each pitch; the checkpoint's names."""
 
     def __init__(self) -> None:
         super().__init__()
