@@ -21,18 +21,11 @@ from ci.pipeline.accuracy import tie_noise
 from ci.pipeline.models.factory import copied
 from ci.pipeline.models.model_lines import source_of
 
-CHOOSERS = {
-    "aten.argmax.default": 1,
-    "aten.argmin.default": 1,
-    "aten.max.dim": 1,
-    "aten.min.dim": 1,
-    "aten.sort.default": 1,
-    "aten.sort.stable": 1,
-    "aten.topk.default": 2,
-}
-"""By operator: the place of its argument `dim`."""
 LAST = ("aten.sort.default", "aten.sort.stable", "aten.topk.default")
 """Of those the last dimension is the usual one; the others choose among all values."""
+OTHERS = ("aten.argmax.default", "aten.argmin.default", "aten.max.dim", "aten.min.dim")
+CHOOSERS = {**dict.fromkeys((*OTHERS, *LAST), 1), "aten.topk.default": 2}
+"""By operator: the place of its argument `dim`."""
 SAME_VALUES = ("view", "reshape", "squeeze", "unsqueeze", "to", "_to_copy", "clone", "alias", "contiguous")
 """Operators that change neither the values of indices nor their order."""
 

@@ -25,16 +25,11 @@ When = Callable[[Exported, Node], bool]
 REWRITES: dict[str, list[Find]] = {}
 """By name: what finds the places."""
 
+TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 CONVOLUTIONS = (
-    aten.conv1d.default,
-    aten.conv2d.default,
-    aten.conv3d.default,
-    aten.conv1d.padding,
-    aten.conv2d.padding,
-    aten.conv3d.padding,
-    aten.conv_transpose1d.default,
-    aten.conv_transpose2d.input,
-    aten.conv_transpose3d.input,
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+    *TRANSPOSED,
 )
 CASTS = (aten.to.dtype, aten._to_copy.default)
 NO_WORK = (aten.lift_fresh_copy.default, aten.detach.default, aten.detach_.default, aten.alias.default)
@@ -382,9 +377,7 @@ def pool_as_mean(x: Tensor, sizes: Sequence[int]) -> Tensor:
 
 @one(
     "transposed-convolution-by-group",
-    aten.conv_transpose1d.default,
-    aten.conv_transpose2d.input,
-    aten.conv_transpose3d.input,
+    *TRANSPOSED,
     when=lambda _, node: len(node.args) > 6 and int(str(node.args[6])) > 1,
 )
 def transposed_convolution_by_group(

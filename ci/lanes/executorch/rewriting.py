@@ -17,14 +17,11 @@ from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.factory import copied
 from ci.pipeline.rewriting import Batch, Need, prove
 
-ASSERTION: Any = torch.ops.aten._assert_tensor_metadata.default
-BY_SHAPE: tuple[Any, ...] = (
-    torch.ops.aten.full_like.default,
-    torch.ops.aten.new_full.default,
-    torch.ops.aten.new_ones.default,
-    torch.ops.aten.new_zeros.default,
-    torch.ops.aten.ones_like.default,
-    torch.ops.aten.zeros_like.default,
+aten: Any = torch.ops.aten
+ASSERTION = aten._assert_tensor_metadata.default
+BY_SHAPE = (
+    *(aten.full_like.default, aten.ones_like.default, aten.zeros_like.default),
+    *(aten.new_full.default, aten.new_ones.default, aten.new_zeros.default),
 )
 """They take of a tensor its shape alone, which is fixed, and give one number everywhere."""
 KEPT_META = ("stack_trace", "nn_module_stack")

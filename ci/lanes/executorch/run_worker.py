@@ -8,13 +8,17 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ci.engine.trouble import InTrouble, how_it_ended, of_ending
 from ci.engine.workers.child import Answer, blame, doing, places_of, serve, threads
 from ci.engine.workers.parent import tail
 from ci.pipeline.runner import LINE_OF_ERROR, Runner, with_names
+
+if TYPE_CHECKING:
+    from ci.pipeline.accuracy import Pair
 
 TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
@@ -58,23 +62,19 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
         if trouble := of_ending("runner", code, message, places_of(order)):
             raise InTrouble(trouble)
         return {**facts, "rule": "run", "message": message}
+
+    def pairs(of: str, *, chosen: bool = False) -> Iterator[Pair]:
+        return in_files(outputs, compiled, order[of], chosen=chosen)
+
     try:
-        facts["figures"], facts["slices"] = compared(
-            in_files(outputs, compiled, order["expected"]),
-            in_files(outputs, compiled, order["reference"]),
-            non_finite=order["non_finite"],
-        )
-        pairs = in_files(outputs, compiled, order["expected"], chosen=False)
-        facts["worst"] = least_of_a_sample(pairs, len(order["inputs"]))
+        both, count = (pairs(of, chosen=True) for of in ("expected", "reference")), len(order["inputs"])
+        facts["figures"], facts["slices"] = compared(*both, non_finite=order["non_finite"])
+        facts["worst"] = least_of_a_sample(pairs("expected"), count)
         if metric := order.get("metric"):
-            pairs = in_files(outputs, compiled, order["expected"], chosen=False)
-            facts["figures"][METRIC] = measured_by(metric, pairs, len(order["inputs"]))
+            facts["figures"][METRIC] = measured_by(metric, pairs("expected"), count)
         if task := order.get("task"):
-            pairs, against = (
-                in_files(outputs, compiled, order[of], chosen=False) for of in ("expected", "reference")
-            )
             function = f"{order['search_path']}/{task}"
-            facts["figures"] |= side_by_side(function, pairs, against, len(order["inputs"]))
+            facts["figures"] |= side_by_side(function, pairs("expected"), pairs("reference"), count)
         facts["times"] = _times(runner, folder / METRICS)
     except Unusable as error:
         blame(error, order)

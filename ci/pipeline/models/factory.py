@@ -158,19 +158,15 @@ class ModelSignature:
             raise BadFactory(f"{where}: expected {len(self.example)} inputs, found {len(sample)}")
         for index, (wanted, tensor) in enumerate(zip(self.example, sample, strict=True)):
             if (wanted.dtype, wanted.shape) != (tensor.dtype, tensor.shape):
+                name = str(wanted.dtype).removeprefix("torch.")
+                fix = (
+                    f'save it as {name}: numpy.save(path, array.astype("{name}")), or tensor.to(torch.{name})'
+                )
                 raise BadFactory(
                     f"{where}: expected {_kind(wanted)} for input {index}, found {_kind(tensor)}: a compiled"
                     " program has fixed sizes and types",
-                    _as_wanted(wanted, tensor),
+                    fix if wanted.shape == tensor.shape else "",
                 )
-
-
-def _as_wanted(wanted: Tensor, tensor: Tensor) -> str:
-    """What writes the sample in the type that the model takes; empty if its shape differs."""
-    if wanted.shape != tensor.shape:
-        return ""
-    name = str(wanted.dtype).removeprefix("torch.")
-    return f'save it as {name}: numpy.save(path, array.astype("{name}")), or tensor.to(torch.{name})'
 
 
 def _kind(tensor: Tensor) -> str:
