@@ -72,9 +72,8 @@ def cell_of(recorded: Recorded) -> Cell:
     figures = [case.db for case in draws if case.result == result and case.db is not None]
     others = [case for case in draws if case.result != result]
     worst = min(others, key=lambda case: WORST_FIRST.index(case.result), default=None)
-    return Cell(
-        result, min(figures, default=None), cases=len(draws), others={OTHER_DRAWS: worst} if worst else {}
-    )
+    other = {OTHER_DRAWS: worst} if worst else {}
+    return Cell(result, min(figures, default=None), cases=len(draws), others=other)
 
 
 def _case(recorded: Recorded, figures: Mapping[str, float]) -> Case:

@@ -118,21 +118,18 @@ class Cell(NamedTuple):
         figure = Case(self.result, self.db).figure
         form = f": {self.form}" if self.form and figure else ""
         loses = "" if self.loses_db is None else f", loses{in_db(self.loses_db)}"
-        failing = [
+        failing = (
             (WORST_FIRST.index(case.result), name)
             for name, case in self.others.items()
             if case.result in FAILING and not name.startswith(f"{IN_CHAIN},")
-        ]
+        )
         worst = min(failing, default=None)
         other = f"; {self.others[worst[1]]}: {worst[1]}" if worst and self.result not in FAILING else ""
         return f"{MEANINGS[self.result][0]}{figure}{form}{loses}{other}"
 
     def of_form(self, form: str) -> Result:
         """What the cell says of a form."""
-        if form.startswith(IN_CHAIN):
-            usual = self.others.get(IN_CHAIN, Case(self.result))
-        else:
-            usual = self.others.get(ALONE, Case(self.result))
+        usual = self.others.get(IN_CHAIN if form.startswith(IN_CHAIN) else ALONE, Case(self.result))
         return self.others.get(form, usual).result
 
     @property
@@ -230,13 +227,9 @@ def read(path: Path = TABLE) -> OperatorTable:
     try:
         return OperatorTable.model_validate_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ManifestError(
-            path,
-            "cells",
-            expected="a table of operators",
-            found=str(error).splitlines()[0],
-            fix=session("test_upstream", "operators", "values", "chains", "--accept"),
-        ) from error
+        fix = session("test_upstream", "operators", "values", "chains", "--accept")
+        first, wanted = str(error).splitlines()[0], "a table of operators"
+        raise ManifestError(path, "cells", expected=wanted, found=first, fix=fix) from error
 
 
 @cache
@@ -339,9 +332,8 @@ def inexact(
     compile, with the scheme to use instead. Where all is well with a chip's own cases, those of SM8650 count:
     it has more. A mapping gives the ranks of their tensors: shapes of other ranks do not count."""
     ranks = operators if isinstance(operators, Mapping) else {}
-    rows = {
-        name: (operator, chips) for operator in sorted(set(operators)) for name, chips in [_row(operator)]
-    }
+    found = ((operator, *_row(operator)) for operator in sorted(set(operators)))
+    rows = {name: (operator, chips) for operator, name, chips in found}
     for results, verb in SAID.items():
         for name, (operator, chips) in rows.items():
             own, usual = _cell(chips, soc, scheme), _cell(chips, DEFAULT_SOC, scheme)

@@ -14,12 +14,12 @@ from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
 from ci.engine.work import Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
-from ci.lanes.executorch.timing import measure
+from ci.lanes.executorch.timing import Profiler
 from ci.lanes.executorch.user_program import plan_of_model, program_of, pytorch_model, require_done
 from ci.operators.faults import shown_by_inputs
 from ci.operators.table import inexact, operators_in
 from ci.pipeline.options import OneModel
-from ci.pipeline.runner import Runner, ready_runner
+from ci.pipeline.runner import ready_runner
 from provisioning.base.errors import CheckFailed
 from provisioning.fixes import fix_for
 
@@ -33,7 +33,7 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
     selection, usual = model.selection, ("qdq",) if pytorch_model(model).quantized else SCHEMES
     every = [program_of(replace(model, precision=name)) for name in precisions or usual]
     programs = {program.run.precision: program for program in every}
-    runner = ready_runner(os.environ, selection.reports) if run else None
+    runner, timeout = ready_runner(os.environ, selection.reports) if run else None, model.work.timeout
     model = replace(model, work=replace(model.work, keep_going=True))
     plan = plan_of_model(model, "audit", list(programs.values()))
     results = compile_programs(plan)
@@ -48,7 +48,7 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
         shown = shown_by_inputs(result.facts, scheme, selection.soc, plan.basis.build_id)
         rows[scheme]["warnings"] = [met.warning for met in shown]
         if runner:
-            rows[scheme]["measured"] = _measured(runner, result, plan.environment, model.work.timeout)
+            rows[scheme]["measured"] = _measured(Profiler(runner, plan.environment, timeout), result)
     suggest_precisions(rows, selection.soc)
     return rows
 
@@ -102,14 +102,9 @@ def operators_of(facts: Mapping[str, Any]) -> list[str]:
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
 
 
-def _measured(
-    runner: Runner, result: Result, environment: Mapping[str, str], timeout: float
-) -> dict[str, Any]:
+def _measured(profiler: Profiler, result: Result) -> dict[str, float]:
     assert result.folder is not None
     inputs = [result.folder / row["file"] for row in result.facts["inputs"][0]]
-    environment = {**environment, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="qnn-ci-audit-") as scratch:
-        measured = measure(
-            runner, result.folder / PROGRAM, inputs, result.facts, Path(scratch), environment, timeout
-        )
-    return measured.on_cpu
+        program, folder = result.folder / PROGRAM, Path(scratch)
+        return profiler.measured(program, inputs, result.facts, folder).on_cpu

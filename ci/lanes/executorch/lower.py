@@ -183,9 +183,8 @@ def lower(
     With `quantize_only`, write the quantized model instead of the program. With `score`, a precision, write
     nothing, and say what each operator loses at the run's precision and at that one, within the seconds."""
     doing("load")
-    loaded = make(
-        case.factory, case.arguments, search_path, inputs_named(case.samples, case.inputs, search_path)
-    )
+    inputs = inputs_named(case.samples, case.inputs, search_path)
+    loaded = make(case.factory, case.arguments, search_path, inputs)
     samples, batches, used = chosen_for(loaded, case, run)
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)

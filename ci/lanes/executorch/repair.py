@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import version
 
 from ci.lanes.executorch import REWRITTEN, SAMPLES
 from ci.lanes.executorch.compile import compile_programs
@@ -17,29 +17,19 @@ from provisioning.build_id import version_in
 
 
 def of_suites(model: OneModel, choice: Choice) -> Sequence[PytorchModel]:
-    selection, taken = model.selection, PytorchModel(model, Compiling())
-    return [
-        replace(
-            taken,
-            model=replace(
-                model,
-                precision=program.run.precision,
-                selection=replace(selection, soc=program.soc, named_socs=(program.soc,)),
-            ),
-            given=program,
-        )
-        for program in on_htp(choice, selection)
-    ]
+    taken = []
+    for program in on_htp(choice, model.selection):
+        selection = replace(model.selection, soc=program.soc, named_socs=(program.soc,))
+        own = replace(model, precision=program.run.precision, selection=selection)
+        taken.append(PytorchModel(own, Compiling(), given=program))
+    return taken
 
 
 def rewritten(taken: PytorchModel, choice: RewriteChoice) -> Rewritten:
     """The model with the rewrites that answer known faults, each proved on the CPU."""
     program = taken.program(taken.model.selection.soc)
     plan = plan_of_model(taken.model, "repair", [program])
-    versions = {
-        "executorch": importlib.metadata.version("executorch"),
-        "qnn": version_in(plan.basis.build_id),
-    }
+    versions = {"executorch": version("executorch"), "qnn": version_in(plan.basis.build_id)}
     needs = needs_of(program.run.precision, "executorch", versions, choice)
     plan = replace(plan, needs=tuple(map(asdict, needs)))
     result = require_done(program, plan, compile_programs(plan))

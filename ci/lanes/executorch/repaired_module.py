@@ -32,9 +32,8 @@ def rewritten(
     needs: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Write the model with every rewrite that is needed, matches and is proved, and samples for it."""
-    loaded = make(
-        case.factory, case.arguments, search_path, inputs_named(case.samples, case.inputs, search_path)
-    )
+    inputs = inputs_named(case.samples, case.inputs, search_path)
+    loaded = make(case.factory, case.arguments, search_path, inputs)
     if is_quantized(loaded.model):
         raise BadFactory("the model is already quantized, but rewrites need a float model")
     compared, calibrating, _ = chosen_for(loaded, case, run)

@@ -58,8 +58,8 @@ def profiled(
             program, facts = result.folder / PROGRAM, dict(result.facts)
             inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
             about = {"precision": wanted.run.precision, "soc": selection.soc}
-        environment = {**closed(qnn_environment.merged(os.environ)), "OMP_NUM_THREADS": "1"}
-        return about, measure(runner, program, inputs, facts, folder, environment, timeout)
+        profiler = Profiler(runner, closed(qnn_environment.merged(os.environ)), timeout)
+        return about, profiler.measured(program, inputs, facts, folder)
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,10 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
     inputs = [compiled.folder / row["file"] for row in compiled.facts["inputs"][0]]
     runner = ready_runner(os.environ, model.selection.reports)
     environment = closed(ready_environment(model.selection, os.environ).merged(os.environ))
+    profiler = Profiler(runner, environment, model.work.timeout)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
         listed = runner.write_inputs(Path(scratch, "inputs.txt"), [inputs])
-        trace = Path(scratch, "events.etdp")
-        program_path, timeout = compiled.folder / PROGRAM, model.work.timeout
-        cycles, _, _ = _costs_of_run(runner, program_path, listed, trace, environment, timeout)
+        cycles, _, _ = profiler.costs(compiled.folder / PROGRAM, listed, Path(scratch, "events.etdp"))
     names = {int(match["number"]): match["name"] for name in cycles if (match := NODE.fullmatch(name))}
     return simulated_costs(simulation, plan.basis.build_id, names, _places(compiled.facts), ADDED)
 
@@ -126,66 +125,62 @@ def _require_fitting(model: OneModel, path: Path, files: Sequence[str]) -> None:
             raise UsageError(f"{flag}: {model.typed} is compiled already", fix=leave_out(flag))
 
 
-def measure(
-    runner: Runner,
-    program: Path,
-    inputs: Sequence[Path],
-    facts: Mapping[str, Any],
-    folder: Path,
-    environment: Mapping[str, str],
-    timeout: float,
-) -> ProgramProfile:
-    """The least of RUNS inferences in each of PROCESSES processes; `facts` have the source lines."""
-    listed = runner.write_inputs(folder / "inputs.txt", [inputs])
-    profiles, calls, whole = [], list[list[float]](), list[float]()
-    for number in range(PROCESSES):
-        trace = folder / f"{number}.etdp"
-        with at_work(f"profiling {program.name}, process {number + 1} of {PROCESSES}"):
-            more = ("--iteration", str(RUNS))
-            found = _costs_of_run(runner, program, listed, trace, environment, timeout, *more)
-        cycles, native, total = found
-        profiles.append(costs_of(cycles))
-        calls.append([least for _, least in native])
-        names = [name for name, _ in native]
-        whole.append(total)
-    places = _places(facts)
-    costs = located(merged(profiles), places, ADDED) if places else merged(profiles)
-    least = [min(layer) for layer in zip(*calls, strict=True)]
-    on_cpu = facts.get("left", ())
-    lines = [operator["source"] for operator in on_cpu] if len(on_cpu) == len(names) else [""] * len(names)
-    inference = min(whole) or 1.0
-    cpu = [
-        OnCpu(name, time / 1e6, time / inference, line)
-        for name, time, line in zip(names, least, lines, strict=True)
-    ]
-    return ProgramProfile(costs, sorted(cpu, key=lambda operator: -operator.milliseconds))
+@dataclass(frozen=True)
+class Profiler:
+    runner: Runner
+    environment: Mapping[str, str]
+    timeout: float
 
+    def measured(
+        self, program: Path, inputs: Sequence[Path], facts: Mapping[str, Any], folder: Path
+    ) -> ProgramProfile:
+        """The least of RUNS inferences in each of PROCESSES processes; `facts` have the source lines."""
+        listed = self.runner.write_inputs(folder / "inputs.txt", [inputs])
+        profiles, calls, whole = [], list[list[float]](), list[float]()
+        for number in range(PROCESSES):
+            trace = folder / f"{number}.etdp"
+            with at_work(f"profiling {program.name}, process {number + 1} of {PROCESSES}"):
+                more = ("--iteration", str(RUNS))
+                found = self.costs(program, listed, trace, *more)
+            cycles, native, total = found
+            profiles.append(costs_of(cycles))
+            calls.append([least for _, least in native])
+            names = [name for name, _ in native]
+            whole.append(total)
+        places = _places(facts)
+        costs = located(merged(profiles), places, ADDED) if places else merged(profiles)
+        least = [min(layer) for layer in zip(*calls, strict=True)]
+        on_cpu = facts.get("left", ())
+        lines = (
+            [operator["source"] for operator in on_cpu] if len(on_cpu) == len(names) else [""] * len(names)
+        )
+        inference = min(whole) or 1.0
+        cpu = [
+            OnCpu(name, time / 1e6, time / inference, line)
+            for name, time, line in zip(names, least, lines, strict=True)
+        ]
+        return ProgramProfile(costs, sorted(cpu, key=lambda operator: -operator.milliseconds))
 
-def _costs_of_run(
-    runner: Runner,
-    program: Path,
-    listed: Path,
-    trace: Path,
-    environment: Mapping[str, str],
-    timeout: float,
-    *more: str,
-) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
-    """Cycles of every delegated part; in nanoseconds the CPU's operators, and the whole inference."""
-    flags = ("--profile_level", str(DETAILED), *more)
-    command = runner.command(program, listed, trace.with_suffix(""), *flags, trace=trace)
-    call_runner(command, program, trace.with_suffix(".log"), environment, timeout)
-    cycles: dict[str, list[int]] = defaultdict(list)
-    native: list[tuple[str, float]] = []
-    whole = 0.0
-    try:
-        events = events_of(trace)
-    except Malformed as error:
-        raise CheckFailed(f"{trace}: {error}", fix="run it again") from error
-    for event in events:
-        if event.delegated and event.name.endswith(CYCLES):
-            cycles[event.name] += event.took
-        elif event.name.startswith(NATIVE_CALL):
-            native.append((event.name.removeprefix(NATIVE_CALL), float(min(event.took))))
-        elif event.name == "Method::execute":
-            whole = float(min(event.took))
-    return cycles, native, whole
+    def costs(
+        self, program: Path, listed: Path, trace: Path, *more: str
+    ) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
+        """Cycles of every delegated part; in nanoseconds the CPU's operators, and the whole inference."""
+        environment = {**self.environment, "OMP_NUM_THREADS": "1"}
+        flags = ("--profile_level", str(DETAILED), *more)
+        command = self.runner.command(program, listed, trace.with_suffix(""), *flags, trace=trace)
+        call_runner(command, program, trace.with_suffix(".log"), environment, self.timeout)
+        cycles: dict[str, list[int]] = defaultdict(list)
+        native: list[tuple[str, float]] = []
+        whole = 0.0
+        try:
+            events = events_of(trace)
+        except Malformed as error:
+            raise CheckFailed(f"{trace}: {error}", fix="run it again") from error
+        for event in events:
+            if event.delegated and event.name.endswith(CYCLES):
+                cycles[event.name] += event.took
+            elif event.name.startswith(NATIVE_CALL):
+                native.append((event.name.removeprefix(NATIVE_CALL), float(min(event.took))))
+            elif event.name == "Method::execute":
+                whole = float(min(event.took))
+        return cycles, native, whole

@@ -58,7 +58,6 @@ def write_program(context: str, soc: str, into: Path) -> None:
     from executorch.exir import ExecutorchBackendConfig
 
     bundle = from_context_binary(context, OPERATOR, QcomChipset[soc])
-    program = bundle["edge_program_manager"].to_executorch(
-        ExecutorchBackendConfig(segment_alignment=_ALIGNMENT)
-    )
+    config = ExecutorchBackendConfig(segment_alignment=_ALIGNMENT)
+    program = bundle["edge_program_manager"].to_executorch(config)
     into.write_bytes(program.buffer)

@@ -153,14 +153,13 @@ def verdicts(pairs: Sequence[CrossChecked], tolerance_db: float, stage: str) -> 
             continue
         worse, ours, theirs = pair.difference_db < 0, pair.onnx, pair.executorch
         whose = "ExecuTorch's baseline" if theirs.agreed else "ExecuTorch"
-        yield Finding(
-            "onnx-cross-check",
-            Severity.WARNING if theirs.agreed else Severity.ERROR,
-            pair.name,
+        severity = Severity.WARNING if theirs.agreed else Severity.ERROR
+        message = (
             f"ONNX Runtime reaches {ours.sqnr_db:.1f} dB and {whose} {theirs.sqnr_db:.1f} dB: expected at"
-            f" most {tolerance_db:g} dB between them, found {abs(pair.difference_db):.1f}",
-            f"look for what {'ONNX Runtime' if worse else whose} quantizes or computes otherwise",
+            f" most {tolerance_db:g} dB between them, found {abs(pair.difference_db):.1f}"
         )
+        fix = f"look for what {'ONNX Runtime' if worse else whose} quantizes or computes otherwise"
+        yield Finding("onnx-cross-check", severity, pair.name, message, fix)
 
 
 def markdown(pairs: Sequence[CrossChecked], tolerance_db: float) -> str:

@@ -46,15 +46,11 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     written = {path.name: path for path in files} | {f"{stem}.json": json.dumps(record, indent=2) + "\n"}
     where = taken.command("quantize", program.soc, "--where")
     judged = HowJudged(kind, inputs_used(facts))
-    wrong, low = verdict_of_one_model(
-        stem, facts["near"], facts["slices"], "", where, causes_of(facts), judged
-    )
+    near, slices = facts["near"], facts["slices"]
+    wrong, low = verdict_of_one_model(stem, near, slices, "", where, causes_of(facts), judged)
     warnings = [*taken.drawn(program), *constant_inputs(facts), *low]
-    return [
-        Product(
-            written, [words, *(f"  {line}" for line in facts["slices"])], (), warnings, Outcome(wrong=wrong)
-        )
-    ]
+    lines = [words, *(f"  {line}" for line in slices)]
+    return [Product(written, lines, (), warnings, Outcome(wrong=wrong))]
 
 
 def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Mapping[str, Any]]]:

@@ -27,9 +27,8 @@ from ci.pipeline.steps import require_done, run_step
 
 def of_suites(model: OneModel, choice: Choice) -> Sequence[OnnxModel]:
     programs = chosen_programs(OnnxModel.lane, choice, model.selection)
-    exported = _exported(
-        model, [program for program in programs if program.case.factory or ":" in program.case.samples]
-    )
+    by_code = [row for row in programs if row.case.factory or ":" in row.case.samples]
+    exported = _exported(model, by_code)
     return [_of(model, program, exported.get(program.name)) for program in programs]
 
 

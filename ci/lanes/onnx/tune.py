@@ -84,6 +84,5 @@ def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) 
     default = precision_named(precision)
     listed = [[precision_named(name).activations or None, list(members)] for name, members in nodes.items()]
     text = json.dumps(listed, indent=4).replace("null", "None")
-    return PYTHON.format(
-        comment=comment, nodes=text, activations=default.activations, weights=default.weights
-    )
+    types = {"activations": default.activations, "weights": default.weights}
+    return PYTHON.format(comment=comment, nodes=text, **types)

@@ -76,9 +76,8 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
             "message": f"{order['do']}: {type(error).__name__}: {text}",
             "fix": Fix("the traceback is in {}; {} explains what is known of it", log, ("diagnose", log)),
         }
-    problems = (
-        [asdict(problem) for problem in error.problems] if isinstance(error, steps.NotCompilable) else []
-    )
+    found = error.problems if isinstance(error, steps.NotCompilable) else ()
+    problems = [asdict(problem) for problem in found]
     rule = str(problems[0].get("rule", "")).removeprefix("onnx-") if problems else ""
     return {
         "kind": rule or KINDS.get(type(error).__name__, "refused"),
@@ -97,10 +96,9 @@ def _warm_up() -> None:
     """Export a small model, so that libraries are loaded. If it fails, each model fails the same way."""
     from ci.lanes.onnx import provider, steps
 
+    factory = "ci.pipeline.models.shipped.operators:convolution"
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ToolkitError):
-        provider.export(
-            "ci.pipeline.models.shipped.operators:convolution", {}, ROOT, Path(folder), steps.OPSET
-        )
+        provider.export(factory, {}, ROOT, Path(folder), steps.OPSET)
 
 
 if __name__ == "__main__":
