@@ -282,11 +282,9 @@ def _least_of(samples: Sequence[tuple[Tensor, ...]]) -> float:
 
 
 def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp", **more: bool) -> Any:
-    options = (
-        generate_lpai_compiler_spec()
-        if backend == "lpai"
-        else generate_htp_compiler_spec(use_fp16=run.precision.startswith("fp16"))
-    )
+    options = generate_lpai_compiler_spec()
+    if backend != "lpai":
+        options = generate_htp_compiler_spec(use_fp16=run.precision.startswith("fp16"))
     return generate_qnn_executorch_compiler_spec(soc_model=QcomChipset[soc], backend_options=options, **more)
 
 
@@ -518,11 +516,8 @@ def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None
         least, most = observed.get(module, (low, high))
         observed[module] = torch.minimum(least, low), torch.maximum(most, high)
 
-    fakes = [
-        module
-        for module in prepared.modules()
-        if isinstance(module, FusedMovingAvgObsFakeQuantize) and not module.is_per_channel
-    ]
+    fakes = [module for module in prepared.modules() if isinstance(module, FusedMovingAvgObsFakeQuantize)]
+    fakes = [fake for fake in fakes if not fake.is_per_channel]
     handles = [fake.register_forward_pre_hook(note) for fake in fakes]
     prepared.apply(disable_fake_quant)
     with torch.no_grad():
@@ -623,11 +618,7 @@ def _missing_operator(error: RuntimeError, cpu_operators: Sequence[CpuOperator])
     """The line of an operator that ExecuTorch does not have at all."""
     known = not_compilable(str(error))
     names = re.findall(r"'(\w+)::(\w+)", str(error))
-    meant = [
-        operator
-        for operator in cpu_operators
-        if any(operator.operator.startswith(".".join(name)) for name in names)
-    ]
+    meant = [row for row in cpu_operators if any(row.operator.startswith(".".join(name)) for name in names)]
     if not known or not meant:
         return None
     lines = "; ".join(f"{operator.source} `{operator.code}`" for operator in meant)

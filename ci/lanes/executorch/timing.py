@@ -155,10 +155,8 @@ class Profiler:
             [operator["source"] for operator in on_cpu] if len(on_cpu) == len(names) else [""] * len(names)
         )
         inference = min(whole) or 1.0
-        cpu = [
-            OnCpu(name, time / 1e6, time / inference, line)
-            for name, time, line in zip(names, least, lines, strict=True)
-        ]
+        rows = zip(names, least, lines, strict=True)
+        cpu = [OnCpu(name, time / 1e6, time / inference, line) for name, time, line in rows]
         return ProgramProfile(costs, sorted(cpu, key=lambda operator: -operator.milliseconds))
 
     def costs(

@@ -108,11 +108,8 @@ def soc_of(context: OnnxContext) -> str:
 
 def nodes_beside_context(path: Path) -> list[str]:
     """The nodes of a compiled model that are outside the context, and so run on the CPU."""
-    return [
-        f"{node.name} ({node.op_type})"
-        for node in load_graph(path).graph.node
-        if node.op_type != CONTEXT_OPERATOR
-    ]
+    nodes = load_graph(path).graph.node
+    return [f"{node.name} ({node.op_type})" for node in nodes if node.op_type != CONTEXT_OPERATOR]
 
 
 def require_fit(

@@ -19,12 +19,8 @@ def _child(kind: str, model: str, soc_id: str, arch: str) -> None:
     ort.register_execution_provider_library(provider, onnxruntime_qnn.get_library_path())
     device = next(device for device in ort.get_ep_devices() if device.ep_name == provider)
     htp = Path(onnxruntime_qnn.get_qnn_htp_path())
-    options = {
-        "backend_path": str(htp),
-        "soc_model": soc_id,
-        "htp_arch": arch,
-        "enable_htp_fp16_precision": "1",
-    }
+    options = {"backend_path": str(htp), "soc_model": soc_id, "htp_arch": arch}
+    options["enable_htp_fp16_precision"] = "1"
     if kind == "calls":
         options["qnn_saver_path"] = str(htp.with_name("libQnnSaver.so"))
     else:

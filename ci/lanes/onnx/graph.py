@@ -443,10 +443,8 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
         dtype = _kind(kind.elem_type).lower()
     if not kind.HasField("shape"):
         return Tensor(value.name, dtype, (-1,))
-    sizes = (
-        dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or -1
-        for dimension in kind.shape.dim
-    )
+    dims = kind.shape.dim
+    sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or -1 for dim in dims)
     return Tensor(value.name, dtype, tuple(sizes))
 
 

@@ -130,11 +130,8 @@ def _own_errors(path: Path, values: Mapping[str, Array], into: Path) -> Sample:
     onnx.save(model, str(into))
     fed = {name: values[name] for name in known} | {f"{FLOAT}{name}": values[name] for name in used}
     (found,) = provider.on_cpu(into, [fed])
-    return {
-        name: found[tensor] - values[name]
-        for name, tensor in measured.items()
-        if found[tensor].shape == values[name].shape
-    }
+    results = [(name, found[tensor]) for name, tensor in measured.items()]
+    return {name: array - values[name] for name, array in results if array.shape == values[name].shape}
 
 
 def _with_errors(graph: Graph, values: Mapping[str, Array]) -> onnx.ModelProto:

@@ -68,10 +68,8 @@ class TryOnnx(OneModelStep):
         return {"forms": ["beside"], "drawn": True}
 
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        folders = {
-            part: str(empty_folder(ask.scratch / program.case_name / part))
-            for part in ("prepared", "quantized")
-        }
+        whole = ask.scratch / program.case_name
+        folders = {part: str(empty_folder(whole / part)) for part in ("prepared", "quantized")}
         order = {**program.order, "cwd": cwd(), **folders}
         try:
             facts = ask(do="prepare", **order, into=folders["prepared"])

@@ -644,10 +644,8 @@ def _each_draw(
     among: tuple[Choices, Choices],
 ) -> list[dict[str, float]]:
     """The figures of each sample by itself that a word of the operator table is made from."""
-    floats, quantized = (
-        _pairs_by_sample(wanted, outputs, choices)
-        for wanted, choices in zip((expected, reference), among, strict=True)
-    )
+    both = zip((expected, reference), among, strict=True)
+    floats, quantized = (_pairs_by_sample(wanted, outputs, choices) for wanted, choices in both)
     every = (compare(*pairs, non_finite=non_finite) for pairs in zip_longest(floats, quantized, fillvalue=()))
     return [{name: figure for name, figure in figures.items() if name in OF_A_DRAW} for figures in every]
 

@@ -119,10 +119,8 @@ class OnnxRun(MixedRun):
 
     def settings(self, soc: str) -> Settings:
         """The options. Both an embedded context and one beside the model are made, so they must suit both."""
-        values = {
-            name: value if isinstance(value, bool | int) else str(value)
-            for name, value in self.options.items()
-        }
+        given = self.options.items()
+        values = {name: value if isinstance(value, bool | int) else str(value) for name, value in given}
         return settings_of(values, soc=soc_named(soc), embed=True, where="options")
 
 

@@ -109,10 +109,8 @@ def simulated_profile(model: OneModel) -> SimulatedProfile:
         _run(folder / CONTEXT, inputs, program.soc, settings, events, model.work.timeout)
         names = names_of_operators(events)
     kinds = {node.name: node.op_type for node in graph.graph.node}
-    places = {
-        name: {"line": place.source, "module": place.module, "kind": kinds[name]}
-        for name, place in places_of(graph).items()
-    }
+    known = places_of(graph).items()
+    places = {name: {"line": at.source, "module": at.module, "kind": kinds[name]} for name, at in known}
     return simulated_costs(found, str(result.facts["build_id"]), names, places, NO_LINE)
 
 

@@ -206,9 +206,9 @@ class Search:
     def _all_proved(
         self, nodes: Collection[Node], messages: Mapping[str, str], reason: str, partition: Partition
     ) -> list[Culprit]:
+        ordered = sorted(nodes, key=partition.calls.index)
         culprits = [
-            self._proved(node, f"{reason}{messages.get(node.name, '')}", partition)
-            for node in sorted(nodes, key=partition.calls.index)
+            self._proved(node, f"{reason}{messages.get(node.name, '')}", partition) for node in ordered
         ]
         return culprits if partition.live.issuperset(nodes) else [*culprits, *self._later_constants()]
 

@@ -118,9 +118,5 @@ def _drop_counters(model: Any) -> None:
 def _in_training(graph: Any) -> bool:
     """Whether a batch norm or a dropout was exported in training mode."""
     places = {torch.ops.aten.batch_norm.default: 5, torch.ops.aten.dropout.default: 2}
-    return any(
-        node.target in places
-        and len(node.args) > places[node.target]
-        and node.args[places[node.target]] is True
-        for node in graph.nodes
-    )
+    given = [(node.args, places[node.target]) for node in graph.nodes if node.target in places]
+    return any(len(args) > place and args[place] is True for args, place in given)

@@ -122,11 +122,8 @@ def read_inputs(files: Sequence[str], signature: GraphSignature) -> Sample:
         if not equals:
             name, file = "", text
         path = user_path(file, "--input", str(Parser.user_folder()))
-        arrays = (
-            read_arrays(path)
-            if path.suffix == ".npz" and not name
-            else {name or only_input(signature, path): read_array(path)}
-        )
+        whole = path.suffix == ".npz" and not name
+        arrays = read_arrays(path) if whole else {name or only_input(signature, path): read_array(path)}
         if again := sorted(sample.keys() & arrays.keys()):
             raise UsageError(f"--input {text}: {again[0]} is given twice", fix=f"give {again[0]} once")
         sample.update(arrays)
