@@ -246,8 +246,10 @@ def cases(call: str) -> Iterator[Case]:
     yield from (Case(call, *rest) for rest in itertools.product(CHANGES, WHEN, PLACES, WHOSE))
 
 
-FEW = 24
+FEW = 12
 """Of so many cases of a call the ordinary run has one."""
+OF_ALL = "all of stat"
+"""The call of which nearly every change gives another result: the ordinary run has each."""
 
 
 def sample(call: str, *, few: bool) -> list[Case]:
@@ -260,7 +262,9 @@ def sample(call: str, *, few: bool) -> list[Case]:
         for at, change in enumerate(CHANGES, offset)
         if at % 3 == 0
     ]
-    return [case for at, case in enumerate(plain + drawn) if ((at - offset) % FEW == 0) is few]
+    every = len(plain) if call == OF_ALL else 0
+    of_few = [at < every or (at - offset) % FEW == 0 for at in range(len(plain + drawn))]
+    return [case for case, in_few in zip(plain + drawn, of_few, strict=True) if in_few is few]
 
 
 class World:
