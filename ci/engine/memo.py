@@ -14,19 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ci.engine import entries
 from ci.engine.digests import Digests
-from ci.engine.entries import (
-    FAILED,
-    ORPHAN_SECONDS,
-    RUN,
-    Document,
-    Entries,
-    load,
-    name_of,
-    prune,
-    set_of,
-    store,
-)
 from ci.engine.exchange import Exchange
 from ci.engine.inputs import ORDER, CurrentState, Roots, change_in_words
 from ci.engine.observed import Observation, Observed
@@ -92,7 +81,7 @@ class Memo:
     ) -> None:
         self.roots, self._reuse = roots.of_user(environ), reuse
         self._digests = Digests(store)
-        self._entries = Entries(store / "cache" / "memo", kind, self._digests)
+        self._entries = entries.Entries(store / "cache" / "memo", kind, self._digests)
         self._state = CurrentState(self.roots, self._digests)
         self._observer = Observation(self.roots, self._digests)
         self._changes: dict[str, str] = {}
@@ -121,7 +110,7 @@ class Memo:
 
     def _usable(self, path: Path) -> CachedResult | Miss:
         """What an entry holds, or why it does not count."""
-        entry = load(path)
+        entry = entries.load(path)
         if entry is None:
             return Miss("its entry is damaged")
         if change := self._change(entry):
@@ -129,7 +118,7 @@ class Memo:
         folder = self._entries.product(path.parent, entry)
         if damage := self._entries.damage(folder, entry["files"]):
             return _Damaged(damage)
-        inputs = set_of(entry["inputs"])[0]
+        inputs = entries.set_of(entry["inputs"])[0]
         # Its runs have the same: what is known of them need not be read again.
         self._changes[inputs] = ""
         for used in filter(None, (path, folder, self._entries.set_file(inputs))):
@@ -161,9 +150,9 @@ class Memo:
                 document |= self._entries.kept(key, document, folder)
                 document |= {"result": dict(result), "asked": dict(work.touched.asked)}
                 document["maker"] = list(Maker(processor_kind(), threads))
-                self._entries.write(key, f"{name_of(document)}.json", document, ENTRIES)
-                store(self._entries.subject(subject), {"parts": dict(key)})
-                self._remove(key, FAILED)
+                self._entries.write(key, f"{entries.name_of(document)}.json", document, ENTRIES)
+                entries.store(self._entries.subject(subject), {"parts": dict(key)})
+                self._remove(key, entries.FAILED)
                 if not observed.bound:
                     self.exchange.pack(key, document)
                 place = self._entries.product(self._entries.folder(key), document)
@@ -181,19 +170,19 @@ class Memo:
         observed = self._observed(key, work)
         known = not observed.reasons
         with contextlib.suppress(OSError):
-            document: Document = {"inputs": [], "sets": []}
+            document: entries.Document = {"inputs": [], "sets": []}
             if known:
                 self._write_run(key, run, observed)
                 document = self._named_inputs(observed)
-            self._entries.write(key, f"{name_of(document)}.{FAILED}", document, MOST_FAILED)
+            self._entries.write(key, f"{entries.name_of(document)}.{entries.FAILED}", document, MOST_FAILED)
             if document["inputs"] and not observed.bound:
-                self.exchange.pack(key, {**document, FAILED: True})
+                self.exchange.pack(key, {**document, entries.FAILED: True})
 
     def runs(self, key: Mapping[str, Json]) -> tuple[Run, ...]:
         """Earlier runs of the work with the inputs of now, the last one last."""
         runs = []
-        for path in sorted(self._entries.of(key, RUN)):
-            document = load(path)
+        for path in sorted(self._entries.of(key, entries.RUN)):
+            document = entries.load(path)
             if document and not self._change(document):
                 with contextlib.suppress(OSError):
                     os.utime(path)
@@ -217,7 +206,7 @@ class Memo:
     def close(self) -> None:
         """Save the digests, and remove entries that were not used for a long time."""
         self._digests.save()
-        prune(self._entries.top, ORPHAN_SECONDS)
+        entries.prune(self._entries.top, entries.ORPHAN_SECONDS)
 
     def _observed(self, key: Mapping[str, Json], work: WorkDone, folder: Path | None = None) -> Observed:
         own = [*work.own, *([folder] if folder else ())]
@@ -243,7 +232,7 @@ class Memo:
         return change_in_words(kind, name, before, self._state.of(kind, name)) + more
 
     def _new_key(self, subject: str, key: Mapping[str, Json]) -> str:
-        last = load(self._entries.subject(subject))
+        last = entries.load(self._entries.subject(subject))
         if last is None:
             return "not run before"
         before, after = dict(flat(last["parts"])), dict(flat(dict(key)))
@@ -252,7 +241,7 @@ class Memo:
                 return f"{name}: {_abbreviated(before.get(name))} → {_abbreviated(after.get(name))}"
         return "its remembered result is gone"
 
-    def _named_inputs(self, observed: Observed) -> Document:
+    def _named_inputs(self, observed: Observed) -> entries.Document:
         sets = [self._entries.write_set(observed.shared)] if observed.shared else []
         return {"inputs": [list(input_) for input_ in observed.inputs], "sets": sets}
 
@@ -260,25 +249,25 @@ class Memo:
         if run is not None:
             sets = [self._entries.write_set(group) for group in (observed.inputs, observed.shared)]
             document = {"inputs": [], "sets": sets, "run": run.as_json()}
-            self._entries.write(key, f"{time.time_ns():020}.{os.getpid()}.{RUN}", document, MOST_RUNS)
+            self._entries.write(key, f"{time.time_ns():020}.{os.getpid()}.{entries.RUN}", document, MOST_RUNS)
 
     def _remove(self, key: Mapping[str, Json], suffix: str) -> None:
         """The files of this suffix whose inputs are unchanged."""
         for path in list(self._entries.of(key, suffix)):
-            document = load(path)
+            document = entries.load(path)
             if document is None or not self._change(document):
                 path.unlink(missing_ok=True)
 
     def _from_remote(self, key: Mapping[str, Json]) -> CachedResult | None:
         """What another machine remembers; nothing for work that failed since, here or there."""
-        marks = map(load, self._entries.of(key, FAILED))
+        marks = map(entries.load, self._entries.of(key, entries.FAILED))
         if not self.exchange.remote or any(mark is None or not self._change(mark) for mark in marks):
             return None
         for document in self.exchange.offered(key):
             with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
                 if self._change(document):
                     continue
-                if FAILED in document:
+                if entries.FAILED in document:
                     return None
                 if entry := self.exchange.taken(key, document):
                     folder = self._entries.product(self._entries.folder(key), entry)

@@ -90,19 +90,8 @@ class UpstreamPlan(WorkPlan[Job]):
         return Job(test, cost.seconds, (cost.megabytes << 20) + RUNNER_MEMORY)
 
 
-WORDS = {
-    "passed": "passed",
-    "failed": "FAILED",
-    "dies": "DIES",
-    "wrong": "WRONG",
-    "crash": "CRASH",
-    "memory": "MEMORY",
-    "timeout": "TIMEOUT",
-    "bad_test": "bad test",
-    "absent": "absent",
-    "not_run": "not run",
-    "expected_failure": "expected",
-}
+QUIET = ("passed", "bad_test", "absent", "not_run", "expected_failure")
+"""Outcomes that are printed in small letters."""
 
 FACTS = ("test", "outcome", "reason", "problems", "parts", "seconds", "cpu_seconds", "peak")
 
@@ -172,7 +161,9 @@ class RunTest(Step[Job]):
     def line(self, program: Job, result: Result) -> Line:
         verdict, surprise = verdict_of(program.name, result), self._is_surprise(program, result)
         note = "" if verdict.outcome == "passed" else verdict.reason
-        word = "MACHINE" if surprise and verdict.fix else WORDS[verdict.outcome]
+        word = verdict.outcome.removesuffix("_failure").replace("_", " ")
+        word = word if verdict.outcome in QUIET else word.upper()
+        word = "MACHINE" if surprise and verdict.fix else word
         return Line(word + ("!" if surprise else ""), note, surprise, verdict.seconds)
 
     def _is_surprise(self, program: Job, result: Result) -> bool:
