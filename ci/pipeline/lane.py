@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,14 +13,13 @@ from ci.engine.jobs import Job
 from ci.engine.recheck import Recheck
 from ci.engine.runs import Runs
 from ci.engine.work import Result
-from ci.pipeline.baseline import Recorded
 from ci.pipeline.findings import not_passed, one_a_cause, verdict
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
 from ci.pipeline.quarantine import excused, flaky, misused, noted, steady
 from ci.pipeline.recheck import findings as recheck_findings
 from ci.pipeline.recheck import metrics, recheck
-from ci.pipeline.stage import AnyPlan, accepted, chosen, counts, finish, print_list, row_of, write_accepted
+from ci.pipeline.stage import AnyPlan, accepted, chosen, counts, finish, row_of, write_accepted
 from ci.pipeline.suite import AnyProgram, Suites
 from provisioning.base.findings import Finding, Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection
@@ -91,8 +91,9 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
     """The stage of a lane; returns the exit code."""
     selection, accept = options.selection, options.accept
     if options.list_only:
-        listed = chosen_programs(lane, options.choice, selection)
-        return print_list(listed)
+        for program in chosen_programs(lane, options.choice, selection):
+            sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
+        return 0
     stage = StageRun.as_typed(lane.stage, selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, f"{lane.rules}-not-run"):
         lane.require_installed()
@@ -199,7 +200,3 @@ def recorded_values(lane: Lane[P, L], plan: L, results: Results) -> dict[str, Ma
         for program in plan.programs
         if (values := lane.recorded(plan, program, mine_of(program, results))) is not None
     }
-
-
-def agreed_of(plan: AnyPlan[P], program: P) -> Recorded | None:
-    return plan.baseline(program).of(program.name)

@@ -14,7 +14,6 @@ from pydantic import Field
 from ci.pipeline.precision import written_name
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, load
-from provisioning.base.findings import Finding, Severity
 from provisioning.base.rendering.terminal import readable
 from provisioning.base.settings import MANIFESTS
 
@@ -52,10 +51,6 @@ def offers_of(rules: Iterable[str], words: Words, besides: str = "") -> dict[str
             verb, *rest = (word for of_word in filled for word in of_word)
             found[offer.does] = session(verb, *rest)
     return found
-
-
-def wrong_rules(findings: Iterable[Finding]) -> list[str]:
-    return [finding.rule for finding in findings if finding.severity is Severity.ERROR]
 
 
 def words_of(model: Sequence[str]) -> Words:

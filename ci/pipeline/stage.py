@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from ci.pipeline.findings import QUARANTINED, verdict
 from ci.pipeline.history import add_history
 from ci.pipeline.measured_thresholds import low_figures, thresholds_of
 from ci.pipeline.models.own_packages import OwnPackages, installed
-from ci.pipeline.offers import offers_of, words_of, wrong_rules
+from ci.pipeline.offers import offers_of, words_of
 from ci.pipeline.offers import show as show_offers
 from ci.pipeline.options import Accept, Choice, WorkOptions
 from ci.pipeline.shards import shard_named
@@ -83,12 +82,6 @@ def chosen(
         mine = shard_named(list({job.name: job for job in jobs.values()}.values()), choice.shard)
         programs = [program for program in programs if jobs[program.name] in mine]
     return programs
-
-
-def print_list(programs: Iterable[AnyProgram[Any, Any]]) -> int:
-    for program in programs:
-        sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
-    return 0
 
 
 def by_packages(programs: Sequence[P], store: Path) -> Iterator[tuple[OwnPackages, list[P]]]:
@@ -191,6 +184,7 @@ def row_of(
 ) -> dict[str, Metric]:
     """What every lane's row of a program has in a report."""
     words = {**words_of(program.as_model), "stage": [stage], "program": command.commands[0][1:]}
+    wrong = [finding.rule for finding in findings if finding.severity is Severity.ERROR]
     return {
         "suite": str(program.suite),
         "case": program.case_name,
@@ -199,7 +193,7 @@ def row_of(
         "tags": list(program.run.tags),
         "verdict": verdict(findings, quarantined=program.quarantine is not None),
         "command": command,
-        "offers": dict(offers_of(wrong_rules(findings), words)),
+        "offers": dict(offers_of(wrong, words)),
     }
 
 

@@ -136,7 +136,8 @@ def shared_fork_servers(environ: MutableMapping[str, str]) -> Iterator[None]:
         yield
         return
     try:
-        folder = _new_folder()
+        folder = Path(tempfile.mkdtemp(prefix="qnn-ci-workers-"))
+        (folder / OWNER).write_text(text_of_owner(os.getpid()), encoding="utf-8")
     except OSError:
         # Each command then says itself what is wrong with the folder of temporary files.
         yield
@@ -147,12 +148,6 @@ def shared_fork_servers(environ: MutableMapping[str, str]) -> Iterator[None]:
     finally:
         environ.pop(FORK_SERVERS, None)
         _end(folder)
-
-
-def _new_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="qnn-ci-workers-"))
-    (folder / OWNER).write_text(text_of_owner(os.getpid()), encoding="utf-8")
-    return folder
 
 
 def _is_usable(folder: str | None) -> bool:

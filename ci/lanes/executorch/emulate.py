@@ -38,7 +38,7 @@ from ci.pipeline.findings import (
     placeholder,
     shown_thresholds,
 )
-from ci.pipeline.lane import Mine, Results, agreed_of
+from ci.pipeline.lane import Mine, Results
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import StageOptions
 from ci.pipeline.proved import explained
@@ -188,7 +188,7 @@ class Emulation(Lowering):
         }
         if figures is None:
             return shown
-        lowered, result, agreed = mine[COMPILED], mine[RAN], agreed_of(plan, program)
+        lowered, result, agreed = mine[COMPILED], mine[RAN], plan.baseline(program).of(program.name)
         return shown | {
             "sha256": hash_file(program_file(lowered)),
             "costs": dict(costs_of(lowered)),

@@ -35,7 +35,7 @@ from ci.operators.faults import shown_by_inputs
 from ci.pipeline.baseline import Recorded, beside, load_tolerances
 from ci.pipeline.findings import notes
 from ci.pipeline.installed import ready_environment
-from ci.pipeline.lane import Lane, Mine, Results, agreed_of
+from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import StageOptions, WorkOptions
 from ci.pipeline.stage import baselines_of
 from provisioning.base.errors import EnvironmentLacking
@@ -156,7 +156,7 @@ class Lowering(Lane[ExecutorchProgram, ExecutorchPlan]):
             "cpu_operators": len(facts["left"]),
             "partition": facts["partition"],
             "costs": dict(costs_of(result)),
-            **beside(costs_of(result), plan.basis.build_id, agreed_of(plan, program)),
+            **beside(costs_of(result), plan.basis.build_id, plan.baseline(program).of(program.name)),
         }
 
     def recorded(

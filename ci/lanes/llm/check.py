@@ -112,7 +112,8 @@ def judged_text(
     count = -(-tokens // (length - 1))
     lengths = prompts.prefix_lengths(prefixes, sizes["prefill"], context)
     own = length - len(shape.beginning)
-    wanted = max(prompts.tokens_for(lengths), count * own, prompts.PREFIX + prompts.CONTINUED)
+    for_prefixes = max(lengths) + (len(lengths) - 1) * prompts.PREFIX + prompts.CONTINUED
+    wanted = max(for_prefixes, count * own)
     if len(stream) < wanted:
         raise UsageError(
             f"{text} has {len(stream)} tokens: {prefixes} prefixes and {count} windows of {own} need"

@@ -28,12 +28,10 @@ from ci.lanes.llm.programs import (
     TensorReader,
     edge_encodings,
     in_pytorch,
-    load_on_cpu,
     lower,
     metadata,
     methods,
     quantized,
-    save_on_cpu,
 )
 from ci.lanes.llm.prompts import TEMPLATE, special_places, windows
 from ci.lanes.llm.reference import greedy_text, load_reference
@@ -169,7 +167,8 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
     if precision != "fp16":
         for name, module in written.modules.items():
             layout = written.layouts[name]
-            save_on_cpu(module, layout.inputs([0], 0, layout.empty()), on_cpu_file(out, name))
+            exported = torch.export.export(module, layout.inputs([0], 0, layout.empty()))
+            torch.export.save(exported, on_cpu_file(out, name))
     name = upstream_name(folder, shape.model_type)
     version = f"--decoder_model_version {name} " if name else ""
     readme = README.format(
@@ -198,7 +197,7 @@ class LoweredProgram(Compiled):
         layout, readers = RunnerLayout(decoder), dict[str, TensorReader]()
         encodings: Mapping[str, Encoding] = {}
         if self.quantized:
-            module = load_on_cpu(on_cpu_file(self.out, method))
+            module = torch.export.load(on_cpu_file(self.out, method)).module()
             encodings = edge_encodings(module)
             readers[f"{kind}_cpu"] = TensorReader(layout, in_pytorch(module))
         if not cpu:

@@ -184,14 +184,6 @@ def edge_encodings(converted: Any) -> dict[str, Encoding]:
     }
 
 
-def save_on_cpu(module: Any, inputs: tuple[Tensor, ...], path: Path) -> None:
-    torch.export.save(torch.export.export(module, inputs), path)
-
-
-def load_on_cpu(path: Path) -> Any:
-    return torch.export.load(path).module()
-
-
 def _readers_of_floats(graph: Any, kind: str) -> list[Any]:
     """What reads the mask, and what reads each cache."""
     users = (node.users for node in graph.graph.nodes if node.op == "placeholder")

@@ -281,11 +281,6 @@ def prefix_lengths(count: int, prefill: int, context: int) -> list[int]:
     return [lengths[index % len(lengths)] for index in range(count)]
 
 
-def tokens_for(lengths: Sequence[int]) -> int:
-    """How long a text `prefixes_of` needs."""
-    return max(lengths) + (len(lengths) - 1) * PREFIX + CONTINUED
-
-
 def prefixes_of(tokens: Sequence[int], lengths: Sequence[int]) -> list[ForcedText]:
     """Their ends are equally far apart, so that each is judged at a place of its own. With the tokens that
     follow in the text."""
