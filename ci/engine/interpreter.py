@@ -1,8 +1,7 @@
 """The inputs of a Python process that the process itself knows: its modules, and variables that it lacks.
 
 `begin` is called once, before anything heavy is imported. `touched` returns what was touched since. What a
-fork of the process touches is watched.
-"""
+fork of the process touches is watched."""
 
 from __future__ import annotations
 

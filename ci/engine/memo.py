@@ -1,8 +1,7 @@
 """The memory of work done: its key, what it touched, and its result.
 
 `find` returns an entry only if its key is equal, everything that the work touched is unchanged, and the files
-of the result are whole. Otherwise it says why not, and the work is done again.
-"""
+of the result are whole. Otherwise it says why not, and the work is done again."""
 
 from __future__ import annotations
 

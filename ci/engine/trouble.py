@@ -1,8 +1,7 @@
 """Who is to blame for a failure: the one place that says when it is the machine.
 
 What the machine is to blame for says nothing about the work: it is never cached, forgets nothing that is
-cached, is never accepted, and the command that meets nothing worse ends with exit code 3.
-"""
+cached, is never accepted, and the command that meets nothing worse ends with exit code 3."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ lets the call continue. The process installs the filter itself, without privileg
 programs that it executes inherit it. What cannot be followed (a connection, a change of root) is named in
 `Touched.unseen`, and such work must not be remembered.
 
-This is no sandbox: it watches code that does not try to hide.
-"""
+This is no sandbox: it watches code that does not try to hide."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ Stamp = tuple[int, int, int, int]
 
 YOUNG_SECONDS = 2.0
 """A file that changed more recently than this can change again with the same stamp, so its bytes are
-compared.
-"""
+compared."""
 
 IGNORED = ("/proc/", "/sys/")
 """The state of the machine and of the process is never an input; nor is a device in /dev."""

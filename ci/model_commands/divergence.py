@@ -1,8 +1,7 @@
 """`divergence`: the operator whose output on the emulator is not the quantized model's.
 
 A program that hands out what all operators compute is tried first. That changes what the compiler fuses, and
-may repair what is searched: then each operator is the last one of a program of its own.
-"""
+may repair what is searched: then each operator is the last one of a program of its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`dump`: a model in another form: its QNN calls as C, its graph as a DLC, a context binary as a program.
 
 QNN writes calls or a DLC in place of a compiled context. A child process writes each in its own folder,
-because QNN writes the last part when the process ends, and some of it to the working folder.
-"""
+because QNN writes the last part when the process ends, and some of it to the working folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Parts of an output that are lost although the output as a whole is near the expected one.
 
 Slices along the last and along the channel dimension are looked at. An error that is small beside boxes in
-pixels may be all of the scores beside them.
-"""
+pixels may be all of the scores beside them."""
 
 from __future__ import annotations
 

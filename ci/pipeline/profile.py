@@ -1,8 +1,7 @@
 """The share of time of each operator on the emulator, sums by line and module, and changes.
 
 The emulator's cycles follow this machine's time, not the chip's. Machines and loads differ, so shares are
-shown and compared, but never decide a verdict.
-"""
+shown and compared, but never decide a verdict."""
 
 from __future__ import annotations
 

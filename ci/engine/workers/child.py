@@ -50,8 +50,7 @@ FOR_LIBRARIES = "OMP_NUM_THREADS"
 
 GC_THRESHOLD = 10_000
 """How many new objects trigger Python's garbage collector. Imports and exports create millions that stay; the
-default of 700 costs a sixth of their time.
-"""
+default of 700 costs a sixth of their time."""
 
 
 def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) -> None:

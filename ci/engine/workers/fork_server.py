@@ -1,8 +1,7 @@
 """A process that has imported what its kind of worker needs, and forks a worker for each client.
 
 `forked` is the stage's side. A client sends the descriptors of its worker. The worker answers with its
-number, the server later with how it ended. Until the client closes the connection, the number stays taken.
-"""
+number, the server later with how it ended. Until the client closes the connection, the number stays taken."""
 
 from __future__ import annotations
 

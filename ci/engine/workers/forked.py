@@ -1,7 +1,6 @@
 """The stage's side of fork servers: find or start one, and have a worker forked.
 
-Whatever goes wrong here, the stage starts the worker itself.
-"""
+Whatever goes wrong here, the stage starts the worker itself."""
 
 from __future__ import annotations
 

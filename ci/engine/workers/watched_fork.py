@@ -1,7 +1,6 @@
 """Do an order in a watched fork of this process, so that no order sees what another one left behind.
 
-A fork whose time is up is ended here; `parent` ends a worker that does not answer at all.
-"""
+A fork whose time is up is ended here; `parent` ends a worker that does not answer at all."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Keys are [groups, 1, size, places], values [groups, 1, places, size]. The cache comes in as inputs,
 and what is new goes out: the caller puts it in. The tokens of a call are the last places; the mask hides what
-is empty.
-"""
+is empty."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Genie: its configuration, written from the model, and its answers, in a process of its own.
 
 Genie does not report most mistakes, but speaks nonsense or crashes. So everything that it reads is checked
-before.
-"""
+before."""
 
 from __future__ import annotations
 

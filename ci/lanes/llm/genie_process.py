@@ -5,8 +5,7 @@ its tokens by Genie's tokenizer, then one for each token, and one for each promp
 context must be the last: Genie answers no other after it, not even after a reset.
 
 With "forced": [{"prompt": [token, …], "tokens": [token, …], "logits": file}, …] Genie says these tokens after
-each prompt, and the logits from which it would have chosen each go to the file.
-"""
+each prompt, and the logits from which it would have chosen each go to the file."""
 
 from __future__ import annotations
 

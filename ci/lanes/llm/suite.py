@@ -1,6 +1,5 @@
 """The suite: which language models run, through which runtime and precision, and the limits they must
-keep.
-"""
+keep."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A tiny Llama, trained here: the model of the `tiny` case, as a folder in the Hugging Face format.
 
 Two processes of one thread, one seed, a text from the locked torch, and arithmetic that all processors share
-(ci.lanes.llm.work.PORTABLE): the same versions give the same weights everywhere, on one core too.
-"""
+(ci.lanes.llm.work.PORTABLE): the same versions give the same weights everywhere, on one core too."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ DOCUMENTED = ("_torch_docs.py", "_tensor_docs.py", "nn/functional.py", "nn/modul
 SENTENCE = re.compile(r"[A-Z][A-Za-z][^{}<>|\\=*_~#]{24,180}[a-z)]\.(?= |$)")
 HELD_OUT, CALIBRATION = 10, 11
 """Of every 12 sentences, the eleventh is for judging and the last for calibration; the others are for
-training.
-"""
+training."""
 PARTS = 12
 
 CONFIG: Mapping[str, Any] = {

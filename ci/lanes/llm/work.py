@@ -1,6 +1,5 @@
 """Models trained and programs compiled and run by workers, and remembered by everything that they
-depend on.
-"""
+depend on."""
 
 from __future__ import annotations
 

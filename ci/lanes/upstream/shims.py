@@ -1,8 +1,7 @@
 """What ExecuTorch's QNN tests want and do not get: heavy modules that are not installed, and the network.
 
 A stand-in for a module can be imported and its names bound. Using one raises `NotAvailableHere`, so that a
-missing module does not count as a failed test. An installed module is never replaced.
-"""
+missing module does not count as a failed test. An installed module is never replaced."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What upstream should be told: mistakes of its tests and of its code that the ledgers hold, as issues.
 
-manifests/upstream/reports.toml has a sentence for each; `--report-upstream` prints them.
-"""
+manifests/upstream/reports.toml has a sentence for each; `--report-upstream` prints them."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ SEED = 0
 
 COLLECT_AFTER = 500_000
 """How many new objects trigger the garbage collector within a test: exporting creates many, and little
-garbage.
-"""
+garbage."""
 
 ARGUMENTS = (
     *("-c", os.devnull, "--assert=plain", "--tb=native", "--capture=no", "--quiet"),
