@@ -261,13 +261,8 @@ def growth(
     """Costs above the baseline and its tolerances; the command `again` accepts them."""
     agreed = baseline.of(program)
     if agreed is None or all(agreed.cost(name) is None for name in COSTS):
-        yield Finding(
-            "cost-no-baseline",
-            Severity.WARNING,
-            program,
-            f"{baseline.path.name} has nothing to compare with",
-            again,
-        )
+        message = f"{baseline.path.name} has nothing to compare with"
+        yield Finding("cost-no-baseline", Severity.WARNING, program, message, again)
         return
     other = "" if build_id == agreed.build_id else f", of QNN {agreed.build_id or 'unknown'}"
     for name, value in costs.items():
@@ -277,11 +272,9 @@ def growth(
         if tolerance.same_build and build_id != agreed.build_id:
             continue
         now = f" with QNN {build_id}" if other else ""
-        yield Finding(
-            cost_rule(name),
-            Severity(tolerance.severity),
-            program,
+        message = (
             f"expected at most {tolerance.most(before):,.0f} {COSTS[name].description} "
-            f"({before:,.0f} in the baseline{other}), found {value:,.0f}{now}",
-            Fix("see what changed in the graph; if you intend it, {}", again),
+            f"({before:,.0f} in the baseline{other}), found {value:,.0f}{now}"
         )
+        fix = Fix("see what changed in the graph; if you intend it, {}", again)
+        yield Finding(cost_rule(name), Severity(tolerance.severity), program, message, fix)

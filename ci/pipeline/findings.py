@@ -65,13 +65,10 @@ def not_passed(programs: Iterable[AnyProgram[Any, Any]], results: Mapping[str, R
             asking.setdefault((str(program.suite), name, field), program.name)
     for (suite, name, field), program_name in asking.items():
         alone = suite.endswith(f"/{NO_SUITE}")
-        yield Finding(
-            "variable-not-passed",
-            Severity.WARNING,
-            program_name if alone else suite,
-            f"{program_name} reads the variable {name}, which is set but not passed to models",
-            f"--variable {name}" if alone else f'{field} = ["{name}"] at the top of {suite}',
-        )
+        message = f"{program_name} reads the variable {name}, which is set but not passed to models"
+        fix = f"--variable {name}" if alone else f'{field} = ["{name}"] at the top of {suite}'
+        subject = program_name if alone else suite
+        yield Finding("variable-not-passed", Severity.WARNING, subject, message, fix)
 
 
 def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iterator[Finding]:
@@ -80,13 +77,8 @@ def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iter
         return
     for fault in faults_of_build(build_id, lane):
         if fault.where == "emulator":
-            yield Finding(
-                "known-fault",
-                Severity.NOTE,
-                f"QNN {version_in(build_id)}",
-                f"{fault.title} ({fault.id})",
-                fault.fix,
-            )
+            build, message = f"QNN {version_in(build_id)}", f"{fault.title} ({fault.id})"
+            yield Finding("known-fault", Severity.NOTE, build, message, fault.fix)
 
 
 FOLLOWS = {

@@ -29,13 +29,9 @@ class PrecisionFile(Model):
 def read_precision(path: Path, lane: str) -> PrecisionFile:
     found = load(path, PrecisionFile)
     if found.lane != lane:
-        raise ManifestError(
-            path,
-            "lane",
-            expected=f"{lane!r}, whose program it is for",
-            found=repr(found.lane),
-            fix="tune the model in this lane: each lane names operators in its own way",
-        )
+        fix = "tune the model in this lane: each lane names operators in its own way"
+        whose = f"{lane!r}, whose program it is for"
+        raise ManifestError(path, "lane", expected=whose, found=repr(found.lane), fix=fix)
     return found
 
 

@@ -154,13 +154,8 @@ def parse_suite(document: dict[str, Any], path: Path, *forms: LaneForm) -> Suite
     head = SuiteHead.model_validate({name: getattr(file, name) for name in SuiteHead.model_fields})
     named = [name for name, value in head if value]
     if named and raw.keys() == present.keys() and not any(form.runs_user_code for form in present.values()):
-        raise ManifestError(
-            path,
-            named[0],
-            expected="a lane that runs code of the user's",
-            found=f"runs of lane {' and '.join(raw)} alone",
-            fix=f"remove {named[0]}",
-        )
+        expected, found = "a lane that runs code of the user's", f"runs of lane {' and '.join(raw)} alone"
+        raise ManifestError(path, named[0], expected=expected, found=found, fix=f"remove {named[0]}")
     return SuiteFile(path, head, raw, cases)
 
 
@@ -200,13 +195,9 @@ def _refuse_foreign(
     for key in sorted(keys):
         others = [lane for lane, fields in known.items() if key in fields]
         if others and not any(lane in own for lane in others):
-            raise ManifestError(
-                path,
-                f"{where}.{key}",
-                expected=f"a field of lane {' or '.join(own)}",
-                found=f"one of lane {' or '.join(others)}",
-                fix=f"remove {key}, or write a run with lane = {others[0]!r} for it",
-            )
+            expected, found = f"a field of lane {' or '.join(own)}", f"one of lane {' or '.join(others)}"
+            fix = f"remove {key}, or write a run with lane = {others[0]!r} for it"
+            raise ManifestError(path, f"{where}.{key}", expected=expected, found=found, fix=fix)
 
 
 def _place(places: Mapping[tuple[str, str], list[int]], lane: str, place: Place) -> Place:

@@ -493,14 +493,12 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
         rule = "llm-machine" if failure.blame == "machine" else "llm-training"
         yield Finding(rule, Severity.ERROR, case, failure.message, failure.fix)
     elif not result.facts["perplexity"] <= most:
-        yield Finding(
-            "llm-training",
-            Severity.ERROR,
-            case,
+        message = (
             f"perplexity on held-out text: expected at most {most:g}, found {result.facts['perplexity']:.2f};"
-            " a model that has learned less hides mistakes",
-            "train longer, or raise perplexity in the suite",
+            " a model that has learned less hides mistakes"
         )
+        fix = "train longer, or raise perplexity in the suite"
+        yield Finding("llm-training", Severity.ERROR, case, message, fix)
 
 
 def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
@@ -525,13 +523,8 @@ def findings_of(program: LlmProgram, result: Result) -> Iterator[Finding]:
                 "llm-accuracy", f"{words}: {miss}", "raise the precision, or calibrate with other text"
             )
         for near in [] if is_genies(name) else close(figures, bounds):
-            yield Finding(
-                "llm-limit-close",
-                Severity.WARNING,
-                program.name,
-                f"{words}: {near}",
-                "move the limit, or judge more text",
-            )
+            message, fix = f"{words}: {near}", "move the limit, or judge more text"
+            yield Finding("llm-limit-close", Severity.WARNING, program.name, message, fix)
     for miss in choice_misses(result.facts["choices"], limits.first_choice) if by_genie else []:
         yield error("llm-accuracy", miss, "look for what Genie's configuration and the graphs do differently")
 

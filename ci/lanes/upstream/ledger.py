@@ -323,13 +323,9 @@ def load_record(suite: str, profile: str, soc: str, path: Path | None = None) ->
     try:
         return SuiteRecord(measured, {test: _recorded_of(row, measured) for test, row in rows.items()})
     except (ValueError, KeyError, TypeError) as error:
-        raise ManifestError(
-            path,
-            "tests",
-            expected="cost [seconds, megabytes] of each, and its reasons and [result, dB, …] of its parts",
-            found=f"{type(error).__name__}: {error}",
-            fix=AGAIN,
-        ) from error
+        expected = "cost [seconds, megabytes] of each, and its reasons and [result, dB, …] of its parts"
+        found = f"{type(error).__name__}: {error}"
+        raise ManifestError(path, "tests", expected=expected, found=found, fix=AGAIN) from error
 
 
 def records_of(suite: str, profile: str) -> dict[str, SuiteRecord]:

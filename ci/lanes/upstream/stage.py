@@ -122,6 +122,7 @@ def _check(options: UpstreamOptions) -> None:
 def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdicts) -> None:
     judge.findings(stage, verdicts.values())
     place, version = f"manifests/upstream/{plan.suite.name}", plan.machinery.versions["executorch"]
+    rules, suite = rules_of(stage), plan.suite.name
     gone = judge.gone(plan.tests)
     if gone and not plan.tests:
         # An update would not help: it keeps what is recorded.
@@ -129,43 +130,27 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
             f"{place} has {len(gone)} tests, and executorch {version} has none: it moved or renamed them"
         )
         command = judge.command(stage, "--list")
-        fix = Fix("find them, and correct the suite in ci/lanes/upstream/suite.py; {}", command)
-        stage.add(f"{rules_of(stage)}-gone", Severity.ERROR, plan.suite.name, message, fix)
+        fix: str = Fix("find them, and correct the suite in ci/lanes/upstream/suite.py; {}", command)
+        stage.add(f"{rules}-gone", Severity.ERROR, suite, message, fix)
         gone = []
     for test in gone:
-        stage.add(
-            f"{rules_of(stage)}-gone",
-            Severity.ERROR,
-            test,
-            f"{place} has it, and executorch {version} has no such test",
-            judge.command(stage, "--sample", "--accept"),
-        )
+        update = judge.command(stage, "--sample", "--accept")
+        lacking = f"{place} has it, and executorch {version} has no such test"
+        stage.add(f"{rules}-gone", Severity.ERROR, test, lacking, update)
     if judge.of_another_release:
-        stage.add(
-            f"{rules_of(stage)}-no-record",
-            Severity.NOTE,
-            plan.suite.name,
+        fix = "unset EXECUTORCH_ROOT to compare the release"
+        message = (
             f"the tests are those of executorch {version}: their own verdicts count, and what is recorded of"
-            " the profile's release (where they run, how exact they are) is not compared",
-            "unset EXECUTORCH_ROOT to compare the release",
+            " the profile's release (where they run, how exact they are) is not compared"
         )
+        stage.add(f"{rules}-no-record", Severity.NOTE, suite, message, fix)
     elif judge.compared and (unrecorded := judge.unrecorded(verdicts)):
-        stage.add(
-            f"{rules_of(stage)}-no-record",
-            Severity.NOTE,
-            plan.suite.name,
-            f"{unrecorded} tests have no record on {judge.soc}: where they run and how exact they are is not"
-            " compared",
-            judge.command(stage, "--accept"),
-        )
+        where = "where they run and how exact they are is not compared"
+        message = f"{unrecorded} tests have no record on {judge.soc}: {where}"
+        stage.add(f"{rules}-no-record", Severity.NOTE, suite, message, judge.command(stage, "--accept"))
     if missing := len(plan.programs) - len(verdicts):
-        stage.add(
-            f"{rules_of(stage)}-stopped",
-            Severity.NOTE,
-            stage.stage,
-            f"{missing} tests were not reached, because --fail-fast stopped at a surprise",
-            "run without --fail-fast",
-        )
+        message = f"{missing} tests were not reached, because --fail-fast stopped at a surprise"
+        stage.add(f"{rules}-stopped", Severity.NOTE, stage.stage, message, "run without --fail-fast")
     ran = [verdict for verdict in verdicts.values() if not verdict.cached]
     counts: dict[str, int | float] = {
         **judge.counts(verdicts.values()),
