@@ -76,17 +76,9 @@ def add_work(
 ) -> None:
     """The time limit of a `unit` of work, and for work that is cached what is done again. The flags of what
     else `work_of` reads are the command's own."""
-    group.set_defaults(
-        jobs=None,
-        no_cache=False,
-        why=False,
-        keep=False,
-        keep_going=False,
-        worker_memory=None,
-        run_timeout=None,
-        recheck=None,
-        recheck_seed=None,
-    )
+    unset = ("jobs", "worker_memory", "run_timeout", "recheck", "recheck_seed")
+    off = ("no_cache", "why", "keep", "keep_going")
+    group.set_defaults(**dict.fromkeys(unset), **dict.fromkeys(off, False))
     add_timeout(group, unit, timeout)
     switch(group, "--plain-torch", "do without our faster export passes [QNN_CI_PLAIN_TORCH]")
     if cached:
