@@ -114,11 +114,8 @@ def _same_in_half(graph: Any, sample: tuple[Tensor, ...]) -> bool:
 
 def normed(graph: Any) -> dict[str, str]:
     """The convolutions by name, with the batch norm that quantization folds into each."""
-    return {
-        node.args[0].name: node.name
-        for node in graph.nodes
-        if "batch_norm" in str(node.target) and isinstance(node.args[0], Node)
-    }
+    norms = [node for node in graph.nodes if "batch_norm" in str(node.target)]
+    return {node.args[0].name: node.name for node in norms if isinstance(node.args[0], Node)}
 
 
 def worst_losses(

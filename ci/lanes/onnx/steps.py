@@ -679,10 +679,8 @@ def _pairs_of(number: int, wanted: Sample, found: Sample, among: Choices) -> Ite
 
 
 def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Array]]) -> bool:
-    return all(
-        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
-        for a, b in zip(one, other, strict=True)
-    )
+    first, second = ([{name: row[name].tobytes() for name in row} for row in rows] for rows in (one, other))
+    return first == second
 
 
 def _rewritten(model: Path, dimensions: Mapping[str, Size], into: Path, *, beside: bool) -> Path:

@@ -6,6 +6,7 @@ while the partition that the fallback leaves behind has nothing but constants an
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -110,11 +111,8 @@ class Search:
                 self.visited = match[1]
 
         def preprocess(programs: Any, compile_specs: Any) -> Any:
-            self.later = [
-                pair
-                for method, of_method in programs.items()
-                for pair in zip(of_method, compile_specs[method], strict=True)
-            ]
+            both = [zip(programs[method], compile_specs[method], strict=True) for method in programs]
+            self.later = list(itertools.chain(*both))
             return whole(programs, compile_specs)
 
         def remembered(edge_program: Any, *rest: Any, **options: Any) -> Any:

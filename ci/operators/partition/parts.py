@@ -108,11 +108,8 @@ class Partition:
         """Outside values become inputs, values that are used outside become outputs."""
         ours = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         graph, copies = torch.fx.Graph(), dict[Node, Node]()
-        needed = [
-            node
-            for node in self.program.graph.nodes
-            if node not in chosen and any(user in chosen for user in node.users)
-        ]
+        outside = [node for node in self.program.graph.nodes if node not in chosen]
+        needed = [node for node in outside if any(user in chosen for user in node.users)]
         needed.sort(key=lambda node: node.op != "placeholder" or node.name in self.inputs)
         inputs = []
         for node in needed:

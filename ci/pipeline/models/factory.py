@@ -372,12 +372,11 @@ def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
         "the model comes with one sample, which calibrates and judges: give others (--calibrate DIR), or a"
         " function of a torch.Generator that draws them"
     )
-    return ModelWithInputs(
-        model,
-        lambda generator: tuple(_like(tensor, generator) for tensor in fixed),
-        fixed,
-        (("fixed-inputs", note),),
-    )
+
+    def alike(generator: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(_like(tensor, generator) for tensor in fixed)
+
+    return ModelWithInputs(model, alike, fixed, (("fixed-inputs", note),))
 
 
 def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
