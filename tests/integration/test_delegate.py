@@ -73,7 +73,6 @@ def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path:
     assert set(load_ledger("delegate", "wheels").sample) <= recorded.keys()
 
 
-@pytest.mark.long("imports all of ExecuTorch's suite")
 def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path) -> None:
     code, report = delegate(tmp_path, "-k", ONE)
     assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 1, 0)
