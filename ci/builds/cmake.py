@@ -164,13 +164,8 @@ class Build:
         )
 
     def building(self, project: ConfiguredProject) -> BuildCommand:
-        command = (
-            str(self.cmake.path),
-            "--build",
-            os.path.normpath(project.tree),
-            "--parallel",
-            str(self.jobs),
-        )
+        tree = os.path.normpath(project.tree)
+        command = (str(self.cmake.path), "--build", tree, "--parallel", str(self.jobs))
         return BuildCommand(f"building {project.name}", command)
 
     def installing(self, project: ConfiguredProject) -> BuildCommand:
@@ -242,10 +237,9 @@ class Build:
 class Ticker:
     """A bar on a terminal; elsewhere a line for each tenth of the way."""
 
-    def __init__(self, title: str, out: TextIO | None = None) -> None:
+    def __init__(self, title: str) -> None:
         self._title = title
-        self._out = out or sys.stderr
-        self._display, self._bar = display_for(self._out), new_bar()
+        self._display, self._bar = display_for(sys.stderr), new_bar()
         self._tenth = -1
         self._total = 0
 
@@ -259,18 +253,14 @@ class Ticker:
             self._display.bar(self._bar, self._title, done, total, f"{done} of {total}")
         elif total and done * 10 // total != self._tenth:
             self._tenth = done * 10 // total
-            self._print(f"{self._title}: {done} of {total}")
+            print(f"{self._title}: {done} of {total}", file=sys.stderr, flush=True)
 
     def end(self, text: str) -> None:
         if self._display:
             self._display.remove(self._bar)
             self._display.print(text)
         else:
-            self._print(text)
-
-    def _print(self, text: str) -> None:
-        self._out.write(f"{text}\n")
-        self._out.flush()
+            print(text, file=sys.stderr, flush=True)
 
 
 def execute(command: BuildCommand, log: Path, environ: Mapping[str, str], *, jobs: int = 1) -> bool:
@@ -313,21 +303,15 @@ def failure(
             fix=add_flags("--jobs", str(max(1, jobs // 2))),
             output=text,
         )
-    error = first_error(text)
+    # The first error and what follows it; the log's end when none is recognised.
+    lines = text.splitlines()
+    at = next((number for number, line in enumerate(lines) if _ERROR.match(line)), -_CONTEXT_LINES)
+    error = "\n".join(f"  {line}" for line in lines[at:][:_CONTEXT_LINES])
     return CheckFailed(
         f"{command.title} failed with exit code {code}:\n{error}{causes(error)}",
         fix=f"read {log}",
         output=text,
     )
-
-
-def first_error(log: str) -> str:
-    """The first error of a build's log and what follows it; the log's end when none is recognised."""
-    lines = log.splitlines()
-    for index, line in enumerate(lines):
-        if _ERROR.match(line):
-            return "\n".join(f"  {text}" for text in lines[index : index + _CONTEXT_LINES])
-    return "\n".join(f"  {text}" for text in lines[-_CONTEXT_LINES:])
 
 
 def _stream(

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,7 +16,7 @@ from ci.builds.loadable import LoadableFile
 from ci.builds.output_folders import BILL_OF_MATERIALS, LICENCES
 from ci.builds.recipes import Kind
 from ci.builds.source_plan import SourcePlan
-from ci.builds.tree import SourceTree, Submodule, submodules
+from ci.builds.tree import Submodule, submodules
 from provisioning import elf
 from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.commands import captured
@@ -32,20 +31,6 @@ _LICENCE = re.compile(r"(?i)(licen[cs]e|copying|notice|copyright)([._-].*)?")
 PYTHON = "python"
 """The folder of dist/<target>/ with what Python loads."""
 _GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
-
-
-@dataclass(frozen=True, slots=True)
-class DistFile:
-    """A file of dist/<target>/, as the manifest lists it."""
-
-    path: str
-    kind: str
-    sha256: str
-    size: int
-    machine: str
-    build_id: str
-    """The GNU build id, when the linker wrote one."""
-    needed: tuple[str, ...]
 
 
 def collect(plan: SourcePlan, target_only: bool) -> dict[LoadableFile, CMakeTarget]:
@@ -122,20 +107,27 @@ def describe(
     plan: SourcePlan, built: Sequence[LoadableFile], shipped: Iterable[CMakeTarget], part: Path, profile: str
 ) -> None:
     """Write licences, the bill of materials and the manifest beside the files."""
-    files = [dist_file(file) for file in built]
+    files = [_listed(file) for file in built]
     read = places_read(plan, shipped)
     copy_licences(plan.tree.root, read, part / LICENCES)
     if plan.toolchain.version:
         # Its C++ library is part of what was linked.
         copy_licences(plan.toolchain.roots[0], {"."}, part / LICENCES / ANDROID_NDK)
+    compiler = Item("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
+    ndk = Item(ANDROID_NDK, plan.toolchain.version, kind="framework")
     items = [
-        *_toolchain_items(plan),
+        Item(QNN_SDK, plan.sdk.build_id, licence="Qualcomm AI Stack License"),
+        ndk if plan.toolchain.version else compiler,
         *(submodule_item(submodule) for submodule in _linked(submodules(plan.tree), read)),
-        *(Item(file.path, kind="file", sha256=file.sha256) for file in files),
+        *(Item(file["path"], kind="file", sha256=file["sha256"]) for file in files),
     ]
-    bill = document(_subject(plan.tree), items, {"qnn-ci:target": plan.target})
+    commit = plan.tree.commit
+    purl = package_url("github", "executorch", commit, "pytorch")
+    version = plan.tree.version or commit or "unknown"
+    subject = Item("executorch", version, kind="application", purl=purl)
+    bill = document(subject, items, {"qnn-ci:target": plan.target})
     (part / BILL_OF_MATERIALS).write_text(bill, encoding="utf-8")
-    manifest = {**identity(plan, profile), "files": [asdict(file) for file in files]}
+    manifest = {**identity(plan, profile), "files": files}
     (part / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -154,23 +146,28 @@ def identity(plan: SourcePlan, profile: str) -> dict[str, Any]:
         "qnn_build_id": plan.sdk.build_id,
         "link_flags": list(plan.recipe.link_flags),
         "options": {
-            project.name: _public(plan, plan.definitions(project)) for project in plan.recipe.projects
+            project.name: {
+                name: _public_text(plan, value)
+                for name, value in plan.definitions(project).items()
+                if name not in _PRIVATE
+            }
+            for project in plan.recipe.projects
         },
     }
 
 
-def dist_file(file: LoadableFile) -> DistFile:
-    artifact = Artifact.of(file.kind, file.path)
-    header = elf.read(file.path)
-    return DistFile(
-        path=file.place,
-        kind=file.kind,
-        sha256=artifact.sha256,
-        size=artifact.size,
-        machine=header.machine,
-        build_id=header.gnu_build_id,
-        needed=header.needed,
-    )
+def _listed(file: LoadableFile) -> dict[str, Any]:
+    """A file of dist/<target>/, as the manifest lists it; `build_id` is GNU's, when the linker wrote one."""
+    artifact, header = Artifact.of(file.kind, file.path), elf.read(file.path)
+    return {
+        "path": file.place,
+        "kind": file.kind,
+        "sha256": artifact.sha256,
+        "size": artifact.size,
+        "machine": header.machine,
+        "build_id": header.gnu_build_id,
+        "needed": header.needed,
+    }
 
 
 def places_read(plan: SourcePlan, shipped: Iterable[CMakeTarget]) -> set[str]:
@@ -208,31 +205,10 @@ def _linked(known: Iterable[Submodule], read: Iterable[str]) -> list[Submodule]:
     return [by_path[path] for path in sorted(paths)]
 
 
-def _subject(tree: SourceTree) -> Item:
-    return Item(
-        "executorch",
-        tree.version or tree.commit or "unknown",
-        kind="application",
-        purl=package_url("github", "executorch", tree.commit, "pytorch"),
-    )
-
-
 def submodule_item(submodule: Submodule) -> Item:
     github = _GITHUB.fullmatch(submodule.url)
     purl = package_url("github", github[2], submodule.commit, github[1]) if github else ""
     return Item(submodule.path.rpartition("/")[2], submodule.commit, purl=purl)
-
-
-def _toolchain_items(plan: SourcePlan) -> Iterable[Item]:
-    yield Item(QNN_SDK, plan.sdk.build_id, licence="Qualcomm AI Stack License")
-    if plan.toolchain.version:
-        yield Item(ANDROID_NDK, plan.toolchain.version, kind="framework")
-    else:
-        yield Item("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
-
-
-def _public(plan: SourcePlan, definitions: dict[str, str]) -> dict[str, str]:
-    return {name: _public_text(plan, value) for name, value in definitions.items() if name not in _PRIVATE}
 
 
 _PRIVATE = {

@@ -49,20 +49,16 @@ def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path) -> Non
             (part / OWN_NAME / folder / "__init__.py").touch()
     for place, path in files.items():
         shutil.copy(path, part / OWN_NAME / place)
-    _state_version(tree, part)
-    describe(part, tree.root)
-    shutil.rmtree(into, ignore_errors=True)
-    part.replace(into)
-
-
-def _state_version(tree: SourceTree, part: Path) -> None:
-    """As ExecuTorch's setup.py does: else Python would find the version of an installed wheel."""
+    # As ExecuTorch's setup.py does: else Python would find the version of an installed wheel.
     version = "+".join(filter(None, [tree.version, tree.commit[:7]]))
     stated = f"__version__ = {version!r}\ngit_version = {tree.commit!r}\n"
     (part / OWN_NAME / VERSION).write_text(stated, encoding="utf-8")
     metadata = part / f"{OWN_NAME}-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: {OWN_NAME}\nVersion: {version}\n", encoding="utf-8")
+    describe(part, tree.root)
+    shutil.rmtree(into, ignore_errors=True)
+    part.replace(into)
 
 
 def install(tree: Path, files: Mapping[str, Path]) -> None:
@@ -91,7 +87,9 @@ def _link(tree: Path, into: Path, folders: Iterable[str], without: Callable[[str
     """Create these folders, and link everything else that they contain in the tree."""
     for folder in sorted(folders):
         (into / folder).mkdir(parents=True, exist_ok=True)
-        wanted = set(_places_to_link(tree, folder, folders, without))
+        there = (tree / folder).iterdir() if (tree / folder).is_dir() else ()
+        places = {str(path.relative_to(tree)) for path in there if path.name != REPOSITORY}
+        wanted = {place for place in places if place not in folders and not without(place)}
         for path in (into / folder).iterdir():
             if path.is_symlink() and str(path.relative_to(into)) not in wanted:
                 path.unlink()
@@ -100,16 +98,6 @@ def _link(tree: Path, into: Path, folders: Iterable[str], without: Callable[[str
             if not link.is_symlink() or link.readlink() != tree / place:
                 _remove(link)
                 link.symlink_to(tree / place)
-
-
-def _places_to_link(
-    tree: Path, folder: str, folders: Iterable[str], without: Callable[[str], bool]
-) -> Iterator[str]:
-    if (tree / folder).is_dir():
-        for path in (tree / folder).iterdir():
-            place = str(path.relative_to(tree))
-            if place not in folders and path.name != REPOSITORY and not without(place):
-                yield place
 
 
 def _with_parents(folders: Iterable[str]) -> set[str]:

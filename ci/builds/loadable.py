@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -43,16 +43,10 @@ _OF_TORCH = re.compile(r"lib(?:torch\w*|c10)\.so")
 """Whoever loads an adaptor has imported torch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    machine: str
-    loader: str
-
-
-TARGETS: Mapping[str, Target] = {
-    "x86_64-linux": Target(elf.X86_64, "/lib64/ld-linux-x86-64.so.2"),
-    "aarch64-linux": Target(elf.AARCH64, "/lib/ld-linux-aarch64.so.1"),
-    "aarch64-android": Target(elf.AARCH64, "/system/bin/linker64"),
+LOADERS = {
+    "x86_64-linux": "/lib64/ld-linux-x86-64.so.2",
+    "aarch64-linux": "/lib/ld-linux-aarch64.so.1",
+    "aarch64-android": "/system/bin/linker64",
 }
 
 
@@ -80,7 +74,7 @@ def check(built: Sequence[LoadableFile], target: str, glibc: str, private: Itera
 
 
 def _demands(target: str, glibc: str) -> Demands:
-    machine = TARGETS[target].machine
+    machine = elf.X86_64 if target == DEFAULT_TARGET else elf.AARCH64
     if target == "aarch64-android":
         from provisioning.validation import tables
 
@@ -98,16 +92,13 @@ def _wrong_with(
         yield "elf", error.message
         return
     yield from ((wrong.value, message) for wrong, message in complaints(header, demands))
-    if file.kind == "runner" and header.interpreter != TARGETS[target].loader:
-        yield "loader", f"expected {TARGETS[target].loader}, found {header.interpreter or 'none'}"
+    if file.kind == "runner" and header.interpreter != LOADERS[target]:
+        yield "loader", f"expected {LOADERS[target]}, found {header.interpreter or 'none'}"
     for name in header.needed:
         if file.kind == "adaptor" and _OF_TORCH.fullmatch(name):
             continue
         if not _provided(name, target) and not _reachable(name, target, file, header, places):
-            yield (
-                "needed",
-                f"it needs {name}, which is neither the system's nor where it searches",
-            )
+            yield "needed", f"it needs {name}, which is neither the system's nor where it searches"
     yield from _private_paths(file, private)
 
 

@@ -61,10 +61,8 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> BuildTool:
     if named := environ.get("CXX"):
         return find_program(named, environ)
     for name in ("g++", "clang++"):
-        try:
-            return find_program(name, environ)
-        except EnvironmentLacking:
-            continue
+        if program := next(_running(name, environ), None):
+            return program
     raise EnvironmentLacking(
         "no C++ compiler: neither g++ nor clang++ is on PATH, and CXX is not set",
         fix=quoted("apt-get", "install", PACKAGES["g++"]),
@@ -95,20 +93,13 @@ def find_ninja() -> BuildTool:
 
 
 def _running(name: str, environ: Mapping[str, str], *, beside_python: bool = False) -> Iterator[BuildTool]:
-    for path in _candidates(name, environ, beside_python=beside_python):
+    folders = [str(Path(sys.executable).parent)] if beside_python else []
+    folders += environ.get("PATH", os.defpath).split(os.pathsep)
+    on_path = (shutil.which(name, path=folder) for folder in dict.fromkeys(folders) if folder)
+    for program in [name] if os.sep in name else filter(None, on_path):
+        path = Path(program).absolute()  # CMake runs elsewhere, and takes no relative path for a compiler.
         if identity := _identity(path):
             yield BuildTool(path, identity)
-
-
-def _candidates(name: str, environ: Mapping[str, str], *, beside_python: bool) -> Iterator[Path]:
-    # CMake runs elsewhere, and takes no relative path for a compiler.
-    if os.sep in name:
-        yield Path(name).absolute()
-        return
-    folders = [str(Path(sys.executable).parent)] if beside_python else []
-    for folder in dict.fromkeys([*folders, *environ.get("PATH", os.defpath).split(os.pathsep)]):
-        if folder and (program := shutil.which(name, path=folder)):
-            yield Path(program).absolute()
 
 
 def _identity(path: Path) -> str:

@@ -62,7 +62,8 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
             refuse_foreign(options.output / overlay.FOLDER, overlay.DESCRIPTION, "--output")
     profile = load_profile(selection.profile)
     recipe = load_recipe(selection.target)
-    needs = tuple(_needs(options, recipe))
+    ndk = [ANDROID_NDK] if recipe.toolchain == "ndk" else []
+    needs = (QNN_SDK, *ndk, *([] if options.executorch else [EXECUTORCH_SOURCE]))
     _check_headers(profile, selection, environ, needs)
     environment = resolve(selection, environ, needs=needs)
     environment.explain()
@@ -92,14 +93,6 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
         ).absolute(),
         dist=(options.output or outputs_path() / "dist" / selection.target).absolute(),
     )
-
-
-def _needs(options: BuildOptions, recipe: Recipe) -> Iterator[str]:
-    yield QNN_SDK
-    if recipe.toolchain == "ndk":
-        yield ANDROID_NDK
-    if not options.executorch:
-        yield EXECUTORCH_SOURCE
 
 
 def _check_headers(
@@ -140,51 +133,33 @@ def sdk_at(root: Path) -> LocatedSdk:
     return LocatedSdk(root, ids[0])
 
 
-def notes_of(plan: SourcePlan, profile: Profile) -> list[Finding]:
+def notes_of(plan: SourcePlan, profile: Profile) -> Iterator[Finding]:
     """Warnings that a user wants to see before an hour of compiling."""
-    notes = [
-        Finding(
-            "build-option",
-            Severity.WARNING,
-            name,
-            f"no CMake file of {plan.tree.root} reads this option of the recipe: it has no effect",
-            "drop or rename it in manifests/recipes/ for this version of ExecuTorch",
-        )
-        for name in unread_options(plan.recipe, plan.names, plan.toolchain.files)
-    ]
+
+    def warning(rule: str, subject: object, message: str, fix: str) -> Finding:
+        return Finding(rule, Severity.WARNING, str(subject), message, fix)
+
+    for name in unread_options(plan.recipe, plan.names, plan.toolchain.files):
+        message = f"no CMake file of {plan.tree.root} reads this option of the recipe: it has no effect"
+        fix = "drop or rename it in manifests/recipes/ for this version of ExecuTorch"
+        yield warning("build-option", name, message, fix)
     ndk = profile.components.get(ANDROID_NDK)
     if ndk is not None and plan.toolchain.version not in ("", ndk.version):
-        notes.append(
-            Finding(
-                "build-ndk",
-                Severity.WARNING,
-                plan.toolchain.identity,
-                f"the profile {profile.name} pins revision {ndk.version}",
-                "unset ANDROID_NDK_ROOT to use the store's",
-            )
+        message = f"the profile {profile.name} pins revision {ndk.version}"
+        fix = "unset ANDROID_NDK_ROOT to use the store's"
+        yield warning("build-ndk", plan.toolchain.identity, message, fix)
+    sdk = plan.sdk
+    if plan.target == "aarch64-android" and not (sdk.root / "lib" / plan.target).is_dir():
+        message = (
+            f"it has no lib/{plan.target}, so no phone can run what QNN {sdk.build_id} compiles: the"
+            " runtime of another build refuses it (error 5000)"
         )
-    if plan.target == "aarch64-android" and not (plan.sdk.root / "lib" / plan.target).is_dir():
-        notes.append(
-            Finding(
-                "build-runtime",
-                Severity.WARNING,
-                str(plan.sdk.root),
-                f"it has no lib/{plan.target}, so no phone can run what QNN {plan.sdk.build_id} compiles: the"
-                " runtime of another build refuses it (error 5000)",
-                f"build, compile and bundle with --profile {OFFICIAL_PROFILE}, whose SDK has one",
-            )
-        )
-    if (build_id := profile.components[QNN_SDK].build_id) and plan.sdk.build_id != build_id:
-        notes.append(
-            Finding(
-                "build-sdk",
-                Severity.WARNING,
-                str(plan.sdk.root),
-                f"the profile {profile.name} pins {build_id}, this is {plan.sdk.build_id}",
-                "unset QNN_SDK_ROOT to use the store's, or select the profile that this SDK is of",
-            )
-        )
-    return notes
+        fix = f"build, compile and bundle with --profile {OFFICIAL_PROFILE}, whose SDK has one"
+        yield warning("build-runtime", sdk.root, message, fix)
+    if (build_id := profile.components[QNN_SDK].build_id) and sdk.build_id != build_id:
+        message = f"the profile {profile.name} pins {build_id}, this is {sdk.build_id}"
+        fix = "unset QNN_SDK_ROOT to use the store's, or select the profile that this SDK is of"
+        yield warning("build-sdk", sdk.root, message, fix)
 
 
 def _toolchain(

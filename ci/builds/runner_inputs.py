@@ -26,7 +26,9 @@ def inputs_of(
 ) -> Touched:
     """Everything that the build in `tree` read. New files in one of `folders` are a change too."""
     touched = Touched()
-    for path in sorted({_absolute(tree, file) for file in _files(tree, ninja, compiler, touched.unseen)}):
+    named = (tree / name for name in _files(tree, ninja, compiler, touched.unseen))
+    # Without `..`. A link at a path's end stays, so that re-pointing it is a change.
+    for path in sorted({path.parent.resolve() / path.name for path in named}):
         try:
             stamp = stamp_of(path.stat())
         except OSError as error:
@@ -66,12 +68,6 @@ def _recorded(site: Path) -> Mapping[str, str]:
         for line in record.read_text(encoding="utf-8", errors="replace").splitlines()
     )
     return {name: rest.partition(",")[0] for name, digest, rest in lines if digest}
-
-
-def _absolute(tree: Path, name: str) -> Path:
-    """The path without `..`. A link at its end stays, so that re-pointing it is a change."""
-    path = tree / name
-    return path.parent.resolve() / path.name
 
 
 def _files(tree: Path, ninja: BuildTool, compiler: BuildTool, unseen: list[str]) -> Iterator[str]:

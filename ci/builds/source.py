@@ -61,9 +61,8 @@ def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
         if options.toolchain_file:
             raise UsageError("--try: --toolchain-file does not tell where the target's C library is")
     profile = load_profile(selection.profile)
-    notes = notes_of(plan, profile)
-    stage.findings += notes
-    for note in notes:
+    for note in notes_of(plan, profile):
+        stage.findings.append(note)
         sys.stderr.write(f"warning: {note.message}\n  try: {note.fix}\n")
     stage.metrics |= {
         "executorch": plan.tree.version,
@@ -102,19 +101,11 @@ def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> bool:
         "build_seconds": round(time.monotonic() - begun, 2),
     }
     if state.worked and (written := link_tree.changed_since(plan.tree.root, now, (plan.root, plan.dist))):
-        stage.add(
-            "build-tree",
-            Severity.WARNING,
-            str(plan.tree.root),
-            f"it was written to while it was built: {_some(written)}",
-            "unless that was you, name the folder under `written` in manifests/recipes/executorch.toml",
-        )
+        more = f" and {len(written) - 3} more" if len(written) > 3 else ""
+        message = f"it was written to while it was built: {', '.join(written[:3])}{more}"
+        fix = "unless that was you, name the folder under `written` in manifests/recipes/executorch.toml"
+        stage.add("build-tree", Severity.WARNING, str(plan.tree.root), message, fix)
     return state.worked
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _put_into_dist(
@@ -196,16 +187,11 @@ def _own_code() -> str:
 
 
 def _may_install(plan: SourcePlan, selection: Selection) -> None:
-    if plan.tree.root.is_relative_to(selection.store):
-        raise UsageError(
-            f"--install: {plan.tree.root} is in the store, where nothing is changed",
-            fix=leave_out("--install", ": an overlay is made instead"),
-        )
-    if not os.access(plan.tree.root, os.W_OK):
-        raise UsageError(
-            f"--install: {plan.tree.root} cannot be written to",
-            fix=leave_out("--install", ": an overlay is made instead"),
-        )
+    in_store = plan.tree.root.is_relative_to(selection.store)
+    if in_store or not os.access(plan.tree.root, os.W_OK):
+        why = "is in the store, where nothing is changed" if in_store else "cannot be written to"
+        fix = leave_out("--install", ": an overlay is made instead")
+        raise UsageError(f"--install: {plan.tree.root} {why}", fix=fix)
 
 
 def put_into_python(plan: SourcePlan, stage: StageRun, *, install: bool, target_only: bool = False) -> None:

@@ -134,6 +134,7 @@ class SourcePlan:
         return [target for project in self.recipe.projects for target in targets(self.build / project.build)]
 
     def cmake_build(self) -> Build:
+        names = "".join("\0".join([folder, *files, ""]) for folder, files in self.names.items())
         return Build(
             folder=self.root,
             cmake=self.cmake,
@@ -156,15 +157,9 @@ class SourcePlan:
             },
             variables=self.variables(),
             owned=("build", LINKS),
-            listing=self._listing(),
+            # CMake looks for files when it configures, and only then.
+            listing=hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest(),
         )
-
-    def _listing(self) -> str:
-        """A digest. CMake looks for files when it configures, and only then."""
-        names = hashlib.sha256()
-        for folder, files in self.names.items():
-            names.update("\0".join([folder, *files, ""]).encode("utf-8", "surrogateescape"))
-        return names.hexdigest()
 
     def _cmake_project(self, project: RecipeProject) -> ConfiguredProject:
         return ConfiguredProject(
@@ -178,6 +173,19 @@ class SourcePlan:
 
     def variables(self) -> dict[str, str]:
         """The variables for the build's commands."""
+        launched = (
+            {}
+            if self.launcher is None
+            else {
+                # Variables and not definitions: projects that are built inside a project read them too.
+                **{f"CMAKE_{kind}_COMPILER_LAUNCHER": str(self.launcher) for kind in ("C", "CXX")},
+                # Another folder with the same content finds what this one compiled.
+                "CCACHE_BASEDIR": str(self.root),
+                "CCACHE_NOHASHDIR": "1",
+                # Headers that this build generates are always young.
+                "CCACHE_SLOPPINESS": "include_file_ctime,include_file_mtime",
+            }
+        )
         return {
             "QNN_SDK_ROOT": str(self.sdk.root),
             "SOURCE_DATE_EPOCH": str(self.tree.time),
@@ -186,20 +194,7 @@ class SourcePlan:
             "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs),
             # The tree is only read.
             "PYTHONDONTWRITEBYTECODE": "1",
-            **self._launched(),
-        }
-
-    def _launched(self) -> dict[str, str]:
-        """Variables and not definitions: projects that are built inside a project read them too."""
-        if self.launcher is None:
-            return {}
-        return {
-            **{f"CMAKE_{kind}_COMPILER_LAUNCHER": str(self.launcher) for kind in ("C", "CXX")},
-            # Another folder with the same content finds what this one compiled.
-            "CCACHE_BASEDIR": str(self.root),
-            "CCACHE_NOHASHDIR": "1",
-            # Headers that this build generates are always young.
-            "CCACHE_SLOPPINESS": "include_file_ctime,include_file_mtime",
+            **launched,
         }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import configparser
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,8 +74,7 @@ def open_tree(root: Path, needed: Collection[str] = ()) -> SourceTree:
     version = root / "version.txt"
     repository, commit = root, _git(root, "rev-parse", "HEAD")
     if not commit:
-        commit = _commit_in_store(root.parent)
-        repository = _checkout_in_store(root.parent, commit) if commit else root
+        repository, commit = _of_store(root)
     return SourceTree(
         root=root,
         version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
@@ -120,12 +119,11 @@ def unread_options(
     recipe: Recipe, names: Mapping[str, Sequence[str]], more: Iterable[Path] = ()
 ) -> list[str]:
     """Options of the recipe, except CMake's own, that no CMake file of the tree mentions."""
-    wanted = {name for name in recipe.options if not name.startswith("CMAKE_")}
-    for project in recipe.projects:
-        wanted |= {name for name in project.options if not name.startswith("CMAKE_")}
-    # CMake's own CTest module reads it.
-    wanted -= {"BUILD_TESTING"}
-    for path in (*more, *_cmake_files(names)):
+    options = {*recipe.options}.union(*(project.options for project in recipe.projects))
+    # CMake's own CTest module reads BUILD_TESTING.
+    wanted = {name for name in options if not name.startswith("CMAKE_")} - {"BUILD_TESTING"}
+    every = (Path(folder, name) for folder, files in names.items() for name in files)
+    for path in (*more, *(path for path in every if _CMAKE_FILE.fullmatch(path.name))):
         if not wanted:
             break
         text = _read(path)
@@ -134,24 +132,17 @@ def unread_options(
     return sorted(wanted)
 
 
-def _cmake_files(names: Mapping[str, Sequence[str]]) -> Iterator[Path]:
-    for folder, files in names.items():
-        yield from (Path(folder, name) for name in files if _CMAKE_FILE.fullmatch(name))
-
-
-def _commit_in_store(folder: Path) -> str:
-    """A tree of the store holds the source in a folder of its own."""
+def _of_store(root: Path) -> tuple[Path, str]:
+    """The checkout and the commit of a tree of the store, which keeps the checkout as long as the tree."""
+    from provisioning.store import Store
     from provisioning.store.inventory import Inventory
 
+    folder = root.parent  # a tree of the store holds the source in a folder of its own
     inventory = Inventory.read(folder.with_name(f"{folder.name}.json"))
-    return inventory.origins[0].sha256 if inventory and inventory.component == EXECUTORCH_SOURCE else ""
-
-
-def _checkout_in_store(folder: Path, commit: str) -> Path:
-    """The store keeps the checkout as long as the tree."""
-    from provisioning.store import Store
-
-    return Store(folder.parent.parent).downloads / f"git-{commit}"
+    if inventory is None or inventory.component != EXECUTORCH_SOURCE:
+        return root, ""
+    commit = inventory.origins[0].sha256
+    return Store(folder.parent.parent).downloads / f"git-{commit}", commit
 
 
 def _read(path: Path) -> str:
