@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 from ci.device.bundle.scripts import LOCK, OURS
 from ci.device.transport import Device
 from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UpstreamError, UsageError
+from provisioning.base.units import utc_now
 
 SECONDS = 60.0
 """How long one of these scripts may take."""
@@ -42,12 +42,10 @@ class Holder:
 
     @classmethod
     def decode(cls, text: str) -> Holder | None:
-        machine, _, rest = text.strip().partition(" ")
-        process, _, rest = rest.partition(" ")
-        started, _, description = rest.partition(" ")
-        if not process.isdecimal() or not description:
-            return None
-        return cls(machine, int(process), started, description)
+        match text.strip().split(" ", 3):
+            case [machine, process, started, description] if process.isdecimal() and description:
+                return cls(machine, int(process), started, description)
+        return None
 
     def gone(self) -> bool:
         """Whether the process has ended. Only processes of this machine are known to have."""
@@ -56,10 +54,12 @@ class Holder:
 
 def this_process() -> Holder:
     process = os.getpid()
-    since = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    description = (
-        f"{_user()} on {platform.node() or 'a machine without a name'}, process {process}, since {since}"
-    )
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"user {os.getuid()}"
+    where = f"{user} on {platform.node() or 'a machine without a name'}"
+    description = f"{where}, process {process}, since {utc_now()}"
     return Holder(_machine(), process, _started(process), description)
 
 
@@ -80,7 +80,11 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0, poll: float = _PO
             if _take_over(device, folder, taken, holder):
                 break
         elif time.monotonic() >= until:
-            _refuse(device, folder, other)
+            raise EnvironmentLacking(
+                f"{device.name}: {folder} is in use by {other.description if other else 'another run'}",
+                fix=f"wait for it with --wait 600, or use another folder: {_other_folder(f'{folder}-2')}; "
+                f"if that run has ended, type on the device: {quoted('rm', '-r', f'{folder}/{LOCK}')}",
+            )
         else:
             time.sleep(poll)
     try:
@@ -148,15 +152,6 @@ def _release(device: Device, folder: str, holder: str) -> None:
     device.shell(script, seconds=SECONDS)
 
 
-def _refuse(device: Device, folder: str, other: Holder | None) -> None:
-    who = other.description if other else "another run"
-    raise EnvironmentLacking(
-        f"{device.name}: {folder} is in use by {who}",
-        fix=f"wait for it with --wait 600, or use another folder: {_other_folder(f'{folder}-2')}; "
-        f"if that run has ended, type on the device: {quoted('rm', '-r', f'{folder}/{LOCK}')}",
-    )
-
-
 def _other_folder(folder: str) -> str:
     return quoted("--device-dir", folder)
 
@@ -177,10 +172,3 @@ def _started(process: int) -> str:
     except OSError:
         return ""
     return fields.rpartition(")")[2].split()[19]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.getuid()}"

@@ -77,16 +77,15 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
 def wrong_chip(device: Device, wanted: str) -> Finding | None:
     """The finding if the device has another chip than the bundle is for; asked before anything is sent."""
     number = device.shell(f"cat {SOC_ID}").out.strip()
-    if not number.isdecimal():
-        message = f"{SOC_ID} cannot be read ({number[:80] or 'empty'}), so its chip was not compared"
-        return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
-    if int(number) in soc_named(wanted).kernel_ids:
+    kernel_id = int(number) if number.isdecimal() else -1
+    other = soc_named(wanted)
+    if kernel_id in other.kernel_ids:
         return None
-    chip = next((name for name, soc in load_socs().items() if int(number) in soc.kernel_ids), None)
+    chip = next((name for name, soc in load_socs().items() if kernel_id in soc.kernel_ids), None)
     if chip is None:
-        message = f"{SOC_ID} says {number}, a chip that manifests/socs.toml does not know"
+        message = f"{SOC_ID} says {number[:80] or 'nothing'}, which is no chip of manifests/socs.toml"
         return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
-    own, other = soc_named(chip), soc_named(wanted)
+    own = soc_named(chip)
     runs = own.arch == other.arch and own.vtcm_mb >= other.vtcm_mb
     return Finding(
         "device-chip",
@@ -132,22 +131,14 @@ def _kind(options: DeviceOptions, selection: Selection) -> str:
     """The target that the user named, or that --ssh or --serial implies; empty for any."""
     if selection.named_targets:
         return selection.target
-    return {(True, False): "aarch64-linux", (False, True): "aarch64-android"}.get(
-        (bool(options.ssh), bool(options.serial)), ""
-    )
+    return "aarch64-linux" if options.ssh else "aarch64-android" if options.serial else ""
 
 
 def _push(device: Device, job: DeviceRun, listed: Path | None, stage: StageRun) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        inputs = session.stage_inputs(listed, Path(scratch)) if listed else {}
-        pushed = session.push(device, job.where, session.files_of(job.bundle, job.folder, inputs))
-    stage.metrics |= {
-        "device": device.name,
-        "pushed": list(pushed.sent),
-        "removed": list(pushed.removed),
-        "unchanged": pushed.unchanged,
-        "pushed_bytes": pushed.size,
-    }
+        files = {file.path: job.folder / file.path for file in job.bundle.files}
+        files |= session.stage_inputs(listed, Path(scratch)) if listed else {}
+        stage.metrics |= {"device": device.name, **session.push(device, job.where, files)}
 
 
 def _run(device: Device, job: DeviceRun, stage: StageRun, *, wrapper: str, seconds: float) -> None:
@@ -166,9 +157,9 @@ def _run(device: Device, job: DeviceRun, stage: StageRun, *, wrapper: str, secon
 
 
 def _device(options: DeviceOptions, bundle: Bundle) -> AbstractContextManager[Device]:
+    if options.ssh and options.serial:
+        raise UsageError("--serial is for adb, --ssh is not: give one of them")
     if options.ssh:
-        if options.serial:
-            raise UsageError("--serial is for adb, --ssh is not: give one of them")
         return transport.ssh(options.ssh, options.ssh_config)
     if bundle.target != "aarch64-android" and not options.serial:
         raise UsageError(
@@ -205,15 +196,12 @@ def report_failure(
     system = device.system_log()
     if system:
         _keep(into / "system.log", system, "log", stage)
-    if ran.code is None:
-        message = f"the runner did not end within {seconds:g} s and was stopped"
-        if ran.still_running is not None:
-            message = (
-                f"the runner did not end within {seconds:g} s, and process {ran.still_running} could not be "
-                "killed: it still runs on the device"
-            )
-    else:
+    if ran.code is not None:
         message = f"the runner ended with exit code {ran.code}{_signal(ran.code)}"
+    else:
+        left = f"process {ran.still_running} could not be killed: it still runs on the device"
+        left = "it was stopped" if ran.still_running is None else left
+        message = f"the runner did not end within {seconds:g} s, and {left}"
     lines = [line for line in ran.out.splitlines() if line.strip()][-_TAIL:]
     fix = f"read {into / 'run.log'}"
     stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), fix)

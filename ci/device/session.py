@@ -9,11 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ci.device.bundle.manifest import Bundle
 from ci.device.bundle.scripts import KEPT_CLEAN, RUN, WRAPPER
 from ci.device.transport import SECONDS, CommandResult, Device, Lost, TimedOut, batches
 from provisioning.base.errors import ToolkitError, UpstreamError, UsageError
-from provisioning.base.findings import Artifact
+from provisioning.base.findings import Artifact, Metric
 
 OUTPUTS = "outputs"
 INPUTS = "inputs"
@@ -29,24 +28,12 @@ CLEANED = (*KEPT_CLEAN, INPUTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    sent: tuple[str, ...]
-    removed: tuple[str, ...]
-    unchanged: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunResult:
     code: int | None
     """None: it did not end in time."""
     out: str
     still_running: int | None = None
     """The process that could not be ended, and still runs on the device."""
-
-
-def files_of(bundle: Bundle, folder: Path, inputs: Mapping[str, Path]) -> dict[str, Path]:
-    return {**{file.path: folder / file.path for file in bundle.files}, **inputs}
 
 
 def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
@@ -58,18 +45,22 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     try:
         text = listed.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--inputs {listed}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--inputs {listed}: expected lines of file names, found no text") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "expected lines of file names, found no text"
+        raise UsageError(f"--inputs {listed}: {why}") from error
     for number, line in enumerate(text.splitlines()):
         if line.startswith("#"):
             continue
         names = []
-        for index, word in enumerate(_words(line, f"--inputs {listed}: line {number + 1}")):
+        where = f"--inputs {listed}: line {number + 1}"
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}", fix="close the quotes around file names") from error
+        for index, word in enumerate(words):
             path = listed.parent / word
             if not path.is_file():
-                raise UsageError(f"--inputs {listed}: line {number + 1}: there is no file {path}")
+                raise UsageError(f"{where}: there is no file {path}")
             place = f"{INPUTS}/{number:04d}_{index}.raw"
             files[place] = scratch / PurePosixPath(place).name
             files[place].symlink_to(path.absolute())
@@ -83,8 +74,10 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
     return {**files, INPUT_LIST: rewritten}
 
 
-def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
-    """Send the files whose hashes differ, check that they arrived, and remove those of earlier bundles."""
+def push(device: Device, folder: str, files: Mapping[str, Path]) -> dict[str, Metric]:
+    """Send the files whose hashes differ, check that they arrived, and remove those of earlier bundles.
+
+    Returns what was done, for the report."""
     wanted = {place: Artifact.of("", path) for place, path in files.items()}
     folders = sorted({str(PurePosixPath(place).parent) for place in files} | {OUTPUTS, *CLEANED})
     _expect(device.shell(f"mkdir -p {_below(folder, folders)}"), device, f"{folder} could not be created")
@@ -104,7 +97,8 @@ def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
                     fix="check that the device has space left (df -h), then run it again",
                 )
     size = sum(wanted[place].size for place in missing)
-    return Pushed(tuple(missing), tuple(stale), len(wanted) - len(missing), size)
+    unchanged = len(wanted) - len(missing)
+    return {"pushed": [*missing], "removed": [*stale], "unchanged": unchanged, "pushed_bytes": size}
 
 
 def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]:
@@ -193,13 +187,6 @@ def _present(device: Device, folder: str) -> Iterator[str]:
     script = f'cd {shlex.quote(folder)} || exit 1\nfor f in {listed}; do [ -f "$f" ] && echo "$f"; done\n:'
     answer = _expect(device.shell(script), device, f"{folder} could not be listed")
     yield from (line.strip() for line in answer.out.splitlines() if line.startswith(CLEANED))
-
-
-def _words(line: str, where: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}", fix="close the quotes around file names") from error
 
 
 def _below(folder: str, places: Sequence[str]) -> str:

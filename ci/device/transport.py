@@ -30,12 +30,7 @@ _ADB_ERRORS = (
     ("offline", "connect the device again, and see `adb devices`"),
     ("cannot connect to daemon", "adb kill-server, then run it again"),
 )
-_SSH_LOST = (
-    "Broken pipe",
-    "closed by remote host",
-    "Connection reset",
-    "read from master failed",
-)
+_SSH_LOST = ("Broken pipe", "closed by remote host", "Connection reset", "read from master failed")
 _FULL = "No space left on device"
 _FREE_SPACE = "free some space on the device, or name a folder on another disk of it with --device-dir"
 
@@ -77,16 +72,13 @@ class Device(Protocol):
     def shell(self, script: str, *, seconds: float = SECONDS) -> CommandResult: ...
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
-        """`files`: place below `folder` → local file. The folders exist."""
-        ...
+        """`files`: place below `folder` → local file of the same name. The folders exist."""
 
     def pull(self, folder: str, into: Path) -> None:
         """The files of a folder on the device, without folders in it."""
-        ...
 
     def system_log(self) -> str:
         """The end of the device's own log; empty if there is none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +96,12 @@ class Adb:
         return _answer(output, self.name, "see `adb devices`")
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
-        seconds = _time_for(files)
-        for below, places in _by_folder(files).items():
-            named = [(place, files[place]) for place in places]
-            same = [str(path) for place, path in named if path.name == PurePosixPath(place).name]
-            target = f"{folder}/{below}/"
-            for some in batches(same):
-                self._adb(["push", *some, target], seconds)
-            for place, path in named:
-                if path.name != PurePosixPath(place).name:
-                    self._adb(["push", str(path), f"{folder}/{place}"], seconds)
+        by_folder: dict[PurePosixPath, list[str]] = {}
+        for place in sorted(files):
+            by_folder.setdefault(PurePosixPath(place).parent, []).append(str(files[place]))
+        for below, paths in by_folder.items():
+            for some in batches(paths):
+                self._adb(["push", *some, f"{folder}/{below}/"], _time_for(files))
 
     def pull(self, folder: str, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
@@ -198,9 +186,8 @@ class Ssh:
         if code != 255:
             return UpstreamError(message, fix=_FREE_SPACE if _FULL in text else fix)
         if out or any(words in text for words in _SSH_LOST):
-            return Lost(
-                message, f"{fix}; what was pushed is not pushed again", out.decode("utf-8", "replace")
-            )
+            fix = f"{fix}; what was pushed is not pushed again"
+            return Lost(message, fix, out.decode("utf-8", "replace"))
         return EnvironmentLacking(message, fix=fix)
 
 
@@ -267,13 +254,6 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
-
-
-def _by_folder(files: Mapping[str, Path]) -> dict[str, list[str]]:
-    folders: dict[str, list[str]] = {}
-    for place in sorted(files):
-        folders.setdefault(str(PurePosixPath(place).parent), []).append(place)
-    return folders
 
 
 def _time_for(files: Mapping[str, Path]) -> float:

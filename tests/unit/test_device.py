@@ -33,11 +33,12 @@ def files(folder: Path, **contents: str) -> dict[str, Path]:
 def test_only_what_changed_is_sent_and_what_an_earlier_bundle_left_is_removed(tmp_path: Path) -> None:
     folder = f"{tmp_path}/a device"
     pushed = session.push(Local(), folder, files(tmp_path, one="1", two="22"))
-    assert (pushed.sent, pushed.unchanged, pushed.size) == (("lib/one.so", "lib/two.so"), 0, 3)
+    both = ["lib/one.so", "lib/two.so"]
+    assert pushed == {"pushed": both, "removed": [], "unchanged": 0, "pushed_bytes": 3}
     pushed = session.push(Local(), folder, files(tmp_path, one="1", two="3"))
-    assert (pushed.sent, pushed.unchanged) == (("lib/two.so",), 1)
+    assert (pushed["pushed"], pushed["unchanged"]) == (["lib/two.so"], 1)
     pushed = session.push(Local(), folder, files(tmp_path, one="1"))
-    assert (pushed.removed, Path(folder, "lib/two.so").exists()) == (("lib/two.so",), False)
+    assert (pushed["removed"], Path(folder, "lib/two.so").exists()) == (["lib/two.so"], False)
 
 
 @pytest.fixture

@@ -63,15 +63,19 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
     if target not in TARGETS:
         raise UsageError(f"bundles are for devices: expected --target {' or '.join(TARGETS)}, found {target}")
     soc = soc_named(selection.soc)
-    if target == WINDOWS:
-        draft = _windows(options, selection, soc)
+    if target == WINDOWS:  # the folder that an application with ONNX Runtime ships
+        _refuse_runner(options, f"{WINDOWS}, where the application itself is the runner")
+        models = contents.windows_models(options.models)
+        draft = Draft(list(contents.windows_items(_sdk(selection), soc, models)), models)
     elif any(path.is_dir() for path in options.models):
         draft = _dialog(options, selection, soc)
     else:
         draft = _programs(options, selection, soc)
     items = [*draft.items, *contents.file_items(options.files)]
     stage.findings += checks.check(items, draft.models, target, selection.soc, soc)
-    if signed := [item.path for item in items if item.kind == _signed_kind(items)]:
+    # Signatures are in LPAI's libraries, or in the catalogue beside a skel for Windows.
+    kind = contents.DSP if any(item.kind == contents.CATALOGUE for item in items) else "signed"
+    if signed := [item.path for item in items if item.kind == kind]:
         stage.findings += signature_findings(signed, options.root)
     build_id = checks.sdk_build(items)
     stage.metrics |= {"files": len(items), "qnn_build_id": build_id, "soc": selection.soc}
@@ -108,11 +112,6 @@ def _strip(program: str, path: Path) -> None:
     done = captured(command)
     if done.returncode:
         raise CheckFailed(f"{quoted(*command)} failed: {done.stderr.strip()[-300:]}", fix="--symbols")
-
-
-def _signed_kind(items: Sequence[BundleItem]) -> str:
-    """Where signatures are: in LPAI's libraries, or in the catalogue beside a skel for Windows."""
-    return contents.DSP if any(item.kind == contents.CATALOGUE for item in items) else "signed"
 
 
 def _sdk(selection: Selection) -> Path:
@@ -155,33 +154,14 @@ def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     return Draft(items, models, contents.SPEAKER, f"-c {contents.DIALOG} -p 'The answer is'")
 
 
-def _windows(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
-    """The folder that an application with ONNX Runtime ships."""
-    _refuse_runner(options, f"{WINDOWS}, where the application itself is the runner")
-    models = contents.windows_models(options.models)
-    return Draft(list(contents.windows_items(_sdk(selection), soc, models)), models)
-
-
 def _refuse_runner(options: BundleOptions, what: str) -> None:
-    flags = {
-        "--lpai": options.lpai,
-        "--root": options.root,
-        "--runner": options.runner,
-        "--symbols": options.symbols,
-        "--dist": options.dist,
-        "--signed": options.signed,
-    }
-    if named := [flag for flag, value in flags.items() if value]:
+    names = ("lpai", "root", "runner", "symbols", "dist", "signed")
+    if named := [f"--{name}" for name in names if getattr(options, name)]:
         raise UsageError(f"{', '.join(named)}: not for {what}", fix=f"leave out {' '.join(named)}")
 
 
 def write(
-    items: Sequence[BundleItem],
-    into: Path,
-    selection: Selection,
-    build_id: str,
-    draft: Draft,
-    strip: str,
+    items: Sequence[BundleItem], into: Path, selection: Selection, build_id: str, draft: Draft, strip: str
 ) -> manifest.Bundle:
     """Replace an older bundle in one step. Raises UsageError if `into` holds anything else."""
     texts = {}

@@ -64,17 +64,12 @@ def _genie(items: Sequence[BundleItem]) -> Iterator[Finding]:
 def _catalogue(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
     if any(item.kind == CATALOGUE for item in items):
         return
-    known = soc.arch in tables.libraries().targets["aarch64-windows"].catalogue_arches
     skel = next(item.path for item in items if item.kind == DSP)
-    yield _finding(
-        "catalogue",
-        skel,
-        "no catalogue signs it"
-        if known
-        else f"no catalogue signs it, as no build that was seen has one for V{soc.arch}",
-        RESTORE,
-        Severity.WARNING if known else Severity.NOTE,
-    )
+    if soc.arch in tables.libraries().targets["aarch64-windows"].catalogue_arches:
+        yield _finding("catalogue", skel, "no catalogue signs it", RESTORE, Severity.WARNING)
+    else:
+        message = f"no catalogue signs it, as no build that was seen has one for V{soc.arch}"
+        yield _finding("catalogue", skel, message, RESTORE, Severity.NOTE)
 
 
 def sdk_build(items: Sequence[BundleItem]) -> str:
@@ -107,12 +102,9 @@ def _machines(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
             message = f"{item.place}: {wrong[Wrong.MACHINE]}"
             yield _finding("machine", item.path, message, "build or provision it for this target")
         elif item.kind == DSP and header.arch != soc.arch:
-            yield _finding(
-                "arch",
-                item.path,
-                f"expected a library for Hexagon v{soc.arch}, found one for v{header.arch}",
-                f"take the one of lib/hexagon-v{soc.arch}/unsigned",
-            )
+            message = f"expected a library for Hexagon v{soc.arch}, found one for v{header.arch}"
+            fix = f"take the one of lib/hexagon-v{soc.arch}/unsigned"
+            yield _finding("arch", item.path, message, fix)
         else:
             yield from _own_name(item, header.soname)
 
@@ -140,15 +132,10 @@ def _one_build(items: Sequence[BundleItem]) -> Iterator[Finding]:
     ids = {item.path: build_ids(item.path) for item in items if item.kind in (QNN, DSP, "signed")}
     known = sorted({build for builds in ids.values() for build in builds})
     if len(known) > 1:
-        listed = "; ".join(
-            f"{path.name} {', '.join(builds)}" for path, builds in sorted(ids.items()) if builds
-        )
-        yield _finding(
-            "build-id",
-            "QNN",
-            f"expected libraries of one SDK, found {' and '.join(known)}: {listed}",
-            "take them all from one SDK: a device answers a mix with error 1008 or 14001",
-        )
+        rows = [f"{path.name} {', '.join(builds)}" for path, builds in sorted(ids.items()) if builds]
+        message = f"expected libraries of one SDK, found {' and '.join(known)}: {'; '.join(rows)}"
+        fix = "take them all from one SDK: a device answers a mix with error 1008 or 14001"
+        yield _finding("build-id", "QNN", message, fix)
 
 
 def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
@@ -163,9 +150,8 @@ def _needed(items: Sequence[BundleItem], target: str) -> Iterator[Finding]:
             continue  # _machines reports it
         for name in needed:
             if name not in here and name not in provides:
-                fix = f"put {name} into lib/ of the build" + (
-                    ": the NDK's sysroot has it" if name == ANDROID_RUNTIME else ""
-                )
+                of_ndk = ": the NDK's sysroot has it" * (name == ANDROID_RUNTIME)
+                fix = f"put {name} into lib/ of the build{of_ndk}"
                 message = f"it needs {name}, which is neither in the bundle nor of the device's system"
                 yield _finding("needed", item.path, message, fix)
 
@@ -188,51 +174,28 @@ def _backend(items: Sequence[BundleItem], models: Sequence[Model]) -> Iterator[F
 def _model(model: Model, items: Sequence[BundleItem], soc_name: str, soc: Soc) -> Iterator[Finding]:
     sdk = sdk_build(items)
     if LPAI in model.processors and not any(item.kind == "signed" for item in items):
-        yield _finding(
-            "lpai",
-            model.path,
-            "it was compiled for LPAI, and the bundle has no libraries for LPAI",
-            "--lpai",
-        )
+        message = "it was compiled for LPAI, and the bundle has no libraries for LPAI"
+        yield _finding("lpai", model.path, message, "--lpai")
     for context in model.contexts:
         for build in context.build_ids:
+            message = f"it was compiled by QNN {build}, and the bundle's is the"
             if sdk and version(build) > version(sdk):
-                yield _finding(
-                    "model-sdk",
-                    model.path,
-                    f"it was compiled by QNN {build}, and the bundle's is the older {sdk}: error 5000",
-                    "compile it with this SDK, or bundle the newer one",
-                )
+                fix = "compile it with this SDK, or bundle the newer one"
+                yield _finding("model-sdk", model.path, f"{message} older {sdk}: error 5000", fix)
             elif sdk and version(build) < version(sdk):
-                yield _finding(
-                    "model-sdk",
-                    model.path,
-                    f"it was compiled by QNN {build}, and the bundle's is the newer {sdk}",
-                    "compile it with this SDK to be sure",
-                    Severity.WARNING,
-                )
+                fix = "compile it with this SDK to be sure"
+                yield _finding("model-sdk", model.path, f"{message} newer {sdk}", fix, Severity.WARNING)
         if context.socs and soc_name not in context.socs:
-            yield _finding(
-                "model-soc",
-                model.path,
-                f"it was compiled for {', '.join(context.socs)}, and the bundle is for {soc_name}",
-                f"compile it for {soc_name}, or bundle for {context.socs[0]}",
-            )
+            message = f"it was compiled for {', '.join(context.socs)}, and the bundle is for {soc_name}"
+            fix = f"compile it for {soc_name}, or bundle for {context.socs[0]}"
+            yield _finding("model-soc", model.path, message, fix)
         elif context.arches and soc.arch not in context.arches:
-            yield _finding(
-                "model-soc",
-                model.path,
-                f"it is for Hexagon v{context.arches[0]}, and {soc_name} has v{soc.arch}",
-                f"compile it for {soc_name}",
-            )
+            message = f"it is for Hexagon v{context.arches[0]}, and {soc_name} has v{soc.arch}"
+            yield _finding("model-soc", model.path, message, f"compile it for {soc_name}")
     if isinstance(model.contents, CompiledProgram):
         for delegate in model.contents.delegates:
             # The HTP's compiler names the chip in its graph, which was compared above; LPAI's does not.
             named = delegate.context is not None and delegate.context.socs
             if delegate.options is not None and delegate.options.soc_id != soc.id and not named:
-                yield _finding(
-                    "model-soc",
-                    model.path,
-                    f"it was compiled for SoC id {delegate.options.soc_id}, and {soc_name} is {soc.id}",
-                    f"compile it for {soc_name}",
-                )
+                message = f"it was compiled for SoC id {delegate.options.soc_id}, and {soc_name} is {soc.id}"
+                yield _finding("model-soc", model.path, message, f"compile it for {soc_name}")

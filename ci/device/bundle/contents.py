@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ci.artifacts.compiled_onnx import CompiledModel, read_model
 from ci.artifacts.dlc import MARK, read_dlc
-from ci.artifacts.program import CompiledProgram, ContextStrings, first_bytes
+from ci.artifacts.program import CompiledProgram, ContextStrings, DelegateOptions, first_bytes
 from ci.artifacts.program import read as read_program
 from ci.artifacts.record import require_recorded
 from ci.device.bundle.manifest import check_files
@@ -57,6 +57,12 @@ class Model:
     contents: CompiledProgram | ContextStrings | CompiledModel
 
     @property
+    def files(self) -> list[tuple[str, Path]]:
+        """The contexts beside a model of ONNX Runtime."""
+        names = self.contents.files if isinstance(self.contents, CompiledModel) else ()
+        return [(name, self.path.parent / name) for name in names]
+
+    @property
     def contexts(self) -> tuple[ContextStrings, ...]:
         if isinstance(self.contents, ContextStrings):
             return (self.contents,)
@@ -65,28 +71,23 @@ class Model:
         return tuple(delegate.context for delegate in self.contents.delegates if delegate.context)
 
     @property
-    def for_qnn(self) -> bool:
-        contents = self.contents
-        return not isinstance(contents, CompiledProgram) or any(
-            delegate.options or delegate.context for delegate in contents.delegates
-        )
+    def options(self) -> list[DelegateOptions]:
+        """Of a program's delegates."""
+        delegates = self.contents.delegates if isinstance(self.contents, CompiledProgram) else ()
+        return [delegate.options for delegate in delegates if delegate.options]
 
     @property
-    def processors(self) -> frozenset[str]:
+    def for_qnn(self) -> bool:
+        return not isinstance(self.contents, CompiledProgram) or bool(self.options or self.contexts)
+
+    @property
+    def processors(self) -> set[str]:
         """What its delegates run on, as far as the program names it: htp, gpu, lpai."""
-        if not isinstance(self.contents, CompiledProgram):
-            return frozenset()
-        return frozenset(
-            delegate.options.processor for delegate in self.contents.delegates if delegate.options
-        )
+        return {options.processor for options in self.options}
 
     @property
     def online(self) -> bool:
-        contents = self.contents
-        return isinstance(contents, CompiledProgram) and any(
-            delegate.options is not None and delegate.options.online_prepare
-            for delegate in contents.delegates
-        )
+        return any(options.online_prepare for options in self.options)
 
 
 def read_models(paths: Sequence[Path]) -> list[Model]:
@@ -105,16 +106,13 @@ def windows_models(paths: Sequence[Path]) -> list[Model]:
                 fix=Fix("{}, and name its MODEL_ctx.onnx", ("compile", "MODEL.onnx")),
             )
     _names_differ("models", paths)
-    return [Model(path, _whole_model(path)) for path in paths]
-
-
-def _whole_model(path: Path) -> CompiledModel:
-    model = read_model(path)
-    beside = [path.parent / name for name in model.files]
-    require_recorded(path, beside)
-    for context in beside:
-        (read_dlc if first_bytes(context).startswith(MARK) else read_program)(context)
-    return model
+    models = [Model(path, read_model(path)) for path in paths]
+    for model in models:
+        beside = [path for _, path in model.files]
+        require_recorded(model.path, beside)
+        for context in beside:
+            (read_dlc if first_bytes(context).startswith(MARK) else read_program)(context)
+    return models
 
 
 def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[BundleItem]:
@@ -130,9 +128,7 @@ def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[Bund
             yield BundleItem(CATALOGUE, path, path.name)
     for model in models:
         yield BundleItem("model", model.path, model.path.name)
-        if isinstance(model.contents, CompiledModel):
-            for name in model.contents.files:
-                yield BundleItem("context", model.path.parent / name, name)
+        yield from (BundleItem("context", path, name) for name, path in model.files)
 
 
 def dialog_items(folder: Path) -> Iterator[BundleItem]:
@@ -152,10 +148,8 @@ def dialog_items(folder: Path) -> Iterator[BundleItem]:
         raise CheckFailed(f"{path}: not Genie's configuration: {error!r}", fix="compile it again") from error
     for name in (*binaries, *others):
         if Path(name).name != name or not (folder / name).is_file():
-            raise CheckFailed(
-                f"{path} names {name}, which is no file beside it",
-                fix="compile it again, or move it there",
-            )
+            message = f"{path} names {name}, which is no file beside it"
+            raise CheckFailed(message, fix="compile it again, or move it there")
     yield from (BundleItem("context", folder / name, name) for name in binaries)
     yield from (BundleItem("file", folder / name, name) for name in others)
 
