@@ -54,18 +54,17 @@ def push(environ: Mapping[str, str], root: Path) -> int:
     login.parent.mkdir(parents=True, exist_ok=True)
     account = ["--username", environ.get("GITHUB_ACTOR", ""), "--password-stdin"]
     _skopeo("login", "--authfile", str(login), *account, registry, token=environ.get("GH_TOKEN", ""))
-    digests = {}
+    outputs: dict[str, str] = {}
+    published: dict[str, str] = {}
     for name in NAMES:
         place = f"{registry}/{environ.get('GITHUB_REPOSITORY', '').lower()}-{name}"
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch, "digest")
             auth = ["--authfile", str(login), "--digestfile", str(file)]
             _skopeo("copy", *auth, f"docker-archive:{folder / name}.tar", f"docker://{place}:v{version}")
-            digests[name] = (place, file.read_text(encoding="utf-8").strip())
-    (base, base_digest), (executorch, executorch_digest) = (digests[name] for name in NAMES)
-    outputs = {"base": base, "base-digest": base_digest}
-    outputs |= {"executorch": executorch, "executorch-digest": executorch_digest}
-    published = {name: f"{place}@{digest}" for name, (place, digest) in digests.items()}
+            digest = file.read_text(encoding="utf-8").strip()
+        outputs |= {name: place, f"{name}-digest": digest}
+        published[name] = f"{place}@{digest}"
     set_outputs({**outputs, "published": json.dumps(published)}, environ)
     return 0
 

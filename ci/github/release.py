@@ -57,7 +57,9 @@ def make(environ: Mapping[str, str], root: Path = ROOT) -> None:
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     archive = into / f"{NAME}-{version}.tar.gz"
-    archive.write_bytes(source_archive(root, f"{NAME}-{version}/"))
+    # The files of HEAD, with the commit's time; gzip stores none.
+    tar = _git_bytes(root, "archive", "--format=tar", f"--prefix={NAME}-{version}/", "HEAD")
+    archive.write_bytes(gzip.compress(tar, mtime=0))
     bill = into / f"{NAME}-{version}.cdx.json"
     when = dt.datetime.fromtimestamp(int(_git(root, "log", "-1", "--format=%ct")), dt.timezone.utc)
     bill.write_text(bill_of_materials(version, archive, when, MANIFESTS), encoding="utf-8")
@@ -89,12 +91,6 @@ def notes(root: Path, version: str) -> str:
             fix=f"rename the section Unreleased to {version}, then tag that commit",
         )
     return section[1].strip() + "\n"
-
-
-def source_archive(root: Path, prefix: str) -> bytes:
-    """The files of HEAD, with the commit's time; gzip stores none."""
-    tar = _git_bytes(root, "archive", "--format=tar", f"--prefix={prefix}", "HEAD")
-    return gzip.compress(tar, mtime=0)
 
 
 def packed(folder: Path, prefix: str, when: int) -> bytes:

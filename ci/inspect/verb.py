@@ -16,7 +16,6 @@ from ci.artifacts.program import (
     CompiledProgram,
     ContextStrings,
     Delegate,
-    DelegateOptions,
     TensorInfo,
     first_bytes,
     read,
@@ -191,12 +190,6 @@ def _on_cpu(kernels: Mapping[str, int]) -> Iterator[str]:
         yield f"  on the CPU: {name} × {count}"
 
 
-def _processor(options: DelegateOptions) -> str:
-    if options.processor != "htp":
-        return options.processor.upper()
-    return f"HTP v{options.arch}, {options.vtcm_mb} MB VTCM"
-
-
 def _delegate(index: int, delegate: Delegate) -> Iterator[str]:
     if delegate.segment is None:
         place = "inside the flatbuffer"
@@ -205,8 +198,10 @@ def _delegate(index: int, delegate: Delegate) -> Iterator[str]:
     yield f"delegate {index}: {delegate.backend} of {delegate.method}, {delegate.size:,} bytes, {place}"
     if options := delegate.options:
         prepared = "on the device (online)" if options.online_prepare else "ahead of time"
+        htp = f"HTP v{options.arch}, {options.vtcm_mb} MB VTCM"
+        processor = htp if options.processor == "htp" else options.processor.upper()
         yield (
-            f"  compiled for SoC id {options.soc_id}{_by_id(options.soc_id)}, {_processor(options)}, "
+            f"  compiled for SoC id {options.soc_id}{_by_id(options.soc_id)}, {processor}, "
             f"{options.precision}, prepared {prepared}"
         )
     if delegate.context:

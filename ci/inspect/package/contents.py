@@ -192,12 +192,12 @@ def _unpack(archive: Path, prefix: str, root: Path) -> dict[str, tuple[bool, int
 
 def _library(root: Path, place: str, packed: tuple[bool, int | None] | None) -> PackagedLibrary:
     compressed, offset = packed or (False, None)
-    path = root / place
     try:
-        header, why = elf.read(path), ""
+        header = elf.read(root / place)
     except elf.NotElf as error:
         return PackagedLibrary(place, None, (), error.reason, compressed, offset)
-    return PackagedLibrary(place, header, build_ids(path), why, compressed, None if compressed else offset)
+    ids = build_ids(root / place)
+    return PackagedLibrary(place, header, ids, "", compressed, None if compressed else offset)
 
 
 def _model(root: Path, place: str) -> PackagedModel | None:
@@ -212,13 +212,10 @@ def _model(root: Path, place: str) -> PackagedModel | None:
         return PackagedModel(place, "ExecuTorch program", read(path))
     if head.startswith(MARK):
         contexts = contexts_by_chip(bytes_of(path)) if path.suffix == ".dlc" else {}
-        if not contexts:
-            return None
-        return PackagedModel(place, "DLC", _joined(contexts))
+        return PackagedModel(place, "DLC", _joined(contexts)) if contexts else None
     named = path.suffix in (".bin", ".serialized")
     if head.startswith(CONTEXT_MARK) or (named and BUILD_ID.search(bytes_of(path))):
-        contents = read(path)
-        return PackagedModel(place, "QNN context", contents)
+        return PackagedModel(place, "QNN context", read(path))
     return None
 
 

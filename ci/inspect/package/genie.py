@@ -87,15 +87,9 @@ def _one_of_all(place: str, contexts: Mapping[str, ContextStrings]) -> Iterator[
         for name, context in contexts.items():
             groups.setdefault(of(context), []).append(name)
         if len(groups) > 1:
-            listed = "; ".join(
-                f"{', '.join(key) or 'none'}: {', '.join(files)}" for key, files in groups.items()
-            )
-            yield _finding(
-                "genie-mixed",
-                place,
-                f"its binaries are not of one {what}: {listed}",
-                "compile all of them in one run",
-            )
+            rows = [f"{', '.join(key) or 'none'}: {', '.join(files)}" for key, files in groups.items()]
+            message = f"its binaries are not of one {what}: {'; '.join(rows)}"
+            yield _finding("genie-mixed", place, message, "compile all of them in one run")
             return
 
 
