@@ -24,10 +24,8 @@ __all__ = [
     "Fetched",
     "Patience",
     "alone",
-    "copied",
     "fetch",
     "file_name",
-    "finished",
     "mirrored",
     "redact",
     "redact_text",
@@ -44,35 +42,15 @@ def fetch(
     name: str | None = None,
     patience: Patience = PATIENCE,
 ) -> Fetched:
-    """Put the file at `url` at `into`, whole and verified.
+    """Put the file at `url`, which may be a file:// one, at `into`, whole and verified.
 
     A file that is already there is used again if its hash is right. Without `sha256` the hash found is
     returned for the caller to record. Raises UpstreamError or IntegrityError for errors of the network and
     EnvironmentLacking for errors of the disk.
     """
     transfer = Transfer(into, sha256, size, progress, name or file_name(url), patience)
-    with alone(into, transfer.progress):
+    with alone(into, progress):
         return transfer.reuse() or transfer.run(url)
-
-
-def copied(
-    local: Path,
-    into: Path,
-    *,
-    sha256: str | None,
-    size: int | None,
-    progress: Progress = SILENT,
-    name: str,
-) -> Fetched:
-    """Like `fetch`, for a file of this machine."""
-    transfer = Transfer(into, sha256, size, progress, name, PATIENCE)
-    with alone(into, transfer.progress):
-        return transfer.reuse() or transfer.copy(local)
-
-
-def finished(into: Path, *, sha256: str | None, size: int | None, name: str) -> Fetched | None:
-    """The file at `into`, if an earlier call left it there undamaged."""
-    return Transfer(into, sha256, size, SILENT, name, PATIENCE).reuse(tidy=False)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from provisioning.base import units
 from provisioning.base.disk import ANOTHER_STORE, disk_error
@@ -21,6 +23,7 @@ from provisioning.base.files import digest_of, hash_file, write_all
 from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.server import (
+    PATIENCE,
     NetworkError,
     Patience,
     body_of,
@@ -49,25 +52,20 @@ class _StartOver(Exception):
     """The part file is of no use: what the server has does not continue it."""
 
 
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """The transfer of one file. The caller holds its mutex, so no other process writes the part file."""
 
-    def __init__(
-        self,
-        into: Path,
-        sha256: str | None,
-        size: int | None,
-        progress: Progress,
-        name: str,
-        patience: Patience,
-    ) -> None:
-        self.into = into
-        self.sha256 = sha256
-        self.size = size
-        self.progress = progress
-        self.name = name
-        self.patience = patience
-        self.part = into.with_name(into.name + ".part")
+    into: Path
+    sha256: str | None
+    size: int | None
+    progress: Progress
+    name: str
+    patience: Patience = PATIENCE
+
+    @property
+    def part(self) -> Path:
+        return self.into.with_name(self.into.name + ".part")
 
     def reuse(self, *, tidy: bool = True) -> Fetched | None:
         """The finished file, if it is there and the manifest's own. A damaged one is removed."""
@@ -84,13 +82,12 @@ class Transfer:
                 self.into.unlink()
         return None
 
-    def copy(self, local: Path) -> Fetched:
-        """Copy a file of this machine, with the same check as for a download."""
-        with disk_errors(self.into.parent, local.stat().st_size):
-            shutil.copyfile(local, self.part)
-        return self._land(str(local), hash_file(self.part), self.part.stat().st_size, resumed=False)
-
     def run(self, url: str) -> Fetched:
+        if url.startswith("file:"):
+            local = Path(url2pathname(urlsplit(url).path))
+            with disk_errors(self.into.parent, local.stat().st_size):
+                shutil.copyfile(local, self.part)
+            return self._land(str(local), hash_file(self.part), self.part.stat().st_size, resumed=False)
         with open_session() as session:
             try:
                 return self._from(session, url)

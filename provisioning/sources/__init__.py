@@ -19,7 +19,6 @@ from provisioning.base.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from provisioning.archive import Entry
-    from provisioning.download import Fetched
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.1[:/])\S+$")]
@@ -28,58 +27,34 @@ Place = Callable[[str], str | None]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
 
 
-class Source(Model):
-    """The methods of every kind of source."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name in messages and inventories: a file's name, a repository's tag."""
-
-    @property
-    @abstractmethod
-    def pin(self) -> str | None:
-        """The digest that identifies the bytes; None until one is recorded."""
-
-    @property
-    def prefix(self) -> str:
-        """The folder with all its files, which is left out of a tree."""
-        return ""
-
-    @abstractmethod
-    def landing_place(self, downloads: Path) -> Path:
-        """Where it is kept after it is fetched."""
-
-    @abstractmethod
-    def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
-        """Fetch and verify it, or reuse the result of an earlier call."""
-
-    @abstractmethod
-    def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
-        """Put the files that `place` gives a destination below `into`."""
-
-    @abstractmethod
-    def recordable(self, digest: str, size: int) -> dict[str, str | int]:
-        """The manifest's keys for what was received."""
-
-
-class FileSource(Source):
+class FileSource(Model):
     """One zip file (also .whl, .aar, .jar), named by its sha256 where that is known."""
 
     sha256: Sha256 | None = None
     size: Annotated[int, Field(gt=0)] | None = None
 
     @property
-    def pin(self) -> str | None:
-        return self.sha256
+    @abstractmethod
+    def name(self) -> str:
+        """The name in messages and inventories."""
 
     @property
     @abstractmethod
     def address(self) -> str:
         """Identifies the file while its hash is not known."""
 
+    @property
+    def pin(self) -> str | None:
+        """The digest that identifies the bytes; None until one is recorded."""
+        return self.sha256
+
+    @property
+    def prefix(self) -> str:
+        """The folder with all its files, which is left out of a tree."""
+        return ""
+
     def landing_place(self, downloads: Path) -> Path:
-        """Under its hash, or under its name and address while no hash is known.
+        """Where it is kept: under its hash, or under its name and address while no hash is known.
 
         A file that was fetched before its hash was recorded is renamed, so that recording costs no download.
         """
@@ -93,10 +68,12 @@ class FileSource(Source):
         return pinned
 
     def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
+        """Put the files that `place` gives a destination below `into`."""
         from provisioning.archive import Limits, extract
 
         limits = Limits(case_sensitive=getattr(self, "case_sensitive", False))
         return extract(fetched, into, place, limits=limits, progress=progress, name=self.name)
 
     def recordable(self, digest: str, size: int) -> dict[str, str | int]:
+        """The manifest's keys for what was received."""
         return {"sha256": digest, "size": size}

@@ -8,16 +8,17 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import StringConstraints
 
 from provisioning.base.commands import captured
+from provisioning.base.documents import Model
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
 from provisioning.base.files import hash_file
 from provisioning.base.progress import SILENT, Progress
 from provisioning.download import Fetched, alone, redact, redact_text
-from provisioning.sources import Https, Place, Source
+from provisioning.sources import Https, Place
 
 if TYPE_CHECKING:
     from provisioning.archive import Entry
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 
-class Git(Source):
-    """A repository at one commit."""
+class Git(Model):
+    """A repository at one commit; its methods are those of FileSource."""
 
     type: Literal["git"]
     url: Https
     tag: str
     commit: Commit | None = None
     submodules: bool = True
+    prefix: ClassVar[str] = ""
 
     @property
     def name(self) -> str:

@@ -13,7 +13,6 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import unquote, urlsplit
@@ -25,8 +24,9 @@ from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UpstreamError
 from provisioning.base.progress import SILENT, Progress
 from provisioning.base.settings import MANIFESTS
-from provisioning.download import MIRROR_VARIABLE, Fetched, copied, fetch, finished, redact_text
+from provisioning.download import MIRROR_VARIABLE, Fetched, fetch, redact_text
 from provisioning.download.server import PATIENCE, open_session
+from provisioning.download.transfer import Transfer
 from provisioning.sources import FileSource, Version
 
 ANOTHER_INDEX = "name an index that has this wheel in PIP_INDEX_URL"
@@ -49,20 +49,13 @@ class Wheel(FileSource):
         return f"wheel:{self.filename}"
 
     def fetch(self, downloads: Path, progress: Progress = SILENT) -> Fetched:
-        into = self.landing_place(downloads)
+        into, sha256, size = self.landing_place(downloads), self.sha256, self.size
         # A finished copy needs no index, so a filled store works offline.
-        present = finished(into, sha256=self.sha256, size=self.size, name=self.filename)
-        if present is not None:
+        if present := Transfer(into, sha256, size, progress, self.filename).reuse(tidy=False):
             return present
-        url = _address(self)
-        if urlsplit(url).scheme in ("http", "https"):
-            get = partial(fetch, pip_settings.with_credentials(url, os.environ))
-        else:
-            from urllib.request import url2pathname
-
-            get = partial(copied, Path(url2pathname(urlsplit(url).path)))
+        url = pip_settings.with_credentials(_address(self), os.environ)
         try:
-            return get(into, sha256=self.sha256, size=self.size, progress=progress, name=self.filename)
+            return fetch(url, into, sha256=sha256, size=size, progress=progress, name=self.filename)
         except UpstreamError as error:
             # A mirror takes the place of other addresses than an index's.
             if MIRROR_VARIABLE not in (error.fix or ""):

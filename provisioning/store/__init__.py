@@ -20,7 +20,6 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.base.commands import Fix, quoted, session
@@ -30,14 +29,12 @@ from provisioning.base.files import replace_text
 from provisioning.base.mutex import mutex
 from provisioning.base.progress import SILENT, Progress
 from provisioning.manifest import Component
-from provisioning.store import locking
+from provisioning.store import cleaning, locking
+from provisioning.store.assembly import Assembly
 from provisioning.store.inventory import Difference, Inventory, differences
 from provisioning.store.pinned import Pinned
-from provisioning.store.tree_plan import EVERYTHING, FileSelection, definition_of, selection_of, tree_key
-from provisioning.store.trees import Tree, Trees, name_of
-
-if TYPE_CHECKING:
-    from provisioning.store.cleaning import Garbage
+from provisioning.store.tree_plan import EVERYTHING, FileSelection
+from provisioning.store.trees import Tree, Trees
 
 __all__ = ["EVERYTHING", "FileSelection", "Store", "Tree", "require_pins"]
 
@@ -70,21 +67,14 @@ class Store(Trees):
             self.prove(component_name, component, want, progress=progress, offline=offline)
         if (tree := self.find(component_name, component, want)) is not None:
             return tree
-        from provisioning.store.assembly import Assembly
-
-        with _disk_errors(self.path):
-            self._make_folders()
-            licences.require(self.path, {component_name: component}, accept or {})
-            definition = definition_of(component_name, component)
-            key = tree_key(definition, selection_of(component, want))
-            name = name_of(component_name, component, key)
-            waiting = f"waiting for another process that provisions {component_name}"
-            with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
-                if (tree := self.find(component_name, component, want)) is not None:
-                    return tree
-                with locking.work_in_progress(self.staging, self.locks) as staging:
-                    assembly = Assembly(self, staging, component_name, component, want, progress, offline)
-                    return self._commit(name, staging, assembly.run(definition, key))
+        self.accept({component_name: component}, accept or {})
+        root = self.root_of(component_name, component, want)
+        with self._working_on(root.name, progress):
+            if (tree := self.find(component_name, component, want)) is not None:
+                return tree
+            with locking.work_in_progress(self.staging, self.locks) as staging:
+                assembly = Assembly(self, staging, component_name, component, want, progress, offline)
+                return self._commit(root, staging, assembly.run())
 
     def prove(
         self,
@@ -112,26 +102,13 @@ class Store(Trees):
         if self.against_pins(tree, component) == []:
             self.mark_proved(tree)
             return []
-        name = tree.root.name
-        with _disk_errors(self.path):
-            self._make_folders()
-            waiting = f"waiting for another process that works on {name}"
-            with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
-                return self._made_again(tree, component, progress, offline)
-
-    def _made_again(
-        self, tree: Tree, component: Component, progress: Progress, offline: bool
-    ) -> list[Difference]:
-        """What was wrong with a tree, by its downloads, which replace it then."""
-        from provisioning.store.assembly import Assembly
-
-        with locking.work_in_progress(self.staging, self.locks) as staging:
-            name = tree.component
-            definition = definition_of(name, component)
-            key = tree_key(definition, selection_of(component, tree.want))
+        with (
+            self._working_on(tree.root.name, progress),
+            locking.work_in_progress(self.staging, self.locks) as staging,
+        ):
             try:
-                assembly = Assembly(self, staging, name, component, tree.want, progress, offline)
-                tree_again = assembly.run(definition, key)
+                assembly = Assembly(self, staging, tree.component, component, tree.want, progress, offline)
+                tree_again = assembly.run()
             except (EnvironmentLacking, UpstreamError) as error:
                 raise EnvironmentLacking(
                     f"{tree.root.name} was not made here, and cannot be proved: {error.message}",
@@ -148,7 +125,7 @@ class Store(Trees):
                 self.mark_proved(tree)
             else:
                 tree.inventory_path.rename(staging / "damaged.json")
-                self._commit(name_of(name, component, key), staging, tree_again)
+                self._commit(self.root_of(tree.component, component, tree.want), staging, tree_again)
             return wrong
 
     def accept(self, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
@@ -158,20 +135,16 @@ class Store(Trees):
 
     def repair(self, tree: Tree, *, progress: Progress = SILENT, offline: bool = False) -> list[Difference]:
         """Repair a tree from kept downloads, fetching again what was pruned; returns what was wrong."""
-        name = tree.root.name
-        with _disk_errors(self.path):
-            self._make_folders()
-            waiting = f"waiting for another process that works on {name}"
-            with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
-                wrong = self.verify(tree)
-                modes = {item.path: item.mode for item in tree.inventory.items}
-                for difference in wrong:
-                    if difference.kind == "mode":
-                        (tree.root / difference.path).chmod(modes[difference.path])
-                if any(difference.kind != "mode" for difference in wrong):
-                    with locking.work_in_progress(self.staging, self.locks) as staging:
-                        self._make_again(tree, staging, progress, offline)
-                return wrong
+        with self._working_on(tree.root.name, progress):
+            wrong = self.verify(tree)
+            modes = {item.path: item.mode for item in tree.inventory.items}
+            for difference in wrong:
+                if difference.kind == "mode":
+                    (tree.root / difference.path).chmod(modes[difference.path])
+            if any(difference.kind != "mode" for difference in wrong):
+                with locking.work_in_progress(self.staging, self.locks) as staging:
+                    self._make_again(tree, staging, progress, offline)
+            return wrong
 
     def gc(
         self,
@@ -181,15 +154,13 @@ class Store(Trees):
         all_downloads: bool = False,
         dry_run: bool = False,
         progress: Progress = SILENT,
-    ) -> list[Garbage]:
+    ) -> list[cleaning.Garbage]:
         """Remove what nobody needs, once no process changes the store; returns what that was.
 
         That is: trees that are not `referenced`, that were unused for `older_than` seconds or that a wider
         tree makes needless; downloads that no remaining tree came from; what killed processes left.
         A tree that another process found, and may be reading, stays.
         """
-        from provisioning.store import cleaning
-
         if not self.path.is_dir():
             return []
         with locking.Removal() as removal:
@@ -207,6 +178,15 @@ class Store(Trees):
             progress.note(f"{name} stays, as another process uses it")
         return leftovers
 
+    @contextlib.contextmanager
+    def _working_on(self, name: str, progress: Progress) -> Iterator[None]:
+        """Keep other processes off one tree, and `gc` off the store."""
+        with _disk_errors(self.path):
+            self._make_folders()
+            waiting = f"waiting for another process that works on {name}"
+            with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
+                yield
+
     def _make_folders(self) -> None:
         for folder in (self.downloads, self.folder, self.staging, self.locks):
             folder.mkdir(parents=True, exist_ok=True)
@@ -214,8 +194,7 @@ class Store(Trees):
         if not tag.exists():
             replace_text(tag, CACHEDIR_TAG)
 
-    def _commit(self, name: str, staging: Path, inventory: Inventory) -> Tree:
-        root = self.folder / name
+    def _commit(self, root: Path, staging: Path, inventory: Inventory) -> Tree:
         record = staging / "inventory.json"
         record.write_text(inventory.as_json(), encoding="utf-8")
         if root.exists():
@@ -224,21 +203,16 @@ class Store(Trees):
         tree = Tree(root, inventory)
         record.replace(tree.inventory_path)
         locking.lease(tree.inventory_path)
-        self.mark_used(name)
+        self.mark_used(root.name)
         self.mark_proved(tree)
         return tree
 
     def _make_again(self, tree: Tree, staging: Path, progress: Progress, offline: bool) -> None:
         """Make the tree anew: of what is whole in it, and of its downloads. Its inventory, and with it every
         lease of the tree, stays."""
-        from provisioning.store.assembly import Assembly
-
-        inventory = tree.inventory
-        component = Component.model_validate(dict(inventory.manifest), strict=False)
-        want = FileSelection(frozenset(inventory.targets), frozenset(inventory.arches))
-        assembly = Assembly(self, staging, inventory.component, component, want, progress, offline)
-        assembly.run(inventory.definition, inventory.key)
-        if wrong := differences(staging / "tree", inventory.items):
+        component = Component.model_validate(dict(tree.inventory.manifest), strict=False)
+        Assembly(self, staging, tree.component, component, tree.want, progress, offline).run()
+        if wrong := differences(staging / "tree", tree.inventory.items):
             remove = quoted("rm", "-rf", tree.root, tree.inventory_path)
             raise CheckFailed(
                 f"{tree.root.name}: {wrong[0]} in what would repair it",

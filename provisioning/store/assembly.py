@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,6 +29,7 @@ from provisioning.store.tree_plan import (
     definition_of,
     sdk_yaml,
     selection_of,
+    tree_key,
 )
 
 if TYPE_CHECKING:
@@ -48,59 +50,57 @@ class PartFiles:
     """Items that another tree has: they are shared with it, not moved."""
 
 
+@dataclass(frozen=True)
 class Assembly:
     """One tree in the making, below `staging`."""
 
-    def __init__(
-        self,
-        store: Trees,
-        staging: Path,
-        name: str,
-        component: Component,
-        want: FileSelection,
-        progress: Progress,
-        offline: bool,
-    ) -> None:
-        self._store = store
-        self._staging = staging
-        self._name = name
-        self._component = component
-        self._want = want
-        self._progress = progress
-        self._offline = offline
-        self._selection = selection_of(component, want)
-        definition = definition_of(name, component)
-        self._relatives = [
-            tree
-            for tree in store.trees(f"{name}-")
-            if tree.inventory.definition == definition and store.is_proved(tree)
-        ]
+    store: Trees
+    staging: Path
+    name: str
+    component: Component
+    want: FileSelection
+    progress: Progress
+    offline: bool
 
-    def run(self, definition: str, key: str) -> Inventory:
+    @cached_property
+    def selection(self) -> dict[str, tuple[str, ...]]:
+        return selection_of(self.component, self.want)
+
+    @cached_property
+    def definition(self) -> str:
+        return definition_of(self.name, self.component)
+
+    @cached_property
+    def relatives(self) -> list[Tree]:
+        """Trees of the same component, to be trusted."""
+        trees = self.store.trees(f"{self.name}-")
+        return [t for t in trees if t.inventory.definition == self.definition and self.store.is_proved(t)]
+
+    def run(self) -> Inventory:
         """Make the tree at staging/tree; returns its inventory."""
-        parts = [part for part in self._component.parts if self._selection[part.name]]
+        parts = [part for part in self.component.parts if self.selection[part.name]]
         if not parts:
             raise UsageError(
-                f"{self._name} has nothing for {', '.join(sorted(self._want.targets)) or 'this selection'}",
+                f"{self.name} has nothing for {', '.join(sorted(self.want.targets)) or 'this selection'}",
                 fix="choose another --target",
             )
         files = _in_parallel(self._files_of, parts)
         items = self._compose(files)
         origins = tuple(file.origin for file in files)
         self._check_identity(items)
-        if self._name == QNN_SDK and not any(item.path == "sdk.yaml" for item in items):
-            text = sdk_yaml(self._component, origins, items)
+        if self.name == QNN_SDK and not any(item.path == "sdk.yaml" for item in items):
+            text = sdk_yaml(self.component, origins, items)
             items = sorted([*items, self._write("sdk.yaml", text)], key=lambda item: item.path)
         return Inventory(
-            component=self._name,
-            version=self._component.version,
-            build_id=self._component.build_id or "",
-            key=key,
-            definition=definition,
-            targets=tuple(sorted(self._want.targets)),
-            arches=tuple(sorted(self._want.arches)),
-            selection=self._selection,
-            manifest=self._component.model_dump(mode="json"),
+            component=self.name,
+            version=self.component.version,
+            build_id=self.component.build_id or "",
+            key=tree_key(self.definition, self.selection),
+            definition=self.definition,
+            targets=tuple(sorted(self.want.targets)),
+            arches=tuple(sorted(self.want.arches)),
+            selection=self.selection,
+            manifest=self.component.model_dump(mode="json"),
             origins=origins,
             items=tuple(items),
             created=utc_now(),
@@ -112,10 +112,10 @@ class Assembly:
         """The part's files: from trees that have them already, the rest from what is fetched."""
         if (same := self._same_selection(part)) is not None:
             return same
-        before = next((origin for tree in self._relatives if (origin := _origin(tree, part.name))), None)
+        before = next((origin for tree in self.relatives if (origin := _origin(tree, part.name))), None)
         known = {
             item.path: (tree.root, item)
-            for tree in self._relatives
+            for tree in self.relatives
             for item in tree.inventory.items
             if item.part == part.name
         }
@@ -138,8 +138,8 @@ class Assembly:
 
     def _same_selection(self, part: Part) -> PartFiles | None:
         """All of the part, from a tree that was made with the same selection of it."""
-        for tree in self._relatives:
-            if tuple(tree.inventory.selection.get(part.name, ())) != self._selection[part.name]:
+        for tree in self.relatives:
+            if tuple(tree.inventory.selection.get(part.name, ())) != self.selection[part.name]:
                 continue
             items = tuple(item for item in tree.inventory.items if item.part == part.name)
             if any(difference(tree.root, item) for item in items):
@@ -152,29 +152,29 @@ class Assembly:
     def _unpacked(self, part: Part, before: Origin | None, wanted: Callable[[str], bool]) -> PartFiles:
         """The part's files whose destination is `wanted`, fetched and unpacked into staging."""
         source = part.source
-        if self._store.kept(part) is None:
-            if self._offline:
+        if self.store.kept(part) is None:
+            if self.offline:
                 raise EnvironmentLacking(
-                    f"{self._name}: {part.name} was not fetched before, and --offline forbids to fetch it",
+                    f"{self.name}: {part.name} was not fetched before, and --offline forbids to fetch it",
                     fix="run the same command without --offline",
                 )
             if before is not None:
-                self._progress.note(f"downloading {before.name} again because it was pruned from the store")
-        fetched = source.fetch(self._store.downloads, self._progress)
+                self.progress.note(f"downloading {before.name} again because it was pruned from the store")
+        fetched = source.fetch(self.store.downloads, self.progress)
         if before is not None and fetched.sha256 != before.sha256:
             raise IntegrityError(
-                f"{before.name}: expected {before.sha256}, as when {self._name} was first "
+                f"{before.name}: expected {before.sha256}, as when {self.name} was first "
                 f"provisioned, found {fetched.sha256}",
-                fix=Fix("what the server has changed: {}", session("lock", "--component", self._name)),
+                fix=Fix("what the server has changed: {}", session("lock", "--component", self.name)),
             )
-        placing = Placing(part, self._want)
-        folder = self._staging / f"part-{part.name}"
+        placing = Placing(part, self.want)
+        folder = self.staging / f"part-{part.name}"
 
         def place(member: str) -> str | None:
             path = placing(member)
             return path if path is not None and wanted(path) else None
 
-        entries = source.unpack(fetched.path, folder, place, self._progress)
+        entries = source.unpack(fetched.path, folder, place, self.progress)
         placing.check(source.name)
         items = []
         for entry in entries:
@@ -190,9 +190,9 @@ class Assembly:
 
     def _compose(self, parts: Sequence[PartFiles]) -> list[Item]:
         items = composed([part.items for part in parts])
-        root = self._staging / "tree"
+        root = self.staging / "tree"
         if len(parts) == 1 and not parts[0].linked:
-            (self._staging / f"part-{parts[0].origin.part}").rename(root)
+            (self.staging / f"part-{parts[0].origin.part}").rename(root)
             return items
         by_part = {part.origin.part: part for part in parts}
         folders: set[Path] = set()
@@ -211,19 +211,19 @@ class Assembly:
 
     def _check_identity(self, items: Sequence[Item]) -> None:
         """Without a pinned hash, check that version and build ids inside are those of the manifest."""
-        if self._component.pinned:
+        if self.component.pinned:
             return
         from provisioning.build_id import build_ids
 
-        root = self._staging / "tree"
-        component = self._component
-        actual = identity_of(self._name, root).version
+        root = self.staging / "tree"
+        component = self.component
+        actual = identity_of(self.name, root).version
         if actual and not _same_version(actual, component.version):
             raise IntegrityError(
-                f"{self._name}: expected version {component.version}, found {actual} inside what was fetched",
+                f"{self.name}: expected version {component.version}, found {actual} inside what was fetched",
                 fix="correct the version or the address in the manifest",
             )
-        if self._name != QNN_SDK:
+        if self.name != QNN_SDK:
             return
         ids: dict[str, str] = {}
         for item in items:
@@ -235,12 +235,12 @@ class Assembly:
         if len(ids) > 1:
             words = ", ".join(f"{build_id} ({path})" for build_id, path in sorted(ids.items()))
             raise IntegrityError(
-                f"{self._name}: expected one build id in all libraries, found {words}",
+                f"{self.name}: expected one build id in all libraries, found {words}",
                 fix="this is not the SDK that the manifest names: check its address",
             )
 
     def _write(self, path: str, text: str) -> Item:
-        target = self._staging / "tree" / path
+        target = self.staging / "tree" / path
         target.write_text(text, encoding="utf-8")
         target.chmod(READ_ONLY)
         return Item(path, "file", target.stat().st_size, hash_file(target), READ_ONLY, "", GENERATED)

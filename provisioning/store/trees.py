@@ -51,10 +51,7 @@ class Trees:
 
     def __init__(self, path: Path) -> None:
         if os.path.isfile(path):  # noqa: PTH113  Path's own raises where a parent may not be entered
-            raise EnvironmentLacking(
-                f"{path}: expected the store's folder, found a file",
-                fix=ANOTHER_STORE,
-            )
+            raise EnvironmentLacking(f"{path}: expected the store's folder, found a file", fix=ANOTHER_STORE)
         self.path = path
         self.downloads = path / "downloads"
         self.folder = path / "trees"
@@ -84,14 +81,18 @@ class Trees:
 
     def uncommitted(self, component_name: str, component: Component, want: FileSelection) -> list[Difference]:
         """Why a tree for exactly `want` is there and exists for nobody: its inventory cannot be read."""
-        key = tree_key(definition_of(component_name, component), selection_of(component, want))
-        root = self.folder / name_of(component_name, component, key)
+        root = self.root_of(component_name, component, want)
         inventory = root.with_name(f"{root.name}.json")
         if not root.is_dir() or Inventory.read(inventory) is not None:
             return []
         if inventory.exists():
             return [Difference(inventory.name, "changed", "an inventory", "something else")]
         return [Difference(inventory.name, "missing", "an inventory", "nothing")]
+
+    def root_of(self, component_name: str, component: Component, want: FileSelection) -> Path:
+        """Where the tree for exactly `want` is, once it is made."""
+        key = tree_key(definition_of(component_name, component), selection_of(component, want))
+        return self.folder / f"{component_name}-{component.version}-{key[:12]}"
 
     def find(self, component_name: str, component: Component, want: FileSelection) -> Tree | None:
         """The tree for `want`: made for exactly that, else the smallest that contains it.
@@ -180,10 +181,6 @@ class Trees:
                 self.mark_used(tree.root.name)
                 return tree
         return None
-
-
-def name_of(component_name: str, component: Component, key: str) -> str:
-    return f"{component_name}-{component.version}-{key[:12]}"
 
 
 def _stamp(path: Path) -> str:

@@ -240,7 +240,7 @@ def test_a_file_of_this_machine_passes_the_same_checks(into: Path, tmp_path: Pat
     local = tmp_path / "local.bin"
     local.write_bytes(OTHER)
     with pytest.raises(IntegrityError, match=SHA):
-        download.copied(local, into, sha256=SHA, size=None, name="local.bin")
+        download.fetch(local.as_uri(), into, sha256=SHA, size=None, name="local.bin")
     assert files(into) == []
 
 
