@@ -60,8 +60,12 @@ def variant(findings: Findings, variant: Variant, bucks: Sequence[Side], cmake: 
     """All findings of one variant. What one of Buck's builders does not declare, another may."""
     name = variant.name
     for side in (*bucks, cmake):
-        _troubles(findings, name, side)
-        _missing_files(findings, name, side)
+        for trouble in side.troubles:
+            findings.incomplete = True
+            place = trouble.place
+            findings.report("parity-not-evaluated", place, trouble.what, place.file, name, why=trouble.why)
+        for item in side.missing:
+            findings.report("parity-missing-file", item.place, item.name, item.place.file, name)
     if cmake.stopped or any(buck.failed for buck in bucks):
         findings.incomplete = True
     declared = {label for buck in bucks for label in buck.libraries}
@@ -264,18 +268,6 @@ def _has_no_code(text: str) -> bool:
     return all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines())
 
 
-def _troubles(findings: Findings, variant: str, side: Side) -> None:
-    for trouble in side.troubles:
-        findings.incomplete = True
-        place = trouble.place
-        findings.report("parity-not-evaluated", place, trouble.what, place.file, variant, why=trouble.why)
-
-
-def _missing_files(findings: Findings, variant: str, side: Side) -> None:
-    for item in side.missing:
-        findings.report("parity-missing-file", item.place, item.name, item.place.file, variant)
-
-
 def _renamed_targets(
     mapping: Mapping, pairs: Sequence[MappedPair], buck: Side, cmake: Side, declared: set[str]
 ) -> dict[str, Library]:
@@ -336,7 +328,7 @@ def _targets_exist(
 
 def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
     in_buck, in_cmake = (
-        first_places(item for item in _native(side, names) if findings.mapping.scope.holds(item.name))
+        first_places(item for library in _of(side, names) for item in _native(findings, library))
         for side, names in ((buck, pair.buck), (cmake, pair.cmake))
     )
     for path in sorted(in_cmake.keys() - in_buck.keys()):
@@ -349,23 +341,21 @@ def _files(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake
             lacking=_lack(pair.buck),
             file=_file_for(path, pair, buck),
         )
-    reach = [
-        item.name for name in pair.cmake if name in cmake.libraries for item in cmake.libraries[name].includes
-    ]
+    reach = [item.name for library in _of(cmake, pair.cmake) for item in library.includes]
     for path in sorted(in_buck.keys() - in_cmake.keys()):
         if is_header(path) and any(not folder or path.startswith(f"{folder}/") for folder in reach):
             continue
-        library = _which_has(buck, pair.buck, path)
-        findings.report("parity-missing-in-cmake", in_buck[path], path, pair.name, variant, library=library)
+        owner = next(
+            library.name
+            for library in _of(buck, pair.buck)
+            if any(item.name == path for item in library.files)
+        )
+        findings.report("parity-missing-in-cmake", in_buck[path], path, pair.name, variant, library=owner)
 
 
-def _which_has(side: Side, names: Iterable[str], path: str) -> str:
-    return next(target.name for target in _of(side, names) if any(item.name == path for item in target.files))
-
-
-def _native(side: Side, names: Iterable[str]) -> Iterator[NamedItem]:
-    for library in _of(side, names):
-        yield from (item for item in library.files if is_native(item.name))
+def _native(findings: Findings, library: Library) -> list[NamedItem]:
+    scope = findings.mapping.scope
+    return [item for item in library.files if is_native(item.name) and scope.holds(item.name)]
 
 
 def _dependencies(
@@ -382,18 +372,15 @@ def _dependencies(
     sides: list[dict[str, NamedItem]] = []
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         linked: dict[str, NamedItem] = {}
-        for name in names:
-            library = side.libraries.get(name)
-            for item in library.dependencies if library else ():
-                known = _twin_of(side, item.name)
-                own = known in (*pair.buck, *pair.cmake)
-                node = pair.node if own else nodes.get(known)
-                node = findings.node_of(known) if node is None else node
-                if node is None:
-                    rule = "parity-dependency-unmapped"
-                    findings.report(rule, item.place, item.name, pair.name, variant, build=build)
-                elif node not in left_out:
-                    linked.setdefault(node, item)
+        for item in (item for library in _of(side, names) for item in library.dependencies):
+            known = _twin_of(side, item.name)
+            node = pair.node if known in (*pair.buck, *pair.cmake) else nodes.get(known)
+            node = findings.node_of(known) if node is None else node
+            if node is None:
+                rule = "parity-dependency-unmapped"
+                findings.report(rule, item.place, item.name, pair.name, variant, build=build)
+            elif node not in left_out:
+                linked.setdefault(node, item)
         sides.append(linked)
     in_buck, in_cmake = sides
     for node in sorted(in_cmake.keys() - in_buck.keys()):
@@ -422,17 +409,10 @@ def _twin_of(side: Side, name: str) -> str:
 def _dependencies_within(findings: Findings, variant: str, pair: MappedPair, buck: Side, cmake: Side) -> None:
     """Dependencies between the Buck libraries of one pair, by their files: CMake links them where Buck has
     one library for several of its targets."""
-    owner = {
-        item.name: name
-        for name in pair.buck
-        if name in buck.libraries
-        for item in buck.libraries[name].files
-        if is_source(item.name)
-    }
+    owner = {item.name: library.name for library in _of(buck, pair.buck) for item in library.compiled}
     part = {
-        name: {owner[item.name] for item in cmake.libraries[name].compiled if item.name in owner}
-        for name in pair.cmake
-        if name in cmake.libraries
+        library.name: {owner[item.name] for item in library.compiled if item.name in owner}
+        for library in _of(cmake, pair.cmake)
     }
     linked: dict[tuple[str, str], NamedItem] = {}
     for name, owners in part.items():
@@ -480,14 +460,13 @@ def _flags(
             note = name.startswith("-W")
             words = _has_and_lacks(name in here)
             findings.report(rule, place, name, pair.name, variant, note=note, **words)
-    whole = (
-        [library.whole for library in buck_libraries if library.whole],
-        [library.whole for library in cmake_libraries if library.whole],
+    ours, theirs = (
+        [library.whole for library in libraries if library.whole]
+        for libraries in (buck_libraries, cmake_libraries)
     )
-    if bool(whole[0]) != bool(whole[1]):
-        place = (whole[0] or whole[1])[0]
-        rule = "parity-whole-archive-differs"
-        findings.report(rule, place, "link_whole", pair.name, variant, **_has_and_lacks(bool(whole[0])))
+    if bool(ours) != bool(theirs):
+        place, words = (ours or theirs)[0], _has_and_lacks(bool(ours))
+        findings.report("parity-whole-archive-differs", place, "link_whole", pair.name, variant, **words)
 
 
 def _handed_on(
@@ -543,14 +522,13 @@ def _any_of(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _platforms(findings: Findings, variant: Variant, pair: MappedPair, buck: Side) -> None:
-    for name in pair.buck:
-        library = buck.libraries.get(name)
-        if library and library.platforms and variant.platform and variant.platform not in library.platforms:
+    for library in _of(buck, pair.buck):
+        if library.platforms and variant.platform and variant.platform not in library.platforms:
             findings.report(
                 "parity-platforms-differ",
                 library.place,
                 variant.platform,
-                name,
+                library.name,
                 variant.name,
                 platforms=", ".join(library.platforms),
                 pair=pair.name,
@@ -625,9 +603,8 @@ def _names_it(known: set[str], name: str) -> bool:
 
 
 def _packages(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
-    names = findings.mapping.buck.files
-    words: dict[str, Any] = {"names": ", ".join(names), "first": names[0]}
-    words["entry"] = findings.mapping.buck.entry
+    names, entry = findings.mapping.buck.files, findings.mapping.buck.entry
+    words: dict[str, Any] = {"names": ", ".join(names), "first": names[0], "entry": entry}
     for package in sorted({package for side in bucks for package in side.packages}):
         if not any(posixpath.join(package, name) in tree.files for name in names):
             path = posixpath.join(package, MACROS)
@@ -639,10 +616,8 @@ def _unmapped(findings: Findings, variant: str, pairs: Sequence[MappedPair], buc
     patterns_alone = [name for alone in findings.mapping.alone for name in (*alone.buck, *alone.cmake)]
     for side, build in ((buck, "Buck"), (cmake, "CMake")):
         for library in side.libraries.values():
-            native = any(
-                is_native(item.name) and findings.mapping.scope.holds(item.name) for item in library.files
-            )
-            if native and library.name not in mapped and not _any_of(library.name, patterns_alone):
+            known = library.name in mapped or _any_of(library.name, patterns_alone)
+            if not known and _native(findings, library):
                 findings.report("parity-unmapped-target", library.place, library.name, build, variant)
 
 

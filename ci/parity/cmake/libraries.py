@@ -55,7 +55,7 @@ class _Reader:
         """Events by the elements of their arguments; files and directories by their paths."""
         self.written: dict[str, TreePlace] = {}
         """Where the last part of a path, or another word, was first stored in a variable."""
-        self.generated: set[str] = set()
+        self.generated: set[str | None] = set()
         self.aliases: dict[str, str] = {}
         self.declared: dict[str, ExecutedCommand] = {}
         self.elsewhere = tuple(f"{value}/" for value in project.variables.values() if posixpath.isabs(value))
@@ -71,7 +71,7 @@ class _Reader:
             elif event.command == "add_custom_command":
                 self._custom_command(event)
             elif event.command == "configure_file" and len(event.args) > 1:
-                self._generates(event.args[1], event)
+                self.generated.add(in_tree(event.args[1], event.folder))
             elif event.command in DECLARING and event.args:
                 self.declared.setdefault(event.args[0], event)
                 if event.args[1:2] == ("ALIAS",) and len(event.args) > 2:
@@ -87,8 +87,7 @@ class _Reader:
             if event.command in _WHOLE and library is not None:
                 library.whole = library.whole or event.place
         for trouble in unknowns(self.trace, self.project, self.texts):
-            if trouble not in self.result.troubles:
-                self.result.troubles.append(trouble)
+            self._trouble(trouble)
         return self.result
 
     # Lines
@@ -307,11 +306,6 @@ class _Reader:
             shown = pattern.removeprefix(f"{SOURCE}/")
             self.result.globs.append(Glob(shown, event.folder, event.place, frozenset(matched)))
 
-    def _generates(self, text: str, event: ExecutedCommand) -> None:
-        path = in_tree(text, event.folder)
-        if path is not None:
-            self.generated.add(path)
-
     def _custom_command(self, event: ExecutedCommand) -> None:
         parts: list[tuple[str, list[str]]] = []
         for arg in event.args:
@@ -319,14 +313,14 @@ class _Reader:
                 parts.append((arg, []))
             elif parts:
                 parts[-1][1].extend(split(arg))
-        for kind, elements in parts:
-            for element in elements if kind in ("OUTPUT", "BYPRODUCTS") else ():
-                self._generates(element, event)
-        folders = [event.folder]
-        for kind, elements in parts:
-            if kind == "WORKING_DIRECTORY" and elements:
-                folders.append(in_tree(elements[0], event.folder) or "")
-        needed = [element for kind, elements in parts if kind.endswith("DEPENDS") for element in elements]
+
+        def elements_of(*kinds: str) -> list[str]:
+            return [element for kind, elements in parts for element in elements if kind in kinds]
+
+        self.generated |= {in_tree(name, event.folder) for name in elements_of("OUTPUT", "BYPRODUCTS")}
+        working = elements_of("WORKING_DIRECTORY")
+        folders = [event.folder, *(in_tree(folder, event.folder) or "" for folder in working)]
+        needed = elements_of("DEPENDS", "IMPLICIT_DEPENDS")
         for kind, elements in parts:
             if kind == "COMMAND" and elements:
                 inputs = dict(self._inputs([*needed, *elements], folders, event))

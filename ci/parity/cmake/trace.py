@@ -156,9 +156,8 @@ def traces(tree: Tree, projects: Sequence[ConfigureInput]) -> tuple[Trace, ...]:
     if missing:
         trouble = NotEvaluated(TreePlace(missing[0], 1), missing[0], "the file does not exist")
         return tuple(Trace(troubles=[trouble]) for _ in projects)
-    texts: set[str] = set()
+    texts = {path for project in projects for path in project.includes if path in tree.files}
     names: set[str] = set()
-    texts.update(path for project in projects for path in project.includes if path in tree.files)
     for folder in {posixpath.dirname(entry) for project in projects for entry in project.entries}:
         _take(tree, folder, texts, names)
     _take_named(tree, texts)
