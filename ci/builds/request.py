@@ -44,7 +44,7 @@ class BuildOptions:
     build_dir: Path | None
     output: Path | None
     glibc: str | None
-    cmake_arguments: Sequence[str]
+    cmake_arg: Sequence[str]
     target_only: bool
     install: bool
     compiler: str | None
@@ -86,7 +86,7 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
         python_identity=f"{sys.implementation.cache_tag} {platform.python_version()} at {sys.executable}",
         build_type=options.build_type,
         launcher=Path(launcher) if launcher else None,
-        extra=tuple(options.cmake_arguments),
+        extra=tuple(options.cmake_arg),
         jobs=options.jobs or default_jobs(),
         root=(
             options.build_dir or outputs_path() / "build" / "executorch" / f"{selection.target}{suffix}"
@@ -99,7 +99,10 @@ def _check_headers(
     profile: Profile, selection: Selection, environ: Mapping[str, str], needs: tuple[str, ...]
 ) -> None:
     """Refuse a profile without headers before anything is provisioned for it."""
-    if users_own(QNN_SDK, selection.store, environ, []) or _has_headers(profile):
+    if users_own(QNN_SDK, selection.store, environ, []) or any(
+        not part.place or any(re.fullmatch(place.match, str(HEADER)) for place in part.place)
+        for part in profile.components[QNN_SDK].parts
+    ):
         return
     message = f"the profile {profile.name} has QNN's libraries without the headers that a build needs"
     try:
@@ -109,13 +112,6 @@ def _check_headers(
             f"{message}, and {OFFICIAL_PROFILE} has them; {lacking.message}", fix=lacking.fix
         ) from lacking
     raise EnvironmentLacking(message, fix=add_flags("--profile", OFFICIAL_PROFILE))
-
-
-def _has_headers(profile: Profile) -> bool:
-    return any(
-        not part.place or any(re.fullmatch(place.match, str(HEADER)) for place in part.place)
-        for part in profile.components[QNN_SDK].parts
-    )
 
 
 def sdk_at(root: Path) -> LocatedSdk:

@@ -109,22 +109,7 @@ class SourceBuild:
         for named in args.target or ():
             if named != self.target:
                 raise UsageError(f"{self.name} builds for {self.target}, not for {named}")
-        options = BuildOptions(
-            executorch=args.executorch,
-            build_type=args.build_type,
-            jobs=args.jobs,
-            clean=args.clean,
-            build_dir=args.build_dir,
-            output=args.output,
-            glibc=args.glibc,
-            cmake_arguments=args.cmake_arg,
-            target_only=args.target_only,
-            install=args.install,
-            compiler=args.compiler,
-            sysroot=args.sysroot,
-            toolchain_file=args.toolchain_file,
-            tried=args.tried,
-        )
+        options = BuildOptions(**{name: getattr(args, name) for name in BuildOptions.__slots__})
         selection = replace(selection_of(args), target=self.target)
         if args.dry_run:
             plan = plan_of(options, selection, os.environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
@@ -15,12 +16,9 @@ WHERE = f"`adb shell cat {SERIAL_FILE}` prints it, in decimal"
 
 def parse_serial(text: str) -> int:
     """`0x1a2b3c4d` as signing tools write it. UsageError for anything but 1 to 0xffffffff in hex."""
-    digits = text.lower().removeprefix("0x")
-    if not text.lower().startswith("0x") or not digits or set(digits) - set("0123456789abcdef"):
-        raise UsageError(f"--serial {text}: expected hex, as 0x1a2b3c4d", fix=WHERE)
-    serial = int(digits, 16)
+    serial = int(text, 16) if re.fullmatch("0[xX][0-9a-fA-F]+", text) else 0
     if not 0 < serial <= 0xFFFFFFFF:
-        raise UsageError(f"--serial {text}: expected 32 bits and not 0", fix=WHERE)
+        raise UsageError(f"--serial {text}: expected 32 bits in hex, not 0, as 0x1a2b3c4d", fix=WHERE)
     return serial
 
 

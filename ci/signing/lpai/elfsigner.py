@@ -151,9 +151,7 @@ class Elfsigner:
             "PYTHONUNBUFFERED": "1",
         }
         command = [str(self.python), str(self.script), *arguments]
-        status, output = converse(
-            command, directory, environment, self.seconds, self.consent, self.cancelled, self.assumed.answer
-        )
+        status, output = _Conversation(self).hold(command, directory, environment)
         if status == 0:
             return output
         if _NETWORK.search(output):
@@ -188,60 +186,43 @@ class Elfsigner:
         return path
 
 
-def converse(
-    command: Sequence[str],
-    directory: Path,
-    environment: dict[str, str],
-    seconds: float,
-    consent: Callable[[str], bool],
-    cancelled: threading.Event,
-    answer: str = "y",
-) -> tuple[int, str]:
-    """Run it and answer its questions as `consent` says. Returns exit status and output; ends the child."""
-    child = subprocess.Popen(
-        list(command),
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        return _Conversation(child, seconds, consent, cancelled, answer).hold()
-    finally:
-        _stop(child)
-        for stream in (child.stdin, child.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    # It ended without reading our answer.
-                    continue
-
-
 class _Conversation:
-    def __init__(
-        self,
-        child: subprocess.Popen[bytes],
-        seconds: float,
-        consent: Callable[[str], bool],
-        cancelled: threading.Event,
-        answer: str,
-    ) -> None:
-        self.child = child
-        self.limit = seconds
-        self.consent = consent
-        self.cancelled = cancelled
-        self.answer = answer
-        self.deadline = time.monotonic() + seconds
+    """One run of elfsigner, whose questions are answered as `consent` says."""
+
+    def __init__(self, signer: Elfsigner) -> None:
+        self.signer = signer
+        self.deadline = time.monotonic() + signer.seconds
         self.output = bytearray()
         self.answered = 0
         """How much of `output` came before our last answer."""
 
-    def hold(self) -> tuple[int, str]:
-        assert self.child.stdout is not None
-        descriptor = self.child.stdout.fileno()
+    def hold(
+        self, command: Sequence[str], directory: Path, environment: Mapping[str, str]
+    ) -> tuple[int, str]:
+        """Exit status and output. Ends the child and everything it started; it leads its own session."""
+        with subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as child:
+            try:
+                self._talk(child)
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                assert child.stdin is not None
+                with contextlib.suppress(BrokenPipeError):  # It ended without reading our answer.
+                    child.stdin.close()
+        return child.returncode, self._text(0)
+
+    def _talk(self, child: subprocess.Popen[bytes]) -> None:
+        """Read all that it prints and answer its questions, until it ends."""
+        assert child.stdout is not None
+        descriptor = child.stdout.fileno()
         last_output = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
@@ -255,23 +236,22 @@ class _Conversation:
                     last_output = time.monotonic()
                     continue
                 if self._is_question(silent=time.monotonic() - last_output > _SILENT_SECONDS):
-                    self._answer()
-                if self.child.poll() is not None and not selector.select(0):
+                    self._answer(child)
+                if child.poll() is not None and not selector.select(0):
                     # All output is read; a process that it started holds the pipe open.
                     break
-        while self.child.poll() is None:
+        while child.poll() is None:
             self._check_limits()
             time.sleep(_TICK / 10)
-        return self.child.returncode, self._text(0)
 
     def _check_limits(self) -> None:
-        if self.cancelled.is_set():
+        if self.signer.cancelled.is_set():
             raise SignerFailed("elfsigner was stopped", fix="run it again")
         if len(self.output) > _MOST_OUTPUT:
             raise SignerFailed(f"elfsigner prints without end: {tail(self._text(0))}", fix="run it by hand")
         if time.monotonic() > self.deadline:
             raise SignerFailed(
-                f"elfsigner did not end within {self.limit:g} s: {tail(self._text(0))}",
+                f"elfsigner did not end within {self.signer.seconds:g} s: {tail(self._text(0))}",
                 fix="run it again, with a higher --time-limit if it was still at work",
             )
 
@@ -281,24 +261,22 @@ class _Conversation:
             return True
         return silent and self.answered == 0 and bool(_LEGAL.search(text))
 
-    def _answer(self) -> None:
+    def _answer(self, child: subprocess.Popen[bytes]) -> None:
         begun = time.monotonic()
         text = self._text(self.answered)
         self.answered = len(self.output)
-        if not self.consent(text):
+        if not self.signer.consent(text):
             raise LicenceNotAccepted(
                 "what elfsigner asks was not accepted",
                 fix=f"read it, then add --accept-disclaimer {Consent.digest(text)}",
             )
         # Reading the terms does not count.
         self.deadline += time.monotonic() - begun
-        assert self.child.stdin is not None
-        try:
-            self.child.stdin.write(f"{self.answer}\n".encode())
-            self.child.stdin.flush()
-        except BrokenPipeError:
-            # It did not wait for the answer; its exit status decides.
-            return
+        assert child.stdin is not None
+        # If it does not wait for the answer, its exit status decides.
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(f"{self.signer.assumed.answer}\n".encode())
+            child.stdin.flush()
 
     def _text(self, start: int) -> str:
         return self.output[start:].decode("utf-8", "replace")
@@ -372,13 +350,6 @@ def plain_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name in _PLAIN or name.startswith("LC_") or name.lower() in _PROXIES
     }
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End the child and everything it started; it leads its own session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _dotted(version: tuple[int, ...]) -> str:

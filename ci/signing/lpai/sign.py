@@ -26,7 +26,7 @@ from provisioning.base.command_line import confirmed
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import replace_bytes
-from provisioning.base.findings import Artifact, Finding, Metric, Severity
+from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.environment import Environment, resolve
@@ -41,12 +41,12 @@ class SignOptions:
 
     arch: str | None
     direct: bool
-    libraries: Sequence[Path]
+    library: Sequence[Path]
     serial: str | None
     from_device: bool
     signer: str
     output: Path
-    accepted_disclaimers: Sequence[str]
+    accept_disclaimer: Sequence[str]
     time_limit: float | None
     python: str | None
 
@@ -83,21 +83,14 @@ class ChipWork:
     jobs: tuple[FileToSign, ...]
     signer: Signer
 
-    def as_metric(self, overlay: Path) -> dict[str, Metric]:
-        return {
-            "soc": self.chip.name,
-            "arch": self.chip.arch,
-            "qnn": self.qnn,
-            "signer": self.signer.name,
-            "libraries": [job.name for job in self.jobs],
-            "overlay": str(overlay),
-        }
-
 
 def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
     """Sign for every chip. Whatever can be refused is refused before anything is signed."""
     chips = libraries.chips(selection.socs, options.arch)
-    serial = _serial(options)
+    if options.serial is not None:
+        serial = device_serial.parse_serial(options.serial)
+    else:
+        serial = device_serial.read_serial() if options.from_device else 0
     environment = _environment(options, selection)
     overlay = _overlay(options.output, environment, selection)
     chain = rehearsal.new_signer() if options.signer == "dev" else None
@@ -105,13 +98,18 @@ def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
     planned = [_plan(options, chip, serial, environment, selection, chain, cancelled) for chip in chips]
     _announce(planned, environment)
     for work in planned:
-        stage.metrics[f"lpai-v{work.chip.lpai}"] = work.as_metric(overlay)
+        stage.metrics[f"lpai-v{work.chip.lpai}"] = {
+            "soc": work.chip.name,
+            "arch": work.chip.arch,
+            "qnn": work.qnn,
+            "signer": work.signer.name,
+            "libraries": [job.name for job in work.jobs],
+            "overlay": str(overlay),
+        }
         watched = _watched(environment, work.chip)
         before = _inventory(watched)
         try:
-            into = overlay / work.chip.directory
-            kept = Path(selection.reports) / "sign_lpai"
-            _sign_jobs(work.jobs, work.signer, overlay, into, stage, cancelled, kept)
+            _sign_jobs(work, overlay, stage, cancelled, Path(selection.reports) / "sign_lpai")
         finally:
             for changed in sorted({path for path, _ in before.items() ^ _inventory(watched).items()}):
                 message = f"changed while {work.signer.name} ran, and nothing may write to an SDK"
@@ -131,9 +129,10 @@ def _plan(
     chain: rehearsal.KeyAndChain | None,
     cancelled: threading.Event,
 ) -> ChipWork:
-    files = [] if serial else libraries.to_sign(chip, environment, options.libraries, direct=options.direct)
-    qnn = libraries.check_qnn(chip, environment.roots.get("qnn-sdk") if environment else None, files)
-    libraries.require_fit(chip, environment.roots.get("qnn-sdk") if environment else None, files)
+    files = [] if serial else libraries.to_sign(chip, environment, options.library, direct=options.direct)
+    sdk = environment.roots.get("qnn-sdk") if environment else None
+    qnn = libraries.check_qnn(chip, sdk, files)
+    libraries.require_fit(chip, sdk, files)
     if chain is not None:
         signer = _rehearsal(chain, chip)
     else:
@@ -164,15 +163,10 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _sign_jobs(
-    jobs: Sequence[FileToSign],
-    signer: Signer,
-    overlay: Path,
-    into: Path,
-    stage: StageRun,
-    cancelled: threading.Event,
-    kept: Path,
+    planned: ChipWork, overlay: Path, stage: StageRun, cancelled: threading.Event, kept: Path
 ) -> None:
     """Sign in parallel. One that fails does not stop the others. Unexpected files go to `kept`."""
+    into = overlay / planned.chip.directory
     with _writing(into):
         into.mkdir(parents=True, exist_ok=True)
         # Beside the overlay's files, so that each can be put in place in one step.
@@ -183,9 +177,9 @@ def _sign_jobs(
             (
                 job,
                 Path(work.name) / str(index),
-                pool.submit(_sign_one, job, signer, Path(work.name) / str(index), into),
+                pool.submit(_sign_one, job, planned.signer, Path(work.name) / str(index), into),
             )
-            for index, job in enumerate(jobs)
+            for index, job in enumerate(planned.jobs)
         ]
         try:
             for job, folder, future in running:
@@ -286,7 +280,7 @@ def _elfsigner(
     consent = Consent(
         store=selection.store,
         version=libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
-        accepted=accepted | dict.fromkeys(options.accepted_disclaimers, "--accept-disclaimer"),
+        accepted=accepted | dict.fromkeys(options.accept_disclaimer, "--accept-disclaimer"),
         ask=confirmed if sys.stdin is not None and sys.stdin.isatty() else None,
         show=functools.partial(print, file=sys.stderr),
     )
@@ -297,18 +291,12 @@ def _elfsigner(
 
 def _environment(options: SignOptions, selection: Selection) -> Environment | None:
     """None where it is not needed: a rehearsal with libraries that the user names."""
-    named = options.libraries or options.serial or options.from_device
+    named = options.library or options.serial or options.from_device
     if options.signer == "dev" and not options.direct and named:
         return None
     environment = resolve(selection, os.environ)
     environment.explain()
     return environment
-
-
-def _serial(options: SignOptions) -> int:
-    if options.serial is not None:
-        return device_serial.parse_serial(options.serial)
-    return device_serial.read_serial() if options.from_device else 0
 
 
 def _overlay(output: Path, environment: Environment | None, selection: Selection) -> Path:
@@ -325,11 +313,8 @@ def _overlay(output: Path, environment: Environment | None, selection: Selection
 def _watched(environment: Environment | None, chip: Chip) -> list[Path]:
     """Folders of the SDKs that a signer might write to, and must not."""
     roots = environment.roots if environment else {}
-    folders = {
-        "qnn-sdk": [Path("lib") / f"lpai-v{chip.lpai}"],
-        "hexagon-sdk": [Path("tools/elfsigner")],
-    }
-    return [roots[name].path / place for name, below in folders.items() if name in roots for place in below]
+    folders = {"qnn-sdk": f"lib/lpai-v{chip.lpai}", "hexagon-sdk": "tools/elfsigner"}
+    return [roots[name].path / folder for name, folder in folders.items() if name in roots]
 
 
 def _inventory(directories: Sequence[Path]) -> Mapping[str, tuple[int, int]]:
