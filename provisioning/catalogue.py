@@ -140,9 +140,9 @@ def read(path: Path) -> Catalogue:
         raise UsageError(
             f"{path}: cannot be read: {error.strerror}", fix="name a catalogue (.cat)"
         ) from error
-    if len(content) > _MOST_BYTES:
-        raise Damaged(f"{path}: more than {_MOST_BYTES} bytes are no catalogue", fix="restore the file")
     try:
+        if len(content) > _MOST_BYTES:
+            raise Damaged(f"more than {_MOST_BYTES} bytes are no catalogue")
         return parse(content)
     except Damaged as error:
         raise Damaged(f"{path}: {error.message}", fix="restore the file") from error
@@ -184,14 +184,14 @@ def problems(
             f"{common_name(leaf)} is valid {leaf.not_valid_before_utc:%Y-%m-%d} to "
             f"{leaf.not_valid_after_utc:%Y-%m-%d}, not on {moment:%Y-%m-%d}, {when}",
         )
-    yield from _root(catalogue.chain, roots, moment, ROOT)
+    yield from _root(catalogue.chain, roots, moment)
     if stamp is not None:
         if TIME_STAMPING not in usages(stamp.chain[0]):
             yield TIME_STAMP, f"{common_name(stamp.chain[0])} may not make time stamps"
         if not _valid(stamp.chain[0], stamp.moment):
             yield TIME_STAMP, f"{common_name(stamp.chain[0])} was not valid on {stamp.moment:%Y-%m-%d}"
         # A time stamp under another root is intact; only its signer is unknown.
-        yield from _root(stamp.chain, roots, stamp.moment, ROOT)
+        yield from _root(stamp.chain, roots, stamp.moment)
 
 
 def beside(library: Path) -> tuple[Path, Catalogue | Damaged] | None:
@@ -371,17 +371,17 @@ def root_of(chain: Sequence[x509.Certificate], roots: Sequence[x509.Certificate]
 
 
 def _root(
-    chain: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], moment: dt.datetime, part: str
+    chain: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], moment: dt.datetime
 ) -> Iterator[Problem]:
     """Problems of the way from the end of `chain` to one of `roots`."""
     if root_of(chain, roots) is None:
         issuer = common_name(chain[-1], of_issuer=True)
-        yield part, f"the chain ends in {issuer}, which is not a trusted root"
+        yield ROOT, f"the chain ends in {issuer}, which is not a trusted root"
     for certificate in chain[1:]:
         if not _valid(certificate, moment):
-            yield part, f"{common_name(certificate)} was not valid on {moment:%Y-%m-%d}"
+            yield ROOT, f"{common_name(certificate)} was not valid on {moment:%Y-%m-%d}"
         if not _is_authority(certificate):
-            yield part, f"{common_name(certificate)} may not issue certificates"
+            yield ROOT, f"{common_name(certificate)} may not issue certificates"
 
 
 def _signs(leaf: x509.Certificate, signature: bytes, data: bytes, algorithm: str) -> bool:

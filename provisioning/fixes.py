@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from provisioning.base.documents import Model, Regex, load
+from provisioning.base.documents import Model, Regex, distinct, load
 from provisioning.base.findings import Edit
 from provisioning.base.settings import MANIFESTS
 
@@ -74,14 +74,7 @@ class Suggestion:
 
 class Fixes(Model):
     schema_: Literal[1] = Field(alias="schema")
-    fix: Annotated[tuple[KnownFix, ...], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _have_rules_of_their_own(self) -> Fixes:
-        rules = [fix.rule for fix in self.fix]
-        if twice := sorted({rule for rule in rules if rules.count(rule) > 1}):
-            raise ValueError(f"rules used once (twice: {', '.join(twice)})")
-        return self
+    fix: Annotated[tuple[KnownFix, ...], Field(min_length=1), distinct("rule")]
 
 
 @cache

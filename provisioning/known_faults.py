@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints
 
 from provisioning.base.accepted import load_accepted
 from provisioning.base.commands import Fix, session
-from provisioning.base.documents import Model, load
+from provisioning.base.documents import Model, distinct, load
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import version_in
 from provisioning.fixes import words_of
@@ -95,15 +95,7 @@ class Fault(Model):
 
 class Faults(Model):
     schema_: Literal[1] = Field(alias="schema")
-    fault: tuple[Fault, ...]
-
-    @field_validator("fault")
-    @classmethod
-    def _have_ids_of_their_own(cls, value: tuple[Fault, ...]) -> tuple[Fault, ...]:
-        ids = [fault.id for fault in value]
-        if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"ids used once (twice: {', '.join(twice)})")
-        return value
+    fault: Annotated[tuple[Fault, ...], distinct("id")]
 
 
 @cache

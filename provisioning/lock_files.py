@@ -13,8 +13,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioning import pip_settings
@@ -22,7 +22,7 @@ from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import PythonEnvironment, load_environments, load_profile
+from provisioning.manifest import load_environments, load_profile
 
 SCHEMA = 1
 LOCKS = MANIFESTS / "locks"
@@ -57,23 +57,19 @@ def lockable() -> list[str]:
     return sorted(name for name, environment in load_environments().items() if not environment.abstract)
 
 
-def inputs_of(environment: str, table: Mapping[str, PythonEnvironment] | None = None) -> tuple[str, ...]:
+def inputs_of(environment: str) -> tuple[str, ...]:
     """Every requirement of an environment, includes and the profile's packages among them, sorted."""
-    known = load_environments() if table is None else table
+    known = load_environments()
     requirements: set[str] = set()
 
     def take(name: str, above: tuple[str, ...]) -> None:
-        if name in above:
+        if name in above or name not in known:
             raise ManifestError(
                 MANIFESTS / "environments.toml",
-                f"{above[0]}.include",
-                expected="no circle",
+                f"{above[-1]}.include" if above else "(top)",
+                expected="no circle" if name in above else f"one of {', '.join(sorted(known))}",
                 found=" → ".join([*above, name]),
             )
-        if name not in known:
-            key = f"{above[-1]}.include" if above else "(top)"
-            names = ", ".join(sorted(known))
-            raise ManifestError(MANIFESTS / "environments.toml", key, expected=f"one of {names}", found=name)
         own = known[name]
         requirements.update(own.requires)
         if own.profile:
@@ -150,23 +146,13 @@ def regenerate(environment: str, *, upgrade: bool = False, upgrade_packages: Seq
 def parse(text: str) -> list[Entry]:
     """The requirements of a lock file, with uv's `# via` annotations where it has them."""
     entries: list[Entry] = []
-    line, via = "", frozenset[str]()
-    hashes: list[str] = []
-
-    def close() -> None:
-        if line:
-            entries.append(Entry(name_of(line), line, tuple(sorted(hashes)), via))
-
-    for raw in text.splitlines():
-        stripped = raw.strip()
-        if stripped.startswith("# via "):
-            via = frozenset(part.strip() for part in stripped.removeprefix("# via ").split(","))
-        elif stripped.startswith("--hash="):
-            hashes.append(stripped.removeprefix("--hash=").removesuffix("\\").strip())
-        elif stripped and not stripped.startswith("#"):
-            close()
-            line, hashes, via = _plain(stripped.removesuffix("\\").strip()), [], frozenset()
-    close()
+    for line in map(str.strip, text.replace("\\\n", " ").splitlines()):
+        if line.startswith("# via ") and entries:
+            via = frozenset(part.strip() for part in line.removeprefix("# via ").split(","))
+            entries[-1] = replace(entries[-1], via=via)
+        elif line and not line.startswith("#"):
+            pin, *hashes = re.split(r"\s+--hash=", line)
+            entries.append(Entry(name_of(pin), _plain(pin), tuple(sorted(hashes)), frozenset()))
     return entries
 
 

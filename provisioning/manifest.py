@@ -10,7 +10,7 @@ from pydantic import Field, RootModel, StringConstraints, field_validator, model
 
 from provisioning.base.chips import chip_named, simple
 from provisioning.base.commands import add_flags
-from provisioning.base.documents import Model, Name, Regex, load
+from provisioning.base.documents import Model, Name, Regex, distinct, load
 from provisioning.base.errors import ManifestError, UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS, profile_names
 from provisioning.components import ComponentName
@@ -66,15 +66,7 @@ class Component(Model):
     build_id: str | None = None
     """QNN's id inside every library, `v2.49.40.260810104044`."""
     licence: Licence | None = None
-    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
-
-    @field_validator("parts")
-    @classmethod
-    def _are_told_apart(cls, value: tuple[Part, ...]) -> tuple[Part, ...]:
-        names = [part.name for part in value]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"parts of different names (twice: {', '.join(twice)})")
-        return value
+    parts: Annotated[tuple[Part, ...], Field(min_length=1), distinct("name")]
 
     @property
     def pinned(self) -> bool:

@@ -22,9 +22,9 @@ _EXPORT_NAME, _LONGEST_NAME = 12, 256
 class BrokenPe(Exception):
     """The file is no whole PE file; `reason` says why."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    @property
+    def reason(self) -> str:
+        return str(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,11 +165,9 @@ class PythonEnvironments:
                 self.log(f"a CPU build of torch is {why}; trying the index's own, of several GB")
             command = _installer(python, uv)
             if pytorchs:
-                if pip_settings.no_index(os.environ):
+                if uv is None or pip_settings.no_index(os.environ):
                     continue
-                if uv is None:
-                    continue
-                command = [*_installer(python, uv), "--torch-backend=cpu"]
+                command.append("--torch-backend=cpu")
             output += _output([*command, "--no-deps", "--require-hashes", "-r", str(recorded)])
             if _has_torch(home):
                 return

@@ -53,8 +53,7 @@ class Answer:
 
     @property
     def findings(self) -> Sequence[Mapping[str, Any]]:
-        found: Sequence[Mapping[str, Any]] = self.answer["findings"]
-        return found
+        return list(self.answer["findings"])
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,7 @@ class Compiled(Answer):
     @property
     def accuracy(self) -> Mapping[str, float]:
         """Figures against the float model; those named `reference_…` are against the quantized one."""
-        figures: Mapping[str, float] = self.record.get("accuracy") or {}
-        return figures
+        return dict(self.record.get("accuracy") or {})
 
     @property
     def sqnr_db(self) -> float:
@@ -87,8 +85,7 @@ class Compiled(Answer):
     @property
     def on_cpu(self) -> Sequence[Mapping[str, str]]:
         """The operators that stay there, with line and reason."""
-        left: Sequence[Mapping[str, str]] = self.record.get("on_cpu") or ()
-        return left
+        return list(self.record.get("on_cpu") or ())
 
 
 @dataclass(frozen=True)
@@ -96,12 +93,10 @@ class Audited(Answer):
     @property
     def precisions(self) -> Mapping[str, Mapping[str, Any]]:
         """By precision: what HTP takes of the model, what stays on the CPU, why and at what cost."""
-        rows: Mapping[str, Mapping[str, Any]] = self.answer["precisions"]
-        return rows
+        return dict(self.answer["precisions"])
 
     def on_cpu(self, precision: str) -> Sequence[Mapping[str, Any]]:
-        left: Sequence[Mapping[str, Any]] = self.precisions[precision]["cpu"]
-        return left
+        return list(self.precisions[precision]["cpu"])
 
 
 @dataclass(frozen=True)

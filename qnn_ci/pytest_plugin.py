@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,13 +116,9 @@ def qnn(request: pytest.FixtureRequest) -> Qnn:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Which Python did what: the tests' own only imports and exports."""
-    for exported_by, python in dict.fromkeys(_pythons(terminalreporter.stats.values())):
+    reports = itertools.chain.from_iterable(terminalreporter.stats.values())
+    works = [dict(getattr(report, "user_properties", ())) for report in reports]
+    pythons = ((work.get(EXPORTED_BY, ""), work[PYTHON]) for work in works if PYTHON in work)
+    for exported_by, python in dict.fromkeys(pythons):
         exported = f"exported by {exported_by}, " if exported_by else ""
         terminalreporter.write_line(f"qnn: {exported}compiled and run by {python}")
-
-
-def _pythons(stats: Any) -> Iterator[tuple[str, str]]:
-    for report in itertools.chain.from_iterable(stats):
-        properties = dict(getattr(report, "user_properties", ()))
-        if PYTHON in properties:
-            yield properties.get(EXPORTED_BY, ""), properties[PYTHON]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 import stat
 import unicodedata
@@ -39,10 +38,7 @@ class Limits:
 DEFAULT = Limits()
 
 
-class Kind(enum.Enum):
-    DIRECTORY = "a directory"
-    FILE = "a file"
-    LINK = "a symbolic link"
+DIRECTORY, FILE, LINK = "a directory", "a file", "a symbolic link"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +151,7 @@ class _Tree:
         self.plan = PlannedFiles()
         self._zip = zip_file
         self._limits = limits
-        self._kinds: dict[str, Kind] = {}
+        self._kinds: dict[str, str] = {}
         self._spelled: dict[str, str] = {}
         offsets = [*sorted(member.offset for member in zip_file.members), zip_file.directory_start]
         self._next = dict(pairwise(offsets))
@@ -172,11 +168,10 @@ class _Tree:
         if member.is_dir:
             self._add_directory(member, to)
             return
-        kind = Kind.LINK if member.is_link else Kind.FILE
         if (there := self._kinds.get(to)) is not None:
-            raise self._zip.error(member.name, f"nothing else at {to!r}", there.value)
+            raise self._zip.error(member.name, f"nothing else at {to!r}", there)
         self._add_parent(member, to)
-        self._note(member, to, kind)
+        self._note(member, to, LINK if member.is_link else FILE)
         if member.is_link:
             self.plan.links.append(PlannedLink(member, to, self._target(member, start)))
         else:
@@ -258,32 +253,24 @@ class _Tree:
 
     def _add_directory(self, member: Member, path: str) -> None:
         there = self._kinds.get(path)
-        if there is Kind.DIRECTORY:
+        if there == DIRECTORY:
             return
         if there is not None:
-            raise self._zip.error(member.name, f"a directory at {path!r}", there.value)
+            raise self._zip.error(member.name, f"a directory at {path!r}", there)
         self._add_parent(member, path)
-        self._note(member, path, Kind.DIRECTORY)
+        self._note(member, path, DIRECTORY)
         self.plan.directories.append(path)
 
-    def _note(self, member: Member, path: str, kind: Kind) -> None:
+    def _note(self, member: Member, path: str, kind: str) -> None:
         other = self._spelled.setdefault(_folded(path), path)
         if other != path:
-            if not path.isascii() and unicodedata.normalize("NFC", other) == unicodedata.normalize(
-                "NFC", path
-            ):
-                raise self._zip.error(
-                    member.name,
-                    "names that stay apart on every file system",
-                    f"{path!r} beside {other!r}: the same letters, composed differently",
-                )
+            expected, beside = "names that stay apart on every file system", f"{path!r} beside {other!r}"
+            if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", path):
+                found = f"{beside}: the same letters, composed differently"
+                raise self._zip.error(member.name, expected, found)
             if not self._limits.case_sensitive:
-                raise self._zip.error(
-                    member.name,
-                    "names that stay apart on every file system",
-                    f"{path!r} beside {other!r}: they differ only by case",
-                    fix="if you want both, set `case_sensitive = true` for this source in its profile",
-                )
+                fix = "if you want both, set `case_sensitive = true` for this source in its profile"
+                raise self._zip.error(member.name, expected, f"{beside}: they differ only by case", fix)
             self.plan.case_clash = (other, path)
         self._kinds[path] = kind
 

@@ -21,6 +21,7 @@ class Model(BaseModel):
 
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 
@@ -36,6 +37,18 @@ def _compiles(value: str) -> str:
 
 
 Regex = Annotated[str, AfterValidator(_compiles)]
+
+
+def distinct(field: str) -> AfterValidator:
+    """For a tuple of models: each has a value of its own in this field."""
+
+    def check(items: tuple[T, ...]) -> tuple[T, ...]:
+        values = [getattr(item, field) for item in items]
+        if twice := sorted({value for value in values if values.count(value) > 1}):
+            raise ValueError(f"each {field} once (twice: {', '.join(twice)})")
+        return items
+
+    return AfterValidator(check)
 
 
 def load(path: Path, model: type[M]) -> M:

@@ -17,12 +17,9 @@ SEARCH_DEPTH = 3
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """`version` and `build_id` are those of its own metadata, or empty."""
-
-    component: str
     path: Path
     version: str
-    build_id: str = ""
+    """Of its own metadata, or its name; empty if none has it."""
 
 
 def adopt(component: str, value: str, variable: str) -> Adopted:
@@ -42,9 +39,8 @@ def adopt(component: str, value: str, variable: str) -> Adopted:
             fix=quoted("chmod", "-R", "u+rX", path),
         ) from error
     path = path.resolve()
-    identity = identity_of(component, path)
     by_name = _version_in(path.name) if KINDS[component].named_by_version else ""
-    return Adopted(component, path, identity.version or by_name, identity.build_id)
+    return Adopted(path, identity_of(component, path).version or by_name)
 
 
 def is_root(component: str, path: Path) -> bool:

@@ -152,8 +152,9 @@ def _build(source: Git, building: Path) -> str:
     commit = _git(["rev-parse", "FETCH_HEAD^{commit}"], building, source)
     if source.commit not in (None, commit):
         raise _moved(source, commit)
-    if source.commit is not None:
-        _tag_agrees(source, building)
+    # The commit alone does not show its version.
+    if source.commit is not None and (now := _commit_of_tag(source, building)) != source.commit:
+        raise _moved(source, now or "no such tag")
     _git(["checkout", "--quiet", "--force", "--detach", commit], building, source)
     if source.submodules and (building / ".gitmodules").is_file():
         # Relative submodule addresses are resolved against the origin.
@@ -184,32 +185,19 @@ def _explain_missing(source: Git, building: Path, error: UpstreamError) -> None:
         raise _moved(source, now) from error
 
 
-def _tag_agrees(source: Git, building: Path) -> None:
-    """Check that the tag names the pinned commit: the commit alone does not show its version."""
-    now = _commit_of_tag(source, building)
-    if now != source.commit:
-        raise IntegrityError(
-            f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, "
-            f"found {now or 'no such tag'}: the tag was moved or the pin is wrong",
-            fix="find out which is right; a tree of your own is used when its variable names it",
-        )
-
-
 def _commit_of_tag(source: Git, building: Path) -> str | None:
     listed = _git(["ls-remote", source.url, f"refs/tags/{source.tag}*"], building, source)
-    commits: dict[str, str] = {}
-    for line in listed.splitlines():
-        commit, _, reference = line.partition("\t")
-        commits[reference] = commit
+    rows = (row.partition("\t") for row in listed.splitlines())
+    commits = {reference: commit for commit, _, reference in rows}
     tag = f"refs/tags/{source.tag}"
     return commits.get(tag + "^{}") or commits.get(tag)
 
 
-def _moved(source: Git, commit: str) -> IntegrityError:
+def _moved(source: Git, found: str) -> IntegrityError:
     return IntegrityError(
-        f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {commit}, and the "
-        "expected one cannot be fetched: the tag was moved or the pin is wrong",
-        fix="find out why before you change the manifest's commit",
+        f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {found}: "
+        "the tag was moved or the pin is wrong",
+        fix="find out which before you change the pin; a tree of your own is used when its variable names it",
     )
 
 

@@ -286,8 +286,7 @@ def _project_files(needs: Needs) -> list[Path]:
 
 
 def _hashed(text: str) -> list[lock_files.Entry]:
-    joined = text.replace("\\\n", " ").replace(" --hash=", "\n--hash=")
-    return [entry for entry in lock_files.parse(joined) if entry.hashes]
+    return [entry for entry in lock_files.parse(text) if entry.hashes]
 
 
 def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_files.Entry]:
