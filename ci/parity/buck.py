@@ -436,18 +436,15 @@ class _Evaluation:
 
     def _matched(self, stack: str, pattern: str, among: frozenset[str], *, exclude: bool) -> frozenset[str]:
         paths = self.tree.match(pattern, self.package)
-        if inner := self._inner_packages(self.package):
-            paths = frozenset(path for path in paths if not path.startswith(inner))
+        # The globs of a package stop where another one begins below it.
+        above = f"{self.package}/" if self.package else ""
+        inner = tuple(f"{name}/" for name in self._packages if name.startswith(above) and name)
+        paths = frozenset(path for path in paths if not path.startswith(inner))
         if exclude:
             paths &= among
         place = self._place(stack, pattern)
         self.side.globs.append(Glob(pattern, self.package, place, paths, exclude))
         return paths
-
-    def _inner_packages(self, package: str) -> tuple[str, ...]:
-        """Directories below a package that are packages themselves; the package's globs stop there."""
-        prefix = f"{package}/" if package else ""
-        return tuple(f"{sub}/" for sub in self._packages if sub.startswith(prefix) and sub != package)
 
     @cached_property
     def _packages(self) -> tuple[str, ...]:

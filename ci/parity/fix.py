@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from ci.parity.check import Checked
 from ci.parity.differences import NEW, Difference, kind_of, renamed_from
 from ci.parity.mapping import Mapping
-from ci.parity.model import Side, is_buck, is_python, package_of
+from ci.parity.model import Library, Side, is_buck, is_python, package_of
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
 from ci.parity.tree import Tree
 
@@ -142,17 +142,18 @@ def _bucks(checked: Checked) -> list[Side]:
     return [side for sides in checked.buck.values() for side in sides]
 
 
+def _libraries(checked: Checked) -> list[Library]:
+    return [library for side in _bucks(checked) for library in side.libraries.values()]
+
+
 def _package_files(checked: Checked) -> set[str]:
     """Every __init__.py that a Buck library has."""
-    libraries = (library for side in _bucks(checked) for library in side.libraries.values())
-    return {
-        item.name for lib in libraries for item in lib.files if posixpath.basename(item.name) == "__init__.py"
-    }
+    files = (item.name for library in _libraries(checked) for item in library.files)
+    return {name for name in files if posixpath.basename(name) == "__init__.py"}
 
 
 def _dependencies(checked: Checked) -> set[tuple[str, str]]:
-    libraries = (library for side in _bucks(checked) for library in side.libraries.values())
-    return {(library.name, item.name) for library in libraries for item in library.dependencies}
+    return {(library.name, item.name) for library in _libraries(checked) for item in library.dependencies}
 
 
 def _counted(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
@@ -224,7 +225,7 @@ def _left_out(checked: Checked, difference: Difference) -> bool:
 
 def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, difference: Difference) -> list[str]:
     """The files that declare the library that lacks it."""
-    libraries = [library for side in _bucks(checked) for library in side.libraries.values()]
+    libraries = _libraries(checked)
     if difference.rule == "parity-unknown-file":
         if not is_python(difference.what):
             return []

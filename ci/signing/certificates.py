@@ -46,12 +46,6 @@ class Certificate:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateProblem:
-    part: str
-    message: str
-
-
 def split(area: bytes) -> list[bytes]:
     """The DER certificates of a certificate area. Raises BadLibrary unless all else in it is 0xff padding."""
     ders: list[bytes] = []
@@ -146,8 +140,8 @@ def name_of(certificate: x509.Certificate) -> str:
 
 def check(
     certificates: Sequence[x509.Certificate], root: x509.Certificate | None, at: dt.datetime
-) -> Iterator[CertificateProblem]:
-    """Everything wrong with a chain of at least one certificate.
+) -> Iterator[tuple[str, str]]:
+    """Everything wrong with a chain of at least one certificate: the part, and what is wrong.
 
     It must end in `root`; without a root, in a certificate that signs itself."""
     full = list(certificates)
@@ -161,13 +155,11 @@ def check(
         # The last certificate signs itself, so a changed root is noticed even if no root is named.
         issuer = full[index + 1] if index + 1 < len(full) else certificate
         if not is_issued_by(certificate, issuer):
-            yield CertificateProblem("chain", f"{name} is not signed by {name_of(issuer)}")
+            yield "chain", f"{name} is not signed by {name_of(issuer)}"
         elif (weak := describe(certificate).signature_hash) in ("md5", "sha1"):
-            yield CertificateProblem(
-                "chain", f"{name} is signed with {weak}, which no longer proves anything"
-            )
+            yield "chain", f"{name} is signed with {weak}, which no longer proves anything"
     if root is not None and full[-1] != root:
-        yield CertificateProblem(
+        yield (
             "root",
             f"the chain ends in {name_of(full[-1])} (sha256 {_fingerprint(full[-1])}), "
             f"not in the given root {name_of(root)} (sha256 {_fingerprint(root)})",
@@ -185,48 +177,38 @@ def _reading(what: str) -> Iterator[None]:
         raise BadLibrary(what, f"not a certificate that can be read: {error}"[:200]) from error
 
 
-def _check_validity(
-    name: str, certificate: x509.Certificate, at: dt.datetime
-) -> Iterator[CertificateProblem]:
+def _check_validity(name: str, certificate: x509.Certificate, at: dt.datetime) -> Iterator[tuple[str, str]]:
     if at < certificate.not_valid_before_utc:
-        yield CertificateProblem(
-            "validity", f"{name} is not valid before {certificate.not_valid_before_utc.isoformat()}"
-        )
+        yield "validity", f"{name} is not valid before {certificate.not_valid_before_utc.isoformat()}"
     if at > certificate.not_valid_after_utc:
-        yield CertificateProblem(
-            "validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}"
-        )
+        yield "validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}"
 
 
 def _check_usage(
     name: str, certificate: x509.Certificate, *, attests: bool, below: int
-) -> Iterator[CertificateProblem]:
+) -> Iterator[tuple[str, str]]:
     """`below`: the number of CA certificates between this one and the attestation certificate."""
     constraints = _extension(certificate, x509.BasicConstraints)
     usage = _extension(certificate, x509.KeyUsage)
     if attests:
         if constraints is not None and constraints.ca:
-            yield CertificateProblem("usage", f"{name} is a CA's, so it may not sign libraries")
+            yield "usage", f"{name} is a CA's, so it may not sign libraries"
         if usage is not None and not usage.digital_signature:
-            yield CertificateProblem("usage", f"{name} may not be used for digital signatures")
+            yield "usage", f"{name} may not be used for digital signatures"
         extended = _extension(certificate, x509.ExtendedKeyUsage)
         allowed = {ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
         if extended is not None and not allowed & set(extended):
-            yield CertificateProblem("usage", f"{name} may not be used for code signing")
+            yield "usage", f"{name} may not be used for code signing"
     else:
         if constraints is None or not constraints.ca:
-            yield CertificateProblem("usage", f"{name} is not a CA's, so it may not issue certificates")
+            yield "usage", f"{name} is not a CA's, so it may not issue certificates"
         elif constraints.path_length is not None and below > constraints.path_length:
-            yield CertificateProblem(
-                "usage", f"{name} allows {constraints.path_length} CA certificates below it, not {below}"
-            )
+            yield "usage", f"{name} allows {constraints.path_length} CA certificates below it, not {below}"
         if usage is not None and not usage.key_cert_sign:
-            yield CertificateProblem("usage", f"{name} may not be used to sign certificates")
+            yield "usage", f"{name} may not be used to sign certificates"
     for extension in certificate.extensions:
         if extension.critical and not isinstance(extension.value, _KNOWN_EXTENSIONS):
-            yield CertificateProblem(
-                "usage", f"{name} has a critical extension that is not understood: {extension.oid}"
-            )
+            yield "usage", f"{name} has a critical extension that is not understood: {extension.oid}"
 
 
 T = TypeVar("T", bound=x509.ExtensionType)

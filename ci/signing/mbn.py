@@ -170,17 +170,9 @@ def parse_metadata(data: bytes) -> Metadata:
     """Version 6's metadata, from either metadata part."""
     if len(data) < METADATA_SIZE:
         raise BadLibrary(METADATA, f"expected at least {METADATA_SIZE} bytes, found {len(data)}")
-    numbers: tuple[int, ...] = struct.unpack_from("<30I", data)
-    major, minor, software, hardware, oem, model, app, flags = numbers[:8]
+    numbers = struct.unpack_from("<30I", data)
     return Metadata(
-        major,
-        minor,
-        software,
-        hardware,
-        oem,
-        model,
-        app,
-        flags,
+        **dict(zip(Metadata.__slots__, numbers[:8], strict=False)),
         soc_versions=tuple(n for n in numbers[8:20] if n),
         serials=tuple(n for n in numbers[20:28] if n),
         root_index=numbers[28],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,14 +48,19 @@ def verify(data: Bytes, expected: ExpectedSignature | None = None) -> Verificati
     except BadLibrary as damage:
         unhashed, nameless = (), [damage.message]
     chain, error = chain_of(signed)
-    rehearsal = signatures.is_rehearsal(chain) or _has_statement(signed)
+    statement, bound = "", False
+    with suppress(BadLibrary):  # `_bindings` reports it
+        # Only a rehearsal writes a text into the metadata.
+        statement = signed.metadata.note if signed.metadata else ""
+        bound = bool(bindings(signed).serials)
+    rehearsal = signatures.is_rehearsal(chain) or bool(statement)
     checks = (
         *_structure(signed, nameless),
         *_hashes(data, signed),
         *_authority(signed, chain, error, rehearsal, expected),
         *_bindings(signed, expected),
     )
-    return Verification(checks, unhashed, rehearsal, _serials(signed))
+    return Verification(checks, unhashed, rehearsal, bound)
 
 
 def verify_file(path: Path, expected: ExpectedSignature | None = None) -> Verification:
@@ -67,13 +73,6 @@ def verify_file(path: Path, expected: ExpectedSignature | None = None) -> Verifi
     if result.signer is SignedBy.UNSIGNED:
         return catalogues.verify_library(path, expected or ExpectedSignature()) or result
     return result
-
-
-def _serials(signed: Signed) -> bool:
-    try:
-        return bool(bindings(signed).serials)
-    except BadLibrary:
-        return False
 
 
 def _structure(signed: Signed, nameless: Sequence[str]) -> Iterator[SignatureCheck]:
@@ -148,15 +147,6 @@ def chain_of(signed: Signed) -> tuple[list[x509.Certificate], str]:
     return chain, "" if chain else "certificates: there are none"
 
 
-def _has_statement(signed: Signed) -> bool:
-    """Whether its metadata contains text, which only a rehearsal writes."""
-    try:
-        metadata = signed.metadata
-    except BadLibrary:
-        return False
-    return metadata is not None and bool(metadata.note)
-
-
 def _authority(
     signed: Signed, chain: list[x509.Certificate], error: str, rehearsal: bool, expected: ExpectedSignature
 ) -> Iterator[SignatureCheck]:
@@ -177,7 +167,7 @@ def _authority(
         ("usage", "attestation may sign code, the others certificates"),
         ("validity", f"all valid at {at.isoformat(timespec='seconds')}"),
     ):
-        yield from _verdict(part, [p.message for p in problems if p.part == part], good)
+        yield from _verdict(part, [message for name, message in problems if name == part], good)
     if expected.root is None:
         yield SignatureCheck(
             ROOT,
@@ -188,7 +178,7 @@ def _authority(
     else:
         yield from _verdict(
             ROOT,
-            [p.message for p in problems if p.part == ROOT],
+            [message for name, message in problems if name == ROOT],
             f"ends in the given root {certificates.name_of(expected.root)}",
         )
 
