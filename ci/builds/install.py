@@ -80,20 +80,13 @@ def assemble(built: Sequence[LoadableFile], part: Path, strip: str) -> list[Load
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file.path, to)
         to.chmod(0o755)
-        if strip:
-            _strip(strip, to)
+        if strip and (done := captured([strip, "--strip-unneeded", str(to)])).returncode != 0:
+            raise CheckFailed(
+                f"{strip} failed on {to.name} with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
+                fix="give another one: --cmake-arg CMAKE_STRIP=/path/to/strip",
+            )
         moved.append(LoadableFile(file.kind, to, file.place))
     return moved
-
-
-def _strip(program: str, path: Path) -> None:
-    command = [program, "--strip-unneeded", str(path)]
-    done = captured(command)
-    if done.returncode != 0:
-        raise CheckFailed(
-            f"{program} failed on {path.name} with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
-            fix="give another one: --cmake-arg CMAKE_STRIP=/path/to/strip",
-        )
 
 
 def strip_program(build: Path) -> str:

@@ -29,7 +29,7 @@ def installed_items(plan: ImagePlan, engine: Engine, image: str) -> list[Item]:
     done = engine.run(
         ContainerCommand(image, ["sh", "-ec", " && ".join([*pythons, LIST_PACKAGES])], read_only=True)
     )
-    if done.code:
+    if done.returncode:
         raise CheckFailed(
             f"{image} cannot list its contents: {done.stderr.strip()}", fix="build the image again"
         )

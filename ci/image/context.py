@@ -28,7 +28,7 @@ from provisioning.base.errors import (
     LicenceNotAccepted,
     UpstreamError,
 )
-from provisioning.base.files import hash_file
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import ROOT
 from provisioning.lock_files import lock_path
@@ -160,9 +160,9 @@ def fetch_packages(
                 base, command, user="0:0", mounts=mounts, environment=environment, network="host"
             )
         )
-    if done.code:
+    if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
-        message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.code}"
+        message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.returncode}"
         raise UpstreamError(
             f"apt in {base} could not fetch the packages: {message}",
             fix="name sources that are in reach with --apt-sources",
@@ -215,7 +215,5 @@ def _mirror_scripts(into: Path) -> None:
 def _write(path: Path, text: str, executable: int = 0) -> None:
     """Write only what differs, for builders' caches. Modes do not depend on the umask."""
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as stream:
-            stream.write(text)
-        Path(stream.name).replace(path)
+        replace_text(path, text)
     path.chmod(0o755 if executable else 0o644)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError, causes
@@ -43,13 +44,6 @@ class ContainerCommand:
     network: str = "none"
     read_only: bool = False
     tmpfs: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CommandOutcome:
-    code: int
-    stdout: str
-    stderr: str
 
 
 class Engine:
@@ -110,7 +104,7 @@ class Engine:
         with translated(), suppress(docker.errors.ImageNotFound):
             self._client.images.remove(reference, force=True)
 
-    def run(self, job: ContainerCommand) -> CommandOutcome:
+    def run(self, job: ContainerCommand) -> CompletedProcess[str]:
         """Run to the end. A failing command is returned; a failing engine raises."""
         with translated():
             container = self._client.containers.create(
@@ -129,8 +123,11 @@ class Engine:
             try:
                 container.start()
                 code = int(container.wait()["StatusCode"])
-                out, err = (container.logs(stdout=kind, stderr=not kind) for kind in (True, False))
-                return CommandOutcome(code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+                out, err = (
+                    container.logs(stdout=kind, stderr=not kind).decode("utf-8", "replace")
+                    for kind in (True, False)
+                )
+                return CompletedProcess(job.command, code, out, err)
             finally:
                 container.remove(force=True, v=True)
 

@@ -226,7 +226,7 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
         if not written.is_file():
             output = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
             raise CheckFailed(
-                f"validate did not run in {plan.tag} (exit code {done.code}):\n{output}",
+                f"validate did not run in {plan.tag} (exit code {done.returncode}):\n{output}",
                 fix=session("shell", "--image", plan.name, "nox", "-s", "validate"),
             )
         report = Report.read(written)

@@ -115,18 +115,12 @@ def _cell(text: str) -> str:
 
 def _findings(report: Report) -> str:
     errors = errors_of([report])
-    shown = [
-        "\n".join(
-            filter(
-                None,
-                [f"{finding.rule}  {finding.subject}", finding.message, finding.fix and f"→ {finding.fix}"],
-            )
-        )
-        for finding in errors[:FINDINGS]
-    ]
-    return visible(
-        "\n".join([*shown, *([f"… and {len(errors) - FINDINGS} more"] if errors[FINDINGS:] else [])])
-    )
+    lines = []
+    for finding in errors[:FINDINGS]:
+        lines += [f"{finding.rule}  {finding.subject}", finding.message]
+        lines += [f"→ {finding.fix}"] if finding.fix else []
+    lines += [f"… and {len(errors) - FINDINGS} more"] if errors[FINDINGS:] else []
+    return visible("\n".join(lines))
 
 
 def _packages() -> Iterator[str]:

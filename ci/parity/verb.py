@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     stage = StageRun.as_typed("buck_parity", selection.profile, "")
     with stage.reported(selection.reports, "parity-not-checked"):
-        root = _root(args.executorch, selection, os.environ)
+        root = _root(args.executorch, selection)
         if args.fix and not args.dry_run and root.resolve().is_relative_to(selection.store.resolve()):
             raise UsageError(
                 f"{root} is in the store, where nothing may change",
@@ -146,29 +145,25 @@ def _alike(differences: Sequence[Difference]) -> dict[tuple[str, str, str], list
     return alike
 
 
-def _root(named: Path | None, selection: Selection, environ: MappingOf[str, str]) -> Path:
+def _root(named: Path | None, selection: Selection) -> Path:
+    """The tree that is named, else the user's own, else the profile's in the store."""
     from provisioning.base.errors import EnvironmentLacking
+    from provisioning.components import EXECUTORCH_SOURCE
+    from provisioning.environment import users_own
+    from provisioning.manifest import load_profile
+    from provisioning.store import Store
 
-    named = named or _known_root(selection, environ)
+    if named is None and (own := users_own(EXECUTORCH_SOURCE, selection.store, os.environ, [])):
+        named = Path(own[1])
+    elif named is None and (pin := load_profile(selection.profile).components.get(EXECUTORCH_SOURCE)):
+        tree = Store(selection.store).find_any(EXECUTORCH_SOURCE, pin)
+        named = tree.root if tree else None
     if named is None:
         raise EnvironmentLacking("there is no ExecuTorch tree to check", fix=FIX)
     root = named.expanduser().absolute()
     if not root.is_dir():
         raise EnvironmentLacking(f"{root} is no directory", fix=FIX)
     return root
-
-
-def _known_root(selection: Selection, environ: MappingOf[str, str]) -> Path | None:
-    """The user's own tree, else the profile's in the store."""
-    from provisioning.environment import users_own
-    from provisioning.manifest import load_profile
-    from provisioning.store import Store
-
-    if own := users_own("executorch-source", selection.store, environ, []):
-        return Path(own[1])
-    pin = load_profile(selection.profile).components.get("executorch-source")
-    tree = Store(selection.store).find_any("executorch-source", pin) if pin else None
-    return tree.root if tree else None
 
 
 def _name(file: Path) -> str:

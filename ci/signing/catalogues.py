@@ -62,18 +62,15 @@ def _of(path: Path, checks: tuple[SignatureCheck, ...]) -> Verification:
 
 def _file(path: Path, catalogue: Catalogue, signed_in: str) -> Iterator[SignatureCheck]:
     member = catalogue.member(path.name, catalogues.sha256_of(path))
-    if member is None and (others := catalogue.others_than(path.name)):
-        message = f"{signed_in} beside {path.name} does not sign it: it signs {others}"
+    if member is None:
+        if others := catalogue.others_than(path.name):
+            message = f"{signed_in} beside {path.name} does not sign it: it signs {others}"
+        else:
+            message = f"{path.name} is not the file that was signed: {_why(path, catalogue)}"
         yield SignatureCheck(FILES, Status.FAILED, message)
         return
-    if member is None:
-        yield SignatureCheck(
-            FILES, Status.FAILED, f"{path.name} is not the file that was signed: {_why(path, catalogue)}"
-        )
-        return
-    yield SignatureCheck(
-        FILES, Status.PASSED, f"{path.name} is the file that was signed, SHA-256 {member.sha256.hex()}"
-    )
+    message = f"{path.name} is the file that was signed, SHA-256 {member.sha256.hex()}"
+    yield SignatureCheck(FILES, Status.PASSED, message)
     if member.name != path.name.lower():
         yield SignatureCheck(NAME, Status.FAILED, f"expected the name {member.name}, found {path.name}")
 

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import uuid
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -13,7 +14,7 @@ from ci.builds.install import submodule_item
 from ci.builds.tree import Submodule
 from ci.github import release
 from ci.image.contents import installed_items, vendor_items
-from ci.image.engine import CommandOutcome, ContainerCommand, Engine
+from ci.image.engine import ContainerCommand, Engine
 from ci.image.image_plan import load_images, plan_of
 from ci.image.verb import labels
 from provisioning.base.bill_of_materials import Item, document
@@ -25,9 +26,9 @@ BUILD = Item("executorch", "1.5.1", kind="application", purl="pkg:github/pytorch
 
 class ContainerThatPrints(Engine):
     def __init__(self, stdout: str, code: int = 0) -> None:
-        self.done = CommandOutcome(code, stdout, "no such file")
+        self.done = CompletedProcess([], code, stdout, "no such file")
 
-    def run(self, job: ContainerCommand) -> CommandOutcome:
+    def run(self, job: ContainerCommand) -> CompletedProcess[str]:
         return self.done
 
 

@@ -9,12 +9,13 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from ci.image import context
 from ci.image.context import Apt, check_packages, keep_packages, link_tree, packages_in
-from ci.image.engine import CommandOutcome, ContainerCommand, Engine
+from ci.image.engine import ContainerCommand, Engine
 from ci.image.image_plan import DOCKER, DebianPackage, PackageLock, plan_of
 from provisioning.base.errors import CheckFailed, IntegrityError, UpstreamError
 from provisioning.store import Store
@@ -29,12 +30,12 @@ class AptInContainer(Engine):
 
     def __init__(self, files: dict[str, bytes], code: int = 0, stderr: str = "") -> None:
         self.files = files
-        self.result = CommandOutcome(code, "", stderr)
+        self.result = CompletedProcess([], code, "", stderr)
         self.jobs: list[ContainerCommand] = []
         self.pins = ""
         self.rootless = False
 
-    def run(self, job: ContainerCommand) -> CommandOutcome:
+    def run(self, job: ContainerCommand) -> CompletedProcess[str]:
         self.jobs.append(job)
         folder = Path(job.mounts[0].source)
         self.pins = "".join(Path(m.source).read_text() for m in job.mounts if m.target == "/run/apt/pins")

@@ -141,7 +141,9 @@ def _read(path: Path, kind: str, archives: Mapping[str, Path], root: Path) -> Pa
     packed: dict[str, tuple[bool, int | None]] = {}
     for prefix, archive in archives.items():
         packed |= _unpack(archive, prefix, root)
-    places = [file.relative_to(root).as_posix() for file in _files(root)]
+    # Regular files alone: a link may lead out of the package, and a pipe never ends.
+    files = (file for file in sorted(root.rglob("*")) if file.is_file() and not file.is_symlink())
+    places = [file.relative_to(root).as_posix() for file in files]
     if not places:
         raise CheckFailed(f"{path}: expected libraries or models in it, found none", fix="name another one")
     libraries = [_library(root, place, packed.get(place)) for place in places if place.endswith(".so")]
@@ -163,13 +165,6 @@ def _read(path: Path, kind: str, archives: Mapping[str, Path], root: Path) -> Pa
         tuple(root / place for place in places if PurePosixPath(place).name == DIALOG),
         root,
     )
-
-
-def _files(root: Path) -> Iterator[Path]:
-    """Regular files alone, in order: a link may lead out of the package, and a pipe never ends."""
-    for file in sorted(root.rglob("*")):
-        if file.is_file() and not file.is_symlink():
-            yield file
 
 
 def _unpack(archive: Path, prefix: str, root: Path) -> dict[str, tuple[bool, int | None]]:

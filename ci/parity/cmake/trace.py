@@ -244,7 +244,8 @@ def _configured(
         _write_modules(work / "modules")
         running = []
         for number, project in enumerate(projects):
-            near = [tree.read(path) for path in texts if not _elsewhere(path, project)]
+            folders = tuple(f"{posixpath.dirname(entry)}/" for entry in project.entries)
+            near = [tree.read(path) for path in texts if path.startswith(folders)]
             declared = _declared(near, _makers(tree.read(path) for path in texts))
             variant = work / f"variant{number}.cmake"
             includes = [path for path in project.includes if path in texts]
@@ -256,10 +257,6 @@ def _configured(
             _read(process, work, number, tree, project)
             for number, (process, project) in enumerate(zip(running, projects, strict=True))
         )
-
-
-def _elsewhere(path: str, project: ConfigureInput) -> bool:
-    return not any(path.startswith(f"{posixpath.dirname(entry)}/") for entry in project.entries)
 
 
 def _cmake() -> Path:
@@ -397,13 +394,9 @@ def _wait(running: Sequence[subprocess.Popen[bytes]], projects: Sequence[Configu
                 process.wait(max(0.0, started + project.seconds - time.monotonic()))
     finally:
         for process in running:
-            _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def _read(
