@@ -51,17 +51,13 @@ def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict
     """Licence ids that the user accepts now, each with the means: a variable or a flag."""
     by_variable = {part.strip(): VARIABLE for part in environ.get(VARIABLE, "").split(",") if part.strip()}
     by_flag = dict.fromkeys(flags, FLAG)
-    if by_flag and (unknown := sorted(by_flag.keys() - (known := _known()))):
-        raise UnknownName(f"no profile has a licence {unknown[0]!r} to accept", unknown[0], known)
+    if by_flag:
+        from provisioning.manifest import every_component
+
+        known = {component.licence.id for _, component in every_component() if component.licence is not None}
+        if unknown := sorted(by_flag.keys() - known):
+            raise UnknownName(f"no profile has a licence {unknown[0]!r} to accept", unknown[0], known)
     return by_variable | by_flag
-
-
-def _known() -> set[str]:
-    from provisioning.base.settings import profile_names
-    from provisioning.manifest import load_profile
-
-    components = [row for name in profile_names() for row in load_profile(name).components.values()]
-    return {row.licence.id for row in components if row.licence is not None}
 
 
 def missing(
@@ -101,9 +97,7 @@ def _record(store: Path, component: str, version: str, licence: Licence, means: 
     locks = store / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     acceptance = {
-        "id": licence.id,
-        "title": licence.title,
-        "url": licence.url,
+        **licence.model_dump(),
         "component": component,
         "version": version,
         "when": utc_now(),

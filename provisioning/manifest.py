@@ -229,6 +229,11 @@ def load_profile(name: str) -> Profile:
     return profile
 
 
+def every_component() -> list[tuple[str, Component]]:
+    """Those of all profiles, each with its name."""
+    return [pair for profile in profile_names() for pair in load_profile(profile).pins.items()]
+
+
 @cache
 def _soc_table() -> SocTable:
     return load(MANIFESTS / "socs.toml", SocTable)

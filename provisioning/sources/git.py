@@ -27,7 +27,7 @@ Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 
 class Git(Model):
-    """A repository at one commit; its methods are those of FileSource."""
+    """A repository at one commit."""
 
     type: Literal["git"]
     url: Https
@@ -138,17 +138,13 @@ def _build(source: Git, building: Path) -> str:
     for pattern in ("*.lock", "tmp_pack_*", "tmp_idx_*"):
         for stale in (building / ".git").rglob(pattern):
             stale.unlink()  # left by a git that was killed: our mutex shows that none is running
-    wanted = source.commit or f"refs/tags/{source.tag}"
+    fetch, tag = ["fetch", "--quiet", "--depth=1", "--no-tags", source.url], f"refs/tags/{source.tag}"
     try:
-        _git(["fetch", "--quiet", "--depth=1", "--no-tags", source.url, wanted], building, source)
+        _git([*fetch, source.commit or tag], building, source)
     except UpstreamError as error:
         _explain_missing(source, building, error)
         # Some servers only serve commits that a name points to. Then the tag must still point to the pin.
-        _git(
-            ["fetch", "--quiet", "--depth=1", "--no-tags", source.url, f"refs/tags/{source.tag}"],
-            building,
-            source,
-        )
+        _git([*fetch, tag], building, source)
     commit = _git(["rev-parse", "FETCH_HEAD^{commit}"], building, source)
     if source.commit not in (None, commit):
         raise _moved(source, commit)

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from provisioning import licences
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import session
-from provisioning.base.errors import CheckFailed, UnknownName, UpstreamError
+from provisioning.base.errors import CheckFailed, ManifestError, UnknownName, UpstreamError
 from provisioning.base.files import replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import MANIFESTS, store_path
 
 if TYPE_CHECKING:
+    from tomlkit.items import Table
+
     from provisioning.manifest import Component
-    from provisioning.store import Store, Tree
+    from provisioning.store import Store
     from provisioning.store.inventory import Origin
 
 EXAMPLES = """\
@@ -88,18 +90,16 @@ def _record_torch() -> int:
 
 def _check(environments: list[str], profiles: list[str]) -> int:
     from provisioning import lock_files, torch_builds
-    from provisioning.manifest import load_profile, load_socs
+    from provisioning.manifest import every_component, load_profile, load_socs
     from provisioning.store import pinned
 
     load_socs()
-    notes = []
     for name in profiles:
         for component, pins in load_profile(name).components.items():
             if not pins.pinned:
-                notes.append(
+                sys.stdout.write(
                     f"note: {name}: {component} {pins.version} is not locked (no hash is on record)\n"
                 )
-    sys.stdout.write("".join(notes))
     problems = []
     for name in environments:
         problems += lock_files.problems(lock_files.lock_path(name), lock_files.inputs_of(name))
@@ -109,7 +109,8 @@ def _check(environments: list[str], profiles: list[str]) -> int:
         if path.stem not in lock_files.lockable()
     ]
     problems += torch_builds.problems(torch_builds.requirement())
-    problems += pinned.strangers(MANIFESTS / pinned.LISTS.name, _every_component())
+    components = [component for _, component in every_component()]
+    problems += pinned.strangers(MANIFESTS / pinned.LISTS.name, components)
     if problems:
         raise CheckFailed("stale lock files:\n  " + "\n  ".join(problems), fix=session("lock"))
     sys.stdout.write(f"fresh: {', '.join(f'{name}.txt' for name in environments)}\n")
@@ -128,14 +129,18 @@ def _record(where: Path, profiles: Sequence[str], named: Sequence[str], accept: 
             raise UnknownName(f"no component {name!r} in {', '.join(profiles)}", name, known)
     accepted = licences.named(accept, os.environ)
     for profile in profiles:
-        for name, component in load_profile(profile).components.items():
+        for name, component in load_profile(profile).pins.items():
             if named and name not in named:
                 continue
             if _complete(component):
                 if named:
                     sys.stdout.write(f"{profile}: {name} {component.version} is locked\n")
                 continue
-            tree = _tree(store, str(name), component, accepted, fetch=bool(named))
+            tree = (
+                store.provision(name, component, accept=accepted, progress=for_stream())
+                if named
+                else store.find_any(name, component)
+            )
             if tree is None:
                 sys.stdout.write(
                     f"{profile}: {name} {component.version}: not recorded, as it was never fetched here "
@@ -143,17 +148,19 @@ def _record(where: Path, profiles: Sequence[str], named: Sequence[str], accept: 
                 )
                 continue
             for origin in tree.inventory.origins:
-                _record_origin(profile, str(name), component, origin)
+                _record_origin(profile, name, component, origin)
     _record_wheels(store)
 
 
 def _record_wheels(store: Store) -> None:
     """Record the hash of each file in the profiles' wheels, by which a tree is proved without its wheel."""
+    from provisioning.manifest import every_component
     from provisioning.store import pinned
 
     path = MANIFESTS / pinned.LISTS.name
     before = pinned.load_lists(path)
-    lists, absent = pinned.recorded(_every_component(), store.downloads, before)
+    components = [component for _, component in every_component()]
+    lists, absent = pinned.recorded(components, store.downloads, before)
     if lists != before:
         replace_text(path, pinned.as_text(lists))
         pinned.load_lists.cache_clear()
@@ -162,24 +169,7 @@ def _record_wheels(store: Store) -> None:
         sys.stdout.write(f"note: the files of {name} are not recorded, because it was never fetched here\n")
 
 
-def _every_component() -> list[Component]:
-    from provisioning.base.settings import profile_names
-    from provisioning.manifest import load_profile
-
-    return [component for name in profile_names() for component in load_profile(name).components.values()]
-
-
-def _tree(
-    store: Store, name: str, component: Component, accepted: dict[str, str], *, fetch: bool
-) -> Tree | None:
-    if fetch:
-        return store.provision(name, component, accept=accepted, progress=for_stream())
-    return store.find_any(name, component)
-
-
 def _record_origin(profile: str, name: str, component: Component, origin: Origin) -> None:
-    from provisioning.manifest_edit import with_source_keys
-
     path = MANIFESTS / "profiles" / f"{profile}.toml"
     before = path.read_text(encoding="utf-8")
     source = next(part.source for part in component.parts if part.name == origin.part)
@@ -189,6 +179,43 @@ def _record_origin(profile: str, name: str, component: Component, origin: Origin
         replace_text(path, after)
         pairs = ", ".join(f"{key} {value}" for key, value in keys.items())
         sys.stdout.write(f"{path.name}: {name}: {origin.part}: recorded {pairs}\n")
+
+
+def with_source_keys(path: Path, component: str, part: str, keys: dict[str, str | int]) -> str:
+    """The text of the profile at `path` with `keys` in the source of one part; the rest stays as it is.
+
+    A key that is there with another value is an error: a pin is changed by hand, with the reason in the
+    commit.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    from provisioning.base.documents import parse
+    from provisioning.manifest import Profile
+
+    try:
+        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    except TOMLKitError as error:
+        raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
+    profile = parse(document.unwrap(), Profile, path)
+    parts = profile.pins[component].parts
+    number = next(index for index, candidate in enumerate(parts) if candidate.name == part)
+    source = parts[number].source
+    for key, value in keys.items():
+        recorded = getattr(source, key)
+        if recorded not in (None, value):
+            raise ManifestError(
+                path,
+                f"components.{component}.parts.{number}.source.{key}",
+                expected=f"{recorded} (as recorded)",
+                found=str(value),
+            )
+    written: Table = document["components"][component]["parts"][number]["source"]
+    for key, value in keys.items():
+        if key not in written:
+            written.append(key, value)
+    parse(document.unwrap(), Profile, path)
+    return document.as_string()
 
 
 def _complete(component: Component) -> bool:

@@ -158,12 +158,10 @@ def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: 
 
 def _of_profiles() -> dict[str, Component]:
     """The components that profiles name, by definition."""
-    from provisioning.base.settings import profile_names
-    from provisioning.manifest import load_profile
+    from provisioning.manifest import every_component
     from provisioning.store.tree_plan import definition_of
 
-    named = [pair for profile in profile_names() for pair in load_profile(profile).pins.items()]
-    return {definition_of(name, component): component for name, component in named}
+    return {definition_of(name, component): component for name, component in every_component()}
 
 
 def _described(store: Store, tree: Tree) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest_edit import with_source_keys
+from provisioning.verbs.lock import with_source_keys
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests
 from tests.support.sdk_archives import PLACE, STRIP, sdk_zip
