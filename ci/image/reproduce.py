@@ -8,15 +8,17 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from ci.image.builders import Builder, BuiltImage, Order
 from ci.image.context import link_tree
 from ci.image.engine import Engine
 from provisioning.base.errors import ToolkitError
 
+Entries: TypeAlias = dict[str, dict[str, object]]
+"""What a layer says of each file."""
 FIX = "find what writes it in docker/, and make it write the same or remove it"
 FIXES = {
     "/etc: time": "build on a base that has an /etc/hosts, which docker before 23 otherwise makes and takes"
@@ -70,18 +72,6 @@ def build_twice(order: Order, engine: Engine, builder: Builder, scratch: Path) -
             shutil.rmtree(scratch / name, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerEntry:
-    """One file of a layer."""
-
-    kind: bytes
-    mode: int
-    owner: int
-    group: int
-    time: float
-    content: str
-
-
 def differences(first: Path, second: Path) -> Iterator[str]:
     """The differences of two saved images: files, with what differs of each, then settings."""
     with tarfile.open(first) as one, tarfile.open(second) as other:
@@ -97,14 +87,12 @@ def differences(first: Path, second: Path) -> Iterator[str]:
                 yield f"the settings: {name}"
 
 
-def _differing(first: dict[str, LayerEntry], second: dict[str, LayerEntry]) -> Iterator[str]:
+def _differing(first: Entries, second: Entries) -> Iterator[str]:
     for name in sorted({*first, *second}):
         if name not in first or name not in second:
             yield f"/{name}: only in the {'first' if name in first else 'second'}"
             continue
-        one, other = first[name], second[name]
-        what = [f.name for f in fields(LayerEntry) if getattr(one, f.name) != getattr(other, f.name)]
-        if what:
+        if what := [key for key, value in first[name].items() if second[name][key] != value]:
             yield f"/{name}: {', '.join(what)}"
 
 
@@ -114,12 +102,17 @@ def _image(archive: tarfile.TarFile) -> tuple[dict[str, Any], list[str]]:
     return json.load(_member(archive, manifest["Config"])), manifest["Layers"]
 
 
-def _entries(archive: tarfile.TarFile, layer: str) -> dict[str, LayerEntry]:
+def _entries(archive: tarfile.TarFile, layer: str) -> Entries:
     with tarfile.open(fileobj=_member(archive, layer)) as files:
         return {
-            member.name.removeprefix("./"): LayerEntry(
-                member.type, member.mode, member.uid, member.gid, member.mtime, _content(files, member)
-            )
+            member.name.removeprefix("./"): {
+                "kind": member.type,
+                "mode": member.mode,
+                "owner": member.uid,
+                "group": member.gid,
+                "time": member.mtime,
+                "content": _content(files, member),
+            }
             for member in files
         }
 

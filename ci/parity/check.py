@@ -11,7 +11,7 @@ from ci.parity import buck, compare, pins
 from ci.parity.cmake.libraries import evaluate
 from ci.parity.cmake.trace import ConfigureInput
 from ci.parity.differences import Difference, Findings, Source
-from ci.parity.mapping import Mapping, Variant
+from ci.parity.mapping import Mapping
 from ci.parity.model import Side
 from ci.parity.tree import Tree
 
@@ -48,18 +48,18 @@ def check(tree: Tree, mapping: Mapping, source: Source) -> Checked:
 def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
     path = mapping.cmake.lists
     lists = buck.lists(tree, path) if path in tree.files else {}
-    sides = evaluate(tree, [_project(mapping, variant, lists) for variant in mapping.variants])
+    dependencies = {name for entry in mapping.dependencies for name in entry.cmake}
+    projects = [
+        ConfigureInput(
+            entries=(mapping.cmake.entry, *mapping.cmake.also, *variant.also),
+            includes=mapping.cmake.includes,
+            variables={**mapping.cmake.variables, **variant.cmake},
+            ignored=mapping.cmake.ignored_commands,
+            outside=mapping.cmake.outside,
+            targets=frozenset({*dependencies, *mapping.cmake.targets, *variant.targets}),
+            lists=lists,
+        )
+        for variant in mapping.variants
+    ]
+    sides = evaluate(tree, projects)
     return {variant.name: side for variant, side in zip(mapping.variants, sides, strict=True)}
-
-
-def _project(mapping: Mapping, variant: Variant, lists: MappingOf[str, str]) -> ConfigureInput:
-    return ConfigureInput(
-        entries=(mapping.cmake.entry, *mapping.cmake.also, *variant.also),
-        includes=mapping.cmake.includes,
-        variables={**mapping.cmake.variables, **variant.cmake},
-        ignored=mapping.cmake.ignored_commands,
-        outside=mapping.cmake.outside,
-        targets=frozenset(name for dependency in mapping.dependencies for name in dependency.cmake)
-        | {*mapping.cmake.targets, *variant.targets},
-        lists=lists,
-    )

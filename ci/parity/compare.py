@@ -229,7 +229,7 @@ def _unknown_modules(findings: Findings, tree: Tree, unknown: list[str], known: 
     beside = {posixpath.dirname(path) for path in known if is_python(path)}
     packages: dict[str, list[str]] = {}
     for path in unknown:
-        if posixpath.basename(path) == "__init__.py" and _has_no_code(tree.read(path)):
+        if posixpath.basename(path) == "__init__.py" and not re.sub("#.*", "", tree.read(path)).strip():
             continue  # Buck creates these itself.
         if posixpath.dirname(path) in beside:
             findings.report(
@@ -262,10 +262,6 @@ def _folders(path: str) -> list[str]:
     while path := posixpath.dirname(path):
         folders.append(path)
     return folders
-
-
-def _has_no_code(text: str) -> bool:
-    return all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines())
 
 
 def _renamed_targets(

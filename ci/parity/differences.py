@@ -140,9 +140,6 @@ class Findings:
                     break
         return self.nodes.get(name)
 
-    def _is_seen(self, *patterns: str) -> bool:
-        return any(fnmatchcase(name, pattern) for name in self._seen_dependencies for pattern in patterns)
-
     def settled(self, tree: Tree) -> tuple[Difference, ...]:
         kept = []
         used: set[tuple[int, str]] = set()
@@ -172,7 +169,8 @@ class Findings:
                         what = f"{entry.rule} of {name}"
                         yield self.stale("deliberate", position, what, "no finding needs it")
         for position, dependency in enumerate(self.mapping.dependencies):
-            if not self._is_seen(*dependency.buck, *dependency.cmake):
+            patterns = (*dependency.buck, *dependency.cmake)
+            if not any(fnmatchcase(name, each) for name in self._seen_dependencies for each in patterns):
                 why = "no mapped library depends on it"
                 yield self.stale("dependencies", position, dependency.name, why)
 

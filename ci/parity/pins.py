@@ -51,9 +51,7 @@ def _mentions(tree: Tree, where: PinPlace) -> list[Mention]:
 
 
 def _agree(pin: Pin, first: Mention, other: Mention) -> bool:
-    count = min((mention.parts for mention in (first, other) if mention.parts is not None), default=None)
-    return _parts(pin, first, count) == _parts(pin, other, count)
-
-
-def _parts(pin: Pin, mention: Mention, count: int | None) -> list[str]:
-    return pin.same.get(mention.value, mention.value).split(".")[:count]
+    both = first, other
+    count = min((mention.parts for mention in both if mention.parts is not None), default=None)
+    one, two = (pin.same.get(mention.value, mention.value).split(".")[:count] for mention in both)
+    return one == two

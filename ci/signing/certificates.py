@@ -6,7 +6,6 @@ import datetime as dt
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -72,8 +71,14 @@ def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
     """Raises BadLibrary, which names the first one that is damaged."""
     loaded = []
     for index, der in enumerate(ders):
-        with _reading(f"certificate {index}"):
-            loaded.append(certificate_of(der))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                loaded.append(certificate_of(der))
+        except Exception as error:
+            # cryptography raises a dozen kinds of exception for damaged certificates; half are no ValueError.
+            message = f"not a certificate that can be read: {error}"[:200]
+            raise BadLibrary(f"certificate {index}", message) from error
     return loaded
 
 
@@ -149,8 +154,12 @@ def check(
     if root is not None and not ends_itself and full[-1] != root:
         full.append(root)
     for index, certificate in enumerate(full):
-        name = _name(index, len(full), certificate)
-        yield from _check_validity(name, certificate, at)
+        role = "attestation" if index == 0 else "root" if index == len(full) - 1 else "CA"
+        name = f"the {role} certificate {name_of(certificate)}"
+        if at < certificate.not_valid_before_utc:
+            yield "validity", f"{name} is not valid before {certificate.not_valid_before_utc.isoformat()}"
+        if at > certificate.not_valid_after_utc:
+            yield "validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}"
         yield from _check_usage(name, certificate, attests=index == 0, below=index - 1)
         # The last certificate signs itself, so a changed root is noticed even if no root is named.
         issuer = full[index + 1] if index + 1 < len(full) else certificate
@@ -164,24 +173,6 @@ def check(
             f"the chain ends in {name_of(full[-1])} (sha256 {_fingerprint(full[-1])}), "
             f"not in the given root {name_of(root)} (sha256 {_fingerprint(root)})",
         )
-
-
-@contextmanager
-def _reading(what: str) -> Iterator[None]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except Exception as error:
-        # cryptography raises a dozen kinds of exception for damaged certificates; half are no ValueError.
-        raise BadLibrary(what, f"not a certificate that can be read: {error}"[:200]) from error
-
-
-def _check_validity(name: str, certificate: x509.Certificate, at: dt.datetime) -> Iterator[tuple[str, str]]:
-    if at < certificate.not_valid_before_utc:
-        yield "validity", f"{name} is not valid before {certificate.not_valid_before_utc.isoformat()}"
-    if at > certificate.not_valid_after_utc:
-        yield "validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}"
 
 
 def _check_usage(
@@ -233,11 +224,6 @@ def _der_length(area: bytes, at: int) -> int | None:
     if head[1] == 0x82:
         return 4 + int.from_bytes(head[2:4], "big")
     return None
-
-
-def _name(index: int, count: int, certificate: x509.Certificate) -> str:
-    role = "attestation" if index == 0 else "root" if index == count - 1 else "CA"
-    return f"the {role} certificate {name_of(certificate)}"
 
 
 def _fingerprint(certificate: x509.Certificate) -> str:

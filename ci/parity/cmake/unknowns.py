@@ -55,7 +55,12 @@ def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) ->
     targets = project.targets | {
         event.args[0] for event in trace.events if event.args and event.command in DECLARING
     }
-    own = {name for text in texts.values() for name in _own_functions(text)}
+    own = {
+        command.words[0].text.lower()
+        for text in texts.values()
+        for command in words.commands(text)
+        if command.name in ("function", "macro") and command.words
+    }
     for event in trace.events:
         command = lines[event.file].get((event.line, event.command))
         if command is None or event.command in own:
@@ -88,12 +93,6 @@ def _trouble(event: ExecutedCommand, command: CMakeCommand, why: str) -> NotEval
     return NotEvaluated(
         event.place, f"{event.command}({' '.join(word.text for word in command.words)[:80]})", why
     )
-
-
-def _own_functions(text: str) -> Iterator[str]:
-    for command in words.commands(text):
-        if command.name in ("function", "macro") and command.words:
-            yield command.words[0].text.lower()
 
 
 def _hands_on(event: ExecutedCommand) -> bool:
