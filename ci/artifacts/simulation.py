@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,17 @@ def read_simulation(trace: Path, costs: Path) -> Simulation:
     if not entries:
         raise ValueError("a simulation without entries")
     guessed = _guessed(costs)
-    shares, busy, kinds = _shares(entries), _busy(entries), _kinds(entries)
+    busy = _sums((entry for entry in entries if entry.took), lambda entry: entry.lane)
+    kinds = _sums(entries, lambda entry: entry.kind)
     operators = [
-        SimulatedOperator(operator, us, busy[operator], tuple(kinds[operator]), guessed.get(operator, 0.0))
-        for operator, us in sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+        SimulatedOperator(
+            operator,
+            us,
+            busy[operator],
+            tuple(sorted(kinds[operator], key=lambda kind: -kinds[operator][kind])),
+            guessed.get(operator, 0.0),
+        )
+        for operator, us in sorted(_shares(entries).items(), key=lambda item: (-item[1], item[0]))
     ]
     us = max(entry.start + entry.took for entry in entries)
     return Simulation(str(configuration["soc_type"]), us, tuple(operators), entries)
@@ -160,19 +167,11 @@ def _shares(entries: Iterable[Entry]) -> dict[int, float]:
     return shares
 
 
-def _busy(entries: Iterable[Entry]) -> dict[int, dict[str, float]]:
+def _sums(entries: Iterable[Entry], group: Callable[[Entry], str]) -> dict[int, dict[str, float]]:
     sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for entry in entries:
-        if entry.took:
-            sums[entry.operator][entry.lane] += entry.took
-    return {operator: dict(lanes) for operator, lanes in sums.items()}
-
-
-def _kinds(entries: Iterable[Entry]) -> dict[int, list[str]]:
-    sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for entry in entries:
-        sums[entry.operator][entry.kind] += entry.took
-    return {operator: sorted(kinds, key=lambda kind: -kinds[kind]) for operator, kinds in sums.items()}
+        sums[entry.operator][group(entry)] += entry.took
+    return sums
 
 
 def _guessed(path: Path) -> dict[int, float]:

@@ -14,7 +14,6 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from provisioning.base.command_line import valued
@@ -121,23 +120,13 @@ def write(folder: Path, root: Path, only: str = FOLDER) -> None:
 NOTHING = "pins"
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A file that may take the place of the one in the clone."""
-
-    name: str
-    text: str
-    said: tuple[str, ...] = field(default=())
-    """What the pull request's text must say of it."""
-
-
 def apply(folder: Path, root: Path, text: Path | None) -> None:
     """Change the files of a clone to those of a folder. All are judged before one is written."""
-    judged = [_judge(name, file, root) for name, file in sorted(_files(folder).items())]
+    judged = {name: _judge(name, file, root) for name, file in sorted(_files(folder).items())}
     page = _page(text) if text else ""
-    for update in judged:
-        replace_text(root / update.name, update.text)
-    news = [line for update in judged for line in update.said]
+    for name, (new, _) in judged.items():
+        replace_text(root / name, new)
+    news = [line for _, said in judged.values() for line in said]
     if text and news:
         shown = [*news[:MOST_SHOWN], *([f"… and {len(news) - MOST_SHOWN} more"] if news[MOST_SHOWN:] else [])]
         page = "\n".join(
@@ -145,9 +134,7 @@ def apply(folder: Path, root: Path, text: Path | None) -> None:
         )
     if text:
         replace_text(text, page)
-    sys.stdout.writelines(
-        f"{line}\n" for line in [*news, *([update.name for update in judged] or ["nothing changed"])]
-    )
+    sys.stdout.writelines(f"{line}\n" for line in [*news, *(judged or ["nothing changed"])])
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -167,7 +154,8 @@ def _files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _judge(name: str, file: Path, root: Path) -> Judged:
+def _judge(name: str, file: Path, root: Path) -> tuple[str, list[str]]:
+    """The text that may take the place of the clone's, and what the pull request's text must say of it."""
     kind = next((judge for pattern, judge in KINDS.items() if re.fullmatch(pattern, name)), None)
     if kind is None:
         raise _refused(name, "none of `lock`, `image` and `faults` writes it")
@@ -175,20 +163,24 @@ def _judge(name: str, file: Path, root: Path) -> Judged:
     before = root / name
     if not listed.startswith("100644 ") or before.is_symlink() or before.resolve() != root.resolve() / name:
         raise _refused(name, "it is not an ordinary file of this clone")
-    new = _text(name, file, LARGEST)
-    return Judged(name, new, tuple(kind(name, before.read_text(encoding="utf-8"), new)))
+    new = _text(name, file)
+    return new, kind(name, before.read_text(encoding="utf-8"), new)
 
 
-def _text(name: str, file: Path, largest: int) -> str:
+def _bytes(name: str, file: Path, largest: int, fix: str) -> bytes:
     try:
         with file.open("rb") as stream:
             data = stream.read(largest + 1)
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", fix=session("pins", "write", "FOLDER")) from error
+        raise UsageError(f"{file}: {error.strerror}", fix=fix) from error
     if len(data) > largest:
         raise _refused(name, f"it has more than {largest} bytes")
+    return data
+
+
+def _text(name: str, file: Path) -> str:
     try:
-        text = data.decode("utf-8")
+        text = _bytes(name, file, LARGEST, session("pins", "write", "FOLDER")).decode("utf-8")
     except UnicodeDecodeError as error:
         raise _refused(name, "it is not UTF-8") from error
     if text != visible(text) or (text and not text.endswith("\n")):
@@ -198,13 +190,7 @@ def _text(name: str, file: Path, largest: int) -> str:
 
 def _page(text: Path) -> str:
     """Only a table: what would be HTML, or call somebody, is shown as text."""
-    try:
-        with text.open("rb") as stream:
-            data = stream.read(LARGEST_TEXT + 1)
-    except OSError as error:
-        raise UsageError(f"{text}: {error.strerror}", fix="name the table of compare") from error
-    if len(data) > LARGEST_TEXT:
-        raise _refused(text.name, f"it has more than {LARGEST_TEXT} bytes")
+    data = _bytes(text.name, text, LARGEST_TEXT, "name the table of compare")
     shown = visible(data.decode("utf-8", "replace"))
     return shown.replace("<", "&lt;").replace("@", "@\u200b").replace("](", "]\\(")
 

@@ -24,6 +24,9 @@ LOSES = "loses"
 Cells = Mapping[str, Mapping[str, Mapping[str, Cell]]]
 """By operator, chip and scheme."""
 
+Column = tuple[str, str]
+"""Chip and scheme."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLane:
@@ -76,7 +79,6 @@ class ShownCell:
 class GridCell:
     """A cell of a grid."""
 
-    column: str
     href: str
     tone: str
     word: str
@@ -158,48 +160,32 @@ def chip_names() -> Mapping[str, str]:
 def views(table: OperatorTable) -> Iterator[View]:
     for lane in lanes(table):
         for chip in lane.chips:
-            page = f"operators/{lane.folder}on-{chip}.html"
             word = "on" if chip == lane.chips[0] else ""
-            yield _view(chip, word, page, lane, [(chip, scheme) for scheme in lane.schemes])
+            yield _view(lane, chip, "on", word, [(chip, scheme) for scheme in lane.schemes])
         for scheme in lane.schemes if len(lane.chips) > 1 else ():
-            page = f"operators/{lane.folder}at-{scheme}.html"
             word = "at" if scheme == lane.schemes[0] else ""
-            yield _view(scheme, word, page, lane, [(chip, scheme) for chip in lane.chips])
+            yield _view(lane, scheme, "at", word, [(chip, scheme) for chip in lane.chips])
 
 
-def _view(
-    place: str,
-    first: str,
-    page: str,
-    lane: MeasuredLane,
-    columns: Sequence[tuple[str, str]],
-) -> View:
-    one_chip = len({chip for chip, _ in columns}) == 1
+def _view(lane: MeasuredLane, place: str, kind: str, first: str, columns: Sequence[Column]) -> View:
     rows = [_row(lane, name, columns, name, lane.page(name)) for name in lane.cells]
     return View(
         lane.name,
         place,
         first,
-        page,
-        [scheme if one_chip else chip for chip, scheme in columns],
+        f"operators/{lane.folder}{kind}-{place}.html",
+        [scheme if kind == "on" else chip for chip, scheme in columns],
         [row for row in rows if any(row.cells)],
         "; ".join(dict.fromkeys(lane.measured[chip] for chip, _ in columns)),
     )
 
 
-def _row(
-    lane: MeasuredLane,
-    operator: str,
-    columns: Sequence[tuple[str, str]],
-    title: str,
-    href: str,
-) -> GridRow:
-    one_chip = len({chip for chip, _ in columns}) == 1
-    seen = [_seen(lane, operator, chip, scheme, scheme if one_chip else chip) for chip, scheme in columns]
+def _row(lane: MeasuredLane, operator: str, columns: Sequence[Column], title: str, href: str) -> GridRow:
+    seen = [_seen(lane, operator, *column) for column in columns]
     return GridRow(title, href, seen, any(lane.differs(operator, scheme) for _, scheme in columns))
 
 
-def _seen(lane: MeasuredLane, operator: str, chip: str, scheme: str, column: str) -> GridCell | None:
+def _seen(lane: MeasuredLane, operator: str, chip: str, scheme: str) -> GridCell | None:
     cell = lane.cell(operator, chip, scheme)
     if cell is None:
         return None
@@ -215,7 +201,6 @@ def _seen(lane: MeasuredLane, operator: str, chip: str, scheme: str, column: str
         more.append(f"chain {MEANINGS[chain.result][0]}")
     where = f"{operator} at {scheme} on {chip}: "
     return GridCell(
-        column,
         f"{lane.page(operator)}#{scheme}",
         shown.colour,
         MEANINGS[cell.result][0],

@@ -124,7 +124,7 @@ def test_a_cell_leads_to_its_part_of_the_operators_page_and_says_where_chips_dif
     views = {view.place: view for view in operators.views(found)}
     assert {"SM8650", "SM8350", "8a8w", "fp16"} <= views.keys()
     (row,) = views["SM8650"].rows
-    seen = {entry.column: entry for entry in row.cells if entry}
+    seen = {name: entry for name, entry in zip(views["SM8650"].columns, row.cells, strict=True) if entry}
     assert (seen["8a8w"].href, seen["8a8w"].figure, seen["8a8w"].tone) == (
         "operators/log.html#8a8w",
         "51 dB",

@@ -9,21 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.diagnose.explain import causes
 from ci.engine.workers.child import cpu_seconds
 from provisioning.base.errors import CheckFailed
-from provisioning.base.settings import (
-    DEFAULT_PROFILE,
-    DEFAULT_SOC,
-    DEFAULT_TARGET,
-    ROOT,
-    Selection,
-    store_path,
-)
+from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from provisioning.base.findings import Metric
@@ -51,10 +44,6 @@ def run_whole(command: Sequence[str], log: Path, *, cwd: Path, environment: Mapp
     if ended.returncode != 0:
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise CheckFailed(f"{' '.join(command[:4])} … ended with {ended.returncode}:\n{tail}{causes(tail)}")
-
-
-def default_selection(reports: Path) -> Selection:
-    return Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), reports)
 
 
 def run_stage(
@@ -100,11 +89,7 @@ class Spread:
         return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
 
     def as_metric(self) -> dict[str, Metric]:
-        return {
-            "median": round(self.median, 4),
-            "least": round(self.least, 4),
-            "most": round(self.most, 4),
-        }
+        return {name: round(value, 4) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +167,6 @@ def rendered(benchmark: Benchmark, measured: BenchTimes) -> str:
         f"{name:<{width}}  {Spread.of(seconds)}, {Spread.of(measured.cpu_seconds[name])}"
         for name, seconds in measured.seconds.items()
     ]
-    for name, parts in benchmark.facts.items():
-        if isinstance(parts, dict):
-            lines += ["", name, *(f"{part:<{width}}  {took}" for part, took in parts.items())]
     if benchmark.aims:
         lines += ["", f"{'times as fast':<{width}}  median (spread)"]
     for aim in benchmark.aims:

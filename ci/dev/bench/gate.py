@@ -1,8 +1,8 @@
 """The gate's models, cold and with nothing changed, against a plain script that does the same one by one.
 
 The aim of the cold run is for two cores, which can at best do it in half the time: both ways call the same
-torch.export, exir and QNN, which take most of it (the report has their seconds). Ours adds two workers that
-import and warm up, a fork for each program and a process for each run.
+torch.export, exir and QNN, which take most of it. Ours adds two workers that import and warm up, a fork for
+each program and a process for each run.
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.dev.bench.frame import Aim, Benchmark, Contender, default_selection, run_stage, run_whole
+from ci.dev.bench.frame import Aim, Benchmark, Contender, run_stage, run_whole
 from ci.lanes.executorch.suite import all_programs, choose
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.findings import Metric, Report
-from provisioning.base.settings import DEFAULT_TARGET, ROOT
+from provisioning.base.findings import Report
+from provisioning.base.settings import (
+    DEFAULT_PROFILE,
+    DEFAULT_SOC,
+    DEFAULT_TARGET,
+    ROOT,
+    Selection,
+    store_path,
+)
 from provisioning.components import QNN_SDK
 from provisioning.dist import runner_of
 from provisioning.environment import resolve
@@ -34,25 +41,22 @@ def prepared(work: Path) -> Iterator[Benchmark]:
     if runner_of(ROOT / "dist" / DEFAULT_TARGET) is None:
         raise EnvironmentLacking("qnn_executor_runner is not built yet", fix=session("build_runner"))
     programs = choose(all_programs([]), tags=["pr"])
-    environment = resolve(default_selection(work / "reports"), os.environ)
+    selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work / "reports")
+    environment = resolve(selection, os.environ)
     # As Python is by default: without bytecode, each process compiles what it imports of ours.
     usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     ours = {**usual, "QNN_SDK_ROOT": str(environment.root(QNN_SDK).path)}
     plain = environment.merged(usual)
     kept = work / "kept"
     _ours(ours, kept, work / "first")
-    facts: dict[str, Metric] = {
-        "programs": len(programs),
-        "sdk": environment.root(QNN_SDK).version or "directory",
-    }
     yield Benchmark(
         contenders=(
             Contender(COLD, lambda into: _ours(ours, into / "store", into), _check(len(programs), 0)),
-            Contender(PLAIN, lambda into: _plain(plain, into), _check_plain(len(programs), facts)),
+            Contender(PLAIN, lambda into: _plain(plain, into), _check_plain(len(programs))),
             Contender(WARM, lambda into: _ours(ours, kept, into), _check(len(programs), len(programs))),
         ),
         aims=AIMS,
-        facts=facts,
+        facts={"programs": len(programs), "sdk": environment.root(QNN_SDK).version or "directory"},
     )
 
 
@@ -81,11 +85,10 @@ def _check(programs: int, cached: int) -> Callable[[Path], None]:
     return check
 
 
-def _check_plain(programs: int, facts: dict[str, Metric]) -> Callable[[Path], None]:
+def _check_plain(programs: int) -> Callable[[Path], None]:
     def check(into: Path) -> None:
-        done = json.loads((into / "done.json").read_text(encoding="utf-8"))
-        if (count := len(done["programs"])) != programs:
+        count = len(json.loads((into / "done.json").read_text(encoding="utf-8")))
+        if count != programs:
             raise CheckFailed(f"the plain script did {count} of {programs} programs")
-        facts[f"{PLAIN}, seconds of"] = {name: round(took, 1) for name, took in done["seconds"].items()}
 
     return check

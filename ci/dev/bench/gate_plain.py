@@ -2,36 +2,17 @@
 nothing.
 
 `python -m ci.dev.bench.gate_plain DIR` runs them with ExecuTorch's own Python runtime and writes
-DIR/done.json, which also says whose code took how long.
+DIR/done.json: by program the largest difference from eager float.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ci.lanes.executorch.suite import ExecutorchProgram, all_programs, choose
-from provisioning.base.settings import ROOT
-
-OWNERS = {
-    "/torch/export/": "torch.export",
-    "/torch/_export/": "torch.export",
-    "/torchao/": "torchao",
-    "/executorch/exir/": "exir",
-    "/executorch/backends/qualcomm/": "QNN",
-    f"{ROOT}/ci/": "models and script",
-}
-"""By a part of the path of its files. QNN's own code counts with ExecuTorch's that calls it."""
-ELSE = "imports and the rest"
-PAUSE = 0.02
 
 
 def done_in_turn(work: Path) -> dict[str, float]:
@@ -47,37 +28,6 @@ def done_in_turn(work: Path) -> dict[str, float]:
             done[program.name] = _run(program, folder, facts)
         forget_torch()
     return done
-
-
-@contextmanager
-def sampled() -> Iterator[dict[str, float]]:
-    """The seconds of this thread by whose code it runs: that of the innermost owner, as what torch computes
-    is its caller's."""
-    mine, over, seconds = threading.get_ident(), threading.Event(), defaultdict[str, float](float)
-
-    def sample() -> None:
-        before = time.perf_counter()
-        while not over.wait(PAUSE):
-            now = time.perf_counter()
-            seconds[_owner(sys._current_frames()[mine])] += now - before
-            before = now
-
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
-    try:
-        yield seconds
-    finally:
-        over.set()
-        thread.join()
-
-
-def _owner(frame: FrameType | None) -> str:
-    while frame is not None:
-        for place, owner in OWNERS.items():
-            if place in frame.f_code.co_filename:
-                return owner
-        frame = frame.f_back
-    return ELSE
 
 
 def _run(program: ExecutorchProgram, folder: Path, facts: dict[str, Any]) -> float:
@@ -104,11 +54,6 @@ def _run(program: ExecutorchProgram, folder: Path, facts: dict[str, Any]) -> flo
     return worst
 
 
-def main(work: Path) -> None:
-    with sampled() as seconds:
-        done = done_in_turn(work)
-    (work / "done.json").write_text(json.dumps({"programs": done, "seconds": seconds}), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    place = Path(sys.argv[1])
+    (place / "done.json").write_text(json.dumps(done_in_turn(place)), encoding="utf-8")

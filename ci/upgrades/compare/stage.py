@@ -207,9 +207,10 @@ def run_on(
     if unmeasured := _of_this_machine(report):
         kind = UsageError if code == UsageError.exit_code else EnvironmentLacking
         raise kind(f"{title}: {unmeasured}", fix=f"read {log}")
-    if other := another_build(report, stack.build):
+    compiled_with = str(report.metrics.get("build_id", "unknown"))
+    if compiled_with not in (stack.build.build_id, "unknown"):
         raise EnvironmentLacking(
-            f"{title}: expected {stack.build.build_id}, and {name} ran with {other}",
+            f"{title}: expected {stack.build.build_id}, and {name} ran with {compiled_with}",
             fix=f"remove what puts another QNN before PYTHONPATH or LD_LIBRARY_PATH; read {log}",
         )
     return report
@@ -221,12 +222,6 @@ def variables_for(
     """Of a process that uses only this stack."""
     variables = environment_of(stack.build, selection, lane, environ)
     return releases.variables_of(stack.release, Store(selection.store), variables)
-
-
-def another_build(report: Report, build: Build) -> str:
-    """The QNN that the programs were compiled with, where it is not this build's."""
-    build_id = str(report.metrics.get("build_id", "unknown"))
-    return "" if build_id in (build.build_id, "unknown") else build_id
 
 
 def error_of(program: str, report: Report) -> str:
