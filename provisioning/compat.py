@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from packaging.version import Version as Ordered
 from pydantic import Field
 
-from provisioning.base.accepted import Values, accept, load_accepted
+from provisioning.base.accepted import accept, load_accepted
 from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
@@ -137,8 +137,7 @@ class Pair:
 
     @property
     def subject(self) -> str:
-        named = {"executorch": self.executorch, "qnn": self.qnn, "build_id": self.build_id}
-        return SUBJECT.format(**named, soc=self.soc)
+        return SUBJECT.format(**asdict(self))
 
     @property
     def works(self) -> bool:
@@ -158,15 +157,12 @@ def path() -> Path:
 def load_measured(file: Path | None = None) -> tuple[Pair, ...]:
     """In the order of versions; empty if nothing was measured yet."""
     accepted = load_accepted(file or path(), MEASURE)
-    pairs = [_pair(accepted.path, subject, values) for subject, values in accepted.subjects.items()]
+    pairs = []
+    for subject, values in accepted.subjects.items():
+        if (named := _SUBJECT.fullmatch(subject)) is None:
+            raise ManifestError(accepted.path, subject, expected=SUBJECT, found="another text", fix=MEASURE)
+        pairs.append(Pair(**named.groupdict(), values=values))
     return tuple(sorted(pairs, key=lambda row: (Ordered(row.executorch), Ordered(row.qnn))))
-
-
-def _pair(file: Path, subject: str, values: Values) -> Pair:
-    named = _SUBJECT.fullmatch(subject)
-    if named is None:
-        raise ManifestError(file, subject, expected=SUBJECT, found="another text", fix=MEASURE)
-    return Pair(**named.groupdict(), values=values)
 
 
 def accept_pair(pair: Pair, file: Path) -> None:

@@ -151,7 +151,7 @@ class _Tree:
         self.plan = PlannedFiles()
         self._zip = zip_file
         self._limits = limits
-        self._kinds: dict[str, str] = {}
+        self._kinds = {"": DIRECTORY}
         self._spelled: dict[str, str] = {}
         offsets = [*sorted(member.offset for member in zip_file.members), zip_file.directory_start]
         self._next = dict(pairwise(offsets))
@@ -170,7 +170,7 @@ class _Tree:
             return
         if (there := self._kinds.get(to)) is not None:
             raise self._zip.error(member.name, f"nothing else at {to!r}", there)
-        self._add_parent(member, to)
+        self._add_directory(member, to.rpartition("/")[0])
         self._note(member, to, LINK if member.is_link else FILE)
         if member.is_link:
             self.plan.links.append(PlannedLink(member, to, self._target(member, start)))
@@ -246,18 +246,13 @@ class _Tree:
             )
         return target
 
-    def _add_parent(self, member: Member, path: str) -> None:
-        parent = path.rpartition("/")[0]
-        if parent:
-            self._add_directory(member, parent)
-
     def _add_directory(self, member: Member, path: str) -> None:
         there = self._kinds.get(path)
         if there == DIRECTORY:
             return
         if there is not None:
             raise self._zip.error(member.name, f"a directory at {path!r}", there)
-        self._add_parent(member, path)
+        self._add_directory(member, path.rpartition("/")[0])
         self._note(member, path, DIRECTORY)
         self.plan.directories.append(path)
 

@@ -53,17 +53,11 @@ class Directories:
         self._root = root
         self._open: dict[str, int] = {}
 
-    def __enter__(self) -> Directories:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
     def of(self, path: str) -> tuple[int, str]:
         """The open directory that holds `path`, and the last part of its name."""
         parent, _, name = path.rpartition("/")
         if len(self._open) > OPEN_DIRECTORIES:
-            self._close()
+            self.close()
         return self.open(parent), name
 
     def open(self, path: str) -> int:
@@ -76,7 +70,7 @@ class Directories:
             descriptor = self._open[path] = os.open(name, flags, dir_fd=self.open(parent))
         return descriptor
 
-    def _close(self) -> None:
+    def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -111,11 +105,11 @@ class _Unpacking:
         """Set when one worker has failed: the others need not go on."""
 
     def run(self, workers: int | None) -> list[Entry]:
-        with Directories(self._root) as directories:
+        with contextlib.closing(Directories(self._root)) as directories:
             for path in self._plan.directories:
                 self._make_directory(directories, path)
         self._write_files(workers or min(MOST_WORKERS, len(os.sched_getaffinity(0))))
-        with Directories(self._root) as directories:
+        with contextlib.closing(Directories(self._root)) as directories:
             for link in self._plan.links:
                 self._entries.append(self._make_link(directories, link))
         return sorted(self._entries, key=lambda entry: entry.path)
@@ -138,7 +132,7 @@ class _Unpacking:
 
     def _work(self) -> None:
         try:
-            with Directories(self._root) as directories:
+            with contextlib.closing(Directories(self._root)) as directories:
                 while not self._stopped.is_set():
                     try:
                         file = self._todo.popleft()

@@ -6,16 +6,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from provisioning.base.errors import UnknownName
 from provisioning.base.files import write_named
 from provisioning.base.rendering.variables import FORMATS
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import outputs_path
-
-if TYPE_CHECKING:
-    from provisioning.environment import Environment
 
 EXAMPLES = """\
   eval "$(python -m provisioning env)"
@@ -39,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         environment.explain()
     if args.name:
-        text = _value(environment, args.name) + "\n"
+        if args.name not in environment.variables:
+            raise UnknownName(f"the environment sets no {args.name}", args.name, environment.variables)
+        text = environment.variables[args.name] + "\n"
     else:
         text = FORMATS[args.format](environment.variables)
     if args.output:
@@ -49,9 +47,3 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.buffer.write(os.fsencode(text))
         sys.stdout.flush()
     return 0
-
-
-def _value(environment: Environment, name: str) -> str:
-    if name not in environment.variables:
-        raise UnknownName(f"the environment sets no {name}", name, environment.variables)
-    return environment.variables[name]
