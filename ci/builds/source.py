@@ -54,7 +54,11 @@ def script(plan: SourcePlan, *, target_only: bool) -> str:
 def build(options: BuildOptions, selection: Selection, stage: StageRun) -> None:
     plan = plan_of(options, selection, os.environ)
     if options.install:
-        _may_install(plan, selection)
+        in_store = plan.tree.root.is_relative_to(selection.store)
+        if in_store or not os.access(plan.tree.root, os.W_OK):
+            why = "is in the store, where nothing is changed" if in_store else "cannot be written to"
+            fix = leave_out("--install", ": an overlay is made instead")
+            raise UsageError(f"--install: {plan.tree.root} {why}", fix=fix)
     if options.tried:
         # Before an hour of compiling.
         find_program("qemu-aarch64")
@@ -184,14 +188,6 @@ def _own_code() -> str:
     tables = (MANIFESTS / "validation.toml", MANIFESTS / "device_libraries.toml")
     files = (*sorted(Path(__file__).parent.glob("*.py")), *tables)
     return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
-
-
-def _may_install(plan: SourcePlan, selection: Selection) -> None:
-    in_store = plan.tree.root.is_relative_to(selection.store)
-    if in_store or not os.access(plan.tree.root, os.W_OK):
-        why = "is in the store, where nothing is changed" if in_store else "cannot be written to"
-        fix = leave_out("--install", ": an overlay is made instead")
-        raise UsageError(f"--install: {plan.tree.root} {why}", fix=fix)
 
 
 def put_into_python(plan: SourcePlan, stage: StageRun, *, install: bool, target_only: bool = False) -> None:

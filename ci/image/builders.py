@@ -186,10 +186,6 @@ def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:
             "no docker on PATH can build with BuildKit",
             fix="apt-get install docker.io or docker-buildx, or use --builder buildah",
         )
-    return find_buildah(environ)
-
-
-def find_buildah(environ: Mapping[str, str] = os.environ) -> Buildah:
     if program := shutil.which("buildah", path=environ.get("PATH")):
         return Buildah(program)
     raise EnvironmentLacking("buildah is not on PATH", fix="apt-get install buildah")

@@ -77,11 +77,15 @@ def _signed(file: str, signed: signed_library.Signed) -> Inspection:
         note = signed.metadata.note if signed.metadata else ""
     except BadLibrary as error:
         problems.append(error.message)
+    # Whether it ends in a known root, `verify` says.
+    kind = SignedBy.TEST if bindings.serials else SignedBy.UNKNOWN
+    if note or signatures.is_rehearsal(verification.chain_of(signed)[0]):
+        kind = SignedBy.REHEARSAL
     digest = signed.container.digest
     size = {"sha256": 32, "sha384": 48}.get(digest or "", 0)
     return Inspection(
         file=file,
-        kind=_kind(signed, bindings, note),
+        kind=kind.value,
         bits=signed.elf.format.bits,
         arch=signed.elf.arch,
         segments=len(signed.elf.segments)
@@ -97,13 +101,6 @@ def _signed(file: str, signed: signed_library.Signed) -> Inspection:
         note=note,
         problems=tuple(problems),
     )
-
-
-def _kind(signed: signed_library.Signed, bindings: verification.Bindings, note: str) -> str:
-    if note or signatures.is_rehearsal(verification.chain_of(signed)[0]):
-        return SignedBy.REHEARSAL.value
-    # `verify` compares the root.
-    return SignedBy.TEST.value if bindings.serials else SignedBy.UNKNOWN.value
 
 
 def _catalogue(path: Path) -> Inspection:

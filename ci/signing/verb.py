@@ -39,7 +39,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ):
         action = verbs.add_parser(name, help=summary, description=summary)
         action.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    _add_verify_flags(action)
+    valued(action, "--root", "CERT", "the root certificate of the chain", type=Path)
+    valued(action, "--sw-id", "ID", "adsp, cdsp, slpi or a number")
+    valued(action, "--hw-id", "ID", "chip and OEM")
+    valued(action, "--serial", "0x…", "the device that it must be bound to")
+    valued(action, "--at", "TIME", "the time at which it must be valid, in ISO [now]")
+    action.add_argument(
+        "--allow-unchecked",
+        action="append",
+        default=[],
+        choices=("root", "signature", "files"),
+        help="accept that this was not checked: no --root, no public format, a catalogue's files",
+    )
+    action.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,22 +91,6 @@ def verify(
     answer.add(files=[_facts(path, result, allowed) for path, result in results])
     sys.stdout.write("\n".join(_as_text(path, result, allowed) for path, result in results))
     return 0 if all(result.verdict(allowed) == "verified" for _, result in results) else 1
-
-
-def _add_verify_flags(parser: argparse.ArgumentParser) -> None:
-    valued(parser, "--root", "CERT", "the root certificate of the chain", type=Path)
-    valued(parser, "--sw-id", "ID", "adsp, cdsp, slpi or a number")
-    valued(parser, "--hw-id", "ID", "chip and OEM")
-    valued(parser, "--serial", "0x…", "the device that it must be bound to")
-    valued(parser, "--at", "TIME", "the time at which it must be valid, in ISO [now]")
-    parser.add_argument(
-        "--allow-unchecked",
-        action="append",
-        default=[],
-        choices=("root", "signature", "files"),
-        help="accept that this was not checked: no --root, no public format, a catalogue's files",
-    )
-    parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
 
 def _expected(args: argparse.Namespace) -> ExpectedSignature:

@@ -26,7 +26,7 @@ from ci.signing.checks import (
     Status,
     Verification,
 )
-from ci.signing.headers import BadLibrary, Bytes, ElfSegment
+from ci.signing.headers import BadLibrary, Bytes
 from ci.signing.signed_library import NAMELESS, Signed
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def _structure(signed: Signed, nameless: Sequence[str]) -> Iterator[SignatureChe
         problems.append("the program headers do not follow the ELF header")
     table = signed.hash_segment
     for index, segment in enumerate(signed.elf.segments):
-        if index != signed.hash_index and segment.filesz and _overlap(segment, table):
+        overlaps = segment.offset < table.end and table.offset < segment.end
+        if index != signed.hash_index and segment.filesz and overlaps:
             problems.append(f"segment {index} overlaps the hash segment")
     yield from _verdict(STRUCTURE, problems, "two signing program headers, one hash segment, sizes agree")
 
@@ -289,10 +290,6 @@ def bindings(signed: Signed) -> Bindings:
         model_id=ids.get("MODEL_ID"),
         anti_rollback=None if software is None else software >> 32,
     )
-
-
-def _overlap(one: ElfSegment, other: ElfSegment) -> bool:
-    return one.offset < other.end and other.offset < one.end
 
 
 def _verdict(part: str, problems: list[str], good: str) -> Iterator[SignatureCheck]:

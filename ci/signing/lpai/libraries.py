@@ -81,10 +81,7 @@ def load_table() -> LpaiTable:
 def chips(socs: Sequence[str], arch: str | None) -> list[Chip]:
     """The chips with these names, or of `--arch`: v81 (a Hexagon arch) or v6 (an LPAI version)."""
     table = load_socs()
-    if arch is not None:
-        named = _by_arch(arch, table)
-    else:
-        named = [(name, soc_named(name)) for name in socs]
+    named = [(name, soc_named(name)) for name in socs] if arch is None else _by_arch(arch, table)
     for name, soc in named:
         if soc.lpai is None:
             with_lpai = sorted(n for n, s in table.items() if s.lpai is not None)
@@ -128,7 +125,8 @@ def to_sign(
 
 def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
     """The QNN version; empty if it is not known. Raises if it is too old for the chip's LPAI."""
-    version = _qnn_version(root, files)
+    builds = {build.lstrip("v") for path in files for build in build_ids(path)}
+    version = (version_of("qnn-sdk", root) if root else "") or min(builds, key=_numbers, default="")
     known = tables.libraries().lpai.get(str(chip.lpai))
     if known is None:
         raise UsageError(
@@ -239,13 +237,6 @@ def _distinct(paths: Iterable[Path]) -> list[Path]:
                 f"{other} and {path} would both become {path.name}", fix="sign them one at a time"
             )
     return list(by_name.values())
-
-
-def _qnn_version(root: Root | None, files: Sequence[Path]) -> str:
-    if root is not None and (version := version_of("qnn-sdk", root)):
-        return version
-    versions = sorted({build.lstrip("v") for path in files for build in build_ids(path)}, key=_numbers)
-    return versions[0] if versions else ""
 
 
 def version_of(component: str, root: Root) -> str:

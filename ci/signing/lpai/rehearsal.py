@@ -77,7 +77,11 @@ def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes
     parsed, signed = signed_library.parse(data)
     if signed is not None:
         raise UsageError("it is signed already", fix="name the unsigned original")
-    _check_section_table(parsed)
+    sections = parsed.sections
+    if any(s.filesz and s.offset < sections.stop and sections.start < s.end for s in parsed.segments):
+        raise BadLibrary(
+            "section headers", "they lie inside a segment, so they cannot move without changing it"
+        )
     if parsed.header.phnum + signed_library.SIGNING_HEADERS > MOST_SEGMENTS:
         raise BadLibrary("program headers", f"no room for two more headers after {parsed.header.phnum}")
     chain = certificates.join(signer.chain)
@@ -192,14 +196,6 @@ def _alignment(segments: Sequence[ElfSegment]) -> int:
         if alignment > 1 << 20 or alignment & (alignment - 1):
             raise BadLibrary("program headers", f"a load segment's alignment is {alignment:#x}")
     return max(signed_library.HASH_ALIGN, *alignments)
-
-
-def _check_section_table(parsed: Layout) -> None:
-    start, end = parsed.sections.start, parsed.sections.stop
-    if any(s.filesz and s.offset < end and start < s.end for s in parsed.segments):
-        raise BadLibrary(
-            "section headers", "they lie inside a segment, so they cannot move without changing it"
-        )
 
 
 def _subject(role: str) -> x509.Name:
