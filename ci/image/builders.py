@@ -186,8 +186,8 @@ def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:
             "no docker on PATH can build with BuildKit",
             fix="apt-get install docker.io or docker-buildx, or use --builder buildah",
         )
-    if program := shutil.which("buildah", path=environ.get("PATH")):
-        return Buildah(program)
+    if buildah := shutil.which("buildah", path=environ.get("PATH")):
+        return Buildah(buildah)
     raise EnvironmentLacking("buildah is not on PATH", fix="apt-get install buildah")
 
 
