@@ -129,15 +129,18 @@ def run(args: argparse.Namespace) -> int:
     for name in chosen:
         if name not in checks:
             raise UnknownName(f"there is no check {name!r}", name, checks)
+
+    def timed(name: str) -> tuple[list[Finding], float]:
+        started = time.monotonic()
+        return checks[name](), time.monotonic() - started
+
     stage = StageRun.as_typed("lint", selection.profile, "")
     if args.fix:
         for name in chosen:
             if name in TOOLS and TOOLS[name].fixer:
                 subprocess.run(TOOLS[name].fixer, cwd=ROOT, env=_environment(), check=False)
     with stage.reported(selection.reports, "lint"), ThreadPoolExecutor(os.cpu_count()) as pool:
-        for name, (findings, seconds) in zip(
-            chosen, pool.map(lambda n: _timed(checks[n]), chosen), strict=True
-        ):
+        for name, (findings, seconds) in zip(chosen, pool.map(timed, chosen), strict=True):
             stage.findings += findings
             stage.metrics[f"{name}_seconds"] = round(seconds, 2)
             bad = any(finding.severity is Severity.ERROR for finding in findings)
@@ -295,8 +298,3 @@ def _run_tool(name: str, tool: Linter, places: Mapping[str, str] | None = None) 
 def _environment() -> dict[str, str]:
     """Tools beside the running Python come first."""
     return {**os.environ, "PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-
-
-def _timed(check: Callable[[], list[Finding]]) -> tuple[list[Finding], float]:
-    started = time.monotonic()
-    return check(), time.monotonic() - started

@@ -22,35 +22,24 @@ _STABLE = re.compile(r'<remotePackage path="ndk;([\d.]+)">(?:(?!</remotePackage>
 
 def table() -> str:
     """A row for each package and the NDK: the versions that profiles pin, and the newest release."""
-    rows = [(name, _packages_pinned(name), _newest_package) for name in PACKAGES]
-    rows.append((ANDROID_NDK, _ndk_pinned(), _newest_ndk))
+    profiles = [load_profile(path.stem) for path in sorted((MANIFESTS / "profiles").glob("*.toml"))]
     lines = ["## Releases", "", "| | pinned | newest |", "| --- | --- | --- |"]
-    for name, pinned, newest in rows:
+    for name in (*PACKAGES, ANDROID_NDK):
+        pinned = {
+            version
+            for profile in profiles
+            for pins in (profile.packages, profile.onnx, profile.components)
+            for package, pin in pins.items()
+            if package == name
+            for version in [pin if isinstance(pin, str) else pin.version]
+        }
         try:
-            version = newest(name)
+            version = _newest_ndk(name) if name == ANDROID_NDK else _newest_package(name)
             shown = version if Version(version) <= max(map(Version, pinned)) else f"**{version}**: not tried"
         except ToolkitError as error:
             shown = f"not known: {error.message.splitlines()[0]}"
         lines.append(f"| {name} | {', '.join(sorted(pinned))} | {shown} |")
     return "\n".join([*lines, ""])
-
-
-def _profiles() -> list[str]:
-    return sorted(path.stem for path in (MANIFESTS / "profiles").glob("*.toml"))
-
-
-def _packages_pinned(name: str) -> set[str]:
-    profiles = map(load_profile, _profiles())
-    return {pins[name] for profile in profiles for pins in (profile.packages, profile.onnx) if name in pins}
-
-
-def _ndk_pinned() -> set[str]:
-    return {
-        component.version
-        for name in _profiles()
-        for kind, component in load_profile(name).components.items()
-        if kind == ANDROID_NDK
-    }
 
 
 def _newest_package(name: str) -> str:

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Caller:
     """Whether it is this one."""
     suites: tuple[str, ...] = ()
     """The caller's suites of that lane, as paths that the stages understand."""
-    others: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    others: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The caller's suites of other lanes, by stage."""
     tags: tuple[str, ...] = ()
     socs: str = ""
@@ -57,9 +57,9 @@ class Caller:
     call: str = ""
     """Names this call of the gate: another one in the same workflow has another name."""
 
-    def suites_of(self, row: CiJob) -> tuple[str, ...]:
+    def suites_of(self, row: CiJob) -> Sequence[str]:
         """The suites of another lane that the row runs in place of ours."""
-        return dict(self.others).get(row.stage, ()) if row.when == "gate" else ()
+        return self.others.get(row.stage, ()) if row.when == "gate" else ()
 
     def missing_input(self, row: CiJob) -> str:
         """What the row needs and this repository does not give; empty if it gives all."""
@@ -178,18 +178,13 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         # Relative, because the job that runs it may have another workspace.
         for lane in lanes_of(file):
             suites.setdefault(lane, []).append(os.path.relpath(file, ROOT))
-    others = [
-        (stage, tuple(files))
-        for lane, files in suites.items()
-        if lane != EXECUTORCH
-        for stage in lanes()[lane].stages
-    ]
+    own = tuple(suites.pop(EXECUTORCH, ()))
     return Caller(
         profile=environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
         executorch=environ.get("QNN_CI_EXECUTORCH") == "true",
         is_self=environ.get("QNN_CI_OWN", "true") == "true",
-        suites=tuple(suites.get(EXECUTORCH, ())),
-        others=tuple(others),
+        suites=own,
+        others={stage: files for lane, files in suites.items() for stage in lanes()[lane].stages},
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
         keeps_programs=environ.get("QNN_CI_KEEP_PROGRAMS") == "true",
@@ -324,7 +319,7 @@ def jobs_of(
     if row.replaces:
         # The gate's `provision` would take the components of all targets.
         # Other lanes have jobs of their own.
-        skipped = [part for stage, _ in caller.others for part in ("--skip", stage)]
+        skipped = [part for stage in caller.others for part in ("--skip", stage)]
         parts = [("", shlex.join(["--target", row.targets, *flags, *skipped]))]
     elif own := caller.suites_of(row):
         parts = _in_shards(shlex.join(_flags_of(own, caller.tags)), caller.shards)

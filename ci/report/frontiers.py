@@ -40,40 +40,36 @@ def frontiers_of(reports: Sequence[Report]) -> list[Frontier]:
 
 def _frontier(name: str, row: Row) -> Frontier | None:
     """Rows of another form than expected are left out, and so are programs that gave no figures."""
-    rows = [mapping(point) for point in entries(row.get("frontier"))]
-    known = [point for point in rows if mapping(point.get("costs")) and mapping(point.get("accuracy"))]
+    every = [
+        (point, mapping(point.get("costs")), mapping(point.get("accuracy")))
+        for point in map(mapping, entries(row.get("frontier")))
+    ]
+    known = [(point, paid, accuracy) for point, paid, accuracy in every if paid and accuracy]
     if not known:
         return None
-    costs = [key for key in COSTS if any(number(mapping(point["costs"]), key) is not None for point in known)]
+    costs = [key for key in COSTS if any(number(paid, key) is not None for _, paid, _ in known)]
     # What differs most between programs says most.
-    along = max(
-        costs, key=lambda key: _spread([number(mapping(point["costs"]), key) or 0 for point in known])
-    )
-    figures = mapping(known[0]["accuracy"])
-    up = "sqnr_db" if "sqnr_db" in figures else next(iter(figures))
-    places = [
-        (number(mapping(point["costs"]), along) or 0, number(mapping(point["accuracy"]), up) or 0)
-        for point in known
-    ]
-    xs, ys = ([place[axis] for place in places] for axis in (0, 1))
+    along = max(costs, key=lambda key: _spread([number(paid, key) or 0 for _, paid, _ in known]))
+    up = "sqnr_db" if "sqnr_db" in known[0][2] else next(iter(known[0][2]))
+    xs = [number(paid, along) or 0 for _, paid, _ in known]
+    ys = [number(accuracy, up) or 0 for _, _, accuracy in known]
     points = [
         PointView(
             int(number(point, "exact") or 0),
-            _cells(point, up, costs),
+            {up: f"{y:.4g}", **_cells(paid, costs)},
             point.get("chosen") is True,
             MARGIN + _part(x, xs) * (WIDTH - 2 * MARGIN),
             HEIGHT - MARGIN - _part(y, ys) * (HEIGHT - 2 * MARGIN),
             f"{number(point, 'exact') or 0:.0f} exact: {y:.1f} {up}, {x:,.0f} {COSTS[along]}",
         )
-        for point, (x, y) in zip(known, places, strict=True)
+        for (point, paid, _), x, y in zip(known, xs, ys, strict=True)
     ]
     names = [text for text in entries(row.get("schemes")) if isinstance(text, str)]
     return Frontier(f"{word(row, 'model')} {name}".strip(), " and ".join(names), COSTS[along], points)
 
 
-def _cells(point: Row, up: str, costs: Sequence[str]) -> dict[str, str]:
-    accuracy, paid = mapping(point["accuracy"]), mapping(point["costs"])
-    cells = {up: f"{number(accuracy, up) or 0:.4g}"}
+def _cells(paid: Row, costs: Sequence[str]) -> dict[str, str]:
+    cells = {}
     for key in costs:
         value = number(paid, key)
         cells[COSTS[key]] = "–" if value is None else f"{value:,.4g}" if key == "ms" else f"{value:,.0f}"

@@ -105,12 +105,21 @@ def build() -> Mapping[str, str | bytes]:
         path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
         for path in [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("[A-Z]*.md"))]
     }
-    documents = {name: _document(site, name, text) for name, text in texts.items() if name not in FROM_DATA}
+    documents = dict[str, tuple[str, Document]]()
+    for name, text in texts.items():
+        if name not in FROM_DATA:
+            path = site.place(name, name)
+            documents[name] = path, rendered(text, site.links(name, path))
     site.common = {**site.common, "groups": _navigation(site, texts["README.md"])}
     for path, document in documents.values():
         site.page(path, "page.html.j2", document.title, document=document)
         site.found += [
-            ("page", _section_title(document, number), f"{path}#{section.anchor}", section.text)
+            (
+                "page",
+                f"{document.title}: {section.title}" if number else section.title,
+                f"{path}#{section.anchor}",
+                section.text,
+            )
             for number, section in enumerate(document.sections)
         ]
     table = shipped()
@@ -157,22 +166,12 @@ def common() -> dict[str, Any]:
     }
 
 
-def _document(site: Site, name: str, text: str) -> tuple[str, Document]:
-    path = site.place(name, name)
-    return path, rendered(text, site.links(name, path))
-
-
 def _navigation(site: Site, readme: str) -> Mapping[str, Sequence[tuple[str, str]]]:
     found = groups(readme, "All pages")
     return {
         about: [(site.place(posixpath.normpath(target), "README.md"), words) for target, words in links]
         for about, links in found.items()
     }
-
-
-def _section_title(document: Document, number: int) -> str:
-    title = document.sections[number].title
-    return title if number == 0 else f"{document.title}: {title}"
 
 
 def _operators(site: Site, table: OperatorTable, introduction: str) -> None:
