@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,17 +51,17 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[FigureC
     if not all(taken):
         return []
     changes: list[FigureChange] = []
-    for name, was, now in _pairs(before, after, "figures", ACCURACY):
+    for name, was, now in _pairs(before.get("figures"), after.get("figures"), ACCURACY):
         # Another answer is a difference, however small the error that gives it.
         if abs(now - was) > (1e-6 if name in SHARES else tolerances.sqnr_margin_db):
             changes.append(FigureChange(name, was, now, "worse" if now < was else "better"))
-    for name, was, now in _pairs(before, after, "costs", tuple(COSTS)):
+    for name, was, now in _pairs(before.get("costs"), after.get("costs"), COSTS):
         tolerance = tolerances.costs[name]
         if now > tolerance.most(was):
             changes.append(FigureChange(name, was, now, "worse"))
         elif was > tolerance.most(now):
             changes.append(FigureChange(name, was, now, "better"))
-    for name, was, now in _pairs({"nodes": dict(before)}, {"nodes": dict(after)}, "nodes", NODES):
+    for name, was, now in _pairs(dict(before), dict(after), NODES):
         # Older providers do not report how many graphs there are, so they are not compared.
         if was != now and (name != "graphs" or (was and now)):
             changes.append(FigureChange(name, was, now, "worse" if now > was else "better"))
@@ -89,16 +89,11 @@ def severity_of(changes: Sequence[FigureChange], tolerances: Tolerances) -> Seve
     return next(severity for severity in Severity if severity in grave)
 
 
-def _pairs(before: Row, after: Row, group: str, names: Sequence[str]) -> list[tuple[str, float, float]]:
-    pairs = []
+def _pairs(before: Metric, after: Metric, names: Iterable[str]) -> Iterator[tuple[str, float, float]]:
     for name in names:
-        values = [
-            part.get(name) if isinstance(part := row.get(group), dict) else None for row in (before, after)
-        ]
-        old, new = values
+        old, new = (part.get(name) if isinstance(part, dict) else None for part in (before, after))
         if isinstance(old, int | float) and isinstance(new, int | float):
-            pairs.append((name, float(old), float(new)))
-    return pairs
+            yield name, float(old), float(new)
 
 
 def _number(value: float | str) -> str:
