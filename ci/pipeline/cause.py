@@ -99,14 +99,13 @@ def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:
     place = operator_place(first) if first["source"] else f"{first['operator']} ({first['node']})"
     share, faint = f"{first['share']:.0%} of the error", faint_in_words(result)
     if first["share"] < STANDS_OUT:
-        words = late or f"{MANY_ROUND}: at most {share} comes from {place}"
-        words = "; ".join(filter(None, [words, faint]))
+        words = late or "; ".join(filter(None, [f"{MANY_ROUND}: at most {share} comes from {place}", faint]))
         return Cause(words, of_chip=True, goes_on=goes_on if between else "")
     operands = ", ".join(
         f"{name} {in_decibels(value)}" for name, value in first["operands"].items() if value is not None
     )
     is_cause = "suspected" if None in first["operands"].values() else "the cause is"
-    words = f"{is_cause} {place}: {in_decibels(first['sqnr_db'])} against {result['reference']} where it ends"
+    words = f"{is_cause} {place}: {in_decibels(first['sqnr_db'])} against {result['reference']}"
     words += f", and {operands or 'exact inputs'} before it; it alone gives {share}"
     known = [fault for fault in first.get("known", ()) if fault.get("fault")]
     return Cause("; ".join(filter(None, [words, faint, late])), first, True, known)

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ci.pipeline.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
 from ci.pipeline.options import Choice, OneModel
 from provisioning.base.rendering.text import plural
-from provisioning.base.units import in_decibels
+from provisioning.base.units import EXACT_DB, in_decibels
 from provisioning.known_faults import Fault
 
 LEAST_DB = 30.0
@@ -17,6 +17,12 @@ LEAST_DB = 30.0
 
 LEAST_HALF = 2.0**-14
 """The smallest number that fp16 holds with all its digits."""
+FEW_STEPS = 16 * 2.0**-24
+"""Of fp16 below LEAST_HALF."""
+EVERY = "all operators"
+"""In place of a node, the program that shows all."""
+SHOWN_SECONDS = 30.0
+"""For what is left once that program is known."""
 FLOAT_MODEL = "the float model"
 """What is compared with where nothing is quantized."""
 
@@ -57,10 +63,12 @@ class Cuts(Generic[N]):
         """`pairs` gives the outputs of both; without a node, those of the whole program, whose SQNR may be
         known. `with_error` gives the outputs on the CPU without and with the error that the chip has at a
         node: all of it, or what it adds to what these operands pass on; by what was found at each. `shown`
-        gives the outputs of a program that returns what many nodes give, too: its own, and those by node."""
+        gives the outputs of a program that returns what all nodes give, too: its own, and those by node. All
+        or none, since two programs round each in its own way, and the difference looks like an error."""
         self.name, self.pairs, self.with_error, self.shown = name, pairs, with_error, shown
         self.found: dict[str, Sequence[Any]] = {}
-        self.largest: dict[str, float] = {}
+        self.faint: dict[str, float] = {}
+        """The largest value, where all are too small for fp16 and it errs by a few of its smallest steps."""
         self.errors: dict[tuple[str, ...], float] = {}
         self.known: dict[str, float] = {} if whole is None else {"": whole}
         self.failed: dict[str, str] = {}
@@ -81,21 +89,27 @@ class Cuts(Generic[N]):
     def _keep(self, name: str, pairs: Sequence[Pair]) -> None:
         self.known[name] = _sqnr_db(pairs)
         self.found[name] = [pair.found for pair in pairs]
-        self.largest[name] = max(float(abs(pair.expected).max(initial=0)) for pair in pairs)
+        largest = max(_largest(pair.expected) for pair in pairs)
+        if 0 < largest < LEAST_HALF and all(
+            _largest(pair.found - pair.expected) < FEW_STEPS for pair in pairs
+        ):
+            self.faint[name] = largest
 
-    def show(self, whole: float) -> None:
-        """Know many nodes by one program, if it errs as the whole one does: with more outputs the compiler
+    def show(self, whole: float) -> bool:
+        """Know all nodes by one program, if it errs as the whole one does: with more outputs the compiler
         joins fewer operators."""
         if not self.shown:
-            return
+            return False
         try:
             own, by_node = self.shown()
         except Exception as error:
-            self.failed["every operator"] = _first_line(error)
-            return
-        if abs(_sqnr_db(own) - whole) < CLEARLY_DB:
-            for name, pairs in by_node.items():
-                self._keep(name, pairs)
+            self.failed[EVERY] = _first_line(error)
+            return False
+        if abs(_sqnr_db(own) - max(whole, -EXACT_DB)) >= CLEARLY_DB:
+            return False
+        for name, pairs in by_node.items():
+            self._keep(name, pairs)
+        return True
 
     def error(self, node: N, operands: Sequence[N], whole: float) -> float | None:
         """That of the model's outputs if the chip differs at this node alone: a small one may grow on the way
@@ -135,7 +149,9 @@ class Cuts(Generic[N]):
         if whole < least:
             every, last = nodes(), [self.name(node) for node in ends()]
             names = {self.name(node) for node in every}
-            self.show(whole)
+            if time.monotonic() < over and self.show(whole):
+                # What is left is computed on the CPU.
+                over = max(over, time.monotonic() + SHOWN_SECONDS)
 
             def operators_of(node: N) -> list[N]:
                 return [operand for operand in operands_of(node) if self.name(operand) in names]
@@ -155,7 +171,7 @@ class Cuts(Generic[N]):
                 **described(node),
                 "node": self.name(node),
                 "sqnr_db": self.of(node),
-                "largest": self.largest.get(self.name(node)),
+                "faint": self.faint.get(self.name(node)),
                 "share": round(adds / _error(whole, whole), 2),
                 "operands": {self.name(operand): self.of(operand) for operand in operators_of(node)},
             }
@@ -167,9 +183,13 @@ class Cuts(Generic[N]):
 def _sqnr_db(pairs: Sequence[Pair]) -> float:
     """Of what the chip alone makes no number, none."""
     try:
-        return least_sqnr_db(pairs)
+        return max(least_sqnr_db(pairs), -EXACT_DB)
     except Unusable:
-        return -float("inf")
+        return -EXACT_DB
+
+
+def _largest(values: Any) -> float:
+    return float(abs(values).max(initial=0))
 
 
 def _first_line(error: Exception) -> str:
@@ -261,10 +281,12 @@ def fix_of(result: Mapping[str, Any], command: Callable[..., str], tried: str) -
 
 def faint_in_words(result: Mapping[str, Any]) -> str:
     """Why fp16 cannot hold what the operator gives, if that is so."""
-    largest = result["first"]["largest"]
-    if result["reference"] != FLOAT_MODEL or not largest or largest >= LEAST_HALF:
-        return ""
-    return f"its values are at most {largest:.1g}, and below {LEAST_HALF:.1g} fp16 has few digits: scale them"
+    faint = result["first"]["faint"] if result["reference"] == FLOAT_MODEL else None
+    return (
+        f"its values are at most {faint:.1g}, and below {LEAST_HALF:.1g} fp16 has few digits: scale them"
+        if faint
+        else ""
+    )
 
 
 NONE_ALONE = "no single operator causes it: many add a little, or only integers differ"
@@ -290,7 +312,7 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
         )
         operands = operands or "the inputs"
         yield f"differs most: {first['operator']} ({first['node']}){where}"
-        yield f"  programs that end there: {in_decibels(first['sqnr_db'])}; at its operands: {operands}"
+        yield f"  there: {in_decibels(first['sqnr_db'])}; at its operands: {operands}"
         if faint := faint_in_words(result):
             yield f"  {faint}"
         alone = f"; {MANY_ROUND}" if first["share"] < STANDS_OUT else ""
@@ -303,4 +325,5 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
         if result["between"]:
             yield f"the time is up: {between_in_words(result['between'])} may add more"
         for name, error in result["failed"].items():
-            yield f"  the program that ends at {name} does not compile or run: {error}"
+            which = "shows" if name == EVERY else "ends at"
+            yield f"  the program that {which} {name} does not compile or run: {error}"

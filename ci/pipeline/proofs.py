@@ -70,22 +70,23 @@ def proofs_of(
 ) -> Proofs:
     over = time.monotonic() + seconds
     repairing, nearer, others = list[str](), list[str](), list[str]()
-    edit = None
-    for candidate in islice(candidates_of(taken, soc, cause), MOST):
+    edits: dict[str, Edit | None] = {}
+    for candidate in islice(candidates_of(taken, soc, cause, died=bool(before.error)), MOST):
         if time.monotonic() > over:
             break
         sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
         if (after := candidate.outcome()) is not None:
             words = Fix("{}: {}", candidate.words, _in_words(after))
-            if helped := helps(after, before):
-                edit = edit if repairing or nearer else candidate.edit
+            edits[words] = candidate.edit
+            helped = helps(after, before)
             (others if not helped else repairing if after.green else nearer).append(words)
             if helped and candidate.edit and after.green:
                 break
-    proofs = Proofs([*repairing, *nearer], others, edit)
+    helping = [*repairing, *nearer]
+    proofs = Proofs(helping, others, edits[helping[0]] if helping else None)
     if cause and not cause.goes_on:
         place = str(cause.place.get("source", ""))
-        proved = Proved(cause.in_words(), place, proofs.fix if proofs.helping else "")
+        proved = Proved(cause.in_words(), place, proofs.fix if helping else "")
         remember(taken.model.selection.store, before.program, proved)
     return proofs
 
@@ -103,7 +104,9 @@ def _in_words(outcome: Outcome) -> str:
     return replace(outcome, figures=figures).in_words() + ", which is still red" * bool(outcome.wrong)
 
 
-def candidates_of(taken: LaneModel[Any, Any], soc: str, cause: Cause | None) -> Iterator[Candidate]:
+def candidates_of(
+    taken: LaneModel[Any, Any], soc: str, cause: Cause | None, *, died: bool
+) -> Iterator[Candidate]:
     """Rewrites at the place of the cause, or of the whole model; then flags. None of a model that does not
     export."""
     one = taken.of(_for_one(taken.model, soc), replace(taken.how, search=False))
@@ -114,12 +117,13 @@ def candidates_of(taken: LaneModel[Any, Any], soc: str, cause: Cause | None) -> 
         if error.exit_code != CheckFailed.exit_code:
             raise
         return
-    yield from _rewrites(one, lane, rewritten.made, soc, cause)
     model = taken.model
     precision = str(written_name(model.precision or "fp16"))
+    other = None if model.precision_file else EXACT.get(precision)
+    yield from _rewrites(one, lane, rewritten.made, soc, cause, other if died else None)
     if model.lane == ONNX and not model.per_channel and precision != "fp16":
         yield _of_model(taken, soc, per_channel=True)
-    if (other := EXACT.get(precision)) and not model.precision_file:
+    if other:
         yield _of_model(taken, soc, precision=other)
 
 
@@ -135,8 +139,14 @@ def _for_one(model: OneModel, soc: str) -> OneModel:
 
 
 def _rewrites(
-    one: LaneModel[Any, Any], lane: Rewrites, every: Sequence[RewrittenPlace], soc: str, cause: Cause | None
+    one: LaneModel[Any, Any],
+    lane: Rewrites,
+    every: Sequence[RewrittenPlace],
+    soc: str,
+    cause: Cause | None,
+    exact: str | None,
 ) -> Iterator[Candidate]:
+    """`exact` is the precision that is tried too, where what died runs and is red."""
     made = [change for change in every if cause is None or _is_at(change, cause)]
     if rules := tuple(dict.fromkeys(rule for change in made for rule in change.rules)):
         edits = {fix_at(change.rules[0], change.code, change.source).edit for change in made}
@@ -144,10 +154,9 @@ def _rewrites(
         if len(edits) == 1 and (edit := edits.pop()):
             yield Candidate(str(edit), lambda: _of_edit(one, edit), edit)
         yield (repaired := _repaired(one, lane, rules, soc))
-        result, other = repaired.outcome(), EXACT.get(str(written_name(one.model.precision or "fp16")))
-        # What died runs, and is red: by itself the other precision would die as well.
-        if cause is None and other and result and result.wrong:
-            yield _repaired(one.of(replace(one.model, precision=other), one.how), lane, rules, soc)
+        result = repaired.outcome()
+        if exact and result and result.wrong:
+            yield _repaired(one.of(replace(one.model, precision=exact), one.how), lane, rules, soc)
 
 
 def _repaired(one: LaneModel[Any, Any], lane: Rewrites, rules: tuple[str, ...], soc: str) -> Candidate:

@@ -46,7 +46,7 @@ def cuts(share: float, between: list[str] | None = None, **more: Any) -> dict[st
         "sqnr_db": 2.0,
         "share": share,
         "operands": {"tanh": 70.0},
-        "largest": 1e-8,
+        "faint": 1e-8,
     }
     first |= more
     return {"reference": "the quantized model on the CPU", "first": first, "between": between or []}
@@ -64,19 +64,19 @@ def test_where_all_add_a_little_none_is_the_cause() -> None:
     assert "cause" not in found.words and not found.place
 
 
-@pytest.mark.parametrize(
-    ("reference", "largest", "said"),
-    [
-        (FLOAT_MODEL, 1e-8, True),
-        (FLOAT_MODEL, 0.1, False),
-        (FLOAT_MODEL, 0.0, False),
-        ("the quantized model on the CPU", 1e-8, False),
-    ],
-)
+@pytest.mark.parametrize("between", [[], ["relu", "linear_3"]])
 @pytest.mark.parametrize("share", [0.9, 0.1])
-def test_what_is_too_small_for_fp16_is_said(reference: str, largest: float, said: bool, share: float) -> None:
-    found = of_cuts({**cuts(share, largest=largest), "reference": reference}, "divergence")
-    assert ("at most 1e-08" in found.words) is said
+@pytest.mark.parametrize(
+    ("reference", "faint", "said"),
+    [(FLOAT_MODEL, 1e-8, True), (FLOAT_MODEL, None, False), ("the quantized model on the CPU", 1e-8, False)],
+)
+def test_what_is_too_small_for_fp16_is_said_of_an_operator_that_is_named(
+    reference: str, faint: float | None, said: bool, share: float, between: list[str]
+) -> None:
+    found = of_cuts({**cuts(share, between, faint=faint), "reference": reference}, "divergence")
+    other = of_cuts({**cuts(share, between, faint=None), "reference": reference}, "divergence")
+    is_named = share > 0.5 or not between
+    assert (found.words != other.words) is (said and is_named)
 
 
 def test_a_search_that_the_time_ended_says_how_far_it_came_and_what_goes_on() -> None:

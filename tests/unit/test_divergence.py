@@ -97,7 +97,7 @@ def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
         **described,
         "node": "linear",
         "sqnr_db": 0.0,
-        "largest": 1.0,
+        "faint": None,
         "share": 1.0,
         "operands": {"conv": None},
     }
@@ -214,10 +214,13 @@ def test_a_search_whose_time_is_over_says_between_what_it_was(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("again", "cuts"), [(0.0, False), (1.0, True)], ids=["as the whole", "repaired"])
+@pytest.mark.parametrize("takes", [0, 80])
 def test_a_program_that_shows_all_operators_is_believed_if_it_errs_as_the_whole_one(
-    again: float, cuts: bool
+    again: float, cuts: bool, takes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operands, cut = chain(64), list[str]()
+    """What it showed is not lost, though it takes all of the time."""
+    operands, cut, clock = chain(64), list[str](), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
 
     def pairs_of(name: str) -> list[Pair]:
         return [Pair("", numpy.ones(4), numpy.zeros(4) if int(name[1:]) >= 40 else numpy.ones(4))]
@@ -227,8 +230,31 @@ def test_a_program_that_shows_all_operators_is_believed_if_it_errs_as_the_whole_
         return pairs_of(cut[-1])
 
     def shown() -> tuple[list[Pair], dict[str, list[Pair]]]:
+        clock[0] += takes
         return [Pair("", numpy.ones(4), numpy.full(4, again))], {name: pairs_of(name) for name in operands}
 
     search = Cuts[str](str, pairs, lambda node, *_: pairs_of(node), 0.0, shown)
-    found = search.search(lambda: list(operands), lambda: ["n63"], operands.__getitem__, lambda _: {}, 30.0)
-    assert found["first"]["node"] == "n40" and bool(cut) is cuts
+    found = search.search(
+        lambda: list(operands), lambda: ["n63"], operands.__getitem__, lambda _: {}, 30.0, seconds=60
+    )
+    if cuts and takes:
+        assert found["between"] and found["first"] is None
+    else:
+        assert found["first"]["node"] == "n40" and bool(cut) is cuts
+
+
+@pytest.mark.parametrize(
+    ("expected", "error", "faint"),
+    [(1e-8, 1e-7, True), (3e-5, 1e-7, True), (3e-5, 3e-5, False), (1.0, 1e-7, False), (0.0, 1e-7, False)],
+)
+def test_values_are_too_small_where_the_error_is_a_few_of_the_smallest_steps(
+    expected: float, error: float, faint: bool
+) -> None:
+    def pairs(node: str | None) -> list[Pair]:
+        return [Pair("", numpy.full(4, expected), numpy.full(4, expected + error))]
+
+    cuts = Cuts[str](str, pairs, lambda node, *_: pairs(node))
+    found = cuts.search(
+        lambda: ["a", "b"], lambda: ["b"], {"a": [], "b": ["a"]}.__getitem__, lambda _: {}, 300
+    )
+    assert (found["first"]["faint"] is not None) is faint

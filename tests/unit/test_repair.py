@@ -181,7 +181,7 @@ def test_where_no_rule_matches_a_red_model_the_operator_at_fault_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first: dict[str, Any] = {"operator": "aten.pow.Scalar", "source": "net.py:7", "code": "2 ** x"}
-    first |= {"node": "pow_1", "module": "", "sqnr_db": 2.0, "share": 0.9, "operands": {}, "largest": 1.0}
+    first |= {"node": "pow_1", "module": "", "sqnr_db": 2.0, "share": 0.9, "operands": {}, "faint": None}
     found = {"reference": "the quantized model on the CPU", "first": first, "between": []}
     lane = SimpleNamespace(cuts_of=lambda *_: found)
     monkeypatch.setattr("ci.pipeline.cause.of_lane", lambda model, verb: lane)

@@ -136,13 +136,6 @@ def ends(module: Any) -> list[Node]:
     return operands_of(output)
 
 
-def _inner(module: Any, most: int) -> list[Node]:
-    """The operators whose outputs are not the model's: as many, evenly spread, as have `most` values."""
-    nodes = [node for node in operators(module) if node not in ends(module)]
-    size = sum(node.meta["val"].numel() for node in nodes)
-    return nodes[:: size // most + 1]
-
-
 def operands_of(node: Node) -> list[Node]:
     """The operators that compute the node's inputs, through quantizers and whatever is no operator."""
     operands: dict[Node, None] = {}
@@ -186,7 +179,6 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     def shown() -> tuple[list[Pair], dict[str, list[Pair]]]:
         doing("operators")
-        nodes = _inner(module, MOST_SHOWN // len(samples))
         pairs = on_chip(showing(module, nodes))
         count = len(pairs) // len(samples)
         own = count - len(nodes)
@@ -212,10 +204,12 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     def outputs(node: Node, operands: Sequence[Node], found: Mapping[str, Sequence[Any]]) -> list[Pair]:
         return [*with_error(module, node, operands, found, samples)]
 
-    cuts = Cuts[Node](lambda node: node.name, pairs, outputs, order["whole"], shown)
+    nodes = operators(module)
+    few = sum(node.meta["val"].numel() for node in nodes) * len(samples) <= MOST_SHOWN
+    cuts = Cuts[Node](lambda node: node.name, pairs, outputs, order["whole"], shown if few else None)
     seconds = order["seconds"] - (time.monotonic() - began)
     result = cuts.search(
-        lambda: operators(module), lambda: ends(module), operands_of, _described, order["least"], seconds
+        lambda: nodes, lambda: ends(module), operands_of, _described, order["least"], seconds
     )
     return {"reference": "the quantized model on the CPU" if run.quantizes else FLOAT_MODEL, **result}
 
