@@ -109,7 +109,22 @@ class SourceBuild:
         for named in args.target or ():
             if named != self.target:
                 raise UsageError(f"{self.name} builds for {self.target}, not for {named}")
-        options = BuildOptions(**{name: getattr(args, name) for name in BuildOptions.__slots__})
+        options = BuildOptions(
+            executorch=args.executorch,
+            build_type=args.build_type,
+            jobs=args.jobs,
+            clean=args.clean,
+            build_dir=args.build_dir,
+            output=args.output,
+            glibc=args.glibc,
+            cmake_arg=args.cmake_arg,
+            target_only=args.target_only,
+            install=args.install,
+            compiler=args.compiler,
+            sysroot=args.sysroot,
+            toolchain_file=args.toolchain_file,
+            tried=args.tried,
+        )
         selection = replace(selection_of(args), target=self.target)
         if args.dry_run:
             plan = plan_of(options, selection, os.environ)

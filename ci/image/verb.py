@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 
 if TYPE_CHECKING:
-    from ci.image.builders import Builder, Order
+    from ci.image.builders import Order
     from ci.image.context import Apt
     from ci.image.engine import Engine
     from ci.image.image_plan import ImagePlan, System
@@ -38,6 +39,20 @@ EXAMPLES = """\
 """
 
 DIST = ROOT / "dist" / "images"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """What `image` was asked for."""
+
+    store: Path
+    base: str | None
+    builder: str
+    apt: Apt
+    save: Path | None
+    check_reproducible: bool
+    lock: bool
+    renew_base: bool
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
         rows = ((name, entry.summary) for name, entry in load_images().images.items())
         sys.stdout.writelines(f"{line}\n" for line in units.aligned(rows))
         return 0
+    from ci.image.context import Apt
+
     names = list(load_images().images)
     if args.name is None and not args.lock:
         raise UsageError("which image?", fix=Fix("{}, one of: {}", ("image", "NAME"), ", ".join(names)))
@@ -80,40 +97,47 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"there is no file {file}", fix="name an existing file")
     plan = plan_of(args.name or names[0])
     selection = selection_of(args)
+    options = ImageOptions(
+        store=selection.store,
+        base=args.base,
+        builder=args.builder,
+        apt=Apt(args.apt_sources, args.apt_conf),
+        save=args.save,
+        check_reproducible=args.check_reproducible,
+        lock=args.lock,
+        renew_base=args.renew_base,
+    )
     profile = plan.profile.name if plan.profile else ""
     stage = StageRun.as_typed("image", profile, "x86_64-linux")
     with stage.reported(selection.reports, "image", plan.name):
-        _work(stage, plan, args, selection.store)
+        _work(stage, plan, options)
     return stage.close(selection.reports)
 
 
-def _work(stage: StageRun, plan: ImagePlan, args: argparse.Namespace, store: Path) -> None:
+def _work(stage: StageRun, plan: ImagePlan, options: ImageOptions) -> None:
     from filelock import FileLock
 
     from ci.image import context
-    from ci.image.builders import choose
     from ci.image.engine import connect
     from provisioning.store import Store
 
     engine = connect()
-    if args.renew_base and not args.base:
+    if options.renew_base and not options.base:
         plan = _renewed(plan, engine)
-    base: str = args.base or plan.system.reference
+    base = options.base or plan.system.reference
     base_id = engine.image_id(base) or engine.pull(base)
-    apt = context.Apt(args.apt_sources, args.apt_conf)
     context.CONTEXT.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{context.CONTEXT}.lock"):
-        if args.lock:
-            _lock(plan, engine, base, apt)
+        if options.lock:
+            _lock(plan, engine, base, options.apt)
             return
         with _timed(stage, "context_seconds"):
-            context.assemble(plan, engine, base_id, Store(store), apt)
+            context.assemble(plan, engine, base_id, Store(options.store), options.apt)
         order = _order(plan, base, base_id)
-        builder = choose(args.builder)
-        if args.check_reproducible:
-            _compare(stage, plan, order, engine, builder)
+        if options.check_reproducible:
+            _compare(stage, plan, order, engine, options.builder)
         else:
-            _build(stage, plan, order, engine, builder, args.save)
+            _build(stage, plan, order, engine, options)
 
 
 def _order(plan: ImagePlan, base: str, base_id: str) -> Order:
@@ -158,12 +182,12 @@ def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
     return names
 
 
-def _build(
-    stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, builder: Builder, save: Path | None
-) -> None:
+def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, options: ImageOptions) -> None:
+    from ci.image.builders import choose
     from ci.image.contents import installed_items, vendor_items
     from provisioning.base.bill_of_materials import Item, document
 
+    builder = choose(options.builder)
     sys.stderr.write(f"building {plan.tag} with {builder.name}; its log is {order.log}\n")
     with _timed(stage, "build_seconds"):
         builder.build(order, engine)
@@ -176,10 +200,10 @@ def _build(
         "manifest": order.labels["qnn-ci.manifest"],
     }
     stage.artifacts.append(Artifact("image", plan.tag, str(attributes["Id"]).removeprefix("sha256:"), size))
-    if save:
-        save.parent.mkdir(parents=True, exist_ok=True)
-        engine.save(plan.tag, save)
-        stage.artifacts.append(Artifact.of("archive", save))
+    if options.save:
+        options.save.parent.mkdir(parents=True, exist_ok=True)
+        engine.save(plan.tag, options.save)
+        stage.artifacts.append(Artifact.of("archive", options.save))
     items = [*installed_items(plan, engine, plan.tag), *vendor_items(plan)]
     text = document(Item(plan.tag, kind="container"), items, order.labels)
     DIST.mkdir(parents=True, exist_ok=True)
@@ -236,9 +260,11 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
         stage.add("image-validate", Severity.ERROR, plan.tag, f"validate inside says {report.outcome.value}")
 
 
-def _compare(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, builder: Builder) -> None:
+def _compare(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, wanted: str) -> None:
+    from ci.image.builders import choose
     from ci.image.reproduce import build_twice
 
+    builder = choose(wanted)
     sys.stderr.write(f"building {plan.name} twice with {builder.name}\n")
     with _timed(stage, "build_twice_seconds"):
         comparison = build_twice(order, engine, builder, order.context.with_name("image-twice"))

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun("signing_verify", "", "", session("signing", *sys.argv[2:]))
     reports = reports_path(args.reports)
     with stage.reported(reports, "signing-stopped"):
-        expected = _expected(args)
+        expected = _expected(args.root, args.sw_id, args.hw_id, args.serial, args.at)
         code = verify(args.files, expected, tuple(args.allow_unchecked), stage)
     stage.finish().write(reports)
     return code
@@ -93,17 +93,19 @@ def verify(
     return 0 if all(result.verdict(allowed) == "verified" for _, result in results) else 1
 
 
-def _expected(args: argparse.Namespace) -> ExpectedSignature:
+def _expected(
+    root: Path | None, software: str | None, hardware: str | None, serial: str | None, at: str | None
+) -> ExpectedSignature:
     from ci.signing.certificates import read_root
     from ci.signing.checks import ExpectedSignature
     from ci.signing.lpai.device_serial import parse_serial
 
     return ExpectedSignature(
-        root=read_root(args.root) if args.root else None,
-        software_id=SOFTWARE_IDS.get(args.sw_id or "") or _number("--sw-id", args.sw_id),
-        hardware_id=_number("--hw-id", args.hw_id),
-        serial=parse_serial(args.serial) if args.serial is not None else None,
-        at=_moment(args.at) if args.at else None,
+        root=read_root(root) if root else None,
+        software_id=SOFTWARE_IDS.get(software or "") or _number("--sw-id", software),
+        hardware_id=_number("--hw-id", hardware),
+        serial=parse_serial(serial) if serial is not None else None,
+        at=_moment(at) if at else None,
     )
 
 

@@ -74,7 +74,18 @@ def run(args: argparse.Namespace) -> int:
     from ci.signing.lpai.sign import SignOptions, sign
     from provisioning.base.stage_run import StageRun
 
-    options = SignOptions(**{name: getattr(args, name) for name in SignOptions.__slots__})
+    options = SignOptions(
+        arch=args.arch,
+        direct=args.direct,
+        library=args.library,
+        serial=args.serial,
+        from_device=args.from_device,
+        signer=args.signer,
+        output=args.output,
+        accept_disclaimer=args.accept_disclaimer,
+        time_limit=args.time_limit,
+        python=args.python,
+    )
     selection = selection_of(args)
     if not selection.named_targets:
         selection = replace(selection, target=TARGET)
