@@ -68,7 +68,7 @@ def inputs_of(environment: str) -> tuple[str, ...]:
                 MANIFESTS / "environments.toml",
                 f"{above[-1]}.include" if above else "(top)",
                 expected="no circle" if name in above else f"one of {', '.join(sorted(known))}",
-                found=" → ".join([*above, name]),
+                found=" → ".join([*above, name]) if name in above else name,
             )
         own = known[name]
         requirements.update(own.requires)

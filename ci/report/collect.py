@@ -42,19 +42,23 @@ def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str]
         elif stage in expected:
             rows.append(did_not_run(stage, left_out.get(stage, f"there is no report of {stage}")))
         else:
-            reason = left_out.get(stage, "it was not selected")
-            rows.append(did_not_run(stage, reason, asked_for=True, rule=NOT_ASKED))
+            rows.append(_not_asked(stage, left_out.get(stage, "it was not selected")))
     rows = [report for report in rows if report.stage != GATE]
     if problems:
         rows.append(_stand_in("report", tuple(problems), session("report", "--reports", directory)))
     return rows
 
 
-def did_not_run(stage: str, reason: str, *, asked_for: bool = False, rule: str = DID_NOT_RUN) -> Report:
+def did_not_run(stage: str, reason: str, *, asked_for: bool = False) -> Report:
     """Stands in for the report of a stage that never ran; `asked_for` if the user skipped it."""
     severity = Severity.NOTE if asked_for else Severity.ERROR
     command = session(stage)
-    return _stand_in(stage, (Finding(rule, severity, stage, reason, command),), command)
+    return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
+
+
+def _not_asked(stage: str, reason: str) -> Report:
+    command = session(stage)
+    return _stand_in(stage, (Finding(NOT_ASKED, Severity.NOTE, stage, reason, command),), command)
 
 
 def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:

@@ -172,7 +172,7 @@ def parse_metadata(data: bytes) -> Metadata:
         raise BadLibrary(METADATA, f"expected at least {METADATA_SIZE} bytes, found {len(data)}")
     numbers = struct.unpack_from("<30I", data)
     return Metadata(
-        **dict(zip(Metadata.__slots__, numbers[:8], strict=False)),
+        *numbers[:8],
         soc_versions=tuple(n for n in numbers[8:20] if n),
         serials=tuple(n for n in numbers[20:28] if n),
         root_index=numbers[28],
