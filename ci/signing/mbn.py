@@ -173,11 +173,11 @@ def parse_metadata(data: bytes) -> Metadata:
     numbers = struct.unpack_from("<30I", data)
     return Metadata(
         *numbers[:8],
-        soc_versions=tuple(n for n in numbers[8:20] if n),
-        serials=tuple(n for n in numbers[20:28] if n),
-        root_index=numbers[28],
-        anti_rollback=numbers[29],
-        note=printable(data[METADATA_SIZE:].rstrip(b"\0").decode("ascii", "backslashreplace")),
+        tuple(n for n in numbers[8:20] if n),
+        tuple(n for n in numbers[20:28] if n),
+        numbers[28],
+        numbers[29],
+        printable(data[METADATA_SIZE:].rstrip(b"\0").decode("ascii", "backslashreplace")),
     )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from provisioning.base.settings import ROOT
-from provisioning.environment import HOST_LIBRARIES
 from tests.support.lowering_suites import environment
 from tests.support.typed import typed
 
@@ -72,40 +70,3 @@ def test_an_audit_keeps_on_the_cpu_what_a_partition_dies_of_and_measures_it(tmp_
     assert body["fp16"]["kept_on_cpu"] is None
     assert "aten_full_default" in body["8a8w"]["kept_on_cpu"]["cpu_nodes"]
     assert body["8a8w"]["measured"]["milliseconds"] > 0 and "gru.py:" in done.stdout
-
-
-ESTIMATES = """\
-import json, sys, tempfile
-from pathlib import Path
-from ci.lanes.executorch.worker import facts_of
-
-def estimated(soc, **more):
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        log.touch()
-        case, run = {"factory": "net:make"}, {"precision": "fp16", "calibration": 1}
-        order = {"case": case, "run": run, "soc": soc, "search_path": sys.argv[1]}
-        return facts_of({**order, "into": folder, "log": str(log), **more})
-
-found = [estimated("QCS9100", estimate=True) for _ in range(2)] + [estimated("SM8750", estimate=True)]
-plain = estimated("QCS9100")
-Path(sys.argv[1], "found.json").write_text(json.dumps([found, plain["delegates"], "estimate" in plain]))
-"""
-
-
-@pytest.mark.whole
-def test_qnns_estimate_is_read_where_executorch_throws_it_away(tmp_path: Path) -> None:
-    """Of the chips that have one, the same each time; a compile without it is as before."""
-    (tmp_path / "net.py").write_text(NET.replace("x = x * torch.erf(x)", "x = x * x"))
-    libraries = Path(environment()["QNN_SDK_ROOT"], "lib", HOST_LIBRARIES)
-    variables = environment(LD_LIBRARY_PATH=str(libraries), PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
-    command = [sys.executable, "-c", ESTIMATES, str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (*of_chip, of_phone), delegates, asked = json.loads((tmp_path / "found.json").read_text())
-    estimates = [found["estimate"] for found in of_chip]
-    assert estimates[0]["graphs"] == 1 and 0 < estimates[0]["least_us"] < estimates[0]["most_us"]
-    assert estimates[1] == estimates[0]
-    assert of_chip[0]["left"] == 0 and of_chip[0]["operators"]["aten.convolution.default"] == 1
-    assert of_phone["estimate"] is None
-    assert (delegates, asked) == (1, False)
