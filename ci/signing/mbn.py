@@ -171,13 +171,21 @@ def parse_metadata(data: bytes) -> Metadata:
     if len(data) < METADATA_SIZE:
         raise BadLibrary(METADATA, f"expected at least {METADATA_SIZE} bytes, found {len(data)}")
     numbers = struct.unpack_from("<30I", data)
+    major, minor, software, hardware, oem, model, app, flags = numbers[:8]
     return Metadata(
-        *numbers[:8],
-        tuple(n for n in numbers[8:20] if n),
-        tuple(n for n in numbers[20:28] if n),
-        numbers[28],
-        numbers[29],
-        printable(data[METADATA_SIZE:].rstrip(b"\0").decode("ascii", "backslashreplace")),
+        major,
+        minor,
+        software,
+        hardware,
+        oem,
+        model,
+        app,
+        flags,
+        soc_versions=tuple(n for n in numbers[8:20] if n),
+        serials=tuple(n for n in numbers[20:28] if n),
+        root_index=numbers[28],
+        anti_rollback=numbers[29],
+        note=printable(data[METADATA_SIZE:].rstrip(b"\0").decode("ascii", "backslashreplace")),
     )
 
 
