@@ -58,11 +58,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import ModelReport, reported
-    from ci.pipeline.ran import as_text, compared, write
+    from ci.pipeline.ran import as_text, compared, outputs_in, write
 
     model, output, inputs, repeat = program_to_run(args, args.model), args.output, args.input, args.repeat
     typed = args.compare
-    other = program_to_run(args, typed) if typed else None
+    # Before -o writes one.
+    is_folder = bool(typed) and (Parser.user_folder() / typed).is_dir()
+    other = program_to_run(args, typed) if typed and not is_folder else None
     running: RunsPrograms = of_lane(model, "running")
 
     def work(report: ModelReport) -> int:
@@ -71,9 +73,12 @@ def run(args: argparse.Namespace) -> int:
             write(ran, output, model.typed)
             report.wrote(sorted(output.glob("*.npy")))
         print("\n".join(as_text(ran)))
-        if other is None:
+        if not typed:
             return 0
-        beside = compared(ran.outputs, _outputs(other, ran.inputs, model.lane), typed)
+        others = (
+            _outputs(other, ran.inputs, model.lane) if other else outputs_in(Parser.user_folder() / typed)
+        )
+        beside = compared(ran.outputs, others, typed)
         print("\n".join(beside.lines))
         figures: dict[str, Metric] = {name: dict(row) for name, row in beside.figures.items()}
         report.more["compared"] = figures
@@ -86,16 +91,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _outputs(other: OneModel, inputs: Sample, lane: str) -> Sample:
-    """Those in a folder, or of the other program for the same inputs; what this lane's environment does not
-    run, runs in its own."""
+    """Those of the other program for the same inputs; what this lane's environment does not run, runs in its
+    own."""
+    import tempfile
+
     import numpy
 
     from ci.pipeline.lane_model import of_lane
     from ci.pipeline.ran import outputs_in
-
-    if (folder := Parser.user_folder() / other.typed).is_dir():
-        return outputs_in(folder)
-    import tempfile
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-run-") as scratch:
         files = []

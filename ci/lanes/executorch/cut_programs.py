@@ -28,7 +28,7 @@ from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.runner import Runner
 from provisioning.base.files import empty_folder
 
-MOST_SHOWN = 2**27
+MOST_SHOWN = 2**25
 """Values, of all samples."""
 
 
