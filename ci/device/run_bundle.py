@@ -77,15 +77,16 @@ def run_bundle(options: DeviceOptions, selection: Selection, stage: StageRun) ->
 def wrong_chip(device: Device, wanted: str) -> Finding | None:
     """The finding if the device has another chip than the bundle is for; asked before anything is sent."""
     number = device.shell(f"cat {SOC_ID}").out.strip()
-    kernel_id = int(number) if number.isdecimal() else -1
-    other = soc_named(wanted)
-    if kernel_id in other.kernel_ids:
-        return None
-    chip = next((name for name, soc in load_socs().items() if kernel_id in soc.kernel_ids), None)
-    if chip is None:
-        message = f"{SOC_ID} says {number[:80] or 'nothing'}, which is no chip of manifests/socs.toml"
+    if not number.isdecimal():
+        message = f"{SOC_ID} cannot be read ({number[:80] or 'empty'}), so its chip was not compared"
         return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
-    own = soc_named(chip)
+    if int(number) in soc_named(wanted).kernel_ids:
+        return None
+    chip = next((name for name, soc in load_socs().items() if int(number) in soc.kernel_ids), None)
+    if chip is None:
+        message = f"{SOC_ID} says {number}, a chip that manifests/socs.toml does not know"
+        return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
+    own, other = soc_named(chip), soc_named(wanted)
     runs = own.arch == other.arch and own.vtcm_mb >= other.vtcm_mb
     return Finding(
         "device-chip",
@@ -131,7 +132,9 @@ def _kind(options: DeviceOptions, selection: Selection) -> str:
     """The target that the user named, or that --ssh or --serial implies; empty for any."""
     if selection.named_targets:
         return selection.target
-    return "aarch64-linux" if options.ssh else "aarch64-android" if options.serial else ""
+    return {(True, False): "aarch64-linux", (False, True): "aarch64-android"}.get(
+        (bool(options.ssh), bool(options.serial)), ""
+    )
 
 
 def _push(device: Device, job: DeviceRun, listed: Path | None, stage: StageRun) -> None:
