@@ -9,10 +9,10 @@ import gc
 import importlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -97,8 +97,11 @@ class ProgramFolders:
         return replace(self.shape, eos=(self.shape.vocab_size - 1,))
 
 
-Speaker = Callable[..., Sequence[GeneratedText]]
-"""Answers to prompts without the token that begins a text, each of so many tokens at most; or `endless`."""
+class Speaker(Protocol):
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], most: int, *, endless: bool
+    ) -> Sequence[GeneratedText]:
+        """Answers to prompts without the token that begins a text."""
 
 
 def texts(

@@ -345,7 +345,9 @@ def _control_flow(graph: onnx.GraphProto) -> Iterator[GraphProblem]:
     for node in graph.node:
         if node.op_type in LOOPS:
             message = f"{node.op_type} is control flow, which HTP does not have"
-            fix = "export it unrolled: a Python loop of a fixed count becomes its steps; or write these out"
+            fix = "write its steps out in the model"
+            if node.op_type == "Loop":
+                fix = "export it unrolled: a Python loop of a fixed count becomes its steps"
             yield GraphProblem("onnx-control-flow", _name(node), message, fix)
         elif node.op_type == "If":
             branches = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
