@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -21,6 +22,8 @@ if sys.version_info < (3, 10):  # noqa: UP036  (nox itself runs on older ones)
     sys.exit(f"Python 3.10 or later is needed, this is {sys.version.split()[0]}: install nox with it")
 
 sys.path.insert(0, str(Path(__file__).parent))
+from lab.__main__ import SESSIONS, environment_of
+from lab.__main__ import VERBS as LABORATORY
 from provisioning.base.command_line import STARTED_BY, STARTED_IN, Verb
 from provisioning.base.errors import ToolkitError
 from provisioning.base.secrets import handed_on, hide
@@ -48,18 +51,30 @@ def run_verb(session: nox.Session, verb: str) -> None:
     run(session, environment, "-m", package, verb)
 
 
-def add_session(name: str, verb: Verb) -> None:
+def run_in_laboratory(session: nox.Session, verb: str) -> None:
+    run(session, LABORATORY[verb].environment, "-m", "lab", verb)
+
+
+def add_session(name: str, verb: Verb, run_one: Callable[[nox.Session, str], None]) -> None:
     """A session of the verb's name, for `nox -l` with the verb's summary."""
 
     def of_verb(session: nox.Session) -> None:
-        run_verb(session, name)
+        run_one(session, name)
 
     of_verb.__doc__ = f"{verb.summary[0].upper()}{verb.summary[1:]}."
     nox.session(name=name)(of_verb)
 
 
 for name, verb in VERBS.items():
-    add_session(name, verb)
+    add_session(name, verb, run_verb)
+for name in SESSIONS:
+    add_session(name, LABORATORY[name], run_in_laboratory)
+
+
+@nox.session
+def lab(session: nox.Session) -> None:
+    """Measure what manifests/ hold, and keep this repository in order; `-- --help` lists the verbs."""
+    run(session, environment_of(session.posargs), "-m", "lab")
 
 
 @nox.session
@@ -112,7 +127,10 @@ def _variables(session: nox.Session) -> dict[str, str | None]:
 
 
 def interpreter(session: nox.Session, environment: str) -> str:
-    """The Python of a locked environment, made or rebuilt first if it is not exactly its lock."""
+    """The Python of a locked environment, made or rebuilt first if it is not exactly its lock; nox's own if
+    the command needs no package."""
+    if not environment:
+        return sys.executable
     try:
         return PythonEnvironments(session.cache_dir.parent, session.log).interpreter(environment)
     except ToolkitError as error:

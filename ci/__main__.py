@@ -155,8 +155,6 @@ VERBS = {
     "sign_lpai": Verb("ci.signing.lpai.verb", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or check that it can be rebuilt bit for bit"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
-    "lint": Verb("ci.dev.lint", "check style, types, generated files and the tree's hygiene", "lint"),
-    "generate": Verb("ci.dev.generate", "regenerate the committed schemas and catalogues", "lint"),
     "github": Verb("ci.github", "run a part of a GitHub workflow: --help names them", foreign_code=False),
     "release": Verb(
         "ci.github.release_verb",

@@ -185,8 +185,18 @@ def confirmed(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequence[str]) -> int:
-    """Find the verb, import only its module, run it; returns the exit code (see errors.py)."""
+def main(
+    program: str,
+    description: str,
+    verbs: Mapping[str, Verb],
+    argv: Sequence[str],
+    *,
+    session: Sequence[str] = (),
+) -> int:
+    """Find the verb, import only its module, run it; returns the exit code (see errors.py).
+
+    `session` is the nox session of all these verbs, where each has none of its own name.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(_overview(program, description, verbs))
         return 0 if argv else 2
@@ -202,10 +212,10 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
             raise UnknownName(f"there is no verb {name!r}", name, verbs)
 
         return answering(name, words, place, refuse)
-    session = quoted_session(name, *rest)
+    typed = quoted_session(*session, name, *rest)
     try:
         return answering(
-            name, words, place, lambda: _run_verb(program, name, verbs[name], words), session=session
+            name, words, place, lambda: _run_verb(program, name, verbs[name], words), session=typed
         )
     finally:
         Parser.started_in = ""

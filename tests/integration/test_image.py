@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from ci.dev.lint import tracked_files
 from ci.image.context import CONTEXT, link_tree
 from ci.image.engine import ContainerCommand, Engine, connect
 from ci.image.image_plan import plan_of
 from ci.image.shell import docker_run
 from ci.image.wheelhouse import WheelTarget, fill
+from lab.lint import tracked_files
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from provisioning.components import COMPONENT_VARIABLES

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from provisioning.base.settings import ROOT
-from tests.support.sources import nodes, parsed, walked
+from tests.support.sources import nodes, our_files, parsed, walked
 
 MAKERS = {"Finding": 0, "Problem": 0, "error": 0, "add": 0, "reported": 1}
 """Calls that make a finding, with the place of the rule among their arguments."""
@@ -19,8 +19,8 @@ ANY = "*"
 
 @cache
 def printed_rules() -> dict[str, str]:
-    """By rule the place in the code. A part that only a run knows is `*`."""
-    files = [file for folder in ("ci", "provisioning") for file in sorted((ROOT / folder).rglob("*.py"))]
+    """By rule of the product the place in the code. A part that only a run knows is `*`."""
+    files = our_files("provisioning", "ci")
     names = {name: text for file in files for name, text in _constants(parsed(file))}
     rules: dict[str, str] = {}
     for file in files:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS as CI
+from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb, count, duration, main
 from provisioning.base.settings import ROOT
@@ -132,7 +133,7 @@ def _present(verbs: dict[str, Verb]) -> list[str]:
     ]
 
 
-MODULES = sorted({*_present(PROVISIONING), *_present(CI)})
+MODULES = sorted({*_present(PROVISIONING), *_present(CI), *_present(LAB)})
 
 
 def test_help_of_no_verb_loads_a_package_or_a_heavy_module() -> None:

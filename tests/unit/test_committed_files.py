@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.dev.generate import stale
+from lab.generate import stale
 from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.schemas import validator
 

@@ -11,8 +11,9 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from symtable import symtable
 
+from provisioning.base import toml
 from provisioning.base.settings import ROOT
-from tests.support.sources import nodes, parsed, statements, walked, with_any
+from tests.support.sources import OURS, nodes, our_files, parsed, statements, walked, with_any
 
 FLOORS = (
     {"diagnose"},
@@ -39,7 +40,7 @@ FLOORS = (
 _MODULE_IN_TEXT = re.compile(r"ci\.[a-z_]+(?:\.[a-z_]+)*(?::\w+)?|ci(?::\w+)")
 
 
-_BEGINS = r"(?:ci|provisioning)\."
+_BEGINS = rf"(?:{'|'.join(OURS)})\."
 _IN_TEXT = re.compile(_BEGINS + r"[\w.]*\w(?::\w+)?")
 
 
@@ -47,12 +48,11 @@ _IN_TEXT = re.compile(_BEGINS + r"[\w.]*\w(?::\w+)?")
 def _imports() -> frozenset[tuple[str, str]]:
     """(importing module, imported module) for every import of our own code, wherever in a file it stands."""
     pairs = set()
-    for folder in ("provisioning", "ci"):
-        for file in (ROOT / folder).rglob("*.py"):
-            module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            for name in _imported(parsed(file)):
-                if name.partition(".")[0] in ("provisioning", "ci", "tests"):
-                    pairs.add((module, name))
+    for file in our_files():
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for name in _imported(parsed(file)):
+            if name.partition(".")[0] in (*OURS, "tests"):
+                pairs.add((module, name))
     return frozenset(pairs)
 
 
@@ -78,6 +78,12 @@ def _allowed(importing: str, imported: str) -> bool:
     """Whether an import goes down. A stage's own package and what lies on lower floors is allowed."""
     if _below(imported, "tests"):
         return False
+    if _below(importing, "lab"):
+        return True
+    if _below(imported, "lab"):
+        return False
+    if _below(importing, "qnn_ci"):
+        return True
     if _below(importing, "provisioning.base"):
         return _below(imported, "provisioning.base")
     if _below(importing, "provisioning"):
@@ -102,6 +108,20 @@ def _violations() -> set[tuple[str, str]]:
     return {pair for pair in _imports() if not _allowed(*pair)} | _named_by_provisioning()
 
 
+def test_no_wheel_has_the_laboratory_and_no_text_of_the_product_names_a_module_or_session_of_it() -> None:
+    build = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    wheel = build["targets"]["wheel"]
+    assert not {name for name in (*wheel["packages"], *wheel["force-include"]) if _below(name, "lab")}
+    product = [
+        ROOT / "noxfile.py",
+        *our_files("provisioning", "ci", "qnn_ci"),
+        *(ROOT / "manifests").rglob("*.toml"),
+    ]
+    naming = re.compile(r"""["'](?:lab[.:]|nox -s lab\b)|\bpython -m lab\b|"-m", "lab"|session\("lab\"""")
+    named = {file.name for file in product if naming.search(file.read_text(encoding="utf-8"))}
+    assert named == {"noxfile.py"}
+
+
 def _named_by_provisioning() -> set[tuple[str, str]]:
     """provisioning names no module of ci, not even as text that is imported later."""
     pairs = set()
@@ -114,14 +134,9 @@ def _named_by_provisioning() -> set[tuple[str, str]]:
     return pairs
 
 
-def _ours() -> Iterator[Path]:
-    for folder in ("provisioning", "ci"):
-        yield from (ROOT / folder).rglob("*.py")
-
-
 def _naming() -> Iterator[Path]:
     """Those with a text that begins as a module of ours."""
-    return with_any(_ours(), *(f"{quote}{package}." for quote in "\"'" for package in ("ci", "provisioning")))
+    return with_any(our_files(), *(f"{quote}{package}." for quote in "\"'" for package in OURS))
 
 
 def _named_in_text() -> Iterator[str]:
@@ -204,7 +219,7 @@ def test_no_modules_import_each_other() -> None:
 def test_a_class_name_stands_in_one_module() -> None:
     """So that a name in a message or a search means one thing. `_Names` are a module's own."""
     homes: dict[str, set[str]] = {}
-    for file in (ROOT / "ci").rglob("*.py"):
+    for file in [*(ROOT / "ci").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]:
         for node in parsed(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(file.relative_to(ROOT).as_posix())

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS as CI
-from ci.dev.lint import tracked_files
 from ci.gate.table import gate_table, matches
 from ci.pipeline.models.imports import closure, module_file
+from lab.lint import tracked_files
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
@@ -21,7 +21,7 @@ from tests.support.sources import nodes
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
 COMMON = ("ci.__main__", "provisioning.__main__", "noxfile", "qnn_ci.command")
-TABLES = (*COMMON, "ci.dev.generate", "ci.pipeline.compile_flags")
+TABLES = (*COMMON, "lab.generate", "ci.pipeline.compile_flags")
 """These name modules in a table, of which a stage starts one at most."""
 
 STARTED_BEFORE = {"test_emulator": ("build_runner",), "test_delegate": ("build_runner",)}

@@ -99,7 +99,7 @@ class TestAffected:
         assert self._cases(changed) is None
 
     @pytest.mark.parametrize(
-        "changed", ["README.md", "docs/building.md", "tests/unit/test_elf.py", "ci/dev/lint.py"]
+        "changed", ["README.md", "docs/building.md", "tests/unit/test_elf.py", "lab/lint.py"]
     )
     def test_what_the_manifest_calls_harmless_concerns_nothing(self, changed: str) -> None:
         assert self._cases(changed) == frozenset()

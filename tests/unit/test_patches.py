@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from provisioning.base.settings import ROOT
-from tests.support.sources import nodes
+from tests.support.sources import OURS, nodes
 
 PLANTED = "a fault is planted in our own code, and must be found"
 PROCESS = "it stands in for a process: a worker, Genie, a download"
@@ -52,7 +52,6 @@ REASONS = {
     "unit/test_repair.py": "a lane without a compiler answers",
     "unit/test_site.py": SHIPPED,
 }
-OURS = ("ci", "provisioning", "qnn_ci")
 
 
 def is_ours(module: str) -> bool:

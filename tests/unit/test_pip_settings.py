@@ -87,7 +87,7 @@ def test_a_files_credentials_are_those_of_its_index_and_of_no_other_host() -> No
 
 def test_making_an_environment_needs_no_package() -> None:
     """noxfile.py and `qnn-ci` import these where only nox or uv, and filelock, are installed."""
-    code = "import qnn_ci.command, provisioning.python_environments"
+    code = "import qnn_ci.command, lab.__main__, provisioning.python_environments"
     subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
         check=True,

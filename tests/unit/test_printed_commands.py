@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 
 from ci.__main__ import VERBS as CI
 from ci.diagnose.tables import failure_rules, table
+from lab.__main__ import SESSIONS as OF_LABORATORY
+from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import commands
 from provisioning.base.command_line import Parser
@@ -32,7 +34,7 @@ from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 from provisioning.fixes import load_fixes
 from provisioning.known_faults import load_faults
-from tests.support.sources import nodes, walked
+from tests.support.sources import nodes, our_files, walked
 
 HEAD = re.compile(
     r"(?:^|[\s`(:&;])(?:nox -s \S+|python3? -m|-m pip|git -C|rm -|chmod|chown|touch |mkdir|apt-get install"
@@ -40,6 +42,8 @@ HEAD = re.compile(
 )
 """A command up to a value in it. The name after `nox -s` is ours; a comma or colon ends it."""
 QUOTING = {"quoted", "session", "quote", "quoted_session"}
+
+PRINTING = ("provisioning", "ci", "lab")
 
 ELSEWHERE = {
     # Scripts that are run and not printed, and whose quoting their own tests hold.
@@ -78,13 +82,12 @@ def _is_quoted(value: ast.expr) -> bool:
 
 def test_no_command_is_printed_with_a_value_that_is_not_quoted() -> None:
     unquoted = []
-    for folder in ("provisioning", "ci"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            place = file.relative_to(ROOT).as_posix()
-            if place in ELSEWHERE:
-                continue
-            for node, value in _texts(nodes(file)):
-                unquoted.append(f"{place}:{node.lineno}: {{{value}}} goes through provisioning.base.commands")
+    for file in our_files(*PRINTING):
+        place = file.relative_to(ROOT).as_posix()
+        if place in ELSEWHERE:
+            continue
+        for node, value in _texts(nodes(file)):
+            unquoted.append(f"{place}:{node.lineno}: {{{value}}} goes through provisioning.base.commands")
     assert not unquoted, "\n".join(unquoted)
 
 
@@ -95,11 +98,12 @@ def test_a_shell_reads_the_words_that_were_given(words: list[str]) -> None:
     assert shlex.split(session("name", *words).installed) == ["qnn-ci", "name", *words]
 
 
-SESSIONS = {"tests", "lint"}
+SESSIONS = {"tests", "lab"}
 """Sessions that are no verb."""
 COMMON = {"--debug", "--help"}
 COMMAND = re.compile(
-    r"(?<![\w-])(nox -s|qnn-ci|python -m (?:ci|provisioning)) ([a-z][\w-]*)(?![\w=-])([^;,`\n)]*)"
+    r"(?<![\w-])(nox -s lab --|nox -s|qnn-ci|python -m (?:ci|provisioning|lab))"
+    r" ([a-z][\w-]*)(?![\w=-])([^;,`\n)]*)"
 )
 VALUE = re.compile(r"[A-Z\d].*|.*[./:@$\"'{].*|-.*")
 """A word that a user may give for a positional argument: a placeholder, a path, a number or a flag."""
@@ -109,7 +113,7 @@ VALUE = re.compile(r"[A-Z\d].*|.*[./:@$\"'{].*|-.*")
 def _of_verb(name: str) -> tuple[set[str], set[str], bool]:
     """Of a verb that both packages have, what either takes."""
     flags, words, needs = set[str](COMMON), set[str](), True
-    for verb in filter(None, (CI.get(name), PROVISIONING.get(name))):
+    for verb in filter(None, (CI.get(name), PROVISIONING.get(name), LAB.get(name))):
         module, _, attribute = verb.module.partition(":")
         configured = importlib.import_module(module)
         parser = Parser("verb")
@@ -133,10 +137,17 @@ def _of_parser(parser: argparse.ArgumentParser) -> tuple[set[str], set[str], boo
     return flags, words, needs
 
 
+def _is_typed(start: str, verb: str) -> bool:
+    """Whether a verb is one of those that are typed in this way."""
+    if start in ("nox -s lab --", "python -m lab"):
+        return verb in LAB
+    return verb in CI or verb in PROVISIONING or (start == "nox -s" and verb in OF_LABORATORY)
+
+
 def _wrong(text: str) -> Iterator[str]:
     """Commands in a text that cannot be typed."""
     for start, name, rest in COMMAND.findall(text):
-        if name not in CI and name not in PROVISIONING:
+        if not _is_typed(start, name):
             # Other things than the command are called qnn-ci too, such as a clone.
             if start != "qnn-ci" and (start != "nox -s" or name not in SESSIONS):
                 yield f"there is no {name} in `{start} {name}{rest}`"
@@ -165,11 +176,7 @@ def _strings(tree: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def test_every_printed_command_is_one_that_its_verb_takes() -> None:
-    texts = {
-        f"{folder}: {file.relative_to(ROOT)}": _strings(nodes(file))
-        for folder in ("ci", "provisioning")
-        for file in sorted((ROOT / folder).rglob("*.py"))
-    }
+    texts = {str(file.relative_to(ROOT)): _strings(nodes(file)) for file in our_files(*PRINTING)}
     wrong = [f"{place}: {line}" for place, found in texts.items() for text in found for line in _wrong(text)]
     assert not wrong, "\n".join(dict.fromkeys(wrong))
 
@@ -247,7 +254,9 @@ def _unknown(words: Sequence[ast.expr]) -> Iterator[str]:
     verb, *rest = (str(word.value) if isinstance(word, ast.Constant) else None for word in words)
     if verb is None or verb.startswith("-"):
         return
-    if verb not in CI and verb not in PROVISIONING:
+    if verb == "lab" and rest and rest[0] in LAB:
+        verb, *rest = rest
+    elif verb not in CI and verb not in PROVISIONING and verb not in OF_LABORATORY:
         yield f"there is no {verb}"
         return
     flags, choices, needs = _of_verb(verb)
@@ -260,14 +269,11 @@ def _unknown(words: Sequence[ast.expr]) -> Iterator[str]:
 
 def test_every_command_in_the_code_is_one_that_its_verb_takes() -> None:
     wrong, checked = [], 0
-    for folder in ("ci", "provisioning", "qnn_ci"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            for node in nodes(file):
-                for words in _written(node) if isinstance(node, ast.Call) else ():
-                    checked += 1
-                    wrong += [
-                        f"{file.relative_to(ROOT)}:{words[0].lineno}: {line}" for line in _unknown(words)
-                    ]
+    for file in our_files():
+        for node in nodes(file):
+            for words in _written(node) if isinstance(node, ast.Call) else ():
+                checked += 1
+                wrong += [f"{file.relative_to(ROOT)}:{words[0].lineno}: {line}" for line in _unknown(words)]
     assert checked > 150 and not wrong, "\n".join(wrong)
 
 
@@ -288,18 +294,17 @@ def _without_values() -> Iterator[str]:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             if re.match(r"(fix|collect|none|words) = ", line) and OURS.search(line):
                 yield f"{file.relative_to(ROOT)}:{number}"
-    for folder in ("ci", "provisioning", "qnn_ci"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            for node in nodes(file):
-                if not isinstance(node, ast.Call):
-                    continue
-                named = ast.unparse(node.func).rpartition(".")[2] in ("Finding", "Problem", "Fix")
-                values = [word.value for word in node.keywords if word.arg == "fix"] + node.args * named
-                if any(OURS.search(text) for value in values for text in _strings(list(walked(value)))):
-                    yield f"{file.relative_to(ROOT)}:{node.lineno}"
+    for file in our_files():
+        for node in nodes(file):
+            if not isinstance(node, ast.Call):
+                continue
+            named = ast.unparse(node.func).rpartition(".")[2] in ("Finding", "Problem", "Fix")
+            values = [word.value for word in node.keywords if word.arg == "fix"] + node.args * named
+            if any(OURS.search(text) for value in values for text in _strings(list(walked(value)))):
+                yield f"{file.relative_to(ROOT)}:{node.lineno}"
 
 
-OURS = re.compile(r"\bnox -s \w|\bqnn-ci [a-z]+\b|\bpython -m (?:ci|provisioning)\b")
+OURS = re.compile(r"\bnox -s \w|\bqnn-ci [a-z]+\b|\bpython -m (?:ci|provisioning|lab)\b")
 
 
 def test_a_command_in_a_fix_is_a_value_and_no_text() -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS as CI
+from lab.__main__ import VERBS as LAB
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.command_line import Verb
 from provisioning.base.settings import ROOT
-from tests.support.sources import parsed, walked, with_any
+from tests.support.sources import our_files, parsed, walked, with_any
 from tests.support.typed import parsers
 
-VERBS = [*PROVISIONING.values(), *CI.values()]
+VERBS = [*PROVISIONING.values(), *CI.values(), *LAB.values()]
 
 READERS = (
     "provisioning.base.command_line",
@@ -99,8 +100,7 @@ def _leaks(tree: ast.Module, *, verb: bool) -> Iterator[str]:
 def test_no_function_below_a_verbs_run_sees_a_namespace() -> None:
     verbs = {_file(verb.module) for verb in VERBS}
     readers = {_file(module) for module in READERS}
-    ours = [file for folder in ("provisioning", "ci") for file in (ROOT / folder).rglob("*.py")]
-    files = list(with_any(ours, "Namespace", "args"))
+    files = list(with_any(our_files(), "Namespace", "args"))
     assert verbs <= {*files}
     leaking = {
         _name(file): leaks

@@ -18,6 +18,7 @@ from ci import github as verb
 from ci.__main__ import VERBS as COMMANDS
 from ci.gate.table import CiJob, gate_table
 from ci.github import digests, place, plan, verdict
+from lab.__main__ import SESSIONS as OF_LABORATORY
 from provisioning.base.settings import ROOT
 from qnn_ci.command import VERBS
 from tests.support.examples import example as filled_example
@@ -113,7 +114,7 @@ def exceeded(allowed: Mapping[str, str] | None, called: Workflow) -> list[str]:
     ]
 
 
-SESSIONS = {*VERBS, "tests"}
+SESSIONS = {*VERBS, *OF_LABORATORY, "lab", "tests"}
 ALL_STEPS = steps()
 ALL_JOBS = dict(jobs())
 

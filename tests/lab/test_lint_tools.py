@@ -75,7 +75,7 @@ def clone(tmp_path: Path) -> Path:
 def lint(python: Path, clone: Path, *checks: str) -> tuple[int, str]:
     flags = [part for check in checks for part in ("--only", check)]
     done = subprocess.run(
-        [str(python), "-m", "ci", "lint", *flags],
+        [str(python), "-m", "lab", "lint", *flags],
         cwd=clone,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

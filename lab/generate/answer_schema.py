@@ -76,7 +76,7 @@ FACTS = {
 def text() -> str:
     from pydantic import TypeAdapter
 
-    from ci.dev.generate import DIALECT
+    from lab.generate import DIALECT
 
     document = TypeAdapter(Answer).json_schema(mode="serialization")
     document["properties"] |= {

@@ -20,9 +20,9 @@ from provisioning.base.settings import ROOT
 from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
-  python -m ci lint
-  python -m ci lint --only types --only tree
-  python -m ci lint --fix
+  nox -s lint
+  nox -s lint -- --only types --only tree
+  nox -s lint -- --fix
 """
 
 LARGEST_FILE = 1 << 20
@@ -77,9 +77,9 @@ TOOLS = {
     "format": Linter(["ruff", "format", "--check", "."], session("lint", "--fix"), ["ruff", "format", "."]),
     "types": Linter(["mypy"], "correct the types named above"),
     "generated": Linter(
-        [PYTHON, "-m", "ci", "generate", "--check"],
+        [PYTHON, "-m", "lab", "generate", "--check"],
         session("generate"),
-        [PYTHON, "-m", "ci", "generate"],
+        [PYTHON, "-m", "lab", "generate"],
     ),
     "site": Linter(
         [PYTHON, "-m", "ci", "site", "--check"], "correct the link in the page that is named above"

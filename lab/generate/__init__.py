@@ -65,7 +65,7 @@ SCHEMAS = {
         "Which Buck and CMake targets are the same, and what differs on purpose",
     ),
     "suite": (
-        "ci.dev.suite_schema:Suite",
+        "lab.generate.suite_schema:Suite",
         "A suite: models, the lanes, precisions and chips that they run at, and what is expected",
     ),
     "fixes": ("provisioning.fixes:Fixes", "What repairs a finding, and how a graph is rewritten so"),
@@ -89,17 +89,17 @@ SCHEMAS = {
 REPORT = "manifests/schema/report.json"
 PAGES = {
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
-    "docs/chips.md": "ci.dev.chips_page:page",
+    "docs/chips.md": "lab.generate.chips_page:page",
     "docs/findings.md": "ci.lanes.upstream.findings_page:page",
     "docs/upgrades.md": "ci.upgrades.compat.stage:page",
-    "docs/rules.md": "ci.dev.rules_page:page",
-    "docs/options.md": "ci.dev.options_page:page",
+    "docs/rules.md": "lab.generate.rules_page:page",
+    "docs/options.md": "lab.generate.options_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
-    "manifests/lanes.toml": "ci.dev.suite_schema:lanes",
+    "manifests/lanes.toml": "lab.generate.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
     "docs/environments.md": "ci.image.published:page",
     ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",
-    "manifests/schema/answer.json": "ci.dev.answer_schema:text",
+    "manifests/schema/answer.json": "lab.generate.answer_schema:text",
     "skills/qnn-ci/SKILL.md": "ci.agents.skill:page",
 }
 """Pages, and the function `module:name` that returns the text."""

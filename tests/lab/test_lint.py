@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.dev import lint
+from lab import lint
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Outcome, Report
 from tests.support.typed import run_here

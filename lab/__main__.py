@@ -1,0 +1,36 @@
+"""`python -m lab VERB`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from provisioning.base.command_line import Verb, main
+
+VERBS = {
+    "lint": Verb("lab.lint", "check style, types, generated files and the tree's hygiene", "lint"),
+    "generate": Verb("lab.generate", "regenerate the committed schemas and catalogues", "lint"),
+}
+
+SESSIONS = ("lint", "generate")
+"""They have a session of their own name, which people and workflows type."""
+
+
+def environment_of(words: Sequence[str]) -> str:
+    """The locked environment that `nox -s lab -- WORDS` needs; empty where any Python can answer."""
+    verb = VERBS.get(words[0]) if words else None
+    return verb.environment if verb else ""
+
+
+def run(argv: Sequence[str]) -> int:
+    return main(
+        "python -m lab",
+        "What measures things for manifests/, and what keeps this repository in order.",
+        VERBS,
+        argv,
+        session=("lab",),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
