@@ -163,10 +163,6 @@ VERBS = {
     "cache": Verb(
         "ci.sharing.verb", "upload packed results to the cache that machines share", foreign_code=False
     ),
-    "pins": Verb("ci.dev.pins", "pass newer pins to the job that proposes them"),
-    "bench": Verb(
-        "ci.dev.bench", "measure performance claims as ratios, side by side; --list names them", "executorch"
-    ),
 }
 
 if __name__ == "__main__":

@@ -10,9 +10,13 @@ from provisioning.base.command_line import Verb, main
 VERBS = {
     "lint": Verb("lab.lint", "check style, types, generated files and the tree's hygiene", "lint"),
     "generate": Verb("lab.generate", "regenerate the committed schemas and catalogues", "lint"),
+    "bench": Verb(
+        "lab.bench", "measure performance claims as ratios, side by side; --list names them", "executorch"
+    ),
+    "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),
 }
 
-SESSIONS = ("lint", "generate")
+SESSIONS = ("lint", "generate", "bench")
 """They have a session of their own name, which people and workflows type."""
 
 

@@ -30,7 +30,6 @@ FLOORS = (
         "gate",
         "github",
         "image",
-        "dev",
         "site",
         "__main__",
     },

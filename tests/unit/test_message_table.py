@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ci.dev.message_changes import markdown
 from ci.inspect import diagnose
 from ci.inspect.messages import (
     PrintedMessage,
@@ -19,6 +18,7 @@ from ci.inspect.messages import (
     printers,
     told,
 )
+from lab.pins.message_changes import markdown
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun

@@ -19,6 +19,7 @@ from ci.__main__ import VERBS as COMMANDS
 from ci.gate.table import CiJob, gate_table
 from ci.github import digests, place, plan, verdict
 from lab.__main__ import SESSIONS as OF_LABORATORY
+from lab.__main__ import VERBS as LABORATORY
 from provisioning.base.settings import ROOT
 from qnn_ci.command import VERBS
 from tests.support.examples import example as filled_example
@@ -222,6 +223,7 @@ def test_what_is_run_is_one_line_that_calls_an_existing_session() -> None:
         assert match is not None, (placed.where, run)
         assert match[1] in SESSIONS, placed.where
         assert match[1] != "github" or match[2] in verb.PARTS, placed.where
+        assert match[1] != "lab" or match[2].split()[0] in LABORATORY, placed.where
 
 
 STEPS_OF = {
@@ -436,8 +438,9 @@ def test_who_attests_gates_with_the_same_inputs_and_only_he_grants_rights() -> N
 
 
 def test_every_row_of_the_gate_is_an_existing_session() -> None:
-    stages = {row.stage for row in gate_table().row.values()}
-    assert stages <= SESSIONS
+    rows = gate_table().row.values()
+    assert {row.stage for row in rows} <= SESSIONS
+    assert {row.arguments.split()[0] for row in rows if row.stage == "lab"} <= {*LABORATORY}
 
 
 def test_every_stage_that_decides_a_change_has_a_row() -> None:

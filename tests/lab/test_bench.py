@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ci.dev.bench import run_benchmark
-from ci.dev.bench.frame import Aim, Benchmark, Contender
+from lab.bench import run_benchmark
+from lab.bench.frame import Aim, Benchmark, Contender
 from provisioning.base.findings import Outcome, Report
 
 

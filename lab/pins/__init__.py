@@ -24,10 +24,10 @@ from provisioning.base.foreign import visible
 from provisioning.base.settings import ROOT
 
 EXAMPLES = """\
-  nox -s pins -- write dist/pins
-  nox -s pins -- apply dist/pins --text reports/compare/table.md
-  nox -s pins -- releases reports/compare/table.md
-  nox -s pins -- messages reports/compare/table.md --list reports/compare/messages.json
+  nox -s lab -- pins write dist/pins
+  nox -s lab -- pins apply dist/pins --text reports/compare/table.md
+  nox -s lab -- pins releases reports/compare/table.md
+  nox -s lab -- pins messages reports/compare/table.md --list reports/compare/messages.json
 """
 
 FOLDER = "manifests"
@@ -69,11 +69,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.what == "releases":
-        from ci.dev.releases import table
+        from lab.pins.releases import table
 
         _add(args.file, table())
     elif args.what == "messages":
-        from ci.dev.message_changes import changes, markdown
+        from lab.pins.message_changes import changes, markdown
 
         older, newer, found = changes()
         if args.list:
@@ -140,7 +140,7 @@ def apply(folder: Path, root: Path, text: Path | None) -> None:
 def _files(folder: Path) -> dict[str, Path]:
     """By name from `folder`. No link is followed."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", fix=session("pins", "write", "FOLDER"))
+        raise UsageError(f"{folder} is no folder", fix=session("lab", "pins", "write", "FOLDER"))
     found: dict[str, Path] = {}
     for place, folders, names in os.walk(folder):
         for name in [*folders, *names]:
@@ -180,7 +180,7 @@ def _bytes(name: str, file: Path, largest: int, fix: str) -> bytes:
 
 def _text(name: str, file: Path) -> str:
     try:
-        text = _bytes(name, file, LARGEST, session("pins", "write", "FOLDER")).decode("utf-8")
+        text = _bytes(name, file, LARGEST, session("lab", "pins", "write", "FOLDER")).decode("utf-8")
     except UnicodeDecodeError as error:
         raise _refused(name, "it is not UTF-8") from error
     if text != visible(text) or (text and not text.endswith("\n")):

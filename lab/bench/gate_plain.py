@@ -1,7 +1,7 @@
 """A simple script's way to run the suite: one process lowers and runs each program in turn and caches
 nothing.
 
-`python -m ci.dev.bench.gate_plain DIR` runs them with ExecuTorch's own Python runtime and writes
+`python -m lab.bench.gate_plain DIR` runs them with ExecuTorch's own Python runtime and writes
 DIR/done.json: by program the largest difference from eager float.
 """
 

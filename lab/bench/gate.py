@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.dev.bench.frame import Aim, Benchmark, Contender, run_stage, run_whole
 from ci.lanes.executorch.suite import all_programs, choose
+from lab.bench.frame import Aim, Benchmark, Contender, run_stage, run_whole
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Report
@@ -66,7 +66,7 @@ def _ours(environment: Mapping[str, str], store: Path, into: Path) -> None:
 
 
 def _plain(environment: Mapping[str, str], into: Path) -> None:
-    command = [sys.executable, "-m", "ci.dev.bench.gate_plain", str(into)]
+    command = [sys.executable, "-m", "lab.bench.gate_plain", str(into)]
     run_whole(command, into / "plain.log", cwd=ROOT, environment=environment)
 
 

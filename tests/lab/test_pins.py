@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.dev import pins
+from lab import pins
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import MANIFESTS
 from tests.support.repositories import repository

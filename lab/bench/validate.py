@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from ci.dev.bench.frame import Aim, Benchmark, Contender
+from lab.bench.frame import Aim, Benchmark, Contender
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Report, Severity

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ci.builds.tree import OWN_NAME, open_tree
-from ci.dev.bench.frame import Aim, Benchmark, Contender, run_stage
+from lab.bench.frame import Aim, Benchmark, Contender, run_stage
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import store_path
 from provisioning.dist import MANIFEST

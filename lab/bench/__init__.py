@@ -19,7 +19,7 @@ from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_
 from provisioning.base.stage_run import StageRun
 
 if TYPE_CHECKING:
-    from ci.dev.bench.frame import Benchmark, BenchTimes
+    from lab.bench.frame import Benchmark, BenchTimes
 
 BENCHMARKS = {
     "gate": "the gate's models, cold and unchanged, against a script that does them in turn",
@@ -75,7 +75,7 @@ def run_benchmark(
     """Measure in a temporary folder (TMPDIR), judge the aims, write the report; returns the exit code."""
     import tempfile
 
-    from ci.dev.bench.frame import measure, rendered
+    from lab.bench.frame import measure, rendered
 
     flags = ["--check"] if check else []
     stage = StageRun(
@@ -102,7 +102,7 @@ def run_benchmark(
 
 
 def _judge(stage: StageRun, benchmark: Benchmark, measured: BenchTimes, *, check: bool) -> None:
-    from ci.dev.bench.frame import metrics_of
+    from lab.bench.frame import metrics_of
 
     stage.metrics.update(metrics_of(benchmark, measured))
     stage.metrics["cores"] = len(os.sched_getaffinity(0))
