@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ci.pipeline.compile_flags import LANES, add_option, program_to_run
+from ci.pipeline.compile_flags import LANES, ONNX, add_dimension, add_option, program_to_run
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.command_line import STARTED_IN, Parser, add_timeout, count, repeatable, valued
+from provisioning.base.commands import leave_out
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.selection import add_selection
 from provisioning.base.settings import ROOT
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   qnn-ci run out/net-SM8750-8a8w.pte --input x.npy -o outputs
   qnn-ci run out/net_ctx.onnx --input x=x.npy --repeat 20 --compare net.onnx
+  qnn-ci run net.onnx --dimension batch=1
   qnn-ci run context.bin --input x.npy --compare outputs
 """
 
@@ -52,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " the outputs differ too much",
     )
     add_option(parser)
+    add_dimension(parser)
     add_timeout(parser, "a run")
 
 
@@ -62,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
 
     model, output, inputs, repeat = program_to_run(args, args.model), args.output, args.input, args.repeat
     typed = args.compare
+    if args.dimension and model.lane != ONNX:
+        message = f"--dimension is for {ONNX}: the sizes of {model.typed} are fixed"
+        raise UsageError(message, fix=leave_out("--dimension"))
+    model = replace(model, dimensions=tuple(args.dimension))
     # Before -o writes one.
     is_folder = bool(typed) and (Parser.user_folder() / typed).is_dir()
     other = program_to_run(args, typed) if typed and not is_folder else None
@@ -115,7 +124,6 @@ def _outputs(other: OneModel, inputs: Sample, lane: str) -> Sample:
 
 
 def _run_elsewhere(model: OneModel, more: Sequence[str]) -> None:
-    from provisioning.base.errors import CheckFailed
     from provisioning.python_environments import PythonEnvironments, environments_folder
 
     environment = LANES[model.lane].environment

@@ -85,8 +85,12 @@ def add_model(
     add_selection(parser)
     onnx = parser.add_argument_group("ONNX models")
     switch(onnx, "--per-channel", "one weight scale for each channel of a convolution")
-    repeatable(onnx, "--dimension", "NAME=N", "fix a named size, or all of an input: x=1,3,64,64")
+    add_dimension(onnx)
     return onnx
+
+
+def add_dimension(parser: argparse._ActionsContainer) -> None:
+    repeatable(parser, "--dimension", "NAME=N", "fix a named size, or all of an input: x=1,3,64,64")
 
 
 def one_model_of(args: argparse.Namespace) -> OneModel:

@@ -191,6 +191,18 @@ class TestBadInput:
         assert not out.exists() or list(out.iterdir()) == []
 
 
+@pytest.mark.parametrize("verb", ["compile", "repair", "run"])
+def test_an_open_size_is_refused_with_the_flag_that_fixes_it_and_works_with_that_flag(
+    verb: str, tmp_path: Path
+) -> None:
+    model = write(conv_model(("batch", 3, 8, 8)), tmp_path / "net.onnx")
+    more = () if verb == "run" else ("-o", "out")
+    refused = onnx_command(model, *more, code=1, cwd=tmp_path, verb=(verb,))
+    flags = re.findall(r"(--dimension) (\S+=\S+?)\b;?", refused.stderr)
+    assert flags == [("--dimension", "batch=1")]
+    onnx_command(model, *flags[0], *more, cwd=tmp_path, verb=(verb,))
+
+
 class TestRun:
     @pytest.mark.long("starts the emulator, as each page of tests/journeys.toml does that runs a model")
     def test_gives_outputs_near_the_float_model(self, compiled: Path, samples: Path, tmp_path: Path) -> None:

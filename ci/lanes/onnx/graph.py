@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR, is_below
 from ci.pipeline.models.inputs import GraphSignature, Tensor, is_fixed
-from provisioning.base.commands import add_flags
+from provisioning.base.commands import add_flags, joined
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 
@@ -38,6 +38,8 @@ DECIDES_TIME = ("axis", "group", "kernel_shape", "perm", "strides")
 RECIPROCAL = "the provider computes the reciprocal wrongly if the range of its quantized input ends below 1"
 RECIPROCAL_FIX = "write x / root instead of x * (1 / root) (reciprocal-below-one)"
 
+SHOWN = 5
+"""How many problems of a model its message names; `audit` names all."""
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
 
 
@@ -51,6 +53,17 @@ class GraphProblem:
     def __str__(self) -> str:
         named = self.message.startswith(self.subject) or self.subject in ("opset", "graph")
         return self.message if named else f"{self.subject}: {self.message}"
+
+
+class NotCompilable(CheckFailed):
+    """A model with problems that are found before the provider is asked."""
+
+    def __init__(self, path: Path, problems: Sequence[GraphProblem]) -> None:
+        listed = "; ".join(map(str, problems[:SHOWN]))
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        fixes = dict.fromkeys(problem.fix for problem in problems[:SHOWN])
+        super().__init__(f"{path}: {listed}{more}", fix=joined(fixes))
+        self.problems = tuple(problems)
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
@@ -308,7 +321,8 @@ def wrong_reciprocals(model: onnx.ModelProto) -> list[str]:
 
 def problems_of(model: onnx.ModelProto) -> list[GraphProblem]:
     """Why the model cannot be compiled for HTP. Only if there is no such problem, the provider is asked."""
-    problems = [*_newer(model), *_dynamic(model), *_control_flow(model.graph), *_types(model)]
+    problems = [*_newer(model), *open_inputs(model), *_sizes_of_data(model)]
+    problems += [*_control_flow(model.graph), *_types(model)]
     return problems or list(_malformed(model))
 
 
@@ -316,7 +330,8 @@ def is_context(model: onnx.ModelProto) -> bool:
     return any(node.op_type == CONTEXT_OPERATOR for node in model.graph.node)
 
 
-def _dynamic(model: onnx.ModelProto) -> Iterator[GraphProblem]:
+def open_inputs(model: onnx.ModelProto) -> Iterator[GraphProblem]:
+    """Those for which nothing can be drawn."""
     for tensor in signature_of(model).inputs:
         if not tensor.static:
             open_ = [(size, index) for index, size in enumerate(tensor.shape) if not is_fixed(size)]
@@ -326,6 +341,9 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[GraphProblem]:
             fix = "fix it: " + " ".join(f"--dimension {shlex.quote(text)}" for text in sizes)
             message = f"{tensor}: HTP needs every size fixed"
             yield GraphProblem("onnx-dynamic-shape", tensor.name, message, fix)
+
+
+def _sizes_of_data(model: onnx.ModelProto) -> Iterator[GraphProblem]:
     known = {value.name: _tensor(value) for value in (*model.graph.output, *model.graph.value_info)}
     for node in model.graph.node:
         if node.op_type not in DATA_DEPENDENT:

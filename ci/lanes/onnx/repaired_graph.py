@@ -15,10 +15,12 @@ from ci.lanes.onnx import provider
 from ci.lanes.onnx.events import SourcePlace, places_of
 from ci.lanes.onnx.graph import (
     REWRITTEN,
+    NotCompilable,
     external_files,
     fix_dimensions,
     load_graph,
     make_plain,
+    open_inputs,
     signature_of,
 )
 from ci.lanes.onnx.rewrites import FOLDED, REWRITES
@@ -49,6 +51,8 @@ def rewritten(
         raise CheckFailed(message, fix="name the float model")
     if case.dimensions:
         fix_dimensions(model, case.dimensions)
+    if problems := list(open_inputs(model)):
+        raise NotCompilable(path, problems)
     signature = signature_of(model)
     samples = calibration_samples(case.samples, signature, search_path) if case.samples else []
     repaired = repair(model, samples or [drawn(signature)], into, precision, choice)

@@ -13,9 +13,9 @@ from ci.artifacts.record import record_path
 from ci.lanes.onnx.compile import cwd, require_installed, setup_of
 from ci.lanes.onnx.context import nodes_beside_context, read_context, soc_of
 from ci.lanes.onnx.events import slowest
-from ci.lanes.onnx.graph import is_context, load_graph, signature_of
+from ci.lanes.onnx.graph import fix_dimensions, is_context, load_graph, open_inputs, signature_of
 from ci.lanes.onnx.options import described, parse_assignments, settings_of
-from ci.lanes.onnx.orders import logs_folder, require_file, say, search_path, step
+from ci.lanes.onnx.orders import dimensions_of, logs_folder, require_file, say, search_path, step
 from ci.pipeline.models.arrays import Sample, save, save_one, saved
 from ci.pipeline.models.inputs import drawn, read_inputs
 from ci.pipeline.options import OneModel
@@ -24,8 +24,8 @@ from ci.pipeline.precision import PRECISIONS
 from ci.pipeline.ran import Ran, require_program
 from ci.pipeline.steps import asking
 from provisioning.base.chips import chip_named
-from provisioning.base.commands import session
-from provisioning.base.errors import UsageError
+from provisioning.base.commands import Fix, joined, leave_out, session
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
 
@@ -82,8 +82,13 @@ def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
     path, named = search_path() / model.typed, model.selection.named_socs
     require_program(path, model.typed)
     require_installed()
-    graph, timeout = load_graph(path), model.work.timeout
+    graph, timeout, sizes = load_graph(path), model.work.timeout, dimensions_of(model.dimensions)
     if not is_context(graph):
+        fix_dimensions(graph, sizes)
+        if not files and (problems := list(open_inputs(graph))):
+            message = f"{path}: no {problems[0].subject} can be drawn, as not all of its sizes are known"
+            fix = joined(problem.fix for problem in problems)
+            raise CheckFailed(message, fix=Fix("{}; or --input FILE.npy", fix))
         signature = signature_of(graph)
         inputs = read_inputs(files, signature) if files else drawn(signature)
         with step(f"running {model.typed} on the CPU"):
@@ -91,6 +96,9 @@ def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
         makes = session("compile", model.typed, "-o", "out")
         where = f"all of it on this machine's CPU: it is no program, {makes} makes one"
         return Ran(inputs, outputs, facts["milliseconds"], where)
+    if sizes:
+        message = f"--dimension: the sizes of {model.typed} were fixed when it was compiled"
+        raise UsageError(message, fix=leave_out("--dimension"))
     context = read_context(path)
     soc = named[0] if named else soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)

@@ -22,7 +22,7 @@ from ci.lanes.onnx.events import SourcePlace, places_of, slowest
 from ci.lanes.onnx.flexible import write_flexible
 from ci.lanes.onnx.graph import (
     REWRITTEN,
-    GraphProblem,
+    NotCompilable,
     Size,
     all_in_float,
     external_files,
@@ -62,7 +62,7 @@ from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.rewriting import RewriteChoice
 from ci.pipeline.suite import Input, TaskMetric, Thresholds
 from provisioning.base import commands
-from provisioning.base.commands import Fix, joined, leave_out
+from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.manifest import Soc, soc_named
@@ -78,19 +78,6 @@ DRAWN = 9
 MESSAGE = 600
 OBSERVED = 4
 """Of the samples to calibrate by, those that the pieces of a model are calibrated by."""
-SHOWN = 5
-"""How many problems of a model its message names; `audit` names all."""
-
-
-class NotCompilable(CheckFailed):
-    """A model with problems that are found before the provider is asked."""
-
-    def __init__(self, path: Path, problems: Sequence[GraphProblem]) -> None:
-        listed = "; ".join(map(str, problems[:SHOWN]))
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        fixes = dict.fromkeys(problem.fix for problem in problems[:SHOWN])
-        super().__init__(f"{path}: {listed}{more}", fix=joined(fixes))
-        self.problems = tuple(problems)
 
 
 def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:

@@ -65,7 +65,7 @@ KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite"}
 
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lanes.onnx import steps
+    from ci.lanes.onnx.graph import NotCompilable
     from ci.pipeline.accuracy import Unusable
 
     if not isinstance(error, ToolkitError):
@@ -76,7 +76,7 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
             "message": f"{order['do']}: {type(error).__name__}: {text}",
             "fix": Fix("the traceback is in {}; {} explains what is known of it", log, ("diagnose", log)),
         }
-    found = error.problems if isinstance(error, steps.NotCompilable) else ()
+    found = error.problems if isinstance(error, NotCompilable) else ()
     problems = [asdict(problem) for problem in found]
     rule = str(problems[0].get("rule", "")).removeprefix("onnx-") if problems else ""
     return {
