@@ -145,6 +145,8 @@ class RunOptions:
     """Whether tasks with equal keys and roots are done once. Only where their results are judged alike."""
     show_cached: bool = False
     """Whether to print the note of each cached result too."""
+    is_cached: bool = True
+    """Whether results are looked up and kept."""
     repeats: Repeats = field(default_factory=Repeats)
     """What is the same when the work is done again."""
 
@@ -168,7 +170,9 @@ class Assessment:
 
 def do(tasks: Sequence[Task], how: RunOptions, assessment: Assessment = Assessment()) -> dict[str, Result]:
     """The result of every task by name; fewer if the work ended early."""
-    results, todo = _remembered(tasks, assessment, how.repeats)
+    if not tasks:
+        return {}
+    results, todo = _remembered(tasks, assessment, how)
     # A key names files by root, and two repositories may have other files of equal names.
     same = {task.name: (key_of(task.key), task.memo.place) if how.share else task.name for task, _ in todo}
     first: dict[object, Task] = {}
@@ -214,8 +218,10 @@ def _close(tasks: Iterable[Task]) -> None:
 
 
 def _remembered(
-    tasks: Sequence[Task], assessment: Assessment, repeats: Repeats
+    tasks: Sequence[Task], assessment: Assessment, how: RunOptions
 ) -> tuple[dict[str, Result], list[tuple[Task, str]]]:
+    if not how.is_cached:
+        return {}, [(task, "its result is never cached") for task in tasks]
     results: dict[str, Result] = {}
     todo: list[tuple[Task, str]] = []
     for task in tasks:
@@ -223,7 +229,7 @@ def _remembered(
         if not isinstance(answer, CachedResult):
             todo.append((task, answer.why))
             continue
-        runs = Runs(task.memo.runs(task.key), repeats)
+        runs = Runs(task.memo.runs(task.key), how.repeats)
         result = Result(answer.result, answer.folder, cached=True, origin=answer.origin, runs=runs)
         result = replace(result, asked=answer.asked, maker=answer.maker)
         if assessment.accept(task.name, result):
@@ -340,7 +346,7 @@ class _Running:
         return self._commons[worker]
 
     def _failed(self, task: Task, worker: Worker, failure: Failure, taken: Result) -> Result:
-        if failure.of_work:
+        if failure.of_work and self._how.is_cached:
             run = Run(failure.kind, processor_kind(), rechecked=self._rechecks)
             taken = replace(taken, runs=self._runs(task, run))
             task.memo.forget(task.key, self._tried(worker), run)
@@ -348,6 +354,10 @@ class _Running:
 
     def _finished(self, task: Task, worker: Worker, done: Finished, taken: Result) -> Result:
         repeats, memo = self._how.repeats, task.memo
+        if not self._how.is_cached:
+            if done.evidence:
+                shutil.rmtree(done.evidence, ignore_errors=True)
+            return replace(taken, facts=done.facts)
         own = (*done.own, *([done.evidence] if done.evidence else ()))
         work = WorkDone(done.touched, self._common(worker), own)
         run = Run.of(done.facts, processor_kind(), repeats)

@@ -148,6 +148,4 @@ class Compiling:
     embed: bool = False
     profile_run: bool = False
     and_socs: tuple[str, ...] = ()
-    metric: str = ""
-    """FILE:FUNCTION of the user's, which gives one more figure."""
     language: Language | None = None

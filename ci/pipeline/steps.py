@@ -85,6 +85,8 @@ class Step(ABC, Generic[N]):
     """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
     leaves_files: ClassVar[bool] = False
     """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
+    is_cached: ClassVar[bool] = True
+    """Whether its results are looked up and kept."""
     remembers_all: ClassVar[bool] = False
     """Whether results that it does not accept are remembered too."""
     done_once: ClassVar[bool] = False
@@ -318,7 +320,16 @@ def run_tasks(
         return group in named and step.stops_after(named[group], result)
 
     start = partial(step.start, own)
-    how = RunOptions(step.title, start, work.jobs, work.why, step.done_once, step.shows_cached, step.repeats)
+    how = RunOptions(
+        step.title,
+        start,
+        work.jobs,
+        work.why,
+        share=step.done_once,
+        show_cached=step.shows_cached,
+        is_cached=step.is_cached,
+        repeats=step.repeats,
+    )
     assessment = Assessment(accept, line, stop_after, step.remembers_all)
     results = do(tasks, how, assessment)
     plainly = replace(how, worker=partial(step.start_plain, own))

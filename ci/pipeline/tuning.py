@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ci.pipeline.accuracy import below_floor, in_words
 from ci.pipeline.compile_flags import precision_in
 from ci.pipeline.losses import Scores, where_of
+from ci.pipeline.models.metric import METRIC
 from ci.pipeline.options import Compiling
 from ci.pipeline.precision import TWO_PRECISIONS, written_name
-from ci.pipeline.suite import AnyProgram
+from ci.pipeline.suite import AnyProgram, TaskMetric
 from ci.pipeline.trial import Outcome, smallest
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed, UsageError
@@ -34,7 +35,7 @@ UNKNOWN_SLACK = 0.1
 """The share of the chosen operators' scores that is tried to go where a figure says nothing of noise."""
 SQNR, PART = "sqnr_db", "slice_sqnr_db"
 SHOWN = 3
-ACCEPTED = (SQNR, "top1", "metric")
+ACCEPTED = (SQNR, "top1", METRIC)
 """The figures that a table of tuned programs has."""
 COSTS = {"ms": "ms", "ddr": "DDR bytes", "bytes": "bytes"}
 SIZE = "size"
@@ -411,13 +412,15 @@ def tuned(taken: LaneModel[Any, Any], lane: Scores, precisions: tuple[str, str],
     from ci.pipeline.lane_model import tried
 
     model = replace(taken.model, precision=precisions[0])
-    taken = replace(taken, model=model, how=Compiling(metric=goal.metric))
+    taken = replace(taken, model=model, how=Compiling())
     cheap, exact = (precision_in(model.lane, name) for name in precisions)
     program = taken.program(model.selection.soc)
     run = program.run.model_copy(update={"precision": cheap, "nodes": {}, "label": ""})
     if not run.quantizes:
         raise UsageError(f"{written_name(cheap)} quantizes nothing", fix=TWO_PRECISIONS)
-    judged = {"inferences": model.inferences} if model.inferences else {}
+    judged: dict[str, Any] = {"inferences": model.inferences} if model.inferences else {}
+    if goal.metric:
+        judged["metric"] = TaskMetric.model_construct(name=METRIC, function=goal.metric)
     program = replace(program, run=run, case=program.case.model_copy(update=judged))
     units = [unit_of(row) for row in lane.scores_of(model, program, exact)["units"]]
 

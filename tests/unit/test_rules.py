@@ -31,6 +31,8 @@ AT_RUN_TIME = {
     *(f"lowering-{kind}" for kind in (*judge.FIXES, "crash", "export", "quantize", "compile")),
     *(f"onnx-{kind}" for kind in (*KINDS.values(), "refused", UNFORESEEN)),
     *(f"{lane}-{kind}" for lane in LANES for kind in ("crash", "timeout")),
+    "emulator-metric",
+    "onnx-metric",
     *(f"{suite}-{word}" for suite in ("delegate", "upstream") for word in ("failed", "passed", "gone")),
     *map(cost_rule, COSTS),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from ci.lanes.executorch import KEPT, PROGRAM
 from ci.lanes.executorch.compile import COMPILED, LOG, ExecutorchPlan, compile_programs, setup_of
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
 from ci.lanes.executorch.reload import judged, reloads
+from ci.lanes.executorch.run_worker import LOG as RUN_LOG
+from ci.lanes.executorch.run_worker import METRICS, OUTPUTS
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import faults_in, versions_of
@@ -43,6 +45,7 @@ from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import StageOptions
 from ci.pipeline.proved import explained
 from ci.pipeline.runner import Runner, find_runner, ready_runner
+from ci.pipeline.scoring import TaskScore
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.files import hash_file
@@ -52,6 +55,7 @@ from provisioning.base.stage_run import StageRun
 RAN = "emulator"
 """The step whose figures are a program's."""
 RELOADED = "reload"
+RUN_WORKER = ("-m", "ci.lanes.executorch.run_worker")
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 
@@ -71,9 +75,9 @@ class RunOnEmulator(Step[ExecutorchProgram]):
         return self.plan.environment
 
     def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        command, timeout = ("-m", "ci.lanes.executorch.run_worker"), self.plan.work.run_timeout
+        timeout = self.plan.work.run_timeout
         environment, fix = self.environment(own), session("test_emulator")
-        return setup_of(self.plan, command, environment, threads, timeout, fix, "numpy")
+        return setup_of(self.plan, RUN_WORKER, environment, threads, timeout, fix, "numpy")
 
     def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         compiled = self._compiled(program)
@@ -102,7 +106,6 @@ class RunOnEmulator(Step[ExecutorchProgram]):
             runner=self.runner.order,
             program=str(compiled / PROGRAM),
             compiled=str(compiled),
-            search_path=str(program.search_path),
             **self._request(program),
         )
 
@@ -125,7 +128,6 @@ class RunOnEmulator(Step[ExecutorchProgram]):
     def _request(self, program: ExecutorchProgram) -> dict[str, Metric]:
         facts = self.compiled[program.name].facts
         request: dict[str, Metric] = {name: facts[name] for name in ("inputs", "expected", "reference")}
-        request |= {"task": program.case.metric.function} if program.case.metric else {}
         return {**request, "non_finite": program.case.non_finite}
 
     def _compiled(self, program: ExecutorchProgram) -> Path:
@@ -248,18 +250,41 @@ def _runnable(compiled: Mapping[str, Result], measured: Mapping[str, Result]) ->
     return {name: compiled[name] for name, result in measured.items() if ran(result)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOne(RunOnEmulator):
     """A program of one model alone, which may be as far off as it is."""
-
-    metric: str
-    """FILE:FUNCTION of the user's, which gives one more figure."""
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         return ran(result)
 
-    def _request(self, program: ExecutorchProgram) -> dict[str, Metric]:
-        return super()._request(program) | ({"metric": self.metric} if self.metric else {})
+
+class RunForMetric(RunOnEmulator):
+    """Keeps the outputs, which a metric is computed of each time."""
+
+    kind = "emulator-outputs"
+    keeps_files = True
+    repeats = Repeats(changing=("times.*", RUN_LOG, METRICS))
+
+    def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
+        return ran(result) or not findings_of(program, result, self.compiled[program.name].facts)
+
+
+@dataclass(frozen=True)
+class ScoreOutputs(TaskScore[ExecutorchProgram]):
+    plan: ExecutorchPlan
+    compiled: Mapping[str, Result]
+
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        return {**self.plan.environment, **own.variables}
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
+        environment, fix = self.environment(own), session("test_emulator")
+        timeout = self.plan.work.timeout
+        return setup_of(self.plan, RUN_WORKER, environment, threads, timeout, fix, "numpy", own.python)
+
+    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
+        compiled = self.compiled[program.name]
+        rows = {name: compiled.facts[name] for name in ("expected", "reference")}
+        return {"compiled": str(compiled.folder), **rows}
 
 
 def measure(
@@ -269,7 +294,9 @@ def measure(
     step: Callable[..., RunOnEmulator] = RunOnEmulator,
 ) -> dict[str, Result]:
     runnable = [row for row in plan.programs if row.name in compiled and compiled[row.name].folder]
-    results = run_step(step(plan, runner, compiled), runnable)
+    with_metric = [program for program in runnable if program.case.metric]
+    results = run_step(step(plan, runner, compiled), [row for row in runnable if not row.case.metric])
+    results |= measured_with_metric(RunForMetric(plan, runner, compiled), with_metric)
     for name, result in results.items():
         source = compiled[name].folder
         # An interrupted run leaves its folder behind.
@@ -278,6 +305,30 @@ def measure(
         if source and kept and kept.is_dir():
             for path in source.glob("*.raw"):
                 shutil.copyfile(path, kept / path.name)
+    return results
+
+
+def measured_with_metric(step: RunForMetric, programs: Sequence[ExecutorchProgram]) -> dict[str, Result]:
+    """With the figures of each one's metric. Outputs of what is wrong are copied, to be looked at."""
+    plan, results = step.plan, run_step(step, programs)
+    outputs = {
+        name: result.folder / OUTPUTS for name, result in results.items() if ran(result) and result.folder
+    }
+    scores = run_step(
+        ScoreOutputs(plan, outputs, step.compiled), [row for row in programs if row.name in outputs]
+    )
+    for program in programs:
+        result, score, evidence = results[program.name], scores.get(program.name), None
+        if score and score.failure:
+            result = replace(result, failure=score.failure)
+        elif score:
+            figures = {**result.facts["figures"], **score.facts["figures"]}
+            result = replace(result, facts={**result.facts, "figures": figures})
+        wrong = findings_of(program, result, step.compiled[program.name].facts)
+        if result.folder and (wrong or plan.work.keep):
+            evidence = step.folder(program)
+            shutil.copytree(result.folder, evidence, dirs_exist_ok=True)
+        results[program.name] = replace(result, folder=evidence)
     return results
 
 

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         }
         if self.how.verify and runnable:
             runner = ready_runner(os.environ, plan.selection.reports)
-            measured = measure(plan, runner, runnable, partial(RunOne, metric=self.how.metric))
+            measured = measure(plan, runner, runnable, RunOne)
         return {COMPILED: compiled, RAN: measured}
 
     def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ci.engine.trouble import InTrouble, how_it_ended, of_ending
-from ci.engine.workers.child import Answer, blame, doing, places_of, serve, threads
+from ci.engine.workers.child import Answer, blame, doing, places_of, reporting, serve, threads
 from ci.engine.workers.parent import tail
+from ci.pipeline.models.metric import METRIC, error_of_metric
 from ci.pipeline.runner import LINE_OF_ERROR, Runner, with_names
 
 if TYPE_CHECKING:
@@ -27,13 +28,16 @@ INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "ou
 def start() -> Answer:
     for name in ("numpy", "ci.pipeline.lost_parts", "ci.diagnose.explain"):
         importlib.import_module(name)
-    return measured
+    return answer
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    return metric_of(order) if order.get("do") == METRIC else measured(order)
 
 
 def measured(order: dict[str, Any]) -> dict[str, Any]:
     """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
     from ci.pipeline.accuracy import Unusable, compared, in_files, least_of_a_sample
-    from ci.pipeline.models.metric import METRIC, measured_by, side_by_side
 
     folder, compiled = Path(order["into"]), Path(order["compiled"])
     outputs = folder / OUTPUTS
@@ -70,16 +74,25 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
         both, count = (pairs(of, chosen=True) for of in ("expected", "reference")), len(order["inputs"])
         facts["figures"], facts["slices"] = compared(*both, non_finite=order["non_finite"])
         facts["worst"] = least_of_a_sample(pairs("expected"), count)
-        if metric := order.get("metric"):
-            facts["figures"][METRIC] = measured_by(metric, pairs("expected"), count)
-        if task := order.get("task"):
-            function = f"{order['search_path']}/{task}"
-            facts["figures"] |= side_by_side(function, pairs("expected"), pairs("reference"), count)
         facts["times"] = _times(runner, folder / METRICS)
     except Unusable as error:
         blame(error, order)
         return {**facts, "rule": error.rule, "message": str(error)}
     return facts
+
+
+def _figures(order: dict[str, Any]) -> dict[str, Any]:
+    from ci.pipeline.accuracy import in_files
+    from ci.pipeline.models.metric import side_by_side
+
+    os.chdir(order["working_folder"])
+    outputs, compiled, count = Path(order["outputs"]), Path(order["compiled"]), len(order["expected"])
+    rows = (order[of] for of in ("expected", "reference"))
+    pairs, against = (in_files(outputs, compiled, of_one, chosen=False) for of_one in rows)
+    return {"figures": side_by_side(order["function"], pairs, against, count)}
+
+
+metric_of = reporting(_figures, error_of_metric)
 
 
 def _message(code: int, log: Path) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.onnx.crosscheck import CrossChecked
 from ci.lanes.onnx.findings import changed, context_of, findings_of, was_compiled
 from ci.lanes.onnx.options import files_of
+from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxProgram, calibrating
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import Baseline, load_tolerances
@@ -33,6 +35,7 @@ from ci.pipeline.installed import require_packages
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import load_forecasts
+from ci.pipeline.scoring import TaskScore
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
 from provisioning.base.command_line import TIMEOUT, Parser
@@ -51,6 +54,9 @@ estimate.
 
 SLACK = 0.01
 """By how much a figure may be off when the same is compiled again."""
+
+FORMS = ("beside", "embedded")
+"""A context that lies beside its .onnx, and one inside; folders of a result."""
 
 FAILED = ("failed", "message")
 """What a reply has of a case whose failure is a result."""
@@ -258,6 +264,54 @@ class CompileOnnx(Step[OnnxProgram]):
         return explained_end(gone, log)
 
 
+@dataclass(frozen=True)
+class CompileForMetric(CompileOnnx):
+    """Keeps the outputs, which a metric is computed of each time."""
+
+    kind = "onnx-outputs"
+    keeps_files = True
+
+    def accepts(self, program: OnnxProgram, result: Result) -> bool:
+        return True
+
+    def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
+        return {"keeps_outputs": True}
+
+
+@dataclass(frozen=True)
+class ScoreContexts(TaskScore[OnnxProgram]):
+    def environment(self, own: OwnPackages) -> Mapping[str, str]:
+        return environment(own)
+
+    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
+        work = self.plan.work
+        return setup_of(self.plan.logs, threads=threads, timeout=work.timeout, forks=True, own=own)
+
+    def request(self, program: OnnxProgram) -> Mapping[str, Any]:
+        return {}
+
+
+def with_metrics(
+    plan: OnnxPlan, programs: Sequence[OnnxProgram], results: Mapping[str, Result]
+) -> dict[str, Result]:
+    """The results with the figures of each one's metric."""
+    outputs = {
+        name: result.folder
+        for name, result in results.items()
+        if result.folder and (result.folder / OUTPUTS).is_file()
+    }
+    scores = run_step(ScoreContexts(plan, outputs), [row for row in programs if row.name in outputs])
+    found = dict(results)
+    for name, score in scores.items():
+        found[name] = replace(results[name], failure=score.failure)
+        if not score.failure:
+            facts = results[name].facts
+            form = next(form for form in FORMS if form in facts)
+            context = {**facts[form], "near": {**facts[form]["near"], **score.facts["figures"]}}
+            found[name] = replace(results[name], facts={**facts, form: context})
+    return found
+
+
 def explained_end(gone: WorkerDied, log: Path) -> Failure:
     """How a worker ended, with what is known of its last words."""
     message = gone.sentence(log)
@@ -274,7 +328,15 @@ def cwd() -> str:
 
 
 def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
-    return run_step(CompileOnnx(plan, new_baseline), plan.programs)
+    with_metric = [program for program in plan.programs if program.case.metric]
+    results = run_step(CompileOnnx(plan, new_baseline), [row for row in plan.programs if not row.case.metric])
+    compiled = run_step(CompileForMetric(plan, new_baseline), with_metric)
+    results |= with_metrics(plan, with_metric, compiled)
+    for program in with_metric:
+        result, evidence = results[program.name], plan.logs / program.name
+        if result.folder and (plan.work.keep or verdict([*findings_of(program, result)]) != "pass"):
+            shutil.copytree(result.folder, empty_folder(evidence), dirs_exist_ok=True)
+    return results
 
 
 def jobs_of(programs: Sequence[OnnxProgram], baselines: Mapping[Path, Baseline]) -> dict[str, Job]:

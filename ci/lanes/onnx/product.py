@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.onnx.compile import OnnxPlan, plan_of
+from ci.lanes.onnx.compile import FORMS, OnnxPlan, plan_of, with_metrics
 from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
 from ci.lanes.onnx.forecast import forecast_of_chip
@@ -15,7 +15,7 @@ from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
 from ci.lanes.onnx.options import parse_assignments, settings_of
 from ci.lanes.onnx.stage import COMPILED, OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import FORMS, CompileOne, constant_inputs, program_of
+from ci.lanes.onnx.user_program import CompileOne, constant_inputs, program_of
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.findings import HowJudged, not_in_fp16, verdict_of_one_model
 from ci.pipeline.forecast import Forecasted
@@ -63,7 +63,9 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         return plan_of(programs, self.model.selection, work)
 
     def do(self, plan: OnnxPlan) -> Results:
-        return {COMPILED: run_step(self._step(plan), plan.programs)}
+        results = run_step(self._step(plan), plan.programs)
+        with_metric = [program for program in plan.programs if program.case.metric]
+        return {COMPILED: with_metrics(plan, with_metric, results)}
 
     def _step(self, plan: OnnxPlan) -> CompileOne:
         how = self.how
@@ -76,7 +78,6 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             several_precisions=how.several_precisions,
             and_socs=how.and_socs,
             options=parse_assignments(self.model.options),
-            metric=self.how.metric,
         )
 
     def product(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Product:

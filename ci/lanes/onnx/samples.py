@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+OUTPUTS = "outputs.npz"
+"""Of a result that a metric is computed of: what the program gave for its samples."""
 MOST = 1000
 """At most this many samples are taken from a factory, which may never end."""
 

@@ -38,7 +38,7 @@ from ci.lanes.onnx.graph import (
     wrong_reciprocals,
 )
 from ci.lanes.onnx.options import Settings
-from ci.lanes.onnx.samples import Divided, calibration_samples, divided, resembling
+from ci.lanes.onnx.samples import OUTPUTS, Divided, calibration_samples, divided, resembling
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, calibrating, command_for_one
 from ci.pipeline.accuracy import (
     FLOAT_KIND,
@@ -55,12 +55,12 @@ from ci.pipeline.accuracy import (
 from ci.pipeline.findings import BEYOND_FIX, below_usual, beyond_in_words
 from ci.pipeline.models.arrays import Array, Sample, save, save_one, saved
 from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, checked, drawn, most_calibrating
-from ci.pipeline.models.metric import METRIC, measured_by, side_by_side
+from ci.pipeline.models.metric import side_by_side
 from ci.pipeline.models.wheels import located
 from ci.pipeline.precision import Precision, precision_named
 from ci.pipeline.qnn_provider import installed_build
 from ci.pipeline.rewriting import RewriteChoice
-from ci.pipeline.suite import Input, TaskMetric, Thresholds
+from ci.pipeline.suite import Input, Thresholds
 from provisioning.base import commands
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -178,12 +178,6 @@ def write_context(
         return _beyond_half(source, samples, path.parent) if precision.name == FLOAT_KIND else []
 
     near = _near(expected, reference, outputs, case.non_finite, among, beyond, kind=precision.name)
-    if metric := order.get("metric"):
-        near["near"][METRIC] = measured_by(metric, _pairs(expected, outputs, NONE), len(expected))
-    if case.metric and expected:
-        function = f"{order['search_path']}/{case.metric.function}"
-        pairs, against = _pairs(expected, outputs, NONE), _pairs(reference, outputs, NONE)
-        near["near"] |= side_by_side(function, pairs, against if reference else (), len(expected))
     facts = {
         "record": asdict(record),
         "audit": asdict(audit),
@@ -406,6 +400,11 @@ def _contexts(order: Mapping[str, Any], run: OnnxRun, into: Path) -> dict[str, A
         return write_context(order, soc, settings, path, embed=form == "embedded", **more)
 
     measured, outputs = write(first, log=log, profile=profile)
+    if order.get("keeps_outputs") and measured["near"]:
+        for file in (Path(order["prepared"]) / EXPECTED, Path(order["quantized"]) / REFERENCE):
+            if file.is_file():
+                shutil.copyfile(file, into / file.name)
+        save(into / OUTPUTS, outputs)
     size = sum((into / first / file).stat().st_size for file in measured["record"]["files"])
     again = {form: write(form, most=1) for form in others}
     return {
@@ -457,6 +456,15 @@ def _failed(order: Mapping[str, Any], error: Exception) -> dict[str, Any]:
         failed = "bad_test" if cause.rule.startswith("reference") else "wrong"
     message = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
     return {"failed": failed, "message": message[:MESSAGE], "build_id": installed_build()}
+
+
+def order_metric(order: Mapping[str, Any]) -> dict[str, Any]:
+    folder = Path(order["outputs"])
+    files = (folder / EXPECTED, folder / OUTPUTS, folder / REFERENCE)
+    expected, outputs, reference = (saved(file) if file.is_file() else [] for file in files)
+    pairs, against = _pairs(expected, outputs, NONE), _pairs(reference, outputs, NONE)
+    against = against if reference else iter(())
+    return {"figures": side_by_side(order["function"], pairs, against, len(expected))}
 
 
 def order_mixed(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -574,9 +582,7 @@ def order_scores(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def case_of(order: Mapping[str, Any]) -> OnnxCase:
     inputs = tuple(Input.model_validate_json(json.dumps(text)) for text in order["case"].get("inputs", ()))
-    named = order["case"].get("metric")
-    metric = TaskMetric.model_validate(named) if named else None
-    return OnnxCase.model_construct(**{**order["case"], "inputs": inputs, "metric": metric})
+    return OnnxCase.model_construct(**{**order["case"], "inputs": inputs})
 
 
 def run_of(order: Mapping[str, Any]) -> OnnxRun:

@@ -125,6 +125,8 @@ class OnnxRun(MixedRun):
 
 
 class OnnxCase(AnyCase):
+    judged_later: ClassVar[frozenset[str]] = AnyCase.judged_later | {"metric"}
+
     factory: Dotted | None = None
     """`module:function`, as in the lowering suite (docs/suites.md)."""
     arguments: dict[str, Scalar] = Field(default={})
@@ -148,7 +150,7 @@ class OnnxCase(AnyCase):
     @property
     def is_data(self) -> bool:
         """Whether no code of the user's is run for it."""
-        return bool(self.model) and ":" not in self.samples and self.metric is None
+        return bool(self.model) and ":" not in self.samples
 
     @model_validator(mode="after")
     def _is_one_model(self) -> OnnxCase:

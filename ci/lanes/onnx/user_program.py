@@ -13,9 +13,10 @@ from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Result, line_of
 from ci.engine.workers.parent import Refused
-from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan, cwd, plan_of, require_installed
+from ci.lanes.onnx.compile import FORMS, CompileOnnx, OnnxPlan, cwd, plan_of, require_installed
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
+from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
 from ci.pipeline.models.user_model import user_model
 from ci.pipeline.options import OneModel
@@ -32,8 +33,6 @@ from provisioning.manifest import soc_named
 
 SAMPLES, CALIBRATION, CONTEXT = "samples.npz", "calibration.npz", "model_ctx.onnx"
 EXPORTED, EXPORTED_SAMPLES = "model.onnx", "samples"
-FORMS = ("beside", "embedded")
-"""A context that lies beside its .onnx, and one inside; folders of a result."""
 
 
 def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool = True) -> OnnxProgram:
@@ -146,8 +145,6 @@ class CompileOne(OneModelStep):
     and_socs: tuple[str, ...]
     options: Mapping[str, Value]
     """Of the command line. A suite has them in the run."""
-    metric: str = ""
-    """FILE:FUNCTION of the user's, which gives one more figure."""
 
     @property
     def suite(self) -> bool:
@@ -185,25 +182,23 @@ class CompileOne(OneModelStep):
             "embed": self.embed,
             "profiled": self.profiled,
             "verify": self.verify,
-            **self._metric,
         }
-
-    @property
-    def _metric(self) -> dict[str, str]:
-        return {"metric": self.metric} if self.metric else {}
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         """A stage's own result has no files of these names."""
         kinds = {path.suffix for path in self.files(program, result.folder)} if result.folder else set()
         whole = {".onnx", *([".csv"] if self.profiled else ())} <= kinds
+        if program.case.metric and result.folder:
+            whole = whole and (result.folder / OUTPUTS).is_file()
         return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
 
     def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
         common = {"stem": self.stem(program), "verify": self.verify, "profiled": self.profiled}
+        common["keeps_outputs"] = program.case.metric is not None
         if self.suite:
             return common
         settings = settings_of(self.options, soc=soc_named(program.soc), embed=self.embed).as_dict()
-        return {**common, "drawn": True, **self._metric, "forms": [self.form], "settings": settings}
+        return {**common, "drawn": True, "forms": [self.form], "settings": settings}
 
     def contexts(self, program: OnnxProgram, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
         reply = super().contexts(program, ask, **of_run)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve, threads
 from ci.pipeline.models.faster_exports import make_exports_faster
+from ci.pipeline.models.metric import METRIC, error_of_metric
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
@@ -55,7 +56,7 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
 
     # The user's code, which prepares a model, is at home in its suite; relative paths in options begin where
     # the user is.
-    os.chdir(order["working_folder"] if order["do"] in ("prepare", "rewrite") else order["cwd"])
+    os.chdir(order["working_folder"] if order["do"] in ("prepare", "rewrite", METRIC) else order["cwd"])
     result: dict[str, Any] = getattr(steps, f"order_{order['do']}")(order)
     return result
 
@@ -68,6 +69,8 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
     from ci.lanes.onnx.graph import NotCompilable
     from ci.pipeline.accuracy import Unusable
 
+    if order["do"] == METRIC:
+        return error_of_metric(error, order)
     if not isinstance(error, ToolkitError):
         text, log = " ".join(str(error).split())[:1000], order["log"]
         return {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from ci.engine.workers.child import UNFORESEEN
 from ci.pipeline.accuracy import Pair, Unusable
 from ci.pipeline.models.imports import search_first
+from provisioning.base.errors import INTERNAL
 
 METRIC = "metric"
 """The name of its figure."""
@@ -31,6 +34,14 @@ def measured_by(metric: str, pairs: Iterable[Pair], inferences: int) -> float:
         return float(getattr(importlib.import_module(module), name)(outputs, floats))
     except Exception as error:
         raise Unusable(METRIC, f"{metric}: {type(error).__name__}: {error}") from error
+
+
+def error_of_metric(error: Exception, order: Mapping[str, Any]) -> dict[str, Any]:
+    """For the reply of a worker."""
+    if isinstance(error, Unusable):
+        return {"kind": error.rule, "message": str(error), "fix": f"correct {order['function']}"}
+    message = f"{order['function']}: {type(error).__name__}: {error}"
+    return {"kind": UNFORESEEN, "message": message, "exit_code": INTERNAL}
 
 
 def side_by_side(
