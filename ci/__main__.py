@@ -46,10 +46,6 @@ VERBS = {
     "compare": Verb(
         "ci.upgrades.compare.verb", "compare one suite on several QNN builds, program by program"
     ),
-    "compat": Verb(
-        "ci.upgrades.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
-    ),
-    "faults": Verb("ci.upgrades.faults.verb", "check with a script whether each known fault still exists"),
     "diagnose": Verb(
         "ci.inspect.diagnose",
         "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001",
@@ -125,9 +121,6 @@ VERBS = {
     ),
     "inspect": Verb(
         "ci.inspect.verb", "show what is inside a program, and whether an SDK can load it", foreign_code=False
-    ),
-    "test_golden": Verb(
-        "ci.upgrades.golden.verb", "run programs of earlier QNN builds on later ones", "onnx"
     ),
     "onnx": Verb("ci.lanes.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider", "onnx"),
     "test_onnx": Verb(

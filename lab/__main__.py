@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from provisioning.base.command_line import Verb, main
+from provisioning.base.command_line import Verb, main, parsed
 
 VERBS = {
     "lint": Verb("lab.lint", "check style, types, generated files and the tree's hygiene", "lint"),
@@ -13,6 +13,9 @@ VERBS = {
     "bench": Verb(
         "lab.bench", "measure performance claims as ratios, side by side; --list names them", "executorch"
     ),
+    "compat": Verb("lab.compat.verb", "measure which QNN builds this executorch can drive", "executorch"),
+    "golden": Verb("lab.golden.verb", "run programs of earlier QNN builds on later ones", "onnx"),
+    "faults": Verb("lab.faults.verb", "check with a script whether each known fault still exists"),
     "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),
 }
 
@@ -23,6 +26,8 @@ SESSIONS = ("lint", "generate", "bench")
 def environment_of(words: Sequence[str]) -> str:
     """The locked environment that `nox -s lab -- WORDS` needs; empty where any Python can answer."""
     verb = VERBS.get(words[0]) if words else None
+    if verb and words[0] == "golden":
+        return str(parsed(verb, words[1:]).lane)
     return verb.environment if verb else ""
 
 

@@ -1,5 +1,5 @@
 """Pairs of executorch and QNN: which builds are to be measured (manifests/compat.toml), and what was found
-(manifests/accepted/compat.json, written by `nox -s compat`).
+(manifests/accepted/compat.json, written by `nox -s lab -- compat`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Literal
 from packaging.version import Version as Ordered
 from pydantic import Field
 
-from provisioning.base.accepted import accept, load_accepted
-from provisioning.base.commands import Fix
+from provisioning.base.accepted import SHIPPED, accept, load_accepted
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Metric
@@ -28,7 +27,6 @@ MANIFEST = MANIFESTS / "compat.toml"
 
 STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
 """The order in which they are tried."""
-MEASURE = Fix("{} measures it again", ("compat",))
 
 
 ONNX_PACKAGES = "onnx-packages"
@@ -156,11 +154,11 @@ def path() -> Path:
 
 def load_measured(file: Path | None = None) -> tuple[Pair, ...]:
     """In the order of versions; empty if nothing was measured yet."""
-    accepted = load_accepted(file or path(), MEASURE)
+    accepted = load_accepted(file or path(), SHIPPED)
     pairs = []
     for subject, values in accepted.subjects.items():
         if (named := _SUBJECT.fullmatch(subject)) is None:
-            raise ManifestError(accepted.path, subject, expected=SUBJECT, found="another text", fix=MEASURE)
+            raise ManifestError(accepted.path, subject, expected=SUBJECT, found="another text", fix=SHIPPED)
         pairs.append(Pair(**named.groupdict(), values=values))
     return tuple(sorted(pairs, key=lambda row: (Ordered(row.executorch), Ordered(row.qnn))))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from provisioning.base.accepted import load_accepted
+from provisioning.base.accepted import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
 from provisioning.base.documents import Model, distinct, load
 from provisioning.base.settings import MANIFESTS
@@ -62,8 +62,8 @@ class Fault(Model):
     lane: Lane
     effect: str
     """With FIGURE where its script's figures stand."""
-    show: str | tuple[str, ...]
-    """The one command that shows it; ours is a list of arguments."""
+    show: str | tuple[str, ...] = ""
+    """The one command that shows it; ours is a list of arguments. Without one, its script does."""
     source: str
     measured: bool
     """Whether this project saw it itself; else the thread says so."""
@@ -78,6 +78,8 @@ class Fault(Model):
 
     @property
     def shown_by(self) -> Fix:
+        if not self.show:
+            return session("shell", "python", SCRIPTS / f"{self.id}.py")
         return Fix(self.show) if isinstance(self.show, str) else session(*self.show)
 
     @property
@@ -101,7 +103,7 @@ class Faults(Model):
 @cache
 def load_faults() -> tuple[Fault, ...]:
     """Their effects have the figures that their scripts printed."""
-    accepted = load_accepted(FIGURES, session("faults", "--accept"))
+    accepted = load_accepted(FIGURES, SHIPPED)
 
     def filled(fault: Fault) -> Fault:
         figure = str(accepted.of(fault.id).get("figure", "not measured yet"))

@@ -87,7 +87,7 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
     if verb == "shell":
         in_image = bool(arguments) and arguments[0].startswith("--image")
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
-    if verb in ("compare", "test_golden"):
+    if verb == "compare":
         return "ci", command_line.parsed(CI[verb], arguments).lane
     if verb == "forecast" and arguments[:1] == ["fit"]:
         return "ci", "forecast"

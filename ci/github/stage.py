@@ -25,6 +25,9 @@ from provisioning.base.stage_run import StageRun
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "env"})
 """Sessions that write no report."""
 
+OF_A_VERB = frozenset({"lab"})
+"""Sessions whose first argument is the verb, which writes the report."""
+
 OF_THE_JOB = ("GITHUB_", "RUNNER_")
 """Variables of the job that would change what the tests see."""
 
@@ -42,7 +45,8 @@ def run(environ: Mapping[str, str]) -> int:
         raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", fix="`nox -l` lists them")
     arguments = split(environ.get("QNN_CI_ARGUMENTS", ""))
     reports = reports_of(environ)
-    report_file = reports / f"{stage}.json"
+    name = arguments[0] if stage in OF_A_VERB and arguments else stage
+    report_file = reports / f"{name}.json"
     report_file.unlink(missing_ok=True)
     nox = shutil.which("nox")
     if nox is None:
@@ -61,10 +65,10 @@ def run(environ: Mapping[str, str]) -> int:
     if environ.get("QNN_CI_AS_ROOT") == "true":
         command = as_root(command, inner)
     sys.stdout.flush()
-    started, kills, log = time.monotonic(), memory_kills(), log_of(stage, reports)
+    started, kills, log = time.monotonic(), memory_kills(), log_of(name, reports)
     code = supervise(partial(process_of, command, inner), log)
     blank = replace(
-        StageRun(stage, DEFAULT_PROFILE, "", session(stage, *arguments)).finish(Outcome.ERROR),
+        StageRun(name, DEFAULT_PROFILE, "", session(stage, *arguments)).finish(Outcome.ERROR),
         seconds=round(time.monotonic() - started, 3),
     )
     report = report_from(report_file, code, blank, log, memory_kills() - kills)

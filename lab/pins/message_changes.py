@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ci.inspect.messages import Printer, compared, messages_of
-from ci.upgrades.compat.stage import provision
+from ci.upgrades.builds import provision
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import store_path
 from provisioning.compat import load_builds

@@ -67,6 +67,10 @@ def _json(value: Metric) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, allow_nan=False)
 
 
+SHIPPED = "put the file back as qnn-ci has it: install it again, or `git checkout` it in a clone"
+"""The fix of a file that no user writes."""
+
+
 def load_accepted(path: Path, again: str = "remove it, then --accept") -> Accepted:
     """Empty if there is no such file. `again` is the fix for a file that cannot be read."""
     if not path.is_file():

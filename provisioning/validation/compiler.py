@@ -36,7 +36,7 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
             yield Problem(
                 build_id,
                 f"it was not measured with executorch {executorch}",
-                fix or Fix("measure it: {}", ("compat",)),
+                fix or Fix("try it: {}", ("compile", "net.py:model", "-o", "out")),
                 Severity.WARNING,
             )
         for pair in pairs:

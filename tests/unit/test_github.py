@@ -443,6 +443,15 @@ def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: 
     assert run_stage(tmp_path, monkeypatch, "exit 0") == 1
 
 
+def test_a_verb_of_the_laboratory_passes_by_its_own_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = report_of(tmp_path, Outcome.PASS).replace("reports/validate.json", "reports/golden.json")
+    typed = {"QNN_CI_STAGE": "lab", "QNN_CI_ARGUMENTS": "golden --lane onnx"}
+    assert run_stage(tmp_path, monkeypatch, text, **typed) == 0
+    assert run_stage(tmp_path, monkeypatch, report_of(tmp_path, Outcome.PASS), **typed) == 1
+
+
 def test_the_tests_see_nothing_of_the_job_that_runs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,8 +254,10 @@ def _unknown(words: Sequence[ast.expr]) -> Iterator[str]:
     verb, *rest = (str(word.value) if isinstance(word, ast.Constant) else None for word in words)
     if verb is None or verb.startswith("-"):
         return
-    if verb == "lab" and rest and rest[0] in LAB:
+    if verb == "lab" and rest and (rest[0] is None or rest[0] in LAB):
         verb, *rest = rest
+        if verb is None:
+            return
     elif verb not in CI and verb not in PROVISIONING and verb not in OF_LABORATORY:
         yield f"there is no {verb}"
         return

@@ -53,8 +53,6 @@ def folder(tmp_path: Path) -> Path:
         ("forecast fit", "forecast"),
         ("compare --case executorch", "onnx"),
         ("compare --lane=executorch --case onnx", "executorch"),
-        ("test_golden --lane executorch", "executorch"),
-        ("test_golden --keep executorch", "onnx"),
     ],
 )
 def test_the_environment_is_that_of_the_model_or_the_lane(folder: Path, words: str, environment: str) -> None:

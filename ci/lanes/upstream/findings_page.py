@@ -30,17 +30,17 @@ STILL_THERE = """\
 Each fault has a script in `manifests/faults`, or says why it has none. A script contains no code of this
 project: you can run it with your own packages, and send it to those who can repair the fault. Most scripts
 try two models with the fault and a similar one without it. The last line begins with `still`, `gone` or
-`changed` and has the figures of this page; the exit code is 1, 0 or 2. Run all scripts with the pinned
-versions, or some by name:
+`changed` and has the figures of this page; the exit code is 1, 0 or 2. With the pinned versions:
 
 ```console
-$ qnn-ci faults bias-used-twice
-still    bias-used-twice: {figure}
+$ qnn-ci shell python manifests/faults/bias-used-twice.py
+still - {figure}
 ```
 
-If a fault is gone, or its script prints other figures, that is an error until its entry is updated: `--close`
-ends its versions, `--accept` writes its figures. faults.yml runs the scripts every night with newer pins. It
-opens a pull request for faults that are gone, and fails if a fault changed or a newer version has it too.
+In a clone, `nox -s lab -- faults` runs all scripts, or some by name. If a fault is gone, or its script prints
+other figures, that is an error until its entry is updated: `--close` ends its versions, `--accept` writes its
+figures. faults.yml runs the scripts every night with newer pins. It opens a pull request for faults that are
+gone, and fails if a fault changed or a newer version has it too.
 """
 
 
@@ -71,7 +71,7 @@ def _fault(fault: Fault) -> Iterator[str]:
     yield f"{NAMES[fault.product]} {fault.versions}, on {place}, {LANES[fault.lane]}. {fault.effect}"
     if fault.upstream:
         yield from ("", f"**Upstream:** {fault.upstream}.")
-    yield from ("", "```console", f"$ {fault.shown_by.installed}", "```", "")
+    yield from ("", "```console", f"$ {fault.shown_by.installed}".replace(f"{ROOT}/", ""), "```", "")
     script = f", [script](../{fault.script})" if fault.script else f", no script: {fault.unshown}"
     yield from (f"**Fix:** {fault.fix}. ({fault.id}: [{source}]({source}){script})", "")
 

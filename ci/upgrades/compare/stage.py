@@ -15,21 +15,18 @@ from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import COSTS, Tolerances, load_tolerances
 from ci.pipeline.costs import cost_rule
 from ci.upgrades import releases
+from ci.upgrades.builds import builds_named, environment_of, own_build, rows_of
 from ci.upgrades.compare.judge import RANK, FigureChange, Row, differences, severity_of, verdict_of
-from ci.upgrades.compat.stage import provision, with_sdk
 from provisioning import compat
-from provisioning.base import progress
 from provisioning.base.commands import logged
-from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.secrets import handed_on
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.compat import ONNX_PACKAGES, Build, Builds, Release
-from provisioning.components import QNN_SDK
-from provisioning.manifest import load_profile
-from provisioning.store import FileSelection, Store
+from provisioning.compat import Build, Release
+from provisioning.store import Store
 
 STAGES: Mapping[str, Sequence[str]] = {
     "onnx": ("test_onnx",),
@@ -124,21 +121,9 @@ def stacks(choice: ComparedBuilds) -> list[Stack]:
     return candidates
 
 
-def own_build(table: Builds) -> Build:
-    """The one that the profile pins."""
-    pinned = load_profile(table.profile).components[QNN_SDK]
-    return next(build for build in table.builds if build.build_id == pinned.build_id)
-
-
 def chosen(names: Sequence[str], least: int = 2) -> list[Build]:
-    builds = {build.qnn: build for build in reversed(compat.load_builds().builds)}
-    names = in_range(names, [*builds], "--qnn")
-    if unknown := [name for name in names if name not in builds]:
-        raise UnknownName(f"--qnn {unknown[0]}: manifests/compat.toml has no such build", unknown[0], builds)
-    selected_builds = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
-    if len(selected_builds) < least:
-        raise UsageError("one build cannot be compared", fix=f"name a second --qnn of: {', '.join(builds)}")
-    return selected_builds
+    known = [build.qnn for build in reversed(compat.load_builds().builds)]
+    return builds_named(in_range(names, known, "--qnn"), least)
 
 
 def in_range(names: Sequence[str], known: Sequence[str], flag: str) -> list[str]:
@@ -238,23 +223,6 @@ def error_of(program: str, report: Report) -> str:
 
 def folder_of(selection: Selection, stack: Stack) -> Path:
     return Path(selection.reports).absolute() / "compare" / stack.name.replace(" ", "-")
-
-
-def environment_of(
-    build: Build, selection: Selection, lane: str, environ: Mapping[str, str]
-) -> dict[str, str]:
-    """The variables of a process that uses only this build."""
-    store = Store(selection.store)
-    if lane == "onnx":
-        want = FileSelection(targets=frozenset({"x86_64-linux"}))
-        dropped = ("QNN_CI_PROFILE", "QNN_SDK_ROOT")
-        others = {name: value for name, value in environ.items() if name not in dropped}
-        tree = store.provision(
-            ONNX_PACKAGES, build.packages(), want, locked=True, progress=progress.for_stream()
-        )
-        return releases.first_on_path(tree.root, build.package, build.version, others)
-    pinned = load_profile(compat.load_builds().profile).components[QNN_SDK]
-    return with_sdk(environ, provision(build, pinned, store))
 
 
 def judge(stage: StageRun, measurements: Sequence[Measurement], choice: ComparedBuilds) -> None:
@@ -371,13 +339,6 @@ def _of_this_machine(report: Report) -> str:
     if report.outcome is Outcome.ERROR and not rows_of(report):
         return next((finding.message for finding in report.findings), "it measured nothing")
     return ""
-
-
-def rows_of(report: Report) -> dict[str, Row]:
-    rows = report.metrics.get("programs")
-    return (
-        {name: row for name, row in rows.items() if isinstance(row, dict)} if isinstance(rows, dict) else {}
-    )
 
 
 def table_of(metrics: Mapping[str, Any]) -> str:

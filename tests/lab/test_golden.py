@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ci.pipeline.runner import Runner
-from ci.upgrades.golden import executorch, stage
-from ci.upgrades.golden.stage import (
+from lab.golden import contexts, programs
+from lab.golden.contexts import (
     SUMS,
     Golden,
     MakerResult,
@@ -120,12 +120,12 @@ def test_contexts_that_were_kept_are_given_to_the_runtimes_as_they_are(
 ) -> None:
     builds = Builds()
     monkeypatch.setattr(subprocess, "run", builds.run)
-    monkeypatch.setattr(stage, "read_model", lambda path: SimpleNamespace(inputs=[]))
+    monkeypatch.setattr(contexts, "read_model", lambda path: SimpleNamespace(inputs=[]))
     golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
     runtimes = [Runtime(qnn, {"QNN": qnn}) for qnn in ("2.50.40", "2.51.0")]
 
     def measured(name: str, kept: Path | None) -> dict[str, MakerResult]:
-        return stage.measure(PROGRAM, runtimes, tmp_path / name, golden, 1, kept)
+        return contexts.measure(PROGRAM, runtimes, tmp_path / name, golden, 1, kept)
 
     first = measured("first", tmp_path / "kept")
     assert builds.compiled == 2
@@ -162,7 +162,7 @@ case $0$model in *1.5.1/*1.5.0/*) {does};; *) write 1;; esac
 """Stands in for a version's runner: what 1.5.1 does with a program of 1.5.0, and the right thing else."""
 
 
-class WithoutQnn(executorch.Toolkit):
+class WithoutQnn(programs.Toolkit):
     def qnn(self) -> dict[str, str]:
         return dict(os.environ)
 
@@ -200,7 +200,7 @@ def test_a_program_of_an_older_executorch_is_judged_by_what_a_later_runtime_does
 
     def measured() -> str:
         tools = Scripts(selection, tmp_path / "golden", 9, {})
-        results = executorch.measure(golden, ["1.5.1", "1.5.0"], tools, tmp_path / "kept")
+        results = programs.measure(golden, ["1.5.1", "1.5.0"], tools, tmp_path / "kept")
         return results[PROGRAM]["1.5.0"].runtimes["1.5.1"].result
 
     if result is None:
@@ -222,4 +222,4 @@ def test_a_runner_of_another_executorch_runs_nothing(tmp_path: Path, monkeypatch
     golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
     selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
     with pytest.raises(EnvironmentLacking, match=r"1\.5\.1.*1\.4\.0"):
-        executorch.measure(golden, ["1.5.1"], WithoutQnn(selection, tmp_path / "golden", 9, {}))
+        programs.measure(golden, ["1.5.1"], WithoutQnn(selection, tmp_path / "golden", 9, {}))

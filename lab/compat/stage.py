@@ -16,21 +16,20 @@ from packaging.version import Version
 from ci.diagnose.explain import causes
 from ci.engine.workers.parent import tail
 from ci.upgrades import releases
+from ci.upgrades.builds import provision, with_sdk
+from lab.stage import stage_run
 from provisioning import compat
-from provisioning.base import progress
 from provisioning.base.commands import Fix, logged
-from provisioning.base.errors import EnvironmentLacking, IntegrityError, UnknownName
+from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.build_id import build_ids
 from provisioning.compat import PASSED, STEPS, Build, Pair
 from provisioning.components import QNN_SDK
-from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile, soc_named
-from provisioning.store import FileSelection, Store
+from provisioning.store import Store
 from provisioning.validation import probe
 from provisioning.validation.probe import Answer
 
@@ -71,7 +70,7 @@ class PairMeasure:
 def measure_all(tools: PairMeasure, only: Sequence[str], executorch: Sequence[str]) -> int:
     """Measure and write. The stage fails if the profile's own build and executorch do not work together."""
     selection = tools.selection
-    stage = StageRun.as_typed("compat", selection.profile, selection.target)
+    stage = stage_run("compat", selection)
     with stage.reported(selection.reports, "compat-not-measured"):
         table = compat.load_builds()
         for version in dict.fromkeys(executorch or releases.versions(table)):
@@ -130,37 +129,10 @@ def report_builds(
     stage.artifacts.append(Artifact.of("compat", tools.accepted))
 
 
-def with_sdk(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
-    """The variables of a process that uses this SDK. With QNN_CI_PROFILE, stages would use the profile's own
-    SDK."""
-    others = {name: value for name, value in environ.items() if name != "QNN_CI_PROFILE"}
-    return {**others, "QNN_SDK_ROOT": str(sdk), "LD_LIBRARY_PATH": str(sdk / "lib" / HOST_LIBRARIES)}
-
-
 def log_of(steps: Mapping[str, str]) -> str:
     """The log of the first step that failed."""
     failed = next(name for name in STEPS if steps.get(name, PASSED) != PASSED)
     return {"device": "device", "lower": LOWER, "run": RUN}[failed.partition("_")[0]]
-
-
-def provision(build: Build, pinned: Component, store: Store) -> Path:
-    """The root of this build's tree. The profile's own build is the tree that everything else uses too."""
-    component = build.component(pinned)
-    tree = store.provision(
-        QNN_SDK,
-        component,
-        FileSelection(targets=frozenset({"x86_64-linux"})),
-        locked=True,
-        progress=progress.for_stream(),
-    )
-    library = tree.root / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
-    ids = build_ids(library)
-    if ids != (build.build_id,):
-        raise IntegrityError(
-            f"{build.package} {build.version}: expected build id {build.build_id}, found {', '.join(ids)}",
-            fix="correct build_id in manifests/compat.toml",
-        )
-    return tree.root
 
 
 def measure(
@@ -254,5 +226,5 @@ def _installed(package: str) -> str:
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
         raise EnvironmentLacking(
-            f"{package} is not installed in this Python", fix=Fix("{}, which installs it", ("compat",))
+            f"{package} is not installed in this Python", fix=Fix("{}, which installs it", ("lab", "compat"))
         ) from None

@@ -10,10 +10,10 @@ from provisioning.base.command_line import add_timeout, switch
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
-  nox -s faults
-  nox -s faults -- bias-used-twice ceil-16-bit
-  nox -s faults -- --accept     write what the scripts print into manifests/accepted/faults.json
-  nox -s faults -- --close      write into manifests/known_faults.toml that what is gone ends here
+  nox -s lab -- faults
+  nox -s lab -- faults bias-used-twice ceil-16-bit
+  nox -s lab -- faults --accept     write what the scripts print into manifests/accepted/faults.json
+  nox -s lab -- faults --close      write into manifests/known_faults.toml that what is gone ends here
 """
 
 
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.faults.stage import HowToRun, check_all, chosen
+    from lab.faults.stage import HowToRun, check_all, chosen
     from provisioning.base.selection import selection_of
     from provisioning.known_faults import load_faults
 

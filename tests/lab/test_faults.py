@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.upgrades.faults.stage import (
+from lab.faults.stage import (
     FaultRun,
     HowToRun,
     alike,

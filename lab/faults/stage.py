@@ -13,6 +13,7 @@ from pathlib import Path
 import tomlkit
 
 from ci.engine.closed import closed
+from lab.stage import stage_run
 from provisioning.base.accepted import Accepted, Values, accept, load_accepted
 from provisioning.base.commands import Fix, captured, joined, logged, session
 from provisioning.base.errors import EnvironmentLacking, UnknownName
@@ -65,7 +66,7 @@ def check_all(
     environ: Mapping[str, str],
 ) -> int:
     """A fault that is gone, or is another one now, is an error until its entry says so."""
-    stage = StageRun.as_typed("faults", selection.profile, selection.target)
+    stage = stage_run("faults", selection)
     with stage.reported(selection.reports, "fault-not-measured"):
         folder = Path(selection.reports).absolute() / "faults"
         found = {fault: _run(fault, selection, folder, how, environ) for fault in choose()}
@@ -158,7 +159,7 @@ def judge(
     """What is gone and holds for other versions than the one tried is well recorded."""
     for fault, run in found.items():
         concerned = not run.version or fault.concerns(fault.product, run.version)
-        again = session("faults", fault.id)
+        again = session("lab", "faults", fault.id)
         if not run.word:
             stage.add("fault-not-measured", Severity.ERROR, fault.id, run.figure, Fix("--timeout; {}", again))
         elif run.word == "still" and not concerned:
@@ -169,14 +170,14 @@ def judge(
             run.figure, said_before := accepted.of(fault.id).get("figure")
         ):
             message = f"its script prints {run.figure!r}, and its effect has {said_before!r}"
-            fix = session("faults", "--accept", fault.id)
+            fix = session("lab", "faults", "--accept", fault.id)
             stage.add("fault-changed", Severity.ERROR, fault.id, message, fix)
         elif run.word == "changed":
             text = f"correct its `effect` in {MANIFEST.relative_to(ROOT)} and manifests/faults/{fault.id}.py"
             stage.add("fault-changed", Severity.ERROR, fault.id, run.figure, joined([text, again]))
         elif run.word == "gone" and concerned and fault.id not in ended:
             message = f"{fault.product} {run.version} does not have it: {run.figure}".replace("  ", " ")
-            fix = session("faults", "--close", fault.id)
+            fix = session("lab", "faults", "--close", fault.id)
             stage.add("fault-gone", Severity.ERROR, fault.id, message, fix)
     for word in WORDS:
         stage.metrics[word] = sum(run.word == word for run in found.values())

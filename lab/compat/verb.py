@@ -9,9 +9,9 @@ from provisioning.base.command_line import add_timeout, repeatable, switch
 from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
-  python -m ci compat
-  python -m ci compat --build 2.51.0 --build 2.50.40
-  python -m ci compat --executorch 1.4.1
+  nox -s lab -- compat
+  nox -s lab -- compat --build 2.51.0 --build 2.50.40
+  nox -s lab -- compat --executorch 1.4.1
 """
 
 
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.compat.stage import PairMeasure, measure_all
+    from lab.compat.stage import PairMeasure, measure_all
     from provisioning.base.selection import selection_of
 
     flags = ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ci.upgrades.compat import stage
+from ci.upgrades.builds import with_sdk
+from lab.compat import stage
 from provisioning.base.accepted import accept
 from provisioning.base.command_line import guarded
 from provisioning.base.errors import ManifestError
@@ -182,7 +183,7 @@ def test_another_executorch_is_a_pair_of_its_own_and_does_not_fail_the_stage(lan
 
 def test_the_lane_gets_this_build_and_not_the_profiles_own(lane: Lane) -> None:
     environ = {"QNN_CI_PROFILE": "wheels", "QNN_SDK_ROOT": "another", "HOME": "x"}
-    assert stage.with_sdk(environ, Path("sdk")) == {
+    assert with_sdk(environ, Path("sdk")) == {
         "HOME": "x",
         "QNN_SDK_ROOT": "sdk",
         "LD_LIBRARY_PATH": f"sdk/lib/{HOST_LIBRARIES}",

@@ -19,7 +19,7 @@ from pydantic import Field
 from ci.artifacts.compiled_onnx import read_model
 from ci.diagnose.explain import nearest
 from ci.pipeline.accuracy import Pair, Unusable, compare
-from ci.upgrades.compare.stage import chosen, environment_of
+from ci.upgrades.builds import builds_named, environment_of
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import Fix, logged, session
 from provisioning.base.documents import Model
@@ -106,7 +106,7 @@ def measure_all(
 ) -> dict[str, dict[str, MakerResult]]:
     runtimes = [
         Runtime(build.qnn, environment_of(build, selection, "onnx", environ))
-        for build in reversed(chosen(versions))
+        for build in reversed(builds_named(versions))
     ]
     return {program: measure(program, runtimes, folder, golden, timeout, kept) for program in golden.programs}
 
@@ -219,7 +219,7 @@ def _judged(
         if before is None or before.get("result") == "same":
             return None
         message = f"it runs now, and before it {_words(before.get('result'), before.get('message', ''))}"
-        return Finding("golden-gained", Severity.NOTE, subject, message, session("test_golden", "--accept"))
+        return Finding("golden-gained", Severity.NOTE, subject, message, session("lab", "golden", "--accept"))
     if before is not None and before.get("result") == "same":
         message = f"it ran before, and now it {_words(met.result, met.message)}"
         fix = "compile the program again with the new build, or stay with the old runtime"
@@ -229,7 +229,7 @@ def _judged(
         return Finding("golden-differs", Severity.ERROR, subject, met.message, fix)
     if before is None and Version(runtime) >= Version(maker):
         message = f"a runtime that is no older than the program does not run it: {met.message}"
-        fix = Fix("stay with the older runtime, or agree to it: {}", ("test_golden", "--accept"))
+        fix = Fix("stay with the older runtime, or agree to it: {}", ("lab", "golden", "--accept"))
         return Finding("golden-lost", Severity.ERROR, subject, message, fix)
     known = nearest(met.message)
     if known is None or known.id not in AGE:

@@ -1,4 +1,4 @@
-"""`test_golden`: do programs of earlier QNN builds still load and run on later ones?"""
+"""`golden`: do programs of earlier QNN builds still load and run on later ones?"""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
-  nox -s test_golden
-  nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
-  nox -s test_golden -- --lane executorch
-  nox -s test_golden -- --keep golden     give the runtimes the files of an earlier run
-  nox -s test_golden -- --accept          accept what was measured
+  nox -s lab -- golden
+  nox -s lab -- golden --qnn 2.49.40 --qnn 2.51.0
+  nox -s lab -- golden --lane executorch
+  nox -s lab -- golden --keep golden     give the runtimes the files of an earlier run
+  nox -s lab -- golden --accept          accept what was measured
 """
 
 
@@ -40,12 +40,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upgrades.golden import executorch, stage
+    from lab.golden import contexts, programs
+    from lab.stage import stage_run
     from provisioning.base.accepted import load_accepted
     from provisioning.base.documents import load
     from provisioning.base.findings import Severity
     from provisioning.base.rendering import terminal
-    from provisioning.base.stage_run import StageRun
 
     wrong = args.qnn if args.lane == "executorch" else args.executorch
     if wrong:
@@ -53,18 +53,20 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--lane {args.lane} has other versions", fix=f"name them by {other}")
     selection = selection_of(args)
     kept = args.keep.absolute() if args.keep else None
-    run = StageRun.as_typed("test_golden", selection.profile, selection.target)
+    run = stage_run("golden", selection)
     with run.reported(selection.reports, "golden-not-measured"):
-        golden, agreed = load(stage.MANIFEST, stage.Golden), load_accepted(stage.MEASURED)
+        golden, agreed = load(contexts.MANIFEST, contexts.Golden), load_accepted(contexts.MEASURED)
         folder = Path(selection.reports).absolute() / "golden"
         shutil.rmtree(folder, ignore_errors=True)
         if args.lane == "onnx":
-            results = stage.measure_all(golden, args.qnn, selection, folder, args.timeout, os.environ, kept)
+            results = contexts.measure_all(
+                golden, args.qnn, selection, folder, args.timeout, os.environ, kept
+            )
         else:
-            tools = executorch.Toolkit(selection, folder, args.timeout, os.environ)
-            results = executorch.measure(golden, args.executorch, tools, kept)
-        before = stage.rows_of(args.lane, results) if args.accept else agreed.subjects
-        stage.judge(run, args.lane, results, before)
+            tools = programs.Toolkit(selection, folder, args.timeout, os.environ)
+            results = programs.measure(golden, args.executorch, tools, kept)
+        before = contexts.rows_of(args.lane, results) if args.accept else agreed.subjects
+        contexts.judge(run, args.lane, results, before)
         if args.accept and not any(finding.severity is Severity.ERROR for finding in run.findings):
-            stage.write(args.lane, results)
+            contexts.write(args.lane, results)
     return run.close(selection.reports, show=partial(terminal.show, verdict_first=True))

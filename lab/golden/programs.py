@@ -15,9 +15,9 @@ from ci.artifacts.program import CompiledProgram, TensorInfo, read
 from ci.engine.trouble import of_ending
 from ci.pipeline.runner import VARIABLE, Runner
 from ci.upgrades import releases
-from ci.upgrades.compare.stage import environment_of, own_build, rows_of
-from ci.upgrades.compat.stage import SUITE, first_line
-from ci.upgrades.golden.stage import (
+from ci.upgrades.builds import environment_of, own_build, rows_of
+from lab.compat.stage import SUITE, first_line
+from lab.golden.contexts import (
     Golden,
     MakerResult,
     RuntimeResult,
@@ -85,7 +85,7 @@ class Toolkit:
             raise EnvironmentLacking(
                 f"expected a runner of executorch {version}, found one of {linked}",
                 fix=Fix(
-                    "run it as `{}`, which installs that version", ("test_golden", "--lane", "executorch")
+                    "run it as `{}`, which installs that version", ("lab", "golden", "--lane", "executorch")
                 ),
             )
         return Runner(build / "dist" / RUNNER)
