@@ -26,7 +26,7 @@ class PlaceVariables(Model):
 
 
 class Transport(Model):
-    passed: tuple[str, ...] = ()
+    passed: tuple[str, ...]
     in_key: tuple[str, ...]
 
 
@@ -40,7 +40,6 @@ class Variables(Model):
     fixed: dict[str, str]
     place: PlaceVariables
     transport: Transport
-    torch: Transport
     hidden: tuple[str, ...]
     upstream: tuple[str, ...]
     asked: Asked
@@ -56,7 +55,7 @@ def closed(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker whose stage has `environ`. What its lane and suite declare comes on top."""
     place, transport = table().place, table().transport
     places = (*place.passed, *place.text, *place.temporary)
-    names = (*places, *transport.passed, *transport.in_key, *table().torch.in_key)
+    names = (*places, *transport.passed, *transport.in_key)
     return {**table().fixed, **{name: environ[name] for name in names if name in environ}}
 
 
@@ -68,7 +67,7 @@ def without_hidden(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str
 
 def key_of_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The values of a closed environment that work may depend on, as digests; and its limits."""
-    names = (*table().fixed, *table().transport.in_key, *table().torch.in_key, *table().place.text)
+    names = (*table().fixed, *table().transport.in_key, *table().place.text)
     values = {name: digest_of_value(environ[name])[:16] for name in sorted(names) if name in environ}
     return {**values, "limits": " ".join(f"{number}={soft}:{hard}" for number, soft, hard in limits())}
 

@@ -4,14 +4,13 @@ heavy."""
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ci.pipeline.options import PLAIN_TORCH, RUN_TIMEOUT, Accept, Choice, Part, StageOptions, WorkOptions
+from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Part, StageOptions, WorkOptions
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable, switch, valued
 from provisioning.base.commands import Fix, leave_out
 from provisioning.base.errors import UsageError
@@ -80,7 +79,6 @@ def add_work(
     off = ("no_cache", "why", "keep", "keep_going")
     group.set_defaults(**dict.fromkeys(unset), **dict.fromkeys(off, False))
     add_timeout(group, unit, timeout)
-    switch(group, "--plain-torch", "do without our faster export passes [QNN_CI_PLAIN_TORCH]")
     if cached:
         switch(group, "--no-cache", "ignore cached results; new ones are still written")
         switch(group, "--why", "print why each program runs again")
@@ -130,8 +128,6 @@ def _recheck_of(args: argparse.Namespace) -> Part | None:
 
 
 def work_of(args: argparse.Namespace) -> WorkOptions:
-    if args.plain_torch:
-        os.environ[PLAIN_TORCH] = "1"
     return WorkOptions(
         timeout=args.timeout,
         jobs=args.jobs,

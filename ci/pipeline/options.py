@@ -9,8 +9,6 @@ from pathlib import Path
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.settings import Selection
 
-PLAIN_TORCH = "QNN_CI_PLAIN_TORCH"
-"""The variable of --plain-torch, in this process and in each that it starts."""
 RUN_TIMEOUT = 300.0
 """Seconds after which a run on the emulator ends, unless --run-timeout says otherwise."""
 

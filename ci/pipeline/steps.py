@@ -22,7 +22,6 @@ from ci.engine.watch import Touched
 from ci.engine.work import Assessment, Failure, Finished, Result, RunOptions, do, line_of
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
 from ci.pipeline.models.own_packages import NO_PACKAGES, OwnPackages
-from ci.pipeline.options import PLAIN_TORCH
 from ci.pipeline.stage import Named, WorkPlan, by_packages, memos_of
 from ci.pipeline.suite import AnyProgram
 from provisioning.base.commands import session
@@ -123,12 +122,12 @@ class Step(ABC, Generic[N]):
     def start(self, own: OwnPackages, threads: int, count: int) -> Worker:
         return Worker(self.worker(own, threads, count))
 
-    def start_plain(
+    def start_afresh(
         self, own: OwnPackages, threads: int, count: int, more: Mapping[str, str] = MappingProxyType({})
     ) -> Worker:
-        """With torch as it is: one recheck is of the cache and of what makes torch faster."""
+        """A worker that no other work shares, with more variables."""
         spec = self.worker(own, threads, count)
-        return Worker(replace(spec, environment={**spec.environment, PLAIN_TORCH: "1", **more}))
+        return Worker(replace(spec, environment={**spec.environment, **more}))
 
     @abstractmethod
     def key(self, program: N, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
@@ -332,13 +331,13 @@ def run_tasks(
     )
     assessment = Assessment(accept, line, stop_after, step.remembers_all)
     results = do(tasks, how, assessment)
-    plainly = replace(how, worker=partial(step.start_plain, own))
-    once_more = replace(how, worker=partial(step.start_plain, own, more=FILLED))
+    again = replace(how, worker=partial(step.start_afresh, own))
+    once_more = replace(how, worker=partial(step.start_afresh, own, more=FILLED))
     for task in tasks:
         if (result := results.get(task.name)) and result.cached:
             logs = step.plan.logs
             step.plan.cached.append(
-                CachedWork(step.kind, task, result, plainly, once_more, task.elsewhere, assessment, logs)
+                CachedWork(step.kind, task, result, again, once_more, task.elsewhere, assessment, logs)
             )
     return results
 

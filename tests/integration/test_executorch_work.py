@@ -5,6 +5,7 @@ The process that lowers and the runner are stand-ins; workers, memo and files ar
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import signal
@@ -27,6 +28,7 @@ from ci.lanes.executorch import emulate
 from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
 from ci.lanes.executorch.emulate import measure
 from ci.lanes.executorch.suite import ExecutorchProgram, programs_of
+from ci.lanes.executorch.worker import IMPORTED_LATE
 from ci.pipeline.baseline import Baseline
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.runner import Runner
@@ -354,3 +356,9 @@ def test_asked_to_end_it_ends_what_it_runs_and_says_so(
         signal.signal(signal.SIGTERM, before)
     (finding,) = Report.read(tmp_path / "test_emulator.json").findings
     assert (finding.rule, finding.message) == ("emulator-not-run", "interrupted")
+
+
+@pytest.mark.filterwarnings("ignore")  # Of executorch about itself.
+@pytest.mark.parametrize("name", IMPORTED_LATE)
+def test_what_a_worker_imports_ahead_is_in_the_pinned_release(name: str) -> None:
+    assert importlib.util.find_spec(name)

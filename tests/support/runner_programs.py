@@ -24,7 +24,6 @@ from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.passes import MemoryPlanningPass
 from torch.export import Dim, export
 
-from ci.pipeline.models.faster_exports import make_exports_faster
 from provisioning.base.settings import DEFAULT_SOC
 
 
@@ -170,5 +169,4 @@ def main(into: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_exports_faster()
     main(Path(sys.argv[1]))

@@ -13,14 +13,12 @@ from executorch.backends.qualcomm.utils.utils import to_edge_transform_and_lower
 from ci.lanes.executorch.lower import compiler_spec, prepared_model
 from ci.lanes.executorch.suite import chosen_for, parse_request
 from ci.pipeline.models.factory import copied, make
-from ci.pipeline.models.faster_exports import make_exports_faster
 
 ONLINE = {"calls": False, "dlc": True}
 """The format of a graph that the device compiles: it is passed on as a DLC."""
 
 
 def _child(kind: str, order: str) -> None:
-    make_exports_faster()
     request = json.loads(order)
     case, run, soc, place = parse_request(request)
     into = Path.cwd()

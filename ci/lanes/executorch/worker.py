@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import WARM, Answer, hidden, reporting, serve, threads
-from ci.pipeline.models.faster_exports import make_exports_faster
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import ROOT
 
@@ -31,7 +30,6 @@ def start() -> Answer:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    make_exports_faster()
     importlib.import_module("ci.lanes.executorch.lower")
     for name in IMPORTED_LATE:
         with contextlib.suppress(ModuleNotFoundError):

@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve
-from ci.pipeline.models.faster_exports import make_exports_faster
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
@@ -22,7 +21,6 @@ NEEDED = {
 }
 """By the kind of work."""
 
-EXPORTING = ("generate", "lower")
 
 ORDERS = {
     "train": ("ci.lanes.llm.tiny", "order_train"),
@@ -47,8 +45,6 @@ def start(work: str) -> Answer:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    if work in EXPORTING:
-        make_exports_faster()
     _import_less()
     for name in NEEDED[work]:
         importlib.import_module(name)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve, threads
-from ci.pipeline.models.faster_exports import make_exports_faster
 from ci.pipeline.models.metric import METRIC, error_of_metric
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, ToolkitError
@@ -37,7 +36,6 @@ def start_exporting() -> Answer:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    make_exports_faster()
     _warm_up()
     qnn_provider.load()
     return answer_in_fork

@@ -21,7 +21,6 @@ import pytest
 from ci.engine.workers.child import WARM, Answer, Meter, hidden, serve
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import SUITES, UpstreamSuite
-from ci.pipeline.models.faster_exports import make_exports_faster
 from ci.pipeline.own_output import forget_torch
 
 SEED = 0
@@ -263,7 +262,6 @@ def start() -> Answer:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    make_exports_faster()
     tests = Tests(suite)
     if hidden.get(WARM) and suite.warm_up in tests:
         tests.run(suite.warm_up, scratch / "warm-up")
