@@ -52,7 +52,7 @@ def run_verb(session: nox.Session, verb: str) -> None:
 
 
 def run_in_laboratory(session: nox.Session, verb: str) -> None:
-    run(session, LABORATORY[verb].environment, "-m", "lab", verb)
+    run(session, environment_of([verb, *session.posargs]), "-m", "lab", verb)
 
 
 def add_session(name: str, verb: Verb, run_one: Callable[[nox.Session, str], None]) -> None:

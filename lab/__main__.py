@@ -28,6 +28,8 @@ def environment_of(words: Sequence[str]) -> str:
     verb = VERBS.get(words[0]) if words else None
     if verb and words[0] == "golden":
         return str(parsed(verb, words[1:]).lane)
+    if verb and words[0] == "bench" and parsed(verb, words[1:]).name == "onnx":
+        return "onnx"
     return verb.environment if verb else ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import os
 import sys
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 BENCHMARKS = {
     "gate": "the gate's models, cold and unchanged, against a script that does them in turn",
+    "onnx": "a few .onnx, cold and unchanged, against a script that calls ONNX Runtime in turn",
+    "provision": "QNN from wheels in a folder into an empty store, against sha256sum and unzip",
     "builds": "a second build_x86 of EXECUTORCH_ROOT, from nothing changed to an emptied folder",
     "validate": "the whole wheels tree in a second, beside readelf over its files",
 }
@@ -89,9 +90,7 @@ def run_benchmark(
             tempfile.TemporaryDirectory(prefix="qnn-ci-bench-") as folder,
             module.prepared(Path(folder)) as benchmark,
         ):
-            measured = measure(
-                benchmark, rounds, Path(folder) / "rounds", report=functools.partial(print, file=sys.stderr)
-            )
+            measured = measure(benchmark, rounds, Path(folder) / "rounds")
         _judge(stage, benchmark, measured, check=check)
 
     def show(report: Report) -> None:

@@ -47,10 +47,15 @@ def run_whole(command: Sequence[str], log: Path, *, cwd: Path, environment: Mapp
 
 
 def run_stage(
-    stage: str, flags: Sequence[str], store: Path, into: Path, environment: Mapping[str, str] = os.environ
+    stage: str,
+    flags: Sequence[str],
+    store: Path,
+    into: Path,
+    environment: Mapping[str, str] = os.environ,
+    package: str = "ci",
 ) -> None:
     """Run a stage of ours as a contender, with this store and with its report in `into`."""
-    command = [sys.executable, "-m", "ci", stage, *flags, "--store", str(store), "--reports", str(into)]
+    command = [sys.executable, "-m", package, stage, *flags, "--store", str(store), "--reports", str(into)]
     run_whole(command, into / "ours.log", cwd=ROOT, environment=environment)
 
 
@@ -88,9 +93,6 @@ class Spread:
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
 
-    def as_metric(self) -> dict[str, Metric]:
-        return {name: round(value, 4) for name, value in asdict(self).items()}
-
 
 @dataclass(frozen=True, slots=True)
 class BenchTimes:
@@ -106,9 +108,7 @@ class BenchTimes:
         return Spread.of([one / other for one, other in zip(slow, fast, strict=True)])
 
 
-def measure(
-    benchmark: Benchmark, rounds: int, work: Path, *, report: Callable[[str], None] = lambda text: None
-) -> BenchTimes:
+def measure(benchmark: Benchmark, rounds: int, work: Path) -> BenchTimes:
     """Each contender once a round, in the opposite order every other round."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in benchmark.contenders}
     processor: dict[str, list[float]] = {contender.name: [] for contender in benchmark.contenders}
@@ -126,7 +126,7 @@ def measure(
             contender.check(directory)
             empty(directory)
             seconds[contender.name].append(duration)
-            report(f"round {number + 1} of {rounds}: {contender.name} {duration:.2f} s")
+            sys.stderr.write(f"round {number + 1} of {rounds}: {contender.name} {duration:.2f} s\n")
     shutil.rmtree(work, ignore_errors=True)
     return BenchTimes(seconds, processor)
 
@@ -146,15 +146,11 @@ def empty(directory: Path) -> None:
 
 def metrics_of(benchmark: Benchmark, measured: BenchTimes) -> dict[str, Metric]:
     contenders: dict[str, Metric] = {
-        name: {
-            **Spread.of(seconds).as_metric(),
-            "seconds": [round(second, 4) for second in seconds],
-            "cpu_seconds": [round(second, 1) for second in measured.cpu_seconds[name]],
-        }
+        name: {"seconds": [*seconds], "cpu_seconds": [*measured.cpu_seconds[name]]}
         for name, seconds in measured.seconds.items()
     }
     ratios: dict[str, Metric] = {
-        aim.name: {**measured.ratio(aim).as_metric(), "aim": aim.at_least} for aim in benchmark.aims
+        aim.name: {**asdict(measured.ratio(aim)), "aim": aim.at_least} for aim in benchmark.aims
     }
     return {**benchmark.facts, "contenders": contenders, "ratios": ratios}
 

@@ -19,10 +19,22 @@ def nox(folder: Path, session: str, *words: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("words", [("lint", "--only", "tree"), ("lab", "lint", "--only", "tree")])
-def test_a_verb_runs_in_its_own_environment(tmp_path: Path, words: tuple[str, ...]) -> None:
-    locked_environment(tmp_path, "lint", 'echo "$@"')
-    assert nox(tmp_path, *words).stdout == "-m lab lint --only tree\n"
+@pytest.mark.parametrize(
+    ("words", "environment", "called"),
+    [
+        ("lint --only tree", "lint", "lint --only tree"),
+        ("lab lint --only tree", "lint", "lint --only tree"),
+        ("bench gate --rounds 1", "executorch", "bench gate --rounds 1"),
+        ("bench --rounds 1 onnx", "onnx", "bench --rounds 1 onnx"),
+        ("lab golden", "onnx", "golden"),
+        ("lab golden --lane executorch", "executorch", "golden --lane executorch"),
+    ],
+)
+def test_a_verb_runs_in_the_environment_that_it_needs(
+    tmp_path: Path, words: str, environment: str, called: str
+) -> None:
+    locked_environment(tmp_path, environment, 'echo "$@"')
+    assert nox(tmp_path, *words.split()).stdout == f"-m lab {called}\n"
 
 
 def test_the_table_of_verbs_needs_no_environment(tmp_path: Path) -> None:
