@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import shutil
 import sys
@@ -15,6 +16,7 @@ from ci.engine.trouble import how_it_ended
 from ci.gate.supervision import death, log_of, memory_kills, process_of, report_of, supervise
 from ci.github.files import annotate, set_outputs
 from ci.github.packages import as_root
+from provisioning.base.command_line import STARTED_IN, Parser
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report
@@ -57,6 +59,9 @@ def run(environ: Mapping[str, str]) -> int:
         inner = {name: value for name, value in environ.items() if not name.startswith(OF_THE_JOB)}
     elif stage not in WITHOUT_REPORT:
         inner["QNN_CI_REPORTS"] = str(reports)
+    if not environ.get("QNN_CI_TOOLKIT"):
+        # Paths are of the job's workspace; in the gate's own jobs they are of the toolkit's folder.
+        inner[STARTED_IN] = str(Parser.user_folder())
     if source := environ.get("QNN_CI_EXECUTORCH"):
         inner["EXECUTORCH_ROOT"] = str(Path(environ.get("GITHUB_WORKSPACE", "")).absolute() / source)
     if stage not in ANNOTATE_THEMSELVES:
@@ -77,7 +82,9 @@ def run(environ: Mapping[str, str]) -> int:
         report.write(reports)
     if stage not in ANNOTATE_THEMSELVES:
         annotate(report, environ)
-    set_outputs({"outcome": report.outcome.value, "report": str(report_file)}, environ)
+    # A run refuses a second artifact of one name.
+    artifact = f"reports-{name}-{secrets.token_hex(4)}"
+    set_outputs({"outcome": report.outcome.value, "report": str(report_file), "artifact": artifact}, environ)
     return code or (0 if report.outcome is Outcome.PASS else 1)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -12,8 +14,9 @@ from provisioning.base.settings import ROOT
 from tests.support.examples import example
 from tests.support.repositories import repository
 from tests.support.scripts import locked_environment
+from tests.support.sdk import sdk_root
 from tests.support.workflows.machine import machine
-from tests.support.workflows.run import ANNOTATION, failures, results, run_gate
+from tests.support.workflows.run import ANNOTATION, JobRun, failures, results, run_gate
 
 pytestmark = pytest.mark.heavy
 
@@ -76,3 +79,48 @@ def test_the_readmes_ten_lines_hand_the_suite_to_a_gate_that_decides_the_pull_re
     (error,) = [line for line in ANNOTATION.findall(log) if line.startswith("::error")]
     assert "fails-one" in error and "subject" in error
     assert re.search(r"files as reports-wheels-models-\w{8}-programs", log)
+
+
+NET = """\
+import torch
+def net():
+    return torch.nn.Linear(4, 4), lambda generator: (torch.rand(1, 4, generator=generator),)
+"""
+
+FIVE_LINES = """\
+name: QNN
+on: [pull_request]
+permissions: {}
+jobs:
+  qnn:
+    runs-on: ubuntu-24.04
+    permissions: {contents: read}
+    steps:
+"""
+
+
+def test_the_five_line_action_gates_two_suites_of_one_job(tmp_path: Path) -> None:
+    first = example(ROOT / "docs" / "github.md", "- uses: actions/checkout")
+    *_, uses, _, suite = first.splitlines()
+    assert suite.strip() == "suite: ci/models.toml"
+    second = "\n".join([uses, "  if: ${{ !cancelled() }}", "  with:", "    suite: other/models.toml"])
+    files = {
+        ".github/workflows/qnn.yml": FIVE_LINES + indent(first + second, " " * 6),
+        "ci/models.toml": SUITE,
+        "ci/net.py": NET,
+        "other/models.toml": SUITE.replace("cosine = 0.99", "sqnr_db = 200.0").replace("case.net", "case.another"),
+        "other/net.py": NET,
+    }
+    env = stand_ins(tmp_path) | {"QNN_SDK_ROOT": str(sdk_root())}
+    with machine(tmp_path / "run", repository(tmp_path / "models", files), env=env) as github:
+        job = JobRun(github, github.own, ".github/workflows/qnn.yml", "qnn").run()
+        found = sorted((github.folder / "artifacts").glob("*/test_emulator.json"))
+        reports = [json.loads(file.read_text(encoding="utf-8")) for file in found]
+    rows = {
+        name: row["verdict"]
+        for report in reports
+        for name, row in report["metrics"].get("programs", {}).items()
+    }
+    # Each suite is the workspace's, and has an artifact of its own.
+    assert rows == {"net/fp16/SM8550": "pass", "another/fp16/SM8550": "fail"}, job.log[-4000:]
+    assert job.result == "failure"

@@ -23,7 +23,11 @@ RUNS = itertools.count(1)
 
 
 class StepFailed(Exception):
-    """What a step fails of."""
+    """What a step fails of, and the outputs that it had set before."""
+
+    def __init__(self, message: str, outputs: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.outputs = outputs or {}
 
 
 @dataclass(frozen=True, slots=True)

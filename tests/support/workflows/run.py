@@ -109,6 +109,7 @@ class JobRun:
                 outputs |= self._run(step, inner) if step.run else self._use(step, inner)
             except StepFailed as error:
                 self.lines.append(str(error))
+                outputs |= error.outputs
                 steps.failure = steps.failure or f"{step.title}: {error}"
         if step.id:
             steps.done[step.id] = {"outputs": outputs}
@@ -138,9 +139,10 @@ class JobRun:
         self.lines += [f"$ {step.run}", *(file.read_text(errors="replace") for file in shown)]
         self.env |= pairs(files["GITHUB_ENV"])
         self.paths[:0] = reversed(files["GITHUB_PATH"].read_text(encoding="utf-8").splitlines())
+        outputs = pairs(files["GITHUB_OUTPUT"])
         if code:
-            raise StepFailed(f"ended with exit code {code}")
-        return pairs(files["GITHUB_OUTPUT"])
+            raise StepFailed(f"ended with exit code {code}", outputs)
+        return outputs
 
     def _use(self, step: Step, steps: _Steps) -> Mapping[str, str]:
         passed = texts(step.inputs, self._scope(steps))
