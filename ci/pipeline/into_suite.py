@@ -24,21 +24,12 @@ from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.files import replace_text, repository_of
 from provisioning.base.project import project
+from provisioning.base.settings import MANIFESTS
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 
-WORKFLOW = """\
-name: QNN
-on: {{pull_request: {{}}, merge_group: {{}}, push: {{branches: [main]}}}}
-permissions: {{}}
-jobs:
-  qnn:
-    permissions: {{contents: read}}
-    uses: {repository}/.github/workflows/gate.yml@COMMIT # VERSION
-    with:
-      suite: {suite}
-"""
-
+WORKFLOW = MANIFESTS / "workflow.yml"
+"""Calls the gate for a suite of the calling repository."""
 
 OURS = ("lane", "socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_budget")
 """Keys of a run that we write or keep. A run with other keys was written by its author and is another run."""
@@ -183,7 +174,9 @@ class Extension(Generic[P]):
         repository = repository_of(self.path)
         inside = self.path.is_relative_to(repository)
         named = self.path.relative_to(repository) if inside else self.path.name
-        sys.stdout.write(WORKFLOW.format(repository=project().name, suite=named))
+        workflow = WORKFLOW.read_text(encoding="utf-8")
+        workflow = workflow.replace("OWNER/qnn-ci", project().name).replace("ci/models.toml", str(named))
+        sys.stdout.write(workflow)
 
 
 def _text(suite: Path) -> str:

@@ -95,6 +95,7 @@ PAGES = {
     "docs/rules.md": "lab.generate.rules_page:page",
     "docs/options.md": "lab.generate.options_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
+    "manifests/workflow.yml": "lab.generate.adopter_workflow:text",
     "manifests/lanes.toml": "lab.generate.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
     "docs/environments.md": "ci.image.published:page",

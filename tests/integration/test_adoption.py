@@ -108,7 +108,9 @@ def test_the_five_line_action_gates_two_suites_of_one_job(tmp_path: Path) -> Non
         ".github/workflows/qnn.yml": FIVE_LINES + indent(first + second, " " * 6),
         "ci/models.toml": SUITE,
         "ci/net.py": NET,
-        "other/models.toml": SUITE.replace("cosine = 0.99", "sqnr_db = 200.0").replace("case.net", "case.another"),
+        "other/models.toml": SUITE.replace("cosine = 0.99", "sqnr_db = 200.0").replace(
+            "case.net", "case.another"
+        ),
         "other/net.py": NET,
     }
     env = stand_ins(tmp_path) | {"QNN_SDK_ROOT": str(sdk_root())}

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ci.lanes.executorch.suite import SUITES, programs_of
 from ci.pipeline.into_suite import Extension, factory_in, suite_with
@@ -15,6 +16,8 @@ from ci.pipeline.suite import Thresholds
 from ci.pipeline.suite_file import accepted_path
 from provisioning.base.accepted import Values, accept
 from provisioning.base.errors import ManifestError, ToolkitError, UsageError
+from provisioning.base.settings import ROOT
+from tests.support.workflows.files import read_workflow
 
 RUN = {"precision": "16a8w", "cpu_nodes": ["x"], "delegates": None}
 AUTHORS = """\
@@ -69,6 +72,26 @@ def test_no_threshold_is_lowered_below_what_is_required_of_every_program(
     extension.write([{"sqnr_db": measured}], {})
     (program,) = programs_of(suite)
     assert program.accepted.sqnr_db == written
+
+
+def test_the_workflow_that_is_printed_may_call_the_gate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ci").mkdir()
+    (tmp_path / ".git").mkdir()
+    suite, case = tmp_path / "ci/mine.toml", {"factory": "net:make"}
+    extension = Extension(
+        SUITES, suite, "net", case, scheme_named, {"precision": "fp16"}, ["SM8650"], "wheels"
+    )
+    extension.write([{"sqnr_db": 50.0}], {})
+    printed = yaml.safe_load("name: " + capsys.readouterr().out.partition("\nname: ")[2])
+    (job,) = printed["jobs"].values()
+    assert job["with"] == {"suite": "ci/mine.toml"}
+    gate = read_workflow(ROOT, ".github/workflows/gate.yml")
+    asked = {
+        (scope, level) for asking in gate.jobs.values() for scope, level in (asking.permissions or {}).items()
+    }
+    assert asked == set(job["permissions"].items())
 
 
 def test_what_the_author_demands_of_a_run_stays(tmp_path: Path) -> None:

@@ -462,6 +462,7 @@ def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) 
     assert len(example.strip().splitlines()) <= 10
     (job,) = yaml.safe_load(example)["jobs"].values()
     assert set(job["with"]) <= set(workflows()["gate.yml"].call.inputs)
+    assert exceeded(job["permissions"], workflows()["gate.yml"]) == []
 
 
 def test_the_example_that_attests_grants_what_it_needs_for_the_default_branch_alone() -> None:
