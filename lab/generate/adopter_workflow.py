@@ -1,4 +1,4 @@
-"""manifests/workflow.yml: how another repository calls the gate, with the permissions that its jobs ask for."""
+"""manifests/workflow.yml: how another repository calls the gate, with the permissions that its jobs need."""
 
 from __future__ import annotations
 
