@@ -1,8 +1,10 @@
-"""Where builds put their files below dist/<target>/, for the stages that read them."""
+"""Where stages put what later stages read: builds below dist/<target>/, bundles and signed libraries."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from provisioning.base.settings import dist_path
 
 RUNNER = Path("bin/qnn_executor_runner")
 LIBRARIES = Path("lib")
@@ -10,6 +12,9 @@ MANIFEST = "manifest.json"
 """Only a build from ExecuTorch's source has one."""
 OURS = Path("wheel")
 """The folder of `build_runner`, with a bin/ and lib/ of its own: ExecuTorch's runner has the same name."""
+BUNDLES = dist_path() / "bundles"
+SIGNED = dist_path() / "overlay"
+"""The libraries that `sign_lpai` signed, as they lie in an SDK."""
 
 
 def runner_of(dist: Path) -> Path | None:

@@ -86,11 +86,11 @@ class Environment:
     def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
         return {**environ, **self.variables}
 
-    def with_runner(self, environ: Mapping[str, str], outputs: Path) -> Environment:
+    def with_runner(self, environ: Mapping[str, str], dist: Path) -> Environment:
         """For the user's own shell: the runner that was built for the target is named too."""
         if environ.get(RUNNER):
             return self
-        program = runner_of(outputs / "dist" / self.target)
+        program = runner_of(dist / self.target)
         if program is None:
             note = f"qnn_executor_runner is not built yet for {self.target}: {session('build_runner')}"
             return replace(self, notes=(*self.notes, note))

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 from provisioning.base.files import replace_text
-from provisioning.base.settings import DEFAULT_TARGET, ROOT
+from provisioning.base.settings import DEFAULT_TARGET, dist_path
 
 FOLDER = "overlay"
 """The overlay's name below dist/<target>/."""
 DESCRIPTION = "overlay.json"
 """`{"schema": 1, "tree": "/path"}`: the ExecuTorch tree that the overlay links to, the only one that it may
 be on PYTHONPATH for."""
-OVERLAY = ROOT / "dist" / DEFAULT_TARGET / FOLDER
+OVERLAY = dist_path() / DEFAULT_TARGET / FOLDER
 
 
 def describe(folder: Path, tree: Path) -> None:

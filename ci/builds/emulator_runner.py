@@ -33,6 +33,7 @@ from provisioning.base.settings import (
     DEFAULT_TARGET,
     ROOT,
     Selection,
+    dist_path,
     outputs_path,
 )
 from provisioning.base.stage_run import StageRun
@@ -153,7 +154,7 @@ def plan_of(
         ninja=find_ninja(),
         remap=tuple(remap),
         folder=(build_dir or outputs_path() / "build" / "runner" / f"{target}{suffix}").absolute(),
-        dist=(output or outputs_path() / "dist" / target / OURS).absolute(),
+        dist=(output or dist_path() / target / OURS).absolute(),
         store=selection.store,
     )
 

@@ -22,7 +22,7 @@ from provisioning import overlay
 from provisioning.base.commands import add_flags
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, outputs_path
+from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, dist_path, outputs_path
 from provisioning.build_id import build_ids
 from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK
 from provisioning.dist import RUNNER
@@ -91,7 +91,7 @@ def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, s
         root=(
             options.build_dir or outputs_path() / "build" / "executorch" / f"{selection.target}{suffix}"
         ).absolute(),
-        dist=(options.output or outputs_path() / "dist" / selection.target).absolute(),
+        dist=(options.output or dist_path() / selection.target).absolute(),
     )
 
 

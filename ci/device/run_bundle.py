@@ -18,13 +18,12 @@ from ci.diagnose.explain import nearest, read
 from provisioning.base.commands import Fix
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Severity
-from provisioning.base.settings import ROOT, Selection
+from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
-from provisioning.dist import RUNNER
+from provisioning.dist import BUNDLES, RUNNER
 from provisioning.environment import DEVICE_DIRECTORIES
 from provisioning.manifest import load_socs, soc_named
 
-BUNDLES = ROOT / "dist" / "bundles"
 _TAIL = 5
 
 SOC_ID = "/sys/devices/soc0/soc_id"

@@ -21,7 +21,7 @@ from provisioning.base.settings import (
     DEFAULT_TARGET,
     ROOT,
     Selection,
-    outputs_path,
+    dist_path,
     reports_path,
 )
 from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
@@ -68,7 +68,7 @@ def run(environ: Mapping[str, str]) -> int:
 def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
     from provisioning.environment import HOST_LIBRARIES, resolve
 
-    environment = resolve(selection, environ).with_runner(environ, outputs_path())
+    environment = resolve(selection, environ).with_runner(environ, dist_path())
     environment.explain()
     # The runner keeps PATH itself and prepends each line of GITHUB_PATH, so the last line comes first.
     export({name: value for name, value in environment.variables.items() if name != "PATH"}, environ)

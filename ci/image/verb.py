@@ -21,7 +21,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import ROOT, dist_path
 from provisioning.base.stage_run import StageRun
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ EXAMPLES = """\
   python -m ci image --list
 """
 
-DIST = ROOT / "dist" / "images"
+DIST = dist_path() / "images"
 
 
 @dataclass(frozen=True, slots=True)

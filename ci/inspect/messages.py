@@ -20,7 +20,7 @@ from ci.diagnose.tables import failure_rules, table
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import hash_file, replace_text
-from provisioning.base.settings import TARGETS, outputs_path
+from provisioning.base.settings import TARGETS, dist_path
 from provisioning.components import QNN_SDK
 from provisioning.dist import OURS, RUNNER
 from provisioning.python_environments import IN_IMAGE, environments_folder
@@ -66,10 +66,10 @@ def key(message: str) -> str:
     return " ".join(CUT.sub("…", message).split())[:LONGEST_KEY]
 
 
-def printers(store: Path, outputs: Path | None = None) -> list[Printer]:
-    """Of the store, the Python environments and what was built here (`outputs`). Raises EnvironmentLacking if
+def printers(store: Path, dist: Path | None = None) -> list[Printer]:
+    """Of the store, the Python environments and what was built here (`dist`). Raises EnvironmentLacking if
     there is nothing."""
-    found = [*trees(store), *wheels(), *_runners(outputs or outputs_path())]
+    found = [*trees(store), *wheels(), *_runners(dist or dist_path())]
     if not found:
         raise EnvironmentLacking(f"nothing is provisioned in {store}", fix=session("provision"))
     return found
@@ -94,9 +94,9 @@ def wheels() -> Iterator[Printer]:
                 yield Printer(package.replace("_", "-"), version, place, hash_file(about / "RECORD"))
 
 
-def _runners(outputs: Path) -> Iterator[Printer]:
+def _runners(built: Path) -> Iterator[Printer]:
     for target in TARGETS:
-        dist = outputs / "dist" / target
+        dist = built / target
         for runner in (dist / RUNNER, dist / OURS / RUNNER):
             if runner.is_file():
                 digest = hash_file(runner)
@@ -161,10 +161,10 @@ def _constant(node: ast.expr | None) -> str:
     return ""
 
 
-def of_store(store: Path, words: Sequence[str], outputs: Path | None = None) -> list[PrintedMessage]:
+def of_store(store: Path, words: Sequence[str], dist: Path | None = None) -> list[PrintedMessage]:
     """Everything that is provisioned can print, with all these words."""
     wanted = [word.lower() for word in words]
-    rows = [row for printer in printers(store, outputs) for row in messages_of(printer, store)]
+    rows = [row for printer in printers(store, dist) for row in messages_of(printer, store)]
     rows = [row for row in rows if all(word in row.text.lower() for word in wanted)]
     if words and not rows:
         raise CheckFailed(

@@ -15,10 +15,10 @@ from ci.engine.trouble import how_it_ended
 from ci.engine.workers.parent import tail
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.settings import DEFAULT_TARGET, ROOT, outputs_path
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, dist_path
 from provisioning.dist import MANIFEST, runner_of
 
-DIST = outputs_path() / "dist" / DEFAULT_TARGET
+DIST = dist_path() / DEFAULT_TARGET
 VARIABLE = "QNN_EXECUTOR_RUNNER"
 LINE_OF_ERROR = r"^.*(?:error:|\[ERROR\]|^[EF] [\d:.]+ executorch:).*"
 """A line with an error of ours, of QNN, or of ExecuTorch's log."""

@@ -72,7 +72,12 @@ def outputs_path() -> Path:
     """The folder of build/ and dist/."""
     if CLONE:
         return ROOT
-    return cache_folder() / "installed" / root_digest()
+    return cache_folder().absolute() / "installed" / root_digest()
+
+
+def dist_path() -> Path:
+    """What stages make for later stages: builds, overlays, signed libraries, bundles, images."""
+    return outputs_path() / "dist"
 
 
 def cache_folder() -> Path:

@@ -11,7 +11,7 @@ from provisioning.base.errors import UnknownName
 from provisioning.base.files import write_named
 from provisioning.base.rendering.variables import FORMATS
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import outputs_path
+from provisioning.base.settings import dist_path
 
 EXAMPLES = """\
   eval "$(python -m provisioning env)"
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from provisioning.environment import resolve
 
-    environment = resolve(selection_of(args), os.environ).with_runner(os.environ, outputs_path())
+    environment = resolve(selection_of(args), os.environ).with_runner(os.environ, dist_path())
     if not args.quiet:
         environment.explain()
     if args.name:

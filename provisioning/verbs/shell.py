@@ -12,7 +12,7 @@ from pathlib import Path
 from provisioning.base import answer
 from provisioning.base.command_line import Parser
 from provisioning.base.selection import add_selection, selection_of
-from provisioning.base.settings import outputs_path
+from provisioning.base.settings import dist_path
 from provisioning.environment import Environment, resolve
 
 EXAMPLES = """\
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replace this process, so that signals and the exit code are the command's own."""
     answer.refuse("shell")
-    environment = resolve(selection_of(args), os.environ).with_runner(os.environ, outputs_path())
+    environment = resolve(selection_of(args), os.environ).with_runner(os.environ, dist_path())
     environment.explain()
     if around := os.environ.get(MARKER):
         sys.stderr.write(

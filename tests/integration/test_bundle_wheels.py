@@ -9,8 +9,7 @@ import pytest
 
 from provisioning.manifest import load_profile, load_socs
 from tests.support import programs, sdk
-from tests.support.builds import run_stage
-from tests.support.elves import AARCH64, Library
+from tests.support.builds import run_stage, write_build
 
 pytestmark = pytest.mark.heavy
 
@@ -21,11 +20,7 @@ CHIPS = [pytest.param(*row, marks=BETWEEN if row in ARCHES[1:-1] else ()) for ro
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A build as far as a bundle looks at it."""
-    folder, backend = tmp_path_factory.mktemp("dist"), "libqnn_executorch_backend.so"
-    Library(machine=AARCH64, needed=["libc.so.6", backend]).write(folder / "bin" / "qnn_executor_runner")
-    Library(machine=AARCH64, needed=["libc.so.6"], soname=backend).write(folder / "lib" / backend)
-    return folder
+    return write_build(tmp_path_factory.mktemp("dist"))
 
 
 def bundle(dist: Path, folder: Path, soc: str, program: bytes) -> tuple[int, list[str]]:

@@ -13,9 +13,14 @@ import numpy
 import pytest
 
 from provisioning.base import toml
+from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.settings import ROOT, store_path
+from provisioning.manifest import load_profile, load_socs
+from tests.support import programs
+from tests.support.builds import write_build
 from tests.support.onnx_models import conv_model, write
 from tests.support.scripts import locked_environment
+from tests.support.sdk import sdk_root
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -47,10 +52,10 @@ def qnn_ci(package: Path, tmp_path: Path) -> Command:
     }
     start = "import sys; sys.path[0] = sys.argv.pop(1); import qnn_ci; sys.exit(qnn_ci.main())"
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", start, str(package.parent), *arguments]
+    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command, environ = [sys.executable, "-c", start, str(package.parent), *arguments], variables | more
         return subprocess.run(
-            command, cwd=tmp_path / "home", env=variables, capture_output=True, text=True, check=False
+            command, cwd=tmp_path / "home", env=environ, capture_output=True, text=True, check=False
         )
 
     return run
@@ -72,6 +77,32 @@ def test_the_text_for_an_issue_names_the_installed_version(qnn_ci: Command, tmp_
     assert told.returncode == 0, told.stderr
     version = toml.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"| qnn-ci | {version} |" in told.stdout
+
+
+BUILT_HERE = "from provisioning.base.settings import outputs_path; print(outputs_path() / 'dist')"
+
+
+@pytest.mark.heavy
+def test_what_was_built_goes_into_a_bundle_and_the_bundle_to_a_device(
+    qnn_ci: Command, package: Path, tmp_path: Path
+) -> None:
+    before = sorted(package.rglob("*"))
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    asked = [sys.executable, "-B", "-c", BUILT_HERE]
+    done = subprocess.run(asked, cwd=package, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    write_build(Path(done.stdout.strip()) / "aarch64-linux" / "wheel")
+    data = programs.context("SM8650", 75, build_id=load_profile("wheels").components["qnn-sdk"].build_id)
+    model = programs.program(data=data, spec=programs.options(load_socs()["SM8650"].id, 75))
+    (tmp_path / "home" / "model.pte").write_bytes(model)
+    chosen = ("--target", "aarch64-linux", "--soc", "SM8650")
+    without = qnn_ci("run_device", "--target", "aarch64-linux", "--ssh", "nobody@127.0.0.1")
+    assert without.returncode == UsageError.exit_code, without.stderr
+    bundled = qnn_ci("bundle", *chosen, "model.pte", QNN_SDK_ROOT=str(sdk_root()))
+    assert bundled.returncode == 0, bundled.stderr
+    # The bundle is found, and no device.
+    ran = qnn_ci("run_device", "--target", "aarch64-linux", "--ssh", "nobody@127.0.0.1")
+    assert ran.returncode in (EnvironmentLacking.exit_code, UpstreamError.exit_code), ran.stderr
+    assert sorted(package.rglob("*")) == before
 
 
 NET = """\

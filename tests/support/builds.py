@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.elves import AARCH64, Library
 from tests.support.typed import typed
 
 STEERING = ("QNN_SDK_ROOT", "EXECUTORCH_ROOT", "ANDROID_NDK_ROOT", "QNN_CI_PROFILE", "QNN_CI_SOC")
@@ -92,3 +93,11 @@ def gone(process: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def write_build(folder: Path) -> Path:
+    """A build as far as a bundle looks at it."""
+    backend = "libqnn_executorch_backend.so"
+    Library(machine=AARCH64, needed=["libc.so.6", backend]).write(folder / "bin" / "qnn_executor_runner")
+    Library(machine=AARCH64, needed=["libc.so.6"], soname=backend).write(folder / "lib" / backend)
+    return folder

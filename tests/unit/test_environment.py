@@ -72,13 +72,13 @@ def test_the_host_gets_its_libraries_and_the_selection(sdk: Path) -> None:
 
 
 def test_the_runner_that_was_built_is_named_unless_the_user_names_one(sdk: Path, tmp_path: Path) -> None:
-    bare = _resolved(sdk, {}).with_runner({}, tmp_path)
+    bare = _resolved(sdk, {}).with_runner({}, tmp_path / "dist")
     assert "QNN_EXECUTOR_RUNNER" not in bare.variables and "build_runner" in bare.notes[-1]
     dist = tmp_path / "dist" / "x86_64-linux"
     ours, executorchs = (place / "bin" / "qnn_executor_runner" for place in (dist / "wheel", dist))
 
     def named() -> str:
-        return _resolved(sdk, {}).with_runner({}, tmp_path).variables["QNN_EXECUTOR_RUNNER"]
+        return _resolved(sdk, {}).with_runner({}, tmp_path / "dist").variables["QNN_EXECUTOR_RUNNER"]
 
     for path in (ours, executorchs):
         path.parent.mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_the_runner_that_was_built_is_named_unless_the_user_names_one(sdk: Path,
     assert named() == str(executorchs)
     executorchs.unlink()
     assert named() == str(ours)
-    own = _resolved(sdk, {}).with_runner({"QNN_EXECUTOR_RUNNER": "mine"}, tmp_path)
+    own = _resolved(sdk, {}).with_runner({"QNN_EXECUTOR_RUNNER": "mine"}, tmp_path / "dist")
     assert "QNN_EXECUTOR_RUNNER" not in own.variables
 
 

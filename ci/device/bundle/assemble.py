@@ -15,10 +15,10 @@ from ci.device.bundle.contents import BundleItem, Model
 from provisioning.base.commands import Fix, captured, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Finding, Report, Severity
-from provisioning.base.settings import ROOT, WINDOWS, Selection
+from provisioning.base.settings import ROOT, WINDOWS, Selection, dist_path
 from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
-from provisioning.dist import RUNNER, build_of
+from provisioning.dist import BUNDLES, RUNNER, SIGNED, build_of
 from provisioning.environment import resolve
 from provisioning.manifest import Soc, soc_named
 
@@ -81,7 +81,7 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
     stage.metrics |= {"files": len(items), "qnn_build_id": build_id, "soc": selection.soc}
     if any(finding.severity is Severity.ERROR for finding in stage.findings):
         return
-    into = (options.output or ROOT / "dist" / "bundles" / f"{target}-{selection.soc}").absolute()
+    into = (options.output or BUNDLES / f"{target}-{selection.soc}").absolute()
     program = _strip_program() if draft.strip else ""
     if draft.strip and not program and any(map(_has_symbols, items)):
         message = f"no program that strips for {target} was found: the files keep their symbols"
@@ -125,7 +125,7 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     if options.root and not options.root.is_file():
         raise UsageError(f"--root {options.root}: there is no such file", fix="name the root certificate")
     models = contents.read_models(options.models)
-    dist = options.dist.absolute() if options.dist else build_of(ROOT / "dist" / selection.target)
+    dist = options.dist.absolute() if options.dist else build_of(dist_path() / selection.target)
     runner = options.runner or RUNNER.name
     items = list(contents.built_items(dist, selection.target, runner))
     # Models may be added to a bundle later.
@@ -135,7 +135,7 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
         gpu = any("gpu" in model.processors for model in models)
         items += contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)
         if options.lpai:
-            signed = options.signed.absolute() if options.signed else ROOT / "dist" / "overlay"
+            signed = options.signed.absolute() if options.signed else SIGNED
             items += contents.lpai_items(sdk, selection, soc, signed)
     items += [BundleItem("model", model.path, f"models/{model.path.name}") for model in models]
     return Draft(items, models, runner, strip=not options.symbols)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from provisioning.base.command_line import duration, repeatable, switch, valued
 from provisioning.base.selection import add_selection, selection_of
+from provisioning.dist import SIGNED
 
 EXAMPLES = """\
   nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850
@@ -18,7 +19,6 @@ EXAMPLES = """\
   python -m ci sign_lpai --soc SM8850 --signer dev --serial 0x1a2b3c4d
 """
 
-OVERLAY = Path("dist/overlay")
 TARGET = "aarch64-linux"
 """The target whose SDK tree holds the Hexagon libraries and needs no compiler beside it."""
 
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     switch(serial, "--from-device", "the same, for the device that adb finds")
     how = parser.add_argument_group("how")
     how.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
-    how.add_argument("-o", "--output", type=Path, default=OVERLAY, help="the overlay [%(default)s]")
+    how.add_argument("-o", "--output", type=Path, default=SIGNED, help="the overlay [%(default)s]")
     repeatable(
         how,
         "--accept-disclaimer",
