@@ -91,7 +91,9 @@ def test_what_was_built_goes_into_a_bundle_and_the_bundle_to_a_device(
     asked = [sys.executable, "-B", "-c", BUILT_HERE]
     done = subprocess.run(asked, cwd=package, env=environ, stdout=subprocess.PIPE, text=True, check=True)
     write_build(Path(done.stdout.strip()) / "aarch64-linux" / "wheel")
-    data = programs.context("SM8650", 75, build_id=load_profile("wheels").components["qnn-sdk"].build_id)
+    build_id = load_profile("wheels").components["qnn-sdk"].build_id
+    assert build_id is not None
+    data = programs.context("SM8650", 75, build_id=build_id)
     model = programs.program(data=data, spec=programs.options(load_socs()["SM8650"].id, 75))
     (tmp_path / "home" / "model.pte").write_bytes(model)
     chosen = ("--target", "aarch64-linux", "--soc", "SM8650")
