@@ -116,7 +116,7 @@ VERBS = {
     ),
     "matrix": Verb(
         "ci.github.matrix",
-        "print the suite as a CI matrix, balanced by length; --changed-since REF for what changed",
+        "print the suite as a CI matrix, in shards of equal length",
         foreign_code=False,
     ),
     "inspect": Verb(

@@ -123,7 +123,6 @@ def run(args: argparse.Namespace) -> int:
         **{name: lambda name=name, tool=tool: _run_tool(name, tool) for name, tool in TOOLS.items()},  # type: ignore[misc]
         "tree": lambda: list(tree_findings(ROOT, tracked_files(ROOT))),
         "shell": lambda: shell_findings(ROOT, tracked_files(ROOT)),
-        "gitlab": gitlab_findings,
     }
     chosen = args.only or list(checks)
     for name in chosen:
@@ -226,30 +225,6 @@ def run_scripts(root: Path) -> Iterator[tuple[str, str]]:
             for step in job.get("steps", []):
                 if "run" in step:
                     yield f"{path.relative_to(root)}: {step.get('name', '')}", step["run"]
-
-
-def gitlab_findings() -> list[Finding]:
-    """Hold the page's pipeline, and the child pipelines of `matrix`, against GitLab's schema."""
-    import json
-    import tempfile
-
-    from ci.github.matrix import gitlab_pipeline
-
-    page = "docs/github.md"
-    examples = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    (example,) = [text for text in examples if "strategy: depend" in text]
-    shards = [{"shard": f"{index}/2", "arguments": "--tag pr"} for index in (1, 2)]
-    texts = {
-        "page": example,
-        "full": json.dumps(gitlab_pipeline(shards, image="python:3.11")),
-        "empty": json.dumps(gitlab_pipeline([])),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{name}.yml" for name in texts]
-        for file, text in zip(files, texts.values(), strict=True):
-            file.write_text(text, encoding="utf-8")
-        command = ["check-jsonschema", "--builtin-schema", "vendor.gitlab-ci", *map(str, files)]
-        return _run_tool("gitlab", Linter(command, f"fix {page} or ci/github/matrix.py"))
 
 
 def _first_line(path: Path) -> str:

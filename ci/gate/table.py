@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -86,11 +86,6 @@ class GateTable(Model):
     def ignored_by(self, row: CiJob) -> tuple[str, ...]:
         """Patterns of the files that a row does not depend on."""
         return tuple(pattern for group in row.ignores for pattern in self.ignored_changes[group].paths)
-
-    def ignored_by_stages(self, stages: Sequence[str]) -> tuple[str, ...]:
-        """Patterns of the files that no row of these stages depends on."""
-        rows = [set(self.ignored_by(row)) for row in self.row.values() if row.stage in stages]
-        return tuple(sorted(set.intersection(*rows))) if rows else ()
 
 
 @functools.cache

@@ -17,13 +17,12 @@ from typing import Any
 
 from ci.gate.table import CiJob, GateTable, gate_table, matches
 from ci.github import digests
-from ci.github import matrix as changes
 from ci.github.files import set_outputs, summarise
 from ci.github.place import SetupInputs, may_be_cached, saves
 from ci.pipeline.stage_names import GATE_TABLE
 from ci.pipeline.suite_file import lanes, lanes_of
 from provisioning.base.commands import captured, session
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.foreign import in_line, visible
 from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
@@ -132,7 +131,7 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
     rows = named_only(table.row, stages)
     caller = caller_of(environ)
     chosen, reasons = choose(table, rows, occasion, changed, caller, named=bool(stages.strip()))
-    flags = suite_flags(occasion, base if changed is not None else "", caller)
+    flags = suite_flags(occasion, caller)
     shards = functools.cache(lambda most: matrix(most, tuple(flags), caller.socs))
     if not stages.strip():
         merge(chosen, reasons, lambda most: shards(caller.shards or most))
@@ -140,7 +139,7 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
     for name, row in chosen.items():
         mine = list(jobs_of(name, row, occasion, caller, flags, shards))
         if not mine:
-            reasons[name] = "left out: the change concerns no program of the suite"
+            reasons[name] = "left out: the suite has no program for it"
         jobs += mine
     for name, why in reasons.items():
         sys.stdout.write(f"{name:<14} {in_line(why)}\n")
@@ -390,13 +389,10 @@ def artifact_name(*parts: str) -> str:
     return re.sub("[^A-Za-z0-9._]+", "-", "-".join(filter(None, parts))).strip("-")
 
 
-def suite_flags(occasion: str, base: str, caller: Caller) -> list[str]:
-    """A caller's suite runs in full, unless it names tags.
-
-    Ours runs the quick programs that a pull request may concern."""
+def suite_flags(occasion: str, caller: Caller) -> list[str]:
+    """A caller's suite runs in full, unless it names tags; of ours a pull request runs the quick programs."""
     tags = caller.tags or (("pr",) if occasion == "gate" and not caller.suites else ())
-    flags = _flags_of(caller.suites, tags)
-    return [*flags, "--changed-since", base] if base else flags
+    return _flags_of(caller.suites, tags)
 
 
 def _flags_of(suites: Sequence[str], tags: Sequence[str]) -> list[str]:
@@ -404,12 +400,23 @@ def _flags_of(suites: Sequence[str], tags: Sequence[str]) -> list[str]:
     return [part for flag, values in named for value in values for part in (flag, value)]
 
 
-def changed_files(base: str) -> list[str] | None:
-    """The files that differ from a commit; None if that is not known, as for a branch's first push."""
+def changed_files(base: str, repository: Path = ROOT) -> list[str] | None:
+    """The files that were committed since the common ancestor with a commit, are changed in the checkout, or
+    are new there; None if that is not known, as for a branch's first push."""
     if not base.strip("0"):
         return None
     try:
-        return changes.changed_files(base, ROOT)
-    except UsageError as error:
+        ancestor = _git(repository, "merge-base", base, "HEAD").strip()
+        names = _git(repository, "diff", "--name-only", "--no-renames", "-z", ancestor).split("\0")
+        names += _git(repository, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    except CheckFailed as error:
         sys.stderr.write(f"what changed since {in_line(base)} is not known: {in_line(error.message)}\n")
         return None
+    return sorted({name for name in names if name})
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    result = captured(["git", *arguments], cwd=folder)
+    if result.returncode != 0:
+        raise CheckFailed(f"git {' '.join(arguments)} failed in {folder}: {result.stderr.strip()}")
+    return result.stdout

@@ -272,41 +272,22 @@ def test_a_named_job_that_cannot_run_is_an_error_and_no_job_less(
 
 
 @pytest.mark.parametrize(
-    ("occasion", "base", "caller", "flags"),
+    ("caller", "flags"),
     [
-        ("gate", "", {}, ["--tag", "pr"]),
-        ("gate", "main", {}, ["--tag", "pr", "--changed-since", "main"]),
-        ("gate", "", {"suites": ("my.toml",)}, ["--suite", "my.toml"]),
-        ("gate", "", {"suites": ("my.toml",), "tags": ("a",)}, ["--suite", "my.toml", "--tag", "a"]),
+        ({}, ["--tag", "pr"]),
+        ({"suites": ("my.toml",)}, ["--suite", "my.toml"]),
+        ({"suites": ("my.toml",), "tags": ("a",)}, ["--suite", "my.toml", "--tag", "a"]),
     ],
 )
 def test_of_our_suite_a_pull_request_has_the_quick_programs_and_of_others_all_that_they_name(
-    occasion: str, base: str, caller: dict[str, tuple[str, ...]], flags: list[str]
+    caller: dict[str, tuple[str, ...]], flags: list[str]
 ) -> None:
-    assert plan.suite_flags(occasion, base, plan.Caller("wheels", **caller)) == flags  # type: ignore[arg-type]
+    assert plan.suite_flags("gate", plan.Caller("wheels", **caller)) == flags  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("base", ["", "0" * 40, "feedfacefeedfacefeedfacefeedfacefeedface"])
 def test_what_changed_since_an_unknown_commit_is_not_known(base: str) -> None:
     assert plan.changed_files(base) is None
-
-
-@pytest.mark.parametrize(
-    ("occasion", "base", "since"),
-    [("gate", "HEAD", ["--changed-since", "HEAD"]), ("gate", "f" * 40, []), ("nightly", "HEAD", [])],
-)
-def test_programs_are_left_out_only_by_a_change_that_is_known(
-    occasion: str, base: str, since: list[str]
-) -> None:
-    asked = []
-
-    def matrix(most: int, flags: tuple[str, ...], socs: str) -> list[dict[str, object]]:
-        asked.append([flag for flag in flags if flag not in ("--tag", "pr")])
-        return [{"shard": "1/1", "arguments": "", "seconds": 1}]
-
-    table = GateTable(row={"lowering": CiJob(stage="test_lowering", minutes=1, suite=1)})
-    plan.run({"QNN_CI_OCCASION": occasion, "QNN_CI_BASE": base}, table, matrix)
-    assert asked == [since]
 
 
 WANTED = place.SetupInputs("wheels", (), ("x86_64-linux",), ("SM8650",))
