@@ -38,13 +38,8 @@ def _score(value: float) -> str:
     return f"def score(outputs, floats):\n    return {value}\n"
 
 
-@pytest.mark.parametrize(
-    ("lane", "stage"),
-    [
-        ("executorch", "test_emulator"),
-        pytest.param("onnx", "test_onnx", marks=pytest.mark.long("exports, compiles and runs a program")),
-    ],
-)
+@pytest.mark.long("exports, compiles and runs a program four times")
+@pytest.mark.parametrize(("lane", "stage"), [("executorch", "test_emulator"), ("onnx", "test_onnx")])
 def test_each_suite_of_a_repository_has_the_metric_of_its_own_file_as_it_is_now(
     lane: str, stage: str, tmp_path: Path
 ) -> None:
