@@ -52,7 +52,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="an ExecuTorch program, a QNN context binary, a DLC, a compiled model of ONNX Runtime (.onnx), "
-        "a library, a Windows catalogue; or packages: an APK, an AAR, a folder (of split APKs, for Genie)",
+        "a library, a Windows catalogue; or packages, for their QNN libraries: an APK, an AAR, a folder "
+        "(of split APKs, for Genie)",
     )
     valued(parser, "--against", "SDK", "exit 1 if this SDK's libraries cannot load the program", type=Path)
     valued(parser, "--extract", "DIR", "write the program's context binaries or DLCs to DIR", type=Path)
@@ -68,14 +69,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # Imported late: they load pydantic, and what reads archives and signatures.
-    from ci.inspect import attestation, libraries
-    from ci.inspect.package import report as packages
-    from ci.inspect.package.contents import is_package
+    from ci.inspect import attestation, libraries, package
 
     file: Path = args.files[0]
-    if all(is_package(path) for path in args.files):
+    if all(package.is_package(path) for path in args.files):
         _refuse_flags(file, "package", args.against, args.extract)
-        return packages.run(args.files, selection_of(args))
+        return package.run(args.files, selection_of(args))
     if args.files[1:]:
         raise UsageError(
             f"expected one file, or packages alone, found {len(args.files)}", fix="inspect them one by one"

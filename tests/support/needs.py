@@ -16,8 +16,6 @@ MARKER = "needs"
 SWITCH = "QNN_CI_TEST_PROGRAMS"
 
 PACKAGES = {
-    "/usr/share/android-framework-res/framework-res.apk": "android-framework-res",
-    "aapt": "aapt",
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "adb": "adb",
     "ccache": "ccache",
@@ -35,13 +33,11 @@ PACKAGES = {
     "ssh": "openssh-client",
     "sshd": "openssh-server",
 }
-"""The Debian and Ubuntu package of each program, or of a file that is no program."""
+"""The Debian and Ubuntu package of each program."""
 
 
 def _which(name: str) -> str | None:
     """A server's program is in the folder sbin, which a user's PATH may lack, beside a bin on PATH."""
-    if name.startswith("/"):
-        return name if Path(name).is_file() else None
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     beside = [str(Path(folder).with_name("sbin")) for folder in folders if Path(folder).name == "bin"]
     return shutil.which(name, path=os.pathsep.join([*folders, *beside]))

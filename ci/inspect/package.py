@@ -1,0 +1,243 @@
+"""`inspect` of packages: the QNN libraries of an APK, an AAR or a folder, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from provisioning import elf
+from provisioning.archive import extract
+from provisioning.base import answer
+from provisioning.base.errors import ArchiveError, CheckFailed, UsageError
+from provisioning.base.findings import Finding, Metric, Outcome, Severity, outcome_of
+from provisioning.base.foreign import in_line
+from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
+from provisioning.build_id import build_ids
+from provisioning.manifest import Soc, soc_named
+from provisioning.validation import tables
+
+ABIS = {"arm64-v8a": elf.AARCH64, "armeabi-v7a": "EM_ARM", "x86": "EM_386", "x86_64": elf.X86_64}
+"""The machine of each of Android's ABIs."""
+
+PHONES = "arm64-v8a"
+DIALOG = "genie_config.json"
+ARCHIVES = (".apk", ".aar")
+_OTHER_ARCHIVES = {
+    ".aab": "bundletool build-apks --mode=universal, and name the universal.apk in what it writes",
+    ".apks": "unzip it, and name the folder of its APKs",
+    ".xapk": "unzip it, and name the folder of its APKs",
+}
+_QNN = re.compile(r"lib(?:Qnn|Genie|qnn_executorch)\w*\.so")
+_STUB_OR_SKEL = re.compile(r"libQnnHtpV(\d{2,3})(Stub|Skel)\.so")
+_SAME_SDK = "take all of them from one SDK: a phone answers a mix with error 1008 or 14001"
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedLibrary:
+    place: str
+    elf: elf.Elf | None
+    """None for a damaged one; `damage` then says how."""
+    builds: tuple[str, ...]
+    """QNN's."""
+    damage: str = ""
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.place).name
+
+    @property
+    def folder(self) -> str:
+        return PurePosixPath(self.place).parent.as_posix()
+
+    @property
+    def abi(self) -> str:
+        """The folder of an APK or AAR that it lies in; empty elsewhere."""
+        folder = PurePosixPath(self.folder)
+        return folder.name if folder.parent.name in ("lib", "jni") else ""
+
+    @property
+    def of_qnn(self) -> bool:
+        return _QNN.fullmatch(self.name) is not None or bool(self.builds)
+
+    def described(self) -> str:
+        machine = f"for {self.elf.machine_name}" if self.elf else "damaged"
+        return f"{self.place}: {machine}, QNN {', '.join(self.builds) or 'not named'}"
+
+
+def is_package(path: Path) -> bool:
+    return path.is_dir() or path.suffix.lower() in (*ARCHIVES, *_OTHER_ARCHIVES)
+
+
+def run(paths: Sequence[Path], selection: Selection) -> int:
+    """One report for all of them."""
+    stage = StageRun.as_typed("inspect", selection.profile, "aarch64-android")
+    socs = {name: soc_named(name) for name in selection.named_socs}
+    packages: dict[str, Metric] = {}
+    with stage.reported(selection.reports, "inspect", str(paths[0])):
+        for path in paths:
+            with _opened(path) as folder:
+                libraries = _libraries(folder)
+                stage.findings += _findings(path, folder, libraries, socs)
+            listed = [library.described() for library in libraries if library.of_qnn]
+            packages[str(path)] = {"libraries": [*listed]}
+            sys.stdout.writelines(
+                f"{in_line(line)}\n" for line in (str(path), *(f"  {row}" for row in listed))
+            )
+            sys.stdout.flush()
+    stage.metrics["packages"] = packages
+    answer.add(kind="package", good=outcome_of(stage.findings) is Outcome.PASS, packages=packages)
+    return stage.close(selection.reports)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Path]:
+    """A folder with its libraries. Raises CheckFailed for a damaged package, UsageError for another kind."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder", fix="name an APK, an AAR or a folder")
+    if fix := _OTHER_ARCHIVES.get(path.suffix.lower()):
+        raise UsageError(f"{path}: expected an APK, an AAR or a folder, found {path.suffix}", fix=fix)
+    splits = {f"{apk.name}/": apk for apk in sorted(path.glob("*.apk"))} if path.is_dir() else {"": path}
+    if not splits:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        for prefix, archive in splits.items():
+            _unpack(archive, prefix, Path(temporary))
+        yield Path(temporary)
+
+
+def _unpack(archive: Path, prefix: str, folder: Path) -> None:
+    def place(name: str) -> str | None:
+        return f"{prefix}{name}" if name.endswith(".so") else None
+
+    try:
+        extract(archive, folder, place)
+    except ArchiveError as error:
+        raise CheckFailed(error.message, fix="build or download it again") from error
+
+
+def _libraries(folder: Path) -> list[PackagedLibrary]:
+    # Regular files alone: a link may lead out of the package, and a pipe never ends.
+    files = (path for path in sorted(folder.rglob("*.so")) if path.is_file() and not path.is_symlink())
+    return [_library(path, path.relative_to(folder).as_posix()) for path in files]
+
+
+def _library(path: Path, place: str) -> PackagedLibrary:
+    try:
+        header = elf.read(path)
+    except elf.NotElf as error:
+        return PackagedLibrary(place, None, (), error.reason)
+    if header.beyond_end:
+        # Android's loader reads them, unlike glibc's.
+        damage = f"it is cut short: its section headers are outside the file: {header.beyond_end}"
+        return PackagedLibrary(place, None, build_ids(path), damage)
+    return PackagedLibrary(place, header, build_ids(path))
+
+
+def _finding(rule: str, subject: object, message: str, fix: str) -> Finding:
+    return Finding(rule, Severity.ERROR, str(subject), message, fix)
+
+
+def _findings(
+    path: Path, folder: Path, libraries: Sequence[PackagedLibrary], socs: Mapping[str, Soc]
+) -> Iterator[Finding]:
+    """`socs` are the chips that the user named."""
+    dialogs = [file for file in sorted(folder.rglob(DIALOG)) if not file.is_symlink()]
+    qnn = [library for library in libraries if library.of_qnn]
+    if not qnn and not dialogs:
+        message = "it contains no library of QNN"
+        fix = "name another package, or look whether its build takes the libraries in (jniLibs)"
+        yield _finding("package-empty", path, message, fix)
+    for library in libraries:
+        yield from _wrong(library)
+    yield from _several_builds(qnn)
+    yield from _needed(libraries)
+    if qnn:
+        yield from _halves(path, qnn, socs)
+    for dialog in dialogs:
+        yield from _genie(dialog, dialog.relative_to(folder).as_posix())
+
+
+def _wrong(library: PackagedLibrary) -> Iterator[Finding]:
+    if library.elf is None:
+        yield _finding("package-damaged", library.place, library.damage, "build or provision it again")
+    elif (machine := ABIS.get(library.abi)) and library.elf.machine not in (machine, elf.HEXAGON):
+        expected = elf.Elf(64, machine, 0).machine_name
+        found = library.elf.machine_name
+        message = f"expected a library for {library.abi} ({expected}), found one for {found}"
+        yield _finding("package-abi", library.place, message, f"take the one for {library.abi}")
+
+
+def _several_builds(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
+    names_by_build: dict[str, set[str]] = {}
+    for library in libraries:
+        for build in library.builds:
+            names_by_build.setdefault(build, set()).add(library.name)
+    if len(names_by_build) > 1:
+        listed = "; ".join(f"{build}: {', '.join(sorted(names))}" for build, names in names_by_build.items())
+        message = f"libraries of {len(names_by_build)} QNN builds: {listed}"
+        yield _finding("package-mixed", "QNN", message, _SAME_SDK)
+
+
+def _needed(libraries: Sequence[PackagedLibrary]) -> Iterator[Finding]:
+    """Android's loader looks beside a library, and among those that the phone has for every app."""
+    phones = [library for library in libraries if library.abi == PHONES]
+    names = {library.name for library in phones}
+    provided = tables.device_libraries().provides("aarch64-android")
+    for library in phones:
+        if library.elf is None or library.elf.machine != elf.AARCH64:
+            continue
+        missing = [name for name in library.elf.needed if name not in names and name not in provided]
+        if missing:
+            message = f"it needs {', '.join(missing)}, which is neither beside it nor of Android"
+            yield _finding("package-missing", library.place, message, f"put it into {library.folder}")
+
+
+def _halves(path: Path, libraries: Sequence[PackagedLibrary], socs: Mapping[str, Soc]) -> Iterator[Finding]:
+    """The stub for Android and the skel for the DSP of each HTP arch, and what both need."""
+    names = {library.name for library in libraries}
+    users: dict[str, str] = {}
+    for name in sorted(names):
+        if match := _STUB_OR_SKEL.fullmatch(name):
+            users.setdefault(match[1], name)
+    for name, soc in socs.items():
+        users.setdefault(str(soc.arch), name)
+    for arch, user in users.items():
+        yield from _lacking(path, user, names, (f"libQnnHtpV{arch}Stub.so", f"libQnnHtpV{arch}Skel.so"))
+    if users:
+        yield from _lacking(path, "HTP", names, ("libQnnHtp.so", "libQnnSystem.so"))
+    elif "libQnnHtp.so" in names:
+        message = f"it reaches no HTP: {path.name} has no libQnnHtpV…Stub.so"
+        fix = "put the stub and the skel of each chip's HTP arch into it"
+        yield _finding("package-missing", "libQnnHtp.so", message, fix)
+
+
+def _lacking(path: Path, user: str, names: Set[str], needed: Sequence[str]) -> Iterator[Finding]:
+    missing = " and ".join(name for name in needed if name not in names)
+    if missing:
+        message = f"it needs {missing}, which {path.name} lacks"
+        yield _finding("package-missing", user, message, f"put {missing} of the same SDK into it")
+
+
+def _genie(config: Path, place: str) -> Iterator[Finding]:
+    try:
+        dialog = json.loads(config.read_text(encoding="utf-8"))["dialog"]
+        engine = dialog["engine"]
+        names = [*engine["model"]["binary"]["ctx-bins"], dialog["tokenizer"]["path"]]
+        names += filter(None, [engine["backend"].get("extensions")])
+        missing = [name for name in names if not (config.parent / name).is_file()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"expected Genie's configuration, found {error!r}"
+        yield _finding("package-damaged", place, message, "copy it again, or compile the model again")
+        return
+    if missing:
+        message = f"it names {', '.join(missing)}, which is no file beside it"
+        fix = "put it there: the paths are relative to the folder that Genie is started in"
+        yield _finding("package-missing", place, message, fix)

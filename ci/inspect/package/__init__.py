@@ -1,1 +1,0 @@
-"""Apps and folders as they ship: APK, AAR, a folder of split APKs, a folder for Genie."""
