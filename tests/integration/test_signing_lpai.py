@@ -23,7 +23,6 @@ from tests.support.scripts import script
 from tests.support.skels import Skel
 from tests.support.typed import typed
 
-SIGN = ("sign_lpai", "--soc", "SM8850")
 ACCEPT = ("--accept-disclaimer", Consent.digest(QUESTION))
 
 
@@ -45,7 +44,11 @@ class World:
         }
 
     def sign_lpai(self, *argv: object) -> subprocess.CompletedProcess[str]:
-        return typed(*SIGN, *map(str, argv), cwd=self.root, env=self.environ, timeout=120)
+        return typed(*self.sign, *map(str, argv), cwd=self.root, env=self.environ, timeout=120)
+
+    @property
+    def sign(self) -> tuple[str, ...]:
+        return ("sign_lpai", "--soc", "SM8850", "--output", str(self.root / "dist" / "overlay"))
 
     @property
     def overlay(self) -> Path:
@@ -164,7 +167,7 @@ def test_a_signer_that_writes_into_its_sdk_is_found_out(world: World, python: st
 def test_an_interrupt_ends_the_signer_and_leaves_nothing(world: World, python: str) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour="hang")
     child = subprocess.Popen(
-        [sys.executable, "-m", "ci", *SIGN, *ACCEPT, "--python", python],
+        [sys.executable, "-m", "ci", *world.sign, *ACCEPT, "--python", python],
         cwd=world.root,
         env={**world.environ, "PYTHONPATH": str(hexagon_sdk.REPOSITORY)},
         stdout=subprocess.DEVNULL,

@@ -224,7 +224,10 @@ def test_a_test_signature_is_made_for_a_serial(tmp_path: Path) -> None:
 def test_a_library_that_is_none_fails_and_the_others_are_signed(tmp_path: Path) -> None:
     good = Skel(arch=81).write(tmp_path / "good.so")
     (bad := tmp_path / "bad.so").write_bytes(b"\x7fELF not really")
-    assert sign_lpai("--soc", "SM8850", "--signer", "dev", "--library", bad, good) == 1
+    assert (
+        sign_lpai("--soc", "SM8850", "--signer", "dev", "--library", bad, good, "-o", tmp_path / "overlay")
+        == 1
+    )
     written = report(tmp_path)
     assert [Path(a["path"]).name for a in written["artifacts"]] == ["good.so"]
     assert [(f["rule"], f["subject"]) for f in written["findings"] if f["severity"] == "error"] == [
