@@ -86,6 +86,7 @@ def asked(done: Done) -> list[str]:
 GOOD = ("--case", "net")
 
 
+@pytest.mark.long("lowers in two clones")
 @pytest.mark.parametrize("stage", ["test_lowering", pytest.param("test_onnx", marks=pytest.mark.whole)])
 def test_relative_paths_begin_in_the_suite_and_what_is_not_declared_is_not_seen(
     stage: str, tmp_path: Path
