@@ -1,11 +1,10 @@
-"""What a library or a Windows catalogue contains, as lines for people and as a document."""
+"""What a library contains, as lines for people and as a document."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from provisioning import catalogue as catalogues
 from provisioning import elf, pe
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
@@ -14,10 +13,8 @@ from provisioning.build_id import build_ids
 ELF, PE = b"\x7fELF", b"MZ"
 
 
-def kind_of(path: Path, head: bytes) -> str:
-    """`library`, `dll`, `catalogue`; empty for anything else."""
-    if path.suffix.lower() == catalogues.SUFFIX:
-        return "catalogue"
+def kind_of(head: bytes) -> str:
+    """`library` or `dll`; empty for anything else."""
     if head.startswith(ELF):
         return "library"
     return "dll" if head.startswith(PE) else ""
@@ -25,15 +22,6 @@ def kind_of(path: Path, head: bytes) -> str:
 
 def facts(path: Path, kind: str) -> dict[str, object]:
     """Raises CheckFailed for a damaged file."""
-    if kind == "catalogue":
-        catalogue = catalogues.read(path)
-        return {
-            "what": "Windows catalogue, which signs files",
-            "signs": [f"{member.name} {member.sha256.hex()}" for member in catalogue.members],
-            "signer": catalogues.common_name(catalogue.chain[0]),
-            "created": catalogue.created.isoformat(),
-            "next": session("signing", "verify", path),
-        }
     size = path.stat().st_size
     if kind == "dll":
         try:
@@ -50,13 +38,11 @@ def facts(path: Path, kind: str) -> dict[str, object]:
         }
     header = elf.read(path)
     if header.arch is not None:
-        beside = catalogues.beside(path)
         role = "skel" if path.name.endswith("Skel.so") else "library"
         return {
             "what": f"Hexagon {role} for v{header.arch}, {size:,} bytes",
             "QNN build": list(build_ids(path)),
             "needs": list(header.needed),
-            "catalogue beside it": [beside[0].name] if beside else [],
             "next": session("signing", "inspect", path),
         }
     return {

@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="an ExecuTorch program, a QNN context binary, a DLC, a compiled model of ONNX Runtime (.onnx), "
-        "a library, a Windows catalogue; or packages, for their QNN libraries: an APK, an AAR, a folder "
+        "a library; or packages, for their QNN libraries: an APK, an AAR, a folder "
         "(of split APKs, for Genie)",
     )
     valued(parser, "--against", "SDK", "exit 1 if this SDK's libraries cannot load the program", type=Path)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         facts = attestation.facts(file, args.attestation)
         return _show(file, "attestation", facts)
     head = first_bytes(file)
-    if kind := libraries.kind_of(file, head):
+    if kind := libraries.kind_of(head):
         _refuse_flags(file, kind, args.against, args.extract)
         return _show(file, kind, libraries.facts(file, kind))
     if head.startswith(MARK):

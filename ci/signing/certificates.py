@@ -19,7 +19,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ci.signing.headers import BadLibrary
 from ci.signing.mbn import printable
 from provisioning.base.errors import UsageError
-from provisioning.catalogue import certificate_of, is_issued_by
 
 PADDING = b"\xff"
 ALIGN = 16
@@ -43,6 +42,26 @@ class Certificate:
     key: str
     signature_hash: str
     sha256: str
+
+
+def certificate_of(der: bytes) -> x509.Certificate:
+    """Raises many kinds of exception for a damaged one."""
+    certificate = x509.load_der_x509_certificate(der)
+    # Parsing is lazy: read everything that is used later, so that damage is found here.
+    certificate.public_key()
+    _ = (certificate.extensions, certificate.signature)
+    _ = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+    _ = (certificate.subject.rfc4514_string(), certificate.issuer.rfc4514_string())
+    return certificate
+
+
+def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except Exception:
+        # Damaged keys raise many kinds of exception: any means that this is not proven.
+        return False
+    return True
 
 
 def split(area: bytes) -> list[bytes]:

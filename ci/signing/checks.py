@@ -25,8 +25,7 @@ SEGMENTS = "segments"
 SIGNATURE = "signature"
 CHAIN = "chain"
 ROOT = "root"
-FILES, NAME, TIME_STAMP = "files", "name", "time stamp"
-INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, FILES, SIGNATURE, CHAIN, TIME_STAMP)
+INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE, CHAIN)
 """If one of these fails, the bytes are not those that were signed."""
 ESSENTIAL = (*INTEGRITY, ROOT)
 """A file counts as verified only if each of these passed, as far as its kind of signature has them."""
@@ -34,17 +33,15 @@ ESSENTIAL = (*INTEGRITY, ROOT)
 
 SIGNER_KNOWN, SIGNER_UNKNOWN = "signing-signer-known", "signing-signer-unknown"
 _SIGN_AGAIN = "sign the unsigned original again"
-_ONE_BUILD = Fix("take the library and its catalogue from one build; in the store: {}", ("store", "repair"))
-_UNSIGNED = Fix("for LPAI: {}; for Windows: put its catalogue (.cat) into the same folder", ("sign_lpai",))
+_UNSIGNED = Fix("sign it: {}", ("sign_lpai",))
 _FIXES = {
     ROOT: "--root CERT",
     SIGNATURE: "--allow-unchecked signature",
-    FILES: "put the files into the same folder, or --allow-unchecked files",
 }
 
 
 class SignedBy(str, enum.Enum):
-    """Who signed a file. The same words for libraries (MBN) and for catalogues."""
+    """Who signed a library."""
 
     KNOWN = "known root"
     UNKNOWN = "unknown signer"
@@ -92,8 +89,6 @@ class Verification:
     rehearsal: bool = False
     test: bool = False
     """Bound to single devices by their serials."""
-    catalogue: str = ""
-    """The Windows catalogue that holds the signature."""
 
     @property
     def failed(self) -> list[SignatureCheck]:
@@ -119,7 +114,7 @@ class Verification:
 
     @property
     def under_root(self) -> bool:
-        """Whether the chain holds and ends in a root that was named or is pinned."""
+        """Whether the chain holds and ends in the root that was named."""
         passed = {check.part for check in self.checks if check.status is Status.PASSED}
         return {CHAIN, ROOT} <= passed
 
@@ -139,8 +134,7 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
                 yield Finding(SIGNER_KNOWN, Severity.NOTE, subject, check.message, "")
             continue
         if check.status is Status.FAILED:
-            by_kind = _ONE_BUILD if result.catalogue else _SIGN_AGAIN
-            fix = {UNSIGNED: _UNSIGNED, ROOT: _FIXES[ROOT]}.get(check.part, by_kind)
+            fix = {UNSIGNED: _UNSIGNED, ROOT: _FIXES[ROOT]}.get(check.part, _SIGN_AGAIN)
             rule = f"signing-{check.part.replace(' ', '-')}"
             yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", fix)
         elif check.essential and check.part not in allowed:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from ci.signing import certificates, mbn, signatures, signed_library, verification
 from ci.signing.certificates import Certificate
-from ci.signing.checks import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, SignedBy
+from ci.signing.checks import SignedBy
 from ci.signing.headers import BadLibrary
-from provisioning import catalogue as catalogues
 from provisioning.base.units import aligned
 
 UNSIGNED = SignedBy.UNSIGNED.value
@@ -37,21 +36,12 @@ class Inspection:
     qti_signature_size: int | None = None
     certificates: tuple[Certificate, ...] = ()
     qti_certificates: tuple[Certificate, ...] = ()
-    members: tuple[str, ...] = ()
-    """Each file that a catalogue signs, `name sha256`."""
-    created: str = ""
-    time_stamp: str = ""
-    time_stamp_certificates: tuple[Certificate, ...] = ()
-    root: Certificate | None = None
-    """The pinned root that a catalogue's chain ends in; the catalogue itself does not hold it."""
     note: str = ""
     problems: tuple[str, ...] = ()
 
 
 def inspect(path: Path) -> Inspection:
     """Raises UsageError if the file cannot be opened. Damage is described, not raised."""
-    if path.suffix.lower() == catalogues.SUFFIX:
-        return _catalogue(path)
     with signed_library.mapped(path) as data:
         try:
             parsed, signed = signed_library.parse(data)
@@ -103,31 +93,6 @@ def _signed(file: str, signed: signed_library.Signed) -> Inspection:
     )
 
 
-def _catalogue(path: Path) -> Inspection:
-    try:
-        catalogue = catalogues.read(path)
-    except catalogues.Damaged as error:
-        return Inspection(str(path), DAMAGED, problems=(error.message,))
-    roots = catalogues.pinned_roots()
-    root = catalogues.root_of(catalogue.chain, roots)
-    problems = list(catalogues.problems(catalogue, roots))
-    signer = SignedBy.KNOWN if root is not None else SignedBy.UNKNOWN
-    if {part for part, _ in problems} & {STRUCTURE, SIGNATURE, CHAIN, TIME_STAMP}:
-        signer = SignedBy.DAMAGED
-    stamp = catalogue.time_stamp
-    return Inspection(
-        str(path),
-        signer.value,
-        certificates=tuple(map(certificates.describe, catalogue.chain)),
-        members=tuple(f"{member.name} {member.sha256.hex()}" for member in catalogue.members),
-        created=catalogue.created.isoformat(),
-        time_stamp=stamp.moment.isoformat(timespec="seconds") if stamp else "none",
-        time_stamp_certificates=tuple(map(certificates.describe, stamp.chain)) if stamp else (),
-        root=certificates.describe(root) if root else None,
-        problems=tuple(message for _, message in problems),
-    )
-
-
 def _certificates(area: bytes, problems: list[str]) -> tuple[Certificate, ...]:
     try:
         return tuple(map(certificates.describe, certificates.load(certificates.split(area))))
@@ -158,16 +123,7 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
     if inspection.serials is not None:
         yield "serials", ", ".join(f"0x{serial:08x}" for serial in inspection.serials) or "bound to none"
     yield "anti-rollback", "" if inspection.anti_rollback is None else str(inspection.anti_rollback)
-    for member in inspection.members:
-        yield "signs", member
-    yield "created", inspection.created
-    yield "time stamp", inspection.time_stamp
-    roots = (inspection.root,) if inspection.root else ()
-    for role, chain in (
-        ("", (*inspection.certificates, *roots)),
-        ("QTI ", inspection.qti_certificates),
-        ("time stamp ", inspection.time_stamp_certificates),
-    ):
+    for role, chain in (("", inspection.certificates), ("QTI ", inspection.qti_certificates)):
         for index, certificate in enumerate(chain):
             yield f"{role}certificate {index}", certificate.subject
             yield "  valid", f"{certificate.not_before} to {certificate.not_after}"

@@ -1,4 +1,4 @@
-"""`signing`: inspect the signatures of Hexagon libraries and their Windows catalogues, and verify them."""
+"""`signing`: inspect the signatures of Hexagon libraries, and verify them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ EXAMPLES = """\
   python -m ci signing inspect dist/overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so
   python -m ci signing inspect --json *.so
   python -m ci signing verify libQnnLpaiSkel.so --root oem-root.pem --sw-id adsp
-  python -m ci signing verify libqnnhtpv73.cat
 """
 
 SOFTWARE_IDS = {"adsp": 0x04, "cdsp": 0x17, "slpi": 0x18}
@@ -48,8 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--allow-unchecked",
         action="append",
         default=[],
-        choices=("root", "signature", "files"),
-        help="accept that this was not checked: no --root, no public format, a catalogue's files",
+        choices=("root", "signature"),
+        help="accept that this was not checked: no --root, no public format",
     )
     action.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
@@ -137,8 +136,6 @@ def _as_text(path: Path, result: Verification, allowed: Sequence[str]) -> str:
 
     rows = [(f"  {check.part}", check.status.value, check.message) for check in result.checks]
     lines = [f"{path}: {result.verdict(allowed).upper()}, {result.signer.value}"]
-    if result.catalogue and Path(result.catalogue) != path:
-        lines.append(f"  signed by the catalogue {result.catalogue}")
     lines += units.aligned(rows)
     if result.unhashed:
         lines.append("  covered by no hash:")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.signing import catalogues, certificates, mbn, signatures, signed_library
+from ci.signing import certificates, mbn, signatures, signed_library
 from ci.signing.checks import (
     CHAIN,
     HASH_TABLE,
@@ -22,7 +22,6 @@ from ci.signing.checks import (
     UNSIGNED,
     ExpectedSignature,
     SignatureCheck,
-    SignedBy,
     Status,
     Verification,
 )
@@ -64,15 +63,8 @@ def verify(data: Bytes, expected: ExpectedSignature | None = None) -> Verificati
 
 
 def verify_file(path: Path, expected: ExpectedSignature | None = None) -> Verification:
-    """A catalogue is verified with the files beside it; a library without a signature inside, with the
-    catalogue beside it."""
-    if path.suffix.lower() == catalogues.SUFFIX:
-        return catalogues.verify(path, expected or ExpectedSignature())
     with signed_library.mapped(path) as data:
-        result = verify(data, expected)
-    if result.signer is SignedBy.UNSIGNED:
-        return catalogues.verify_library(path, expected or ExpectedSignature()) or result
-    return result
+        return verify(data, expected)
 
 
 def _structure(signed: Signed, nameless: Sequence[str]) -> Iterator[SignatureCheck]:

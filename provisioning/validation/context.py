@@ -84,15 +84,6 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
-class SkelSignature:
-    """The verification of the Windows catalogue beside a skel."""
-
-    catalogue: str
-    """The catalogue's path; empty if there is none for this skel."""
-    problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ComponentTree:
     """A component's place, and what its own files say about it."""
 
@@ -146,7 +137,6 @@ class Context:
     system_libraries: SystemLibraries = field(default_factory=SystemLibraries)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """The compiler's answer for each SoC."""
-    signatures: Mapping[str, SkelSignature] = field(default_factory=dict)
     """Signatures by the skel's place, where a Windows target is chosen."""
     every_target: bool = False
     """`--target all`: a target that the profile cannot have is no mistake then."""

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from provisioning import loader_search as loader
 from provisioning.base.commands import captured
-from provisioning.base.settings import DEFAULT_TARGET, TARGETS, WINDOWS, Selection
+from provisioning.base.settings import DEFAULT_TARGET, TARGETS, Selection
 from provisioning.compat import load_measured
 from provisioning.components import ANDROID_NDK, KINDS, NDK_HEADER, QNN_SDK, identity_of, metadata_text
-from provisioning.elf import HEXAGON, X86_64
+from provisioning.elf import X86_64
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve
 from provisioning.manifest import load_profile, soc_named
-from provisioning.validation.context import ComponentTree, Context, Host, Library, Need, SkelSignature, Tool
+from provisioning.validation.context import ComponentTree, Context, Host, Library, Need, Tool
 from provisioning.validation.probe import ask
 from provisioning.validation.scan import libraries, read
 
@@ -94,37 +94,11 @@ def gather(
                     host=host.result() if host is not None else None,
                     system_libraries=system,
                     answers={soc: future.result() for soc, future in answer.items()},
-                    signatures=_signatures(sdk_libraries) if WINDOWS in group.targets else {},
                     every_target=set(TARGETS) <= set(selection.targets),
                     measured=load_measured(),
                 )
             )
     return contexts
-
-
-def _signatures(sdk_libraries: Iterable[Library]) -> dict[str, SkelSignature]:
-    """The verification of the catalogue beside each Hexagon library."""
-    from provisioning import catalogue as catalogues
-
-    signatures = {}
-    for library in sdk_libraries:
-        if library.elf is None or library.elf.machine != HEXAGON:
-            continue
-        nearest = catalogues.beside(library.path)
-        if nearest is None:
-            signatures[library.place] = SkelSignature("")
-            continue
-        path, catalogue = nearest
-        if isinstance(catalogue, catalogues.Damaged):
-            problems = [catalogue.message]
-        else:
-            problems = [message for _, message in catalogues.problems(catalogue, catalogues.pinned_roots())]
-            if catalogue.member(library.name, catalogues.sha256_of(library.path)) is None:
-                other = f"other bytes: the catalogue is of {catalogue.created:%Y-%m-%d}"
-                problems.append(f"it signs {catalogue.others_than(library.name) or other}")
-        place = Path(library.place).with_name(path.name).as_posix()
-        signatures[library.place] = SkelSignature(place, tuple(problems))
-    return signatures
 
 
 def _lowers(resolved: _Resolved) -> bool:

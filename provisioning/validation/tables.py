@@ -12,7 +12,7 @@ from provisioning.base.commands import Fix
 from provisioning.base.documents import Model, Regex, load, read
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Target
-from provisioning.sources import Sha256, Version
+from provisioning.sources import Version
 
 System = Literal["host", "aarch64-android", "aarch64-linux", "aarch64-windows", "hexagon"]
 LibraryName = Annotated[str, StringConstraints(pattern=r"^[\w.+{}/-]+$")]
@@ -28,9 +28,7 @@ class TargetLibraries(Model):
     skels: tuple[LibraryName, ...] = ()
     """Must be under lib/, with {arch} of the chip."""
     catalogues: tuple[LibraryName, ...] = ()
-    """Beside the skels, with {arch}; they sign them."""
-    catalogue_arches: tuple[int, ...] = ()
-    """The arches for which builds with catalogues are known."""
+    """Beside the skels, with {arch}; they sign them. Some builds have none."""
 
 
 class LpaiLibraries(Model):
@@ -143,15 +141,8 @@ class RuleTexts(Model):
     rule: dict[str, RuleText]
 
 
-class CatalogueRoot(Model):
-    name: str
-    sha256: Sha256
-
-
 class ValidationTable(Model):
     schema_: Literal[1] = Field(alias="schema")
-    catalogue_roots: Annotated[tuple[CatalogueRoot, ...], Field(min_length=1)]
-    """Roots that signatures of Windows catalogues must end in."""
     host: HostTable
     android: AndroidTable
 

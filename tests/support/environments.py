@@ -11,7 +11,7 @@ from provisioning.base.settings import TARGETS
 from provisioning.compat import PASSED, STEPS, Pair
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
-from provisioning.validation.context import ComponentTree, Context, Host, SkelSignature, Tool
+from provisioning.validation.context import ComponentTree, Context, Host, Tool
 from provisioning.validation.context import Library as Found
 from provisioning.validation.gather import stated_versions
 from provisioning.validation.probe import Answer
@@ -158,11 +158,6 @@ def context_of(base: Path, **changes: Any) -> Context:
                 "libstdc++.so.6": ("GLIBCXX_3.4.30", "CXXABI_1.3.13"),
             },
         ),
-        signatures={
-            file.place: SkelSignature(f"{file.place[: file.place.rindex('/')]}/libqnnhtp.cat")
-            for file in scanned(sdk)
-            if file.name.endswith("Skel.so")
-        },
         answers={name: Answer("device", made_device=True, build_id=BUILD) for name in SOCS},
         measured=measured(BUILD),
     )

@@ -104,11 +104,6 @@ def other_version(site: Site) -> None:
     site.write(f"{WINDOWS}/QnnSaver.dll", content.replace(ours, other))
 
 
-def other_catalogue(site: Site) -> None:
-    site.take("lib/hexagon-v73/unsigned/libqnnhtpv73.cat", "lib/hexagon-v81/unsigned/libqnnhtpv81.cat")
-    site.flags += ["--target", "aarch64-windows", "--soc", "SC8380XP"]
-
-
 def elsewhere(spoil: Spoil) -> Spoil:
     """The same of `NARROW`."""
 
@@ -252,11 +247,6 @@ ROWS = (
         REPAIR,
     ),
     Row("pe-version", other_version, REPAIR),
-    Row(
-        "skel-catalogue",
-        other_catalogue,
-        REPAIR,
-    ),
     Row("library-path-mixed", variables(LD_LIBRARY_PATH=f"{{tree}}/lib/{X86}:/opt/qairt/{ANDROID}"), ENV),
     Row("library-path-order", other_sdk_first, ENV),
     Row(
@@ -289,7 +279,6 @@ ROWS = (
         for rule, spoil, types in (
             ("pe-machine", written(f"{WINDOWS}/QnnGpu.dll", dll(0x8664)), REPAIR),
             ("store-tree", written(f"{WINDOWS}/QnnGpu.dll", dll(0x8664)), REPAIR),
-            ("skel-catalogue", other_catalogue, REPAIR),
             (
                 "soc-libraries",
                 lacking(STUB),

@@ -89,7 +89,6 @@ def test_an_installed_copy_names_the_next_command_as_it_takes_it(
     ("name", "content"),
     [
         ("a.dll", dll()[:90]),
-        ("a.cat", b"0\x82\x10\x00"),
         ("a.dlc", dlc()[:-30]),
         ("flexible.dlc", flexible()[:-30]),
         ("b.dlc", dlc().replace(b"NETD", b"NONE")),

@@ -236,7 +236,7 @@ def test_every_command_of_every_rule_parses_in_a_shell_and_by_its_verb() -> None
 
 
 def test_a_command_that_its_verb_does_not_take_is_seen() -> None:
-    assert _taken("provision", ["--target", "x86_64-linux"]) and _taken("signing", ["verify", "FILE.cat"])
+    assert _taken("provision", ["--target", "x86_64-linux"]) and _taken("signing", ["verify", "FILE.so"])
     assert not _taken("provision", ["--no-such-flag"]) and not _taken("no_such_verb", [])
 
 

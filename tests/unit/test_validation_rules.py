@@ -18,7 +18,7 @@ from provisioning.manifest import load_profile, soc_named
 from provisioning.overlay import describe
 from provisioning.store.tree_plan import definition_of
 from provisioning.validation import Result, State, catalogue, check
-from provisioning.validation.context import ComponentTree, Context, SkelSignature
+from provisioning.validation.context import ComponentTree, Context
 from provisioning.validation.probe import Answer
 from provisioning.validation.scan import libraries
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
@@ -195,14 +195,6 @@ def version_resource(version: str) -> Arrange:
     return arrange
 
 
-def signature_of(place: str, signature: SkelSignature) -> Arrange:
-    def arrange(base: Path) -> Context:
-        context = context_of(base)
-        return replace(context, signatures={**context.signatures, place: signature})
-
-    return arrange
-
-
 def forged_tree(base: Path) -> Context:
     """A tree of the store that is consistent in itself, and has none of the files that are pinned."""
     profile = load_profile("wheels")
@@ -221,7 +213,6 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("store-tree", "qnn-sdk-2.49", forged_tree),
     ("pe-machine", DLL, placed(DLL, dll(0x8664))),
     ("pe-version", DLL, version_resource("2.51.0.0")),
-    ("skel-catalogue", V81, signature_of(V81, SkelSignature("a.cat", ("it signs other bytes",)))),
     ("elf-readable", DLL, placed(DLL, dll()[:200])),
     ("qnn-build-id", DLL, placed(DLL, dll(content=f"{OTHER_BUILD}\0".encode()))),
     ("one-build-id", DLL, placed(DLL, dll(content=f"{OTHER_BUILD}\0".encode()))),
@@ -268,7 +259,6 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("qnn-compat", BUILD, changed(measured=measured(BUILD, "unknown custom config socModel 0"))),
 ]
 WARNINGS: list[tuple[str, str, Arrange]] = [
-    ("skel-catalogue", V81, signature_of(V81, SkelSignature(""))),
     ("qnn-version", "/sdk", versioned_sdk("")),
     ("needed-resolved", "libX.so", host("libX.so", needed=("libc++.so.1",))),
     ("symbol-versions", "libX.so", host("libX.so", versions=TOO_NEW)),
@@ -372,8 +362,6 @@ NOT_APPLICABLE: list[tuple[str, Arrange]] = [
         or rule in ("library-path-mixed", "library-path-order", "library-path-missing", "adsp-library-path")
     ],
     ("compiler-answers", changed(answers={})),
-    ("skel-catalogue", changed(socs={"SM8650": soc_named("SM8650")}, every_target=True)),
-    ("skel-catalogue", removed(V81, f"{IN_DSP}/{SKEL}", "lib/lpai-v6/unsigned/libQnnLpaiSkel.so")),
     ("symbol-versions", changed(system_libraries=SystemLibraries())),
 ]
 
@@ -442,14 +430,6 @@ def test_what_windows_needs_is_asked_of_the_chips_that_it_runs_on(tmp_path: Path
     (error,) = result_of("soc-libraries", named).findings
     assert "SC8380XP" in error.fix
     assert not result_of("soc-libraries", replace(named, every_target=True)).findings
-
-
-def test_catalogues_are_checked_where_no_chip_of_windows_is_chosen(tmp_path: Path) -> None:
-    healthy = changed(socs={"SM8650": soc_named("SM8650")})(tmp_path)
-    signed = healthy.signatures[V81]
-    broken = replace(healthy, signatures={V81: replace(signed, problems=("it signs other bytes",))})
-    (error,) = result_of("skel-catalogue", broken).findings
-    assert error.subject == V81
 
 
 @pytest.mark.parametrize("below", ["..", "", "lib", f"lib/{X86}", "lib/hexagon-v75", IN_DSP])

@@ -73,9 +73,7 @@ def assemble(options: BundleOptions, selection: Selection, stage: StageRun) -> N
         draft = _programs(options, selection, soc)
     items = [*draft.items, *contents.file_items(options.files)]
     stage.findings += checks.check(items, draft.models, target, selection.soc, soc)
-    # Signatures are in LPAI's libraries, or in the catalogue beside a skel for Windows.
-    kind = contents.DSP if any(item.kind == contents.CATALOGUE for item in items) else "signed"
-    if signed := [item.path for item in items if item.kind == kind]:
+    if signed := [item.path for item in items if item.kind == "signed"]:
         stage.findings += signature_findings(signed, options.root)
     build_id = checks.sdk_build(items)
     stage.metrics |= {"files": len(items), "qnn_build_id": build_id, "soc": selection.soc}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ci.artifacts.against_sdk import version
 from ci.artifacts.program import CompiledProgram
-from ci.device.bundle.contents import BACKEND, CATALOGUE, DIALOG, DSP, LPAI, QNN, SPEAKER, BundleItem, Model
+from ci.device.bundle.contents import BACKEND, DIALOG, DSP, LPAI, QNN, SPEAKER, BundleItem, Model
 from provisioning import elf, pe
 from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
@@ -31,7 +31,7 @@ def check(
 ) -> list[Finding]:
     findings = [*_machines(items, soc), *_one_build(items)]
     if target == WINDOWS:
-        findings += [*_catalogue(items, soc), *_skel_path(items)]
+        findings += _skel_path(items)
     else:
         findings += [*_needed(items, target), *_backend(items, models), *_genie(items)]
     return [*findings, *(finding for model in models for finding in _model(model, items, soc_name, soc))]
@@ -61,17 +61,6 @@ def _genie(items: Sequence[BundleItem]) -> Iterator[Finding]:
         )
 
 
-def _catalogue(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
-    if any(item.kind == CATALOGUE for item in items):
-        return
-    skel = next(item.path for item in items if item.kind == DSP)
-    if soc.arch in tables.libraries().targets["aarch64-windows"].catalogue_arches:
-        yield _finding("catalogue", skel, "no catalogue signs it", RESTORE, Severity.WARNING)
-    else:
-        message = f"no catalogue signs it, as no build that was seen has one for V{soc.arch}"
-        yield _finding("catalogue", skel, message, RESTORE, Severity.NOTE)
-
-
 def sdk_build(items: Sequence[BundleItem]) -> str:
     """The build id of the bundle's QNN libraries; empty without QNN."""
     builds = sorted({build_id for item in items if item.kind == QNN for build_id in build_ids(item.path)})
@@ -86,7 +75,7 @@ def _finding(
 
 def _machines(items: Sequence[BundleItem], soc: Soc) -> Iterator[Finding]:
     for item in items:
-        if item.kind in ("model", "context", "catalogue", "file"):
+        if item.kind in ("model", "context", "file"):
             continue
         if item.path.suffix == pe.SUFFIX:
             yield from _windows_machine(item)

@@ -36,7 +36,6 @@ SPEAKER = "genie-t2t-run"
 
 QNN = "qnn"
 DSP = "dsp"
-CATALOGUE = "catalogue"
 PROVIDER = "onnxruntime_providers_qnn.dll"
 """ONNX Runtime's own library for QNN, of the same wheel."""
 
@@ -44,7 +43,7 @@ PROVIDER = "onnxruntime_providers_qnn.dll"
 @dataclass(frozen=True, slots=True)
 class BundleItem:
     """`kind`: runner, library (of ExecuTorch or ONNX Runtime), qnn (of the SDK), dsp (for Hexagon), signed,
-    catalogue, model, context, file."""
+    model, context, file."""
 
     kind: str
     path: Path
@@ -125,7 +124,7 @@ def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[Bund
     for name in tables.libraries().targets["aarch64-windows"].catalogues:
         path = sdk / "lib" / name.format(arch=soc.arch)
         if path.is_file():
-            yield BundleItem(CATALOGUE, path, path.name)
+            yield BundleItem("file", path, path.name)
     for model in models:
         yield BundleItem("model", model.path, model.path.name)
         yield from (BundleItem("context", path, name) for name, path in model.files)
