@@ -207,9 +207,7 @@ def _tuned(model: OneModel, lane: Tunes, mixture: Mixture, output: Path, report:
 
     taken = lane_model(model)
     found = mixture(taken)
-    frontier = {"model": model.typed, **document(found)}
-    report.more["frontiers"] = frontier
-    answer.add(**frontier)
+    answer.add(model=model.typed, **document(found))
     print("\n".join(as_text(found)))
     if found.wrong:
         report.fail(found.wrong)

@@ -20,8 +20,6 @@ class Mark:
 class Bar:
     name: str
     text: str
-    label: str
-    """The bar in words, for readers who do not see it."""
     kind: str
     length: float
     marks: Sequence[Mark] = ()
@@ -43,7 +41,6 @@ def bar_of(
     good: bool,
     marks: Sequence[tuple[float | None, float]],
     longest: float | None = None,
-    label: str = "",
 ) -> Bar:
     """A bar beside one that is as long as `longest`, with marks of a value (None: no mark) and a width each.
 
@@ -51,4 +48,4 @@ def bar_of(
     unit = 100 / (1.05 * (longest or longest_of(value, *(place for place, _ in marks))))
     drawn = [Mark(max(0.0, unit * place), width) for place, width in marks if place is not None]
     length = max(0.5, unit * max(value, 0))
-    return Bar(name, text, label or text, "good" if good else "bad", length, drawn)
+    return Bar(name, text, "good" if good else "bad", length, drawn)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ci.report.frontiers import frontiers_of
 from ci.report.lanes import onnx_of
 from ci.report.models import models_of
 from ci.report.profiles import NOTE, profiles_of
@@ -83,7 +82,6 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         onnx=onnx_of(reports),
         profiled=profiles_of(reports),
         profile_note=NOTE,
-        frontiers=frontiers_of(reports),
         findings=sorted(findings, key=lambda pair: ranks[pair[1].severity]),
         ranks=ranks,
         finding_stages=dict.fromkeys(stage for stage, _ in findings),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ci.report.bars import Bar
 from ci.report.programs import accuracy_of, offers_in, slices_of
-from ci.report.trends import TrendTable, trend_table
 from ci.report.values import ORDER, Row, mapping, number, rows_of, verdict_of
 from provisioning.base.findings import Report
 
@@ -36,7 +35,6 @@ class OnnxPage:
     """The QNN builds of ONNX and of ExecuTorch."""
     agreed: int
     """The number of rows in which ExecuTorch's figures are its baseline's."""
-    trends: TrendTable | None
 
 
 def onnx_of(reports: Iterable[Report]) -> OnnxPage | None:
@@ -69,7 +67,6 @@ def onnx_of(reports: Iterable[Report]) -> OnnxPage | None:
         [program for program in shown if program.name in pairs],
         [", ".join(sorted(build)) for build in builds],
         sum(bool(_lane(row, "executorch").get("agreed")) for row in pairs.values()),
-        trend_table([(program.name, "", [programs[program.name]]) for program in worst_first]),
     )
 
 

@@ -105,7 +105,7 @@ def _module(name: str, costs: Sequence[tuple[list[str], OperatorCost]]) -> Modul
     return Module(
         name,
         total,
-        Bar("", f"{total:.1%}", f"{total:.1%}", "share", 100 * total),
+        Bar("", f"{total:.1%}", "share", 100 * total),
         sorted(modules, key=lambda module: -module.total),
         [_operator(cost) for path, cost in costs if cost.share and not path],
     )
@@ -132,7 +132,7 @@ def profile_page(title: str, measured: ProgramProfile, simulated: SimulatedProfi
 
 def _simulated(cost: SimulatedCost) -> OperatorBar:
     text = f"{cost.us:,.1f} us"
-    return OperatorBar(cost.operator, text, text, "share", 100 * cost.share, (), cost.line)
+    return OperatorBar(cost.operator, text, "share", 100 * cost.share, (), cost.line)
 
 
 def profiles_of(reports: Sequence[Report]) -> dict[str, Module]:
@@ -154,7 +154,7 @@ def _operator(cost: OperatorCost, widest: float = 1.0) -> OperatorBar:
     low, high = (100 * value / widest for value in (cost.lowest, cost.highest))
     between = [Mark(low, high - low, y=9, height=2)] if high > low else []
     text = f"{cost.share:.1%}"
-    return OperatorBar(cost.operator, text, text, "share", 100 * cost.share / widest, between, cost.line)
+    return OperatorBar(cost.operator, text, "share", 100 * cost.share / widest, between, cost.line)
 
 
 def _costs(profile: Row) -> list[OperatorCost]:

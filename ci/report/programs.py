@@ -10,7 +10,6 @@ from urllib.parse import quote
 from ci.pipeline.accuracy import DEFAULT_FLOORS, of_the_mean
 from ci.pipeline.costs import TITLES, cost_rule
 from ci.report.bars import WHOLE_DB, Bar, bar_of
-from ci.report.trends import TrendTable, trend_table
 from ci.report.values import ORDER, Row, entries, in_unit, mapping, number, rows_of, verdict_of, word
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
@@ -80,7 +79,6 @@ class Programs:
     cases: Sequence[str]
     cells: Mapping[tuple[str, str], Sequence[ProgramView]]
     """The programs by case and scheme."""
-    trends: TrendTable | None
     worst_first: Sequence[ProgramView]
 
 
@@ -109,9 +107,6 @@ def programs_of(reports: Iterable[Report]) -> Programs | None:
         sorted({program.scheme for program in programs}, key=lambda name: (not name.startswith("fp"), name)),
         sorted(dict.fromkeys(program.case for program in programs), key=lambda case: case not in bad),
         cells,
-        trend_table(
-            [(program.name, program.anchor, [*rows[program.name].values()]) for program in worst_first]
-        ),
         worst_first,
     )
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from ci.report.bars import Bar, bar_of, longest_of
 from ci.report.programs import anchor_of
-from ci.report.trends import HEIGHT, WIDTH
 from ci.report.values import ORDER, Row, entries, mapping, number, rows_of, verdict_of, word
 from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import size
 
 STAGES = ("test_llm", "llm_check")
+WIDTH, HEIGHT = 100.0, 20.0
+"""Of a drawing."""
 FIGURES = {
     "first_choice": "first choice",
     "perplexity_ratio": "perplexity ratio",

@@ -34,9 +34,6 @@ QUESTIONS = """<!DOCTYPE html><html><body><script>
   seen.programs = all(".program").length;
   seen.links = all("a").length;
   seen.broken = all("a").filter((a) => !page.document.getElementById(a.hash.slice(1))).length;
-  seen.rows = all("#trends tbody tr").length;
-  seen.marks = all("#trends svg.bar rect.mark").length;
-  seen.lines = all("#trends polyline").length;
   seen.modules = all("#profiles details > summary strong").map((each) => each.textContent);
   const [filter] = all("#program-filter");
   if (filter) {
@@ -74,11 +71,9 @@ def test_the_page_works_and_fits_the_screen(tmp_path: Path) -> None:
     # The browser itself asks for the icon.
     assert (seen["console"], seen["requested"] - {"/favicon.ico"}) == ([], {"/", "/page.html"})
     assert seen["programs"] == 2
-    # Of the matrix and of the trends two each, and of the one error two: at the top and among the findings.
-    assert (seen["links"], seen["broken"]) == (6, 0)
+    # Two of the matrix, and of the one error two: at the top and among the findings.
+    assert (seen["links"], seen["broken"]) == (4, 0)
     assert seen["filtered"] == [ANCHOR] and ANCHOR in seen["opened"]
-    # Each program has its accuracy as a bar and its costs as lines.
-    assert (seen["rows"], seen["marks"], seen["lines"]) == (2, 4, 6)
     assert seen["modules"] == ["the model", "blocks", "0", "conv", "1", "head"]
     assert all(shown <= int(width) for width, shown in seen["widths"].items()), seen["widths"]
 

@@ -29,10 +29,6 @@ def _lowered(name: str, verdict: str, on_cpu: int) -> dict[str, Metric]:
         "cpu_operators": on_cpu,
         "partition": [htp, cpu, tail] if on_cpu else [htp],
         "costs": {"ddr_read": 2_854_912, "ddr_written": 2048, "pte_bytes": 58712, "cpu_seconds": 3.1},
-        "history": [
-            {"commit": commit, "when": "2026-11-19T08:00:00+00:00", "ddr_read": read, "pte_bytes": 58712}
-            for commit, read in (("1a2b3c4", 2_000_000), ("2b3c4d5", 2_400_000), ("3c4d5e6", 2_854_912))
-        ],
         "baseline": {"ddr_read": 2_000_000, "ddr_written": 2048, "pte_bytes": 58712, "cpu_seconds": 3.0},
     }
 
@@ -43,10 +39,6 @@ def _ran(name: str) -> dict[str, Metric]:
         "figures": {"sqnr_db": 34.5, "cosine": 0.9998, "reference_sqnr_db": 60.0},
         "thresholds": {"sqnr_db": 33.5, "cosine": 0.9997},
         "baseline": {"sqnr_db": 35.0},
-        "history": [
-            {"commit": "1a2b3c4", "when": "", "sqnr_db": 35.0},
-            {"commit": "3c4d5e6", "sqnr_db": 34.5},
-        ],
         "cached": True,
         "load_ms": 93.0,
         "run_ms": 1.9,

@@ -23,7 +23,6 @@ from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from ci.report.profiles import profile_page
 from ci.report.programs import accuracy_of
-from ci.report.trends import trend_table
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.foreign import one_line, visible
@@ -406,20 +405,6 @@ def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required
     assert "-9.0 dB" in bad["SQNR of what depends on the input"].text
     dead = bars(sqnr_db=77.0, slice_sqnr_db=77.0, variation_sqnr_db=-9.0)
     assert dead["SQNR of what depends on the input"].kind == "bad"
-
-
-def test_at_a_glance_a_lost_part_is_red_and_what_the_mean_alone_makes_is_said() -> None:
-    def bar(**figures: float) -> Bar:
-        thresholds: dict[str, Metric] = {"sqnr_db": 10.0, "slice_sqnr_db": 20.0}
-        table = trend_table([("net", "", [{"figures": {**figures}, "thresholds": thresholds}])])
-        assert table and table.rows[0].accuracy
-        return table.rows[0].accuracy
-
-    good = bar(sqnr_db=77.0, slice_sqnr_db=77.0, variation_sqnr_db=70.0)
-    lost = bar(sqnr_db=27.1, slice_sqnr_db=1.5, variation_sqnr_db=27.0)
-    dead = bar(sqnr_db=77.1, slice_sqnr_db=77.1, variation_sqnr_db=-3.0)
-    assert (good.kind, lost.kind) == ("good", "bad") and lost.length < good.length / 2
-    assert "1.5 dB" in lost.text and "-3.0 dB" in dead.text and "70.0 dB" not in good.text
 
 
 @pytest.mark.parametrize("stage", ["test_emulator", "test_onnx"])

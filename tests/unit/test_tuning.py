@@ -28,14 +28,11 @@ from ci.pipeline.tuning import (
     TuneSearch,
     Unit,
     as_text,
-    document,
     settings_of,
 )
-from ci.report.html import html
 from ci.site.repairs import tuned_of
 from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Metric
 from provisioning.base.stage_run import StageRun
 from tests.support.taken_models import Taken, green
 from tests.support.typed import run_here
@@ -245,14 +242,6 @@ def test_a_choice_of_all_is_the_exact_precision_itself() -> None:
     assert settings_of(every, frozenset(range(8)), *NAMES) == ("16a8w", {})
     assert settings_of(every, frozenset(), *NAMES) == ("8a8w", {})
     assert settings_of(every, frozenset([2, 1]), *NAMES) == ("8a8w", {"16a8w": ("op_1", "op_2")})
-
-
-def test_the_page_shows_the_frontier() -> None:
-    found = tuned(Chip(units()), Goal({"sqnr_db": 30.0}))
-    row: Metric = {"model": "net.py:make", **document(found)}
-    stage = StageRun("tune", "wheels", "", "qnn-ci tune", metrics={"frontiers": {"net.py:make <b>": row}})
-    page = html([stage.finish()])
-    assert page.count("<circle") == len(found.points) and "net.py:make &lt;b&gt;" in page
 
 
 @pytest.mark.parametrize(
