@@ -104,11 +104,6 @@ VERBS = {
         "find which operators need the more exact of two precisions to reach an accuracy",
         "executorch",
     ),
-    "reduce": Verb(
-        "ci.model_commands.reduce",
-        "find the smallest program that still shows a problem, as a self-contained Python file",
-        "executorch",
-    ),
     "mcp": Verb(
         "ci.agents.verb",
         "run an MCP server: compile, audit, diagnose and others as tools for agents",

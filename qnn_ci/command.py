@@ -51,7 +51,6 @@ ONE_MODEL = (
     "timing",
     "forecast",
     "divergence",
-    "reduce",
     "repair",
     "tune",
     "run",

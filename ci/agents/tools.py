@@ -116,8 +116,14 @@ TOOLS = (
         "divergence",
         "divergence",
         "Find the operator at which the HTP emulator first differs from the quantized model.",
-        "sqnr_db, first (operator, module, source, code, operands), cuts",
-        (MODEL, PRECISION, SOC, CALIBRATE),
+        "sqnr_db, first (operator, module, source, code, operands), cuts, verdict (of the script)",
+        (
+            MODEL,
+            PRECISION,
+            SOC,
+            CALIBRATE,
+            Parameter("script", "a Python file, for that operator alone with its inputs", "--write"),
+        ),
         "qnn-ci divergence net.py:model --precision 16a8w",
     ),
     Tool(
@@ -144,24 +150,6 @@ TOOLS = (
             Parameter("output", "the folder for the precision file [here]", "--output"),
         ),
         "qnn-ci tune net.py:model --floor 35dB --output out",
-    ),
-    Tool(
-        "reduce",
-        "reduce",
-        "Find the smallest program that still shows a model's fault, and write it as files without qnn-ci.",
-        "program, kept (operators), shown, verdict (of the file alone), repeated, files",
-        (
-            MODEL,
-            Parameter(
-                "when", "dies, wrong, cpu, or a limit: ddr>1MB, size>2MB, ms>2", "--when", required=True
-            ),
-            OUTPUT,
-            PRECISION,
-            SOC,
-            CALIBRATE,
-            Parameter("minutes", "end the search after so many minutes [10]", "--minutes"),
-        ),
-        "qnn-ci reduce net.py:model --when wrong --precision 16a8w --output reduced",
     ),
     Tool(
         "diagnose",
@@ -204,7 +192,7 @@ READING = (
     ("findings[].place", "file, line and column in the user's repository, if they are known"),
     ("findings[].edit", "a change of one line: in `file` at `line`, write `new` for `old`"),
     ("findings[].fix", "what to type or write next, in words, where there is no `edit`"),
-    ("offers", "for a failing model: commands that repair, tune, explain, reduce or silence it"),
+    ("offers", "for a failing model: commands that repair, tune, explain or silence it"),
     ("next", "the command to type now, after the edit if there is one; empty if nothing is left to do"),
 )
 """The fields of an answer that an agent follows."""

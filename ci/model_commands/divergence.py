@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ci.pipeline.compile_flags import (
@@ -24,6 +26,7 @@ from provisioning.base.command_line import repeatable, valued
 EXAMPLES = """\
   qnn-ci divergence net.py:model --precision 16a8w --soc SM8650
   qnn-ci divergence model.onnx --precision 16a8w --calibrate samples/
+  qnn-ci divergence model.onnx --precision 16a8w --write fault.py
   qnn-ci divergence --suite models.toml -k net/16a8w/SM8650
 """
 
@@ -40,6 +43,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
     )
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU, as `compile` did")
+    valued(
+        parser,
+        "--write",
+        "FILE.py",
+        "cut out that operator with its inputs, as a script of its own",
+        type=Path,
+    )
     add_work(parser, "the search", 1200)
 
 
@@ -48,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
     from ci.pipeline.divergence import LEAST_DB, SearchesCuts, as_text, fix_of
     from ci.pipeline.lane_model import lane_model, measured, of_lane
     from ci.pipeline.model_report import ModelReport, reported
+    from ci.pipeline.operator_script import require_script, written
     from ci.pipeline.options import Compiling
     from ci.pipeline.proofs import proofs_of
+    from provisioning.base.command_line import Parser
     from provisioning.base.commands import Fix, session
     from provisioning.base.errors import CheckFailed, ToolkitError
     from provisioning.base.findings import Finding, Place, Severity
@@ -59,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
     model = model_or_suite_of(args)
     require_one_chip(model.selection)
     choice, least, kept = choice_of(args), args.least, tuple(args.keep_on_cpu)
+    script = Parser.user_folder() / args.write if args.write else None
+    if script:
+        require_script(script)
     lane: SearchesCuts = of_lane(model, "divergence")
     taken = lane_model(model, Compiling(keep_on_cpu=kept))
 
@@ -71,6 +86,18 @@ def run(args: argparse.Namespace) -> int:
             return session("repair", *choice.words, *(f"--suite={suite}" for suite in choice.suites))
         cause = of_cuts(result, command("divergence"))
         return proofs_of(taken, model.selection.soc, measured(taken), cause).fix
+
+    def write(script: Path, program: Any, result: dict[str, Any], report: ModelReport) -> None:
+        operator = result["first"] if result["sqnr_db"] < result["least"] else None
+        if operator is None:
+            print(f"{script.name} is not written: no operator differs")
+            return
+        title = f"{operator['operator']} ({operator['node']}) of {program.name}"
+        script_of = partial(lane.script_of, model, program, operator)
+        verdict = written(script, title, result["least"], script_of)
+        report.wrote([script])
+        answer.add(verdict=verdict, files=[str(script)])
+        print(f"{script.name}, run alone: {verdict}")
 
     def work(report: ModelReport) -> int:
         program = lane.chosen_program(model, choice, kept)
@@ -92,6 +119,8 @@ def run(args: argparse.Namespace) -> int:
         answer.add(program=name, **result)
         lines = list(as_text(result))
         print("\n".join(lines))
+        if script:
+            write(script, program, result, report)
         fix = fix_of(result, command, tried(result) if differs and result["first"] else NO_FIX)
         print(f"next: {fix}")
         if differs:

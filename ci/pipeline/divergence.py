@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from ci.pipeline.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
+from ci.pipeline.operator_script import OperatorScript
 from ci.pipeline.options import Choice, OneModel
+from provisioning.base.errors import UsageError
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import EXACT_DB, in_decibels
 from provisioning.known_faults import Fault
@@ -48,6 +50,21 @@ class SearchesCuts(Protocol):
     ) -> dict[str, Any]:
         """The operator at which the program differs; `whole` is the SQNR of all of it, if that is known."""
 
+    def script_of(
+        self, model: OneModel, program: Any, operator: Mapping[str, Any], before: int
+    ) -> OperatorScript:
+        """What `cuts_of` found, alone or with so many operators `before` it."""
+
+
+def only(programs: Sequence[N]) -> N:
+    if len(programs) != 1:
+        names = ", ".join(str(getattr(program, "name", "")) for program in programs[:5])
+        raise UsageError(
+            f"expected a MODEL or one program of a suite, found {len(programs)} ({names} …)",
+            fix="name the program: --suite FILE -k CASE/RUN/SOC",
+        )
+    return programs[0]
+
 
 class Cuts(Generic[N]):
     """SQNR of the program that ends at a node, on the emulator against the CPU."""
@@ -71,6 +88,8 @@ class Cuts(Generic[N]):
         """The largest value, where all are too small for fp16 and it errs by a few of its smallest steps."""
         self.errors: dict[tuple[str, ...], float] = {}
         self.known: dict[str, float] = {} if whole is None else {"": whole}
+        self.worst: dict[str, int] = {}
+        """The sample with the least SQNR."""
         self.failed: dict[str, str] = {}
         """Why a program has no SQNR."""
 
@@ -89,6 +108,7 @@ class Cuts(Generic[N]):
     def _keep(self, name: str, pairs: Sequence[Pair]) -> None:
         self.known[name] = _sqnr_db(pairs)
         self.found[name] = [pair.found for pair in pairs]
+        self.worst[name] = min(range(len(pairs)), key=lambda number: _sqnr_db(pairs[number : number + 1]))
         largest = max(_largest(pair.expected) for pair in pairs)
         if 0 < largest < LEAST_HALF and all(
             _largest(pair.found - pair.expected) < FEW_STEPS for pair in pairs
@@ -171,6 +191,7 @@ class Cuts(Generic[N]):
                 **described(node),
                 "node": self.name(node),
                 "sqnr_db": self.of(node),
+                "sample": self.worst.get(self.name(node), 0),
                 "faint": self.faint.get(self.name(node)),
                 "share": round(adds / _error(whole, whole), 2),
                 "operands": {self.name(operand): self.of(operand) for operand in operators_of(node)},

@@ -1,4 +1,4 @@
-"""The commands that repair, tune, explain, reduce or silence a finding: manifests/offers.toml."""
+"""The commands that repair, tune, explain or silence a finding: manifests/offers.toml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MORE_EXACT = {"8a8w": "16a8w", "8a4w": "16a4w", "16a8w": "fp16"}
 
 
 class Offer(Model):
-    does: Literal["repairs", "tunes", "explains", "reduces", "silences"]
+    does: Literal["repairs", "tunes", "explains", "silences"]
     rules: tuple[str, ...]
     command: tuple[str, ...]
 

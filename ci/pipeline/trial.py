@@ -1,5 +1,5 @@
 """What becomes of a program that is tried, and the search for the smallest set that still shows it: shared by
-`reduce`, `repair` and the search for a cause."""
+`repair`, `tune` and the search for a cause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ GENERIC = {"RuntimeError", "Exception", "AssertionError", "CalledProcessError"}
 OPERATOR = re.compile(r"\baten\.\w+")
 NOT_ALIKE = re.compile(r"\W*\S*[\d_/.`]\S*")
 """Names of nodes, numbers and paths, in which two messages of one fault differ."""
-LEAST_WORDS = 12
 WORSE_DB = 1.0
 """Figures that differ by less are as good."""
 CHEAPER = 0.98
@@ -120,15 +119,13 @@ class Outcome:
         )
         return len(self.on_cpu) < len(other.on_cpu) or saves or any(gains)
 
-    def in_words(self, figure: str = "") -> str:
-        """With the figure that a bound is for."""
+    def in_words(self) -> str:
         parts = [part.partition("\n")[0][:300] for part in (self.error, self.unusable) if part]
         if (sqnr := self.near("sqnr_db", float("nan"))) == sqnr:
             parts += [f"{in_decibels(sqnr)} SQNR" if sqnr > -EXACT_DB else "NaN values"]
         if (share := self.near("agreement", 1.0)) < 1:
             parts += [f"{100 * share:.4g} % of integers equal"]
         parts += [f"on the CPU: {', '.join(sorted({*self.on_cpu}))}"] if self.on_cpu else []
-        parts += [f"{figure} {self.costs[figure]:,.6g}"] if figure in self.costs else []
         return "; ".join(parts) or "it runs"
 
 
@@ -153,17 +150,6 @@ class Death:
             return self.words == other.words
         return bool(self.operators & other.operators) or self.text == other.text
 
-    @staticmethod
-    def pattern(error: str) -> str:
-        """What another process that dies of the same prints: kinds of errors, else a part of the message."""
-        if words := dict.fromkeys(word for word in ERROR_WORDS.findall(error) if word not in GENERIC):
-            return "|".join(map(re.escape, words))
-        parts = re.split(r"(?:\b\w*(?:Error|Exception)\b|[^A-Za-z ,'-])+", error.partition("\n")[0])
-        longest = max((part.strip() for part in parts), key=len)
-        return (
-            re.escape(longest) if len(longest) >= LEAST_WORDS else r"(?!RuntimeError|Import|Module)\w+Error"
-        )
-
 
 def cells_of(outcome: Outcome) -> dict[str, str]:
     """By column, what a table of several programs says of one."""
@@ -182,7 +168,6 @@ def smallest(
     items: Sequence[T],
     first: Callable[[Iterable[tuple[T, ...]]], tuple[T, ...] | None],
     late: Callable[[], bool] = lambda: False,
-    found: Callable[[int, int], None] = lambda now, before: None,
 ) -> tuple[T, ...]:
     """A part of `items`, in their order, of which none can be left out alone (Zeller's delta debugging).
 
@@ -197,7 +182,6 @@ def smallest(
         if shown := first(candidates):
             parts = 2 if len(shown) <= count // 2 else max(parts - 1, 2)
             now = shown
-            found(len(now), count)
         elif parts < count and not late():
             parts = min(2 * parts, count)
         else:

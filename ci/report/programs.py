@@ -66,7 +66,7 @@ class ProgramView:
     durations: str
     commands: Sequence[str]
     offers: Sequence[tuple[str, str]]
-    """What repairs, explains, reduces or silences it, each with its command."""
+    """What repairs, explains or silences it, each with its command."""
 
     @property
     def anchor(self) -> str:

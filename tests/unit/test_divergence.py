@@ -97,6 +97,7 @@ def test_an_operand_whose_program_does_not_run_is_not_passed_over() -> None:
         **described,
         "node": "linear",
         "sqnr_db": 0.0,
+        "sample": 0,
         "faint": None,
         "share": 1.0,
         "operands": {"conv": None},

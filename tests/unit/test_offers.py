@@ -30,13 +30,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_wrong_result_is_repaired_tuned_explained_and_reduced_by_one_command_each() -> None:
+def test_a_wrong_result_is_repaired_tuned_and_explained_by_one_command_each() -> None:
     found = offers_of(["compile-accuracy"], words_of(MODEL))
-    assert list(found) == ["repairs", "tunes", "explains", "reduces"]
+    assert list(found) == ["repairs", "tunes", "explains"]
     assert " repair" in found["repairs"] and "--precision 16a8w" in found["repairs"]
     assert "--precision 16a8w --precision fp16" in found["tunes"] and "--calibrate samples" in found["tunes"]
-    assert "--when wrong" in found["reduces"]
-    assert "--when dies" in offers_of(["model-dies"], words_of(MODEL))["reduces"]
+    assert " divergence" in found["explains"]
 
 
 def test_what_no_precision_makes_more_exact_is_not_to_be_tuned() -> None:
@@ -60,7 +59,7 @@ def test_of_a_model_with_a_precision_file_only_what_takes_one_is_offered(rules: 
 def test_settings_of_the_provider_are_in_each_command_that_is_offered() -> None:
     model = one_model_of(parsed(audit, "net.onnx", "--precision", "8a8w", "--option", BURST))
     offered = offers_of(["compile-accuracy"], words_of(model.words("SM8650")))
-    assert {"repairs", "tunes", "explains", "reduces"} == {*offered}
+    assert {"repairs", "tunes", "explains"} == {*offered}
     for command in offered.values():
         verb, _, flags = command.partition(" -- ")
         module = importlib.import_module(VERBS[verb.split()[-1]].module)
@@ -85,7 +84,7 @@ def test_what_was_just_done_and_what_cannot_be_typed_are_not_offered() -> None:
     assert "repairs" not in offers_of(["compile-accuracy"], words_of(MODEL), besides="repair")
     suite = {"stage": ["test_emulator"], "program": ["-k", "net/8a8w/SM8650"]}
     found = offers_of(["emulator-accuracy"], {**words_of([]), **suite})
-    assert list(found) == ["explains", "reduces", "silences"]
+    assert list(found) == ["explains", "silences"]
     assert "-k net/8a8w/SM8650 --accept" in found["silences"]
     assert not offers_of(["lowering-machine"], words_of(MODEL))
 
@@ -98,8 +97,8 @@ def test_a_person_gets_a_numbered_list_and_ci_none(
     for name, value in variables.items():
         monkeypatch.setitem(os.environ, name, value)
     stream = Terminal()
-    show({"repairs": "one", "reduces": "two"}, stream)
-    assert ("1. repairs" in stream.getvalue() and "2. reduces" in stream.getvalue()) is listed
+    show({"repairs": "one", "explains": "two"}, stream)
+    assert ("1. repairs" in stream.getvalue() and "2. explains" in stream.getvalue()) is listed
     piped = io.StringIO()
     show({"repairs": "one"}, piped)
     assert not piped.getvalue()

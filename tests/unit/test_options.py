@@ -11,7 +11,7 @@ from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
-from ci.model_commands import audit, compile, divergence, dump, quantize, reduce, timing
+from ci.model_commands import audit, compile, divergence, dump, quantize, timing
 from ci.pipeline.compile_flags import (
     CHECKPOINT,
     ONNX,
@@ -33,7 +33,6 @@ COMMANDS: list[tuple[Any, list[str]]] = [
     (audit, []),
     (timing, []),
     (divergence, []),
-    (reduce, ["--when", "wrong", "-o", "out"]),
 ]
 
 

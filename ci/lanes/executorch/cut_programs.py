@@ -149,8 +149,8 @@ def operands_of(node: Node) -> list[Node]:
     return list(operands)
 
 
-def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    began = time.monotonic()
+def model_of(order: dict[str, Any]) -> tuple[Any, Sequence[tuple[Tensor, ...]]]:
+    """The quantized model, or the float one where nothing is quantized, and the samples that are compared."""
     case, run, soc, place = parse_request(order)
     loaded = make(case.factory, case.arguments, place, inputs_named(case.samples, case.inputs, place))
     samples, batches, _ = chosen_for(loaded, case, run)
@@ -161,6 +161,13 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         module, _ = prepared_model(*arguments).quantized()
     else:
         module = torch.export.export(loaded.model, copied(samples[0]), strict=True).module()
+    return module, samples
+
+
+def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    began = time.monotonic()
+    _, run, soc, _ = parse_request(order)
+    module, samples = model_of(order)
     spec = compiler_spec(soc, run)
     runner = Runner.ordered(order["runner"])
     listed = ((folder / row["file"] for row in rows) for rows in save_raw(folder, "input", samples))

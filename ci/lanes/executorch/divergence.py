@@ -7,21 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ci.engine.closed import closed
 from ci.engine.memo import Memo
 from ci.engine.runs import Repeats
 from ci.engine.work import Result
-from ci.lanes.executorch.compile import Lower
+from ci.lanes.executorch.compile import Lower, alone
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import ExecutorchProgram
-from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done
+from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done, stack_of
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import better_than, inexact
-from ci.pipeline.divergence import FOREVER, known_fault
+from ci.pipeline.divergence import FOREVER, known_fault, only
 from ci.pipeline.lane import chosen_programs
+from ci.pipeline.operator_script import OperatorScript
 from ci.pipeline.options import Choice, OneModel
-from ci.pipeline.reduction import only
 from ci.pipeline.runner import Runner, ready_runner
-from ci.pipeline.steps import Ask, run_step
+from ci.pipeline.steps import Ask, asking, run_step
+from provisioning.base.commands import session
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
@@ -78,6 +80,19 @@ def cuts_of(
         first["known"] += [row._asdict() for row in measured if row.compiles]
         first["better"] = better_than(first["operator"], scheme, soc)
     return result
+
+
+def script_of(
+    model: OneModel, program: ExecutorchProgram, operator: Mapping[str, Any], before: int
+) -> OperatorScript:
+    plan = plan_of_model(model, "divergence", [program])
+    environ, log = closed(plan.environment) | program.needs.environment(os.environ), plan.logs / "script.log"
+    with asking(alone(environ, log, plan.work.timeout, session("divergence")), log) as ask:
+        chosen = {"operator": operator["node"], "sample": operator["sample"]}
+        source = ask(**program.order, before=before, **chosen)
+    packages = ", ".join(f"{name} {version}" for name, version in stack_of(plan.basis.build_id).items())
+    needs = f"{packages}; QNN_SDK_ROOT and LD_LIBRARY_PATH, as `qnn-ci env` prints them"
+    return OperatorScript(needs, source["imports"], source["body"], plan.environment)
 
 
 def chosen_program(model: OneModel, choice: Choice, kept: tuple[str, ...] = ()) -> ExecutorchProgram:

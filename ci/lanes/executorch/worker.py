@@ -60,10 +60,10 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
         from ci.lanes.executorch.cut_programs import searched
 
         return searched(order, Path(order["scratch"]))
-    if "observed" in order:
-        from ci.lanes.executorch.pieces import exported
+    if "operator" in order:
+        from ci.lanes.executorch.cut_out import order_script
 
-        return exported(order, Path(order["into"]))
+        return order_script(order)
     if "needs" in order:
         from ci.lanes.executorch.repaired_module import rewritten
 

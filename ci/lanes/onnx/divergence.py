@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from ci.engine.memo import Memo
 from ci.engine.work import Result
-from ci.lanes.onnx.compile import plan_of
+from ci.lanes.onnx import provider
+from ci.lanes.onnx.compile import environment, plan_of, setup_of
 from ci.lanes.onnx.stage import OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep, prepared, program_of, warn_of
 from ci.operators.onnx_page import inexact_onnx
-from ci.pipeline.divergence import FOREVER, known_fault
+from ci.pipeline.divergence import FOREVER, known_fault, only
 from ci.pipeline.lane import chosen_programs
+from ci.pipeline.operator_script import OperatorScript
 from ci.pipeline.options import Choice, OneModel
-from ci.pipeline.reduction import only
-from ci.pipeline.steps import Ask, require_done, run_step
+from ci.pipeline.steps import Ask, asking, require_done, run_step
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.known_faults import faults_of
@@ -72,6 +75,23 @@ def cuts_of(
         known = inexact_onnx([first["operator"]], program.run.kind, program.soc)
         first["known"] += [row._asdict() for row in known if row.compiles]
     return result
+
+
+def script_of(
+    model: OneModel, program: OnnxProgram, operator: Mapping[str, Any], before: int
+) -> OperatorScript:
+    plan = plan_of([program], model.selection, model.work)
+    setup = setup_of(plan.logs, timeout=plan.work.timeout, exports=bool(program.case.factory))
+    with (
+        tempfile.TemporaryDirectory(prefix="qnn-ci-script-") as scratch,
+        asking(setup, plan.logs / "script.log") as ask,
+    ):
+        common, _ = prepared(program, ask, Path(scratch), drawn=True)
+        into = str(empty_folder(Path(scratch) / "cut"))
+        more = {"operator": operator["node"], "sample": operator["sample"]}
+        source = ask(do="script", **{**common, "into": into}, **more, before=before)
+    packages = ", ".join(f"{name} {version}" for name, version in provider.packages().items())
+    return OperatorScript(packages, source["imports"], source["body"], environment())
 
 
 def chosen_program(model: OneModel, choice: Choice, _kept: tuple[str, ...] = ()) -> OnnxProgram:

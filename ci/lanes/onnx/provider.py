@@ -213,7 +213,7 @@ def compiled(
     before = size_of(log) if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
-    provider = _provider_options(precision, soc, settings, None)
+    provider = provider_options(precision, soc, settings, None)
     if traced:
         provider |= {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(trace)}
     wanted = {**_context_options(settings, context, embed), FALLBACK: "0" if cpu else "1"}
@@ -241,7 +241,7 @@ def estimated(
     """QNN's own estimate, of a compile of its own. Raises CheckFailed where HTP does not take all of it."""
     profile, context = into / f"{soc.id}.csv", into / f"{soc.id}_ctx.onnx"
     with _failing(NOT_WHOLE):
-        provider = _provider_options(precision, soc, settings, profile)
+        provider = provider_options(precision, soc, settings, profile)
         _session(model, provider, _context_options(settings, context, False))
     if nodes_beside_context(context):
         raise CheckFailed("HTP does not support all of it")
@@ -266,7 +266,7 @@ def simulated(model: Path, precision: Precision, soc: Soc, settings: Settings, i
     options = _context_options(settings, context, False)
     device()
     with simulating(Path(onnxruntime_qnn.get_qnn_htp_path()), into) as found, _failing(NOT_WHOLE):
-        _session(model, _provider_options(precision, soc, settings, None), options)
+        _session(model, provider_options(precision, soc, settings, None), options)
     simulation = found.simulation()
     for path in into.glob(f"{context.stem}*"):
         path.unlink()
@@ -288,7 +288,7 @@ def compiled_for_all(
 ) -> None:
     """Write one context for all the chips. It is not run, because the provider only prepares such a model."""
     provider = {
-        **_provider_options(precision, socs[0], settings, None),
+        **provider_options(precision, socs[0], settings, None),
         "soc_model": ",".join(str(soc.id) for soc in socs),
         "htp_arch": ",".join(str(soc.arch) for soc in socs),
     }
@@ -312,7 +312,7 @@ def reloaded(
     A profile needs RUNS runs, because a single one varies too much. With `cpu`, nodes beside the contexts run
     on the CPU; their times are in the profile's .json."""
     doing("run")
-    provider = _provider_options(None, soc, settings, profile)
+    provider = provider_options(None, soc, settings, profile)
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
     recorded = profile.with_suffix("") if profile and cpu else None
@@ -332,11 +332,11 @@ def on_htp(
 ) -> list[Sample]:
     """The outputs of a model that is compiled for it and not kept; the CPU takes what HTP does not."""
     with _failing("the QNN provider cannot compile it"):
-        session = _session(model, _provider_options(precision, soc, settings, None), settings.session)
+        session = _session(model, provider_options(precision, soc, settings, None), settings.session)
     return [run(session, sample, settings) for sample in samples]
 
 
-def _provider_options(
+def provider_options(
     precision: Precision | None, soc: Soc, settings: Settings, profile: Path | None
 ) -> dict[str, str]:
     options = {**settings.provider, **htp_options(soc)}

@@ -53,7 +53,7 @@ from ci.pipeline.accuracy import (
     pair_of_choice,
 )
 from ci.pipeline.findings import BEYOND_FIX, below_usual, beyond_in_words
-from ci.pipeline.models.arrays import Array, Sample, save, save_one, saved
+from ci.pipeline.models.arrays import Array, Sample, save, saved
 from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, checked, drawn, most_calibrating
 from ci.pipeline.models.metric import side_by_side
 from ci.pipeline.models.wheels import located
@@ -76,8 +76,6 @@ REFERENCE = "reference.npz"
 OPSET = 20
 DRAWN = 9
 MESSAGE = 600
-OBSERVED = 4
-"""Of the samples to calibrate by, those that the pieces of a model are calibrated by."""
 
 
 def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
@@ -538,17 +536,19 @@ def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"result": searched(model, places, samples, _target_of(order), into, *limits, whole)}
 
 
-def order_observe(order: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of all tensors of the prepared model for a few samples, in a file each."""
+def order_script(order: Mapping[str, Any]) -> dict[str, Any]:
+    """One operator of the quantized model, alone."""
     import onnx
 
-    from ci.lanes.onnx.values import values_of
+    from ci.lanes.onnx.cut_out import IMPORTS, body_of, cut_out
+    from ci.lanes.onnx.node_graph import Graph
 
-    into, prepared = Path(order["into"]), Path(order["prepared"])
-    samples = [*saved(prepared / SAMPLES), *saved(prepared / CALIBRATION)[:OBSERVED]]
-    for number, values in enumerate(values_of(onnx.load(order["model"]), samples, into)):
-        save_one(into / f"{number}.npz", values)
-    return {"samples": len(samples)}
+    graph, name = Graph(onnx.load(order["model"])), order["operator"]
+    node = next(node for node in graph.operators() if name in (node.name, node.output[0]))
+    sample = saved(Path(order["prepared"]) / SAMPLES)[order["sample"]]
+    model, inputs = cut_out(graph, node, sample, order["before"], Path(order["into"]))
+    options = provider.provider_options(*_target_of(order), None)
+    return {"imports": IMPORTS, "body": body_of(model, inputs, options)}
 
 
 def order_losses(order: Mapping[str, Any]) -> dict[str, Any]:

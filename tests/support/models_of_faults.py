@@ -1,5 +1,5 @@
 """Models that each meet one known fault (manifests/known_faults.toml), among layers that are right: what
-`reduce` must find of them again."""
+`divergence` must cut out of them."""
 
 from __future__ import annotations
 
@@ -59,50 +59,40 @@ def of_two_groups() -> nn.Module:
     return layer
 
 
-class ReducibleFault(NamedTuple):
+class ModelOfFault(NamedTuple):
     precision: str
-    when: str
     make: Callable[[], Work]
     shape: tuple[int, ...] = ROWS
     without: str = ""
 
 
 INDEX = torch.tensor([[[0, 3]] * 12])
-FAULTS: Mapping[str, ReducibleFault] = {
-    "avg-pool-by-four": ReducibleFault("8a8w", "wrong", lambda: nn.AvgPool2d(4), IMAGES),
-    "avg-pool-over-the-edge": ReducibleFault(
-        "fp16", "wrong", lambda: nn.AvgPool2d(3, 2, ceil_mode=True), IMAGES
+FAULTS: Mapping[str, ModelOfFault] = {
+    "avg-pool-by-four": ModelOfFault("8a8w", lambda: nn.AvgPool2d(4), IMAGES),
+    "avg-pool-over-the-edge": ModelOfFault("fp16", lambda: nn.AvgPool2d(3, 2, ceil_mode=True), IMAGES),
+    "batch-norm-16a8w": ModelOfFault("16a8w", lambda: normed(-0.5), IMAGES),
+    "batch-norm-largest-bias": ModelOfFault("8a8w", lambda: normed(0.9), IMAGES),
+    "bias-used-twice": ModelOfFault("8a8w", Twice),
+    "ceil-16-bit": ModelOfFault("16a8w", lambda: lambda x: torch.ceil(0.1 * x)),
+    "comparison-as-float": ModelOfFault("8a8w", lambda: lambda x: (x > 0).float()),
+    "cumsum-8-bit": ModelOfFault("8a8w", lambda: lambda x: torch.cumsum(x, 1)),
+    "exp-below-minus-88": ModelOfFault("fp16", lambda: lambda x: torch.exp(60 * x - 58)),
+    "grouped-transposed-convolution": ModelOfFault("8a8w", of_two_groups, IMAGES),
+    "instance-norm-epsilon": ModelOfFault("fp16", lambda: nn.InstanceNorm2d(8, affine=True, eps=0.5), IMAGES),
+    "max-pool-padded-fp16": ModelOfFault("fp16", lambda: nn.MaxPool2d(2, 2, padding=1), IMAGES),
+    "nearest-to-no-multiple": ModelOfFault(
+        "fp16", lambda: lambda x: functional.interpolate(x, size=(13, 13)), IMAGES
     ),
-    "batch-norm-16a8w": ReducibleFault("16a8w", "wrong", lambda: normed(-0.5), IMAGES),
-    "batch-norm-largest-bias": ReducibleFault("8a8w", "wrong", lambda: normed(0.9), IMAGES),
-    "bias-used-twice": ReducibleFault("8a8w", "wrong", Twice),
-    "ceil-16-bit": ReducibleFault("16a8w", "wrong", lambda: lambda x: torch.ceil(0.1 * x)),
-    "comparison-as-float": ReducibleFault("8a8w", "wrong", lambda: lambda x: (x > 0).float()),
-    "cumsum-8-bit": ReducibleFault("8a8w", "wrong", lambda: lambda x: torch.cumsum(x, 1)),
-    "exp-below-minus-88": ReducibleFault("fp16", "wrong", lambda: lambda x: torch.exp(60 * x - 58)),
-    "grouped-transposed-convolution": ReducibleFault("8a8w", "wrong", of_two_groups, IMAGES),
-    "instance-norm-epsilon": ReducibleFault(
-        "fp16", "wrong", lambda: nn.InstanceNorm2d(8, affine=True, eps=0.5), IMAGES
+    "pad-at-the-ends": ModelOfFault(
+        "fp16", lambda: lambda x: functional.pad(x, [0, 1, 0, 1]), IMAGES, without="last"
     ),
-    "max-pool-padded-fp16": ReducibleFault("fp16", "wrong", lambda: nn.MaxPool2d(2, 2, padding=1), IMAGES),
-    "max-pool-without-stride": ReducibleFault(
-        "fp16", "dies", lambda: lambda x: functional.max_pool2d(x, 2), IMAGES
+    "power-of-a-number": ModelOfFault("8a8w", lambda: lambda x: 2.0**x),
+    "prelu-by-channel": ModelOfFault("fp16", by_channel, SQUARE),
+    "scatter-of-a-number": ModelOfFault(
+        "8a8w", lambda: lambda x: torch.scatter(x, 2, INDEX, 0.5), without="first"
     ),
-    "nearest-to-no-multiple": ReducibleFault(
-        "fp16", "wrong", lambda: lambda x: functional.interpolate(x, size=(13, 13)), IMAGES
-    ),
-    "pad-at-the-ends": ReducibleFault(
-        "fp16", "wrong", lambda: lambda x: functional.pad(x, [0, 1, 0, 1]), IMAGES, without="last"
-    ),
-    "power-of-a-number": ReducibleFault("8a8w", "wrong", lambda: lambda x: 2.0**x),
-    "prelu-by-channel": ReducibleFault("fp16", "wrong", by_channel, SQUARE),
-    "scatter-of-a-number": ReducibleFault(
-        "8a8w", "wrong", lambda: lambda x: torch.scatter(x, 2, INDEX, 0.5), without="first"
-    ),
-    "small-values-16-bit": ReducibleFault(
-        "16a8w", "wrong", lambda: lambda x: functional.elu(0.005 * x), without="last"
-    ),
-    "softplus-above-eleven": ReducibleFault("fp16", "wrong", lambda: lambda x: functional.softplus(15 * x)),
+    "small-values-16-bit": ModelOfFault("16a8w", lambda: lambda x: functional.elu(0.005 * x), without="last"),
+    "softplus-above-eleven": ModelOfFault("fp16", lambda: lambda x: functional.softplus(15 * x)),
 }
 """By the fault's id: at which precision, and what it does."""
 
