@@ -88,9 +88,9 @@ SCHEMAS = {
 
 REPORT = "manifests/schema/report.json"
 PAGES = {
-    "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
+    "docs/checks.md": "lab.generate.checks_page:page",
     "docs/chips.md": "lab.generate.chips_page:page",
-    "docs/findings.md": "ci.lanes.upstream.findings_page:page",
+    "docs/findings.md": "lab.generate.findings_page:page",
     "docs/upgrades.md": "lab.compat.stage:page",
     "docs/rules.md": "lab.generate.rules_page:page",
     "docs/options.md": "lab.generate.options_page:page",
@@ -98,8 +98,8 @@ PAGES = {
     "manifests/workflow.yml": "lab.generate.adopter_workflow:text",
     "manifests/lanes.toml": "lab.generate.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
-    "docs/environments.md": "ci.image.published:page",
-    ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",
+    "docs/environments.md": "lab.generate.published_images:page",
+    ".devcontainer/devcontainer.json": "lab.generate.published_images:devcontainer",
     "manifests/schema/answer.json": "lab.generate.answer_schema:text",
     "skills/qnn-ci/SKILL.md": "ci.agents.skill:page",
 }

@@ -25,7 +25,7 @@ An `--ignore` that matches no finding is an error: remove it when its reason is 
 """
 
 
-def catalogue_markdown() -> str:
+def page() -> str:
     rules = catalogue()
     parts = [_HEAD, "| rule | severity | what holds |\n| --- | --- | --- |"]
     parts[-1] += "".join(
