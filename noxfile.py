@@ -26,7 +26,6 @@ from lab.__main__ import SESSIONS, environment_of
 from lab.__main__ import VERBS as LABORATORY
 from provisioning.base.command_line import STARTED_BY, STARTED_IN, Verb
 from provisioning.base.errors import ToolkitError
-from provisioning.base.secrets import handed_on, hide
 from provisioning.python_environments import PythonEnvironments, uv_program
 from qnn_ci.command import VERBS, check, program_of
 
@@ -34,7 +33,6 @@ nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["gate"]
 
-hide()
 os.environ.setdefault("QNN_CI_RUN", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
 """The sessions of one call of nox are one run: reports of another run are not compared with theirs."""
 
@@ -122,7 +120,7 @@ def _variables(session: nox.Session) -> dict[str, str | None]:
     # For suites with packages of their own: the locked environments have no uv.
     variables: dict[str, str | None] = {"QNN_CI_UV": os.environ.get("QNN_CI_UV") or uv_program()}
     folder = user_folder(session)
-    variables |= {**handed_on({}), STARTED_BY: sys.executable}
+    variables[STARTED_BY] = sys.executable
     return variables if folder == Path.cwd() else {**variables, STARTED_IN: str(folder)}
 
 

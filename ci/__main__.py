@@ -13,7 +13,6 @@ VERBS = {
     "report": Verb(
         "ci.report.verb",
         "render reports/ as a table, JUnit, SARIF, a job summary or a page",
-        foreign_code=False,
     ),
     "build_runner": Verb(
         "ci.builds.runner_verb", "build qnn_executor_runner against the executorch wheel", "executorch"
@@ -49,7 +48,6 @@ VERBS = {
     "diagnose": Verb(
         "ci.inspect.diagnose",
         "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001",
-        foreign_code=False,
     ),
     "example": Verb(
         "ci.model_commands.example",
@@ -112,11 +110,8 @@ VERBS = {
     "matrix": Verb(
         "ci.github.matrix",
         "print the suite as a CI matrix, in shards of equal length",
-        foreign_code=False,
     ),
-    "inspect": Verb(
-        "ci.inspect.verb", "show what is inside a program, and whether an SDK can load it", foreign_code=False
-    ),
+    "inspect": Verb("ci.inspect.verb", "show what is inside a program, and whether an SDK can load it"),
     "onnx": Verb("ci.lanes.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider", "onnx"),
     "test_onnx": Verb(
         "ci.lanes.onnx.verb",
@@ -137,19 +132,14 @@ VERBS = {
     "buck_parity": Verb(
         "ci.parity.verb", "check that ExecuTorch's Buck and CMake files build the same; --fix corrects Buck's"
     ),
-    "signing": Verb(
-        "ci.signing.verb", "inspect or verify the signatures of Hexagon libraries", foreign_code=False
-    ),
+    "signing": Verb("ci.signing.verb", "inspect or verify the signatures of Hexagon libraries"),
     "sign_lpai": Verb("ci.signing.lpai.verb", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or check that it can be rebuilt bit for bit"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
-    "github": Verb("ci.github", "run a part of a GitHub workflow: --help names them", foreign_code=False),
+    "github": Verb("ci.github", "run a part of a GitHub workflow: --help names them"),
     "release": Verb(
         "ci.github.release_verb",
         "make a release's files in dist/release; --check lists what is missing",
-    ),
-    "cache": Verb(
-        "ci.sharing.verb", "upload packed results to the cache that machines share", foreign_code=False
     ),
 }
 

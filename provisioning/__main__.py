@@ -10,13 +10,11 @@ VERBS = {
     "provision": Verb(
         "provisioning.verbs.provision",
         "fetch, verify and unpack the profile's components",
-        foreign_code=False,
     ),
-    "store": Verb("provisioning.verbs.store", "list, verify, repair or prune the store", foreign_code=False),
+    "store": Verb("provisioning.verbs.store", "list, verify, repair or prune the store"),
     "env": Verb(
         "provisioning.verbs.env",
         "print the environment of a target: sh, dotenv, github, json or docker",
-        foreign_code=False,
     ),
     "shell": Verb(
         "provisioning.verbs.shell", "open a shell, or run a command, in the environment of a target"
@@ -25,12 +23,10 @@ VERBS = {
         "provisioning.verbs.validate",
         "check whether an environment can work",
         "executorch",
-        foreign_code=False,
     ),
     "chips": Verb(
         "provisioning.verbs.chips",
         "list the chips, by QNN's name and by what people call them",
-        foreign_code=False,
     ),
     "lock": Verb(
         "provisioning.verbs.lock", "fill in hashes that manifests lack and regenerate every lock file", "lint"

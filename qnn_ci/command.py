@@ -26,7 +26,6 @@ from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import answer, command_line  # noqa: E402
 from provisioning.base.command_line import Verb  # noqa: E402
 from provisioning.base.errors import UnknownName, UsageError  # noqa: E402
-from provisioning.base.secrets import handed_on, hide  # noqa: E402
 from provisioning.base.selection import selection_of  # noqa: E402
 from provisioning.base.settings import CLONE, profile_names  # noqa: E402
 from provisioning.base.units import aligned  # noqa: E402
@@ -157,7 +156,6 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
     """Replace this process: signals, the terminal and the exit code are then the verb's own."""
     from provisioning.python_environments import PythonEnvironments, environments_folder, uv_program
 
-    hide()
     package, environment = program_of(verb, arguments, Path.cwd())
     if package == "ci" and verb == "shell" and not CLONE:
         raise UsageError(
@@ -176,7 +174,7 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
     os.environ["QNN_CI_REPORTS"] = os.environ.get("QNN_CI_REPORTS") or str(Path(here, "reports"))
     # Python looks for -m in the working directory first: it must be ours, not the user's.
     os.chdir(ROOT)
-    os.execve(python, [python, "-m", package, verb, *arguments], handed_on(os.environ))
+    os.execve(python, [python, "-m", package, verb, *arguments], os.environ)
 
 
 def _log(line: str) -> None:

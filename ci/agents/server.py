@@ -19,7 +19,6 @@ from provisioning.base.answer import AnsweredFinding
 from provisioning.base.command_line import STARTED_BY, Parser
 from provisioning.base.errors import UsageError
 from provisioning.base.foreign import visible
-from provisioning.base.secrets import handed_on
 from provisioning.base.settings import CLONE, ROOT
 
 LINES = 60
@@ -79,9 +78,7 @@ async def _answered(tool: Tool, words: list[str]) -> dict[str, Any]:
         "--json",
         *words,
     ]
-    done = await anyio.run_process(
-        command, stdin=subprocess.DEVNULL, check=False, cwd=Parser.user_folder(), env=handed_on(os.environ)
-    )
+    done = await anyio.run_process(command, stdin=subprocess.DEVNULL, check=False, cwd=Parser.user_folder())
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:

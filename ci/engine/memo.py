@@ -15,14 +15,14 @@ from typing import Any
 
 from ci.engine import entries
 from ci.engine.digests import Digests
-from ci.engine.exchange import Exchange
 from ci.engine.inputs import ORDER, CurrentState, Roots, change_in_words
 from ci.engine.observed import Observation, Observed
 from ci.engine.runs import UNKNOWN_MAKER, Maker, Run, flat, processor_kind
 from ci.engine.watch import Touched
-from ci.sharing.remote import ENTRIES
 from provisioning.base.findings import Metric as Json
 
+ENTRIES = 16
+"""Of one key, at most: one for each set of inputs that was seen."""
 MOST_FAILED = MOST_RUNS = 64
 
 
@@ -84,7 +84,6 @@ class Memo:
         self._state = CurrentState(self.roots, self._digests)
         self._observer = Observation(self.roots, self._digests)
         self._changes: dict[str, str] = {}
-        self.exchange = Exchange(self._entries)
 
     @property
     def place(self) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -105,7 +104,7 @@ class Memo:
                 return found
             # Of several reasons, what is wrong with a result says the most.
             why = found.why if isinstance(found, _Damaged) else why or found.why
-        return self._from_remote(key) or Miss(why or self._new_key(subject, key))
+        return Miss(why or self._new_key(subject, key))
 
     def _usable(self, path: Path) -> CachedResult | Miss:
         """What an entry holds, or why it does not count."""
@@ -152,8 +151,6 @@ class Memo:
                 self._entries.write(key, f"{entries.name_of(document)}.json", document, ENTRIES)
                 entries.store(self._entries.subject(subject), {"parts": dict(key)})
                 self._remove(key, entries.FAILED)
-                if not observed.bound:
-                    self.exchange.pack(key, document)
                 place = self._entries.product(self._entries.folder(key), document)
                 return CachedResult(document["result"], place)
             except OSError as error:
@@ -163,8 +160,7 @@ class Memo:
     def forget(self, key: Mapping[str, Json], work: WorkDone = WorkDone(), run: Run | None = None) -> None:
         """Remove the entry that `find` would return: the same work has failed since. The run is kept.
 
-        Other machines' passes with the same inputs do not count then, here and, if this machine writes,
-        anywhere; with unknown inputs, no pass of this key does here until it passes here."""
+        With unknown inputs, no pass of this key counts until it passes again."""
         self._remove(key, "json")
         observed = self._observed(key, work)
         known = not observed.reasons
@@ -174,8 +170,6 @@ class Memo:
                 self._write_run(key, run, observed)
                 document = self._named_inputs(observed)
             self._entries.write(key, f"{entries.name_of(document)}.{entries.FAILED}", document, MOST_FAILED)
-            if document["inputs"] and not observed.bound:
-                self.exchange.pack(key, {**document, entries.FAILED: True})
 
     def runs(self, key: Mapping[str, Json]) -> tuple[Run, ...]:
         """Earlier runs of the work with the inputs of now, the last one last."""
@@ -256,22 +250,6 @@ class Memo:
             document = entries.load(path)
             if document is None or not self._change(document):
                 path.unlink(missing_ok=True)
-
-    def _from_remote(self, key: Mapping[str, Json]) -> CachedResult | None:
-        """What another machine remembers; nothing for work that failed since, here or there."""
-        marks = map(entries.load, self._entries.of(key, entries.FAILED))
-        if not self.exchange.remote or any(mark is None or not self._change(mark) for mark in marks):
-            return None
-        for document in self.exchange.offered(key):
-            with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
-                if self._change(document):
-                    continue
-                if entries.FAILED in document:
-                    return None
-                if entry := self.exchange.taken(key, document):
-                    folder = self._entries.product(self._entries.folder(key), entry)
-                    return _cached(entry, folder, "remote")
-        return None
 
 
 def _cached(document: Mapping[str, Any], folder: Path | None, origin: str) -> CachedResult:

@@ -13,7 +13,6 @@ from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.foreign import one_line
 from provisioning.base.rendering.text import plural
-from provisioning.base.secrets import handed_on
 
 if TYPE_CHECKING:
     import subprocess
@@ -64,7 +63,7 @@ def process_of(
 
     return subprocess.Popen(
         argv,
-        env={**handed_on(environ), **output.environ},
+        env={**environ, **output.environ},
         stdout=output.stdout,
         stderr=output.stderr,
         pass_fds=output.inherited,

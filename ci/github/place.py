@@ -18,15 +18,6 @@ SCHEMA = 2
 """Raise it when older stores must not be reused."""
 
 
-PACKED = "new.tar"
-"""What a job packs of what is new in its memory."""
-
-
-def new_memory(environ: Mapping[str, str]) -> Path:
-    """The folder of what is new in a job's memory, or of what all jobs packed."""
-    return Path(environ.get("RUNNER_TEMP", ""), "qnn-ci-memory").absolute()
-
-
 @dataclass(frozen=True, slots=True)
 class SetupInputs:
     """The inputs of setup-qnn and setup-ndk, from the environment."""

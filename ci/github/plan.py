@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.gate.table import CiJob, GateTable, gate_table, matches
-from ci.github import digests
 from ci.github.files import set_outputs, summarise
-from ci.github.place import SetupInputs, may_be_cached, saves
+from ci.github.place import SetupInputs, may_be_cached
 from ci.pipeline.stage_names import GATE_TABLE
 from ci.pipeline.suite_file import lanes, lanes_of
 from provisioning.base.commands import captured, session
@@ -47,7 +46,6 @@ class Caller:
     """The caller's suites of other lanes, by stage."""
     tags: tuple[str, ...] = ()
     socs: str = ""
-    keeps_programs: bool = False
     """Whether it wants the programs that passed."""
     shards: int = 0
     """At most so many jobs for a stage of its suite, in place of the table's number."""
@@ -81,11 +79,10 @@ class Caller:
 
 INPUTS = (
     *("QNN_CI_OCCASION", "QNN_CI_STAGES", "QNN_CI_PROFILE", "QNN_CI_SOC", "QNN_CI_SUITE", "QNN_CI_TAGS"),
-    *("QNN_CI_REQUIREMENTS", "QNN_CI_EXECUTORCH", "QNN_CI_KEEP_PROGRAMS"),
+    *("QNN_CI_REQUIREMENTS", "QNN_CI_EXECUTORCH"),
 )
 """What a call of gate.yml says of its work."""
 
-HANDING = ("test_emulator", "gate")
 """The stages that keep the programs that passed."""
 
 MOST_MINUTES = 6 * 60
@@ -145,7 +142,6 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
         sys.stdout.write(f"{name:<14} {in_line(why)}\n")
     begin = artifact_name("reports", caller.call)
     sys.stdout.write(f"artifacts begin with {begin}: a second call with equal inputs cannot upload its own\n")
-    number(jobs, keeps_programs=caller.keeps_programs)
     if not jobs:
         raise UsageError(
             "no job is left to run",
@@ -156,15 +152,14 @@ def run(environ: Mapping[str, str], table: GateTable | None = None, matrix: Matr
     summarise("\n".join([*lines, "", ""]), environ)
     outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile), "artifacts": begin}
     outputs["runs-on"] = runners_of(environ)
-    remembers = saves(environ) and any(job["remembers"] for job in jobs)
-    set_outputs({**outputs, "remembers": str(remembers).lower()}, environ)
+    set_outputs(outputs, environ)
     return 0
 
 
 def caller_of(environ: Mapping[str, str]) -> Caller:
     """Read QNN_CI_PROFILE, QNN_CI_SOC, QNN_CI_TAGS, QNN_CI_SUITE (paths in the calling repository, which is
     the workspace's folder QNN_CI_SOURCE), and as `true` or not QNN_CI_OWN (the calling repository is this
-    one), QNN_CI_EXECUTORCH (it is a checkout of ExecuTorch) and QNN_CI_KEEP_PROGRAMS."""
+    one) and QNN_CI_EXECUTORCH (it is a checkout of ExecuTorch)."""
     source = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
     suites: dict[str, list[str]] = {}
     for name in _several(environ, "QNN_CI_SUITE"):
@@ -186,7 +181,6 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         others={stage: files for lane, files in suites.items() for stage in lanes()[lane].stages},
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
-        keeps_programs=environ.get("QNN_CI_KEEP_PROGRAMS") == "true",
         shards=_number(environ, "QNN_CI_SHARDS", "shards", 100),
         minutes=_number(environ, "QNN_CI_MINUTES", "minutes", MOST_MINUTES),
         call=call_name(environ),
@@ -328,14 +322,13 @@ def jobs_of(
     else:
         parts = _in_shards(row.arguments, row.shards)
     theirs = bool(caller.suites_of(row) or (caller.suites and (row.suite or row.replaces)))
-    keep = " --keep-programs" if caller.keeps_programs and row.stage in HANDING else ""
     recheck = f" --recheck {row.recheck}" if row.recheck and occasion == "nightly" else ""
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
             "artifact": artifact_name("reports", caller.call, name, shard.replace("/", " of ")),
             "stage": row.stage,
-            "arguments": f"{arguments}{keep}{recheck}".strip(),
+            "arguments": f"{arguments}{recheck}".strip(),
             "minutes": (caller.minutes if theirs else 0) or row.minutes,
             "provision": row.provision,
             "targets": row.targets,
@@ -345,25 +338,7 @@ def jobs_of(
             "variables": shlex.join(f"{name}={value}" for name, value in row.variables.items()),
             "root": row.root,
             "remembers": row.remembers,
-            "number": "",
         }
-
-
-def number(jobs: Sequence[dict[str, Any]], *, keeps_programs: bool) -> None:
-    """Give each job that hands programs over an output of its own, then those that hand over a memory, as far
-    as there are outputs."""
-    handing = [job for job in jobs if keeps_programs and job["stage"] in HANDING]
-    if len(handing) > digests.OUTPUTS:
-        raise UsageError(
-            f"{len(handing)} jobs hand over programs, and gate.yml has outputs for {digests.OUTPUTS}",
-            fix=f"give it shards: {digests.OUTPUTS} or less, or no keep-programs (which attest.yml sets)",
-        )
-    remembering = [job for job in jobs if job["remembers"] and job not in handing]
-    numbered = [*handing, *remembering]
-    for index, job in enumerate(numbered[: digests.OUTPUTS], 1):
-        job["number"] = str(index)
-    for job in numbered[digests.OUTPUTS :]:
-        sys.stdout.write(f"{in_line(job['name'])}: no later run takes what it remembers, with so many jobs\n")
 
 
 def _in_shards(arguments: str, shards: int) -> list[tuple[str, str]]:

@@ -37,7 +37,6 @@ EXAMPLES = """\
   python -m ci inspect context.bin --json
   python -m ci inspect model_ctx.onnx --against $QNN_SDK_ROOT
   python -m ci inspect model.pte --extract contexts/
-  python -m ci inspect model.pte --attestation attestation.json
   python -m ci inspect libQnnHtpV73Skel.so
   python -m ci inspect app.apk --soc SM8750
 """
@@ -57,19 +56,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     valued(parser, "--against", "SDK", "exit 1 if this SDK's libraries cannot load the program", type=Path)
     valued(parser, "--extract", "DIR", "write the program's context binaries or DLCs to DIR", type=Path)
-    valued(
-        parser,
-        "--attestation",
-        "FILE",
-        "show what this attestation of attest.yml says about the program; exit 1 if nothing",
-        type=Path,
-    )
     add_selection(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     # Imported late: they load pydantic, and what reads archives and signatures.
-    from ci.inspect import attestation, libraries, package
+    from ci.inspect import libraries, package
 
     file: Path = args.files[0]
     if all(package.is_package(path) for path in args.files):
@@ -79,9 +71,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"expected one file, or packages alone, found {len(args.files)}", fix="inspect them one by one"
         )
-    if args.attestation:
-        facts = attestation.facts(file, args.attestation)
-        return _show(file, "attestation", facts)
     head = first_bytes(file)
     if kind := libraries.kind_of(head):
         _refuse_flags(file, kind, args.against, args.extract)

@@ -78,7 +78,6 @@ SCHEMAS = {
         "Phones that forecasts are for, and the models that they are fitted by",
     ),
     "comment": ("ci.report.changes:Changes", "What became worse in a pull request, for comment.yml"),
-    "attestation": ("ci.inspect.attestation:Statement", "What GitHub attests of programs, by attest.yml"),
     "onnx_options": (
         "ci.lanes.onnx.options:OptionTable",
         "What ONNX Runtime's QNN provider, its sessions and runs take",

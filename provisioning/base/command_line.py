@@ -30,7 +30,6 @@ from provisioning.base.errors import (
     UsageError,
 )
 from provisioning.base.foreign import visible
-from provisioning.base.secrets import RESULTS, hide, refuse_keys
 from provisioning.base.settings import CLONE, user_path
 from provisioning.base.units import aligned
 
@@ -42,9 +41,6 @@ class Verb:
     summary: str
     environment: str = "tools"
     """The locked environment that has its packages; qnn_ci/command.py chooses for those that need several."""
-    foreign_code: bool = True
-    """Whether it may run code that is not ours, such as a model, which must find no key of the remote
-    cache."""
 
 
 class VerbModule(Protocol):
@@ -72,7 +68,6 @@ STARTED_BY = "QNN_CI_STARTED_BY"
 PATHS = (
     "QNN_CI_STORE",
     "QNN_CI_REPORTS",
-    RESULTS,
     "QNN_SDK_ROOT",
     "ANDROID_NDK_ROOT",
     "ANDROID_NDK_HOME",
@@ -401,7 +396,6 @@ def _parser(program: str, name: str, verb: Verb) -> Parser:
 
 
 def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
-    hide()
     # Child processes resolve relative paths from their own folder.
     started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
     for variable in PATHS:
@@ -410,6 +404,4 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     parser = _parser(program, name, verb)
     answer.add_parser(parser)
     args = parser.parse_args(argv)
-    if verb.foreign_code:
-        refuse_keys(name, os.environ)
     return module_of(verb).run(args)

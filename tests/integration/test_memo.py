@@ -16,10 +16,9 @@ from ci.engine.closed import closed
 from ci.engine.digests import Digests
 from ci.engine.entries import prune
 from ci.engine.inputs import key_of
-from ci.engine.memo import CachedResult, Miss, WorkDone
+from ci.engine.memo import ENTRIES, CachedResult, Miss, WorkDone
 from ci.engine.watch import YOUNG_SECONDS, Touched, stamp_of
 from ci.engine.workers.parent import Worker, WorkerDied
-from ci.sharing.remote import ENTRIES
 from tests.support.watched_work import Place, later, start
 
 NATIVE = """

@@ -18,7 +18,6 @@ from tests.support.sources import OURS, nodes, our_files, parsed, statements, wa
 FLOORS = (
     {"diagnose"},
     {"artifacts"},
-    {"sharing"},
     {"engine"},
     {"pipeline"},
     {"operators"},

@@ -18,7 +18,7 @@ import pytest
 
 from ci import github as verb
 from ci.gate.table import CiJob, GateTable, IgnoredChanges, gate_table
-from ci.github import digests, place, plan, publish, release, setup, stage, verdict
+from ci.github import place, plan, publish, release, setup, stage, verdict
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.findings import Outcome
 from provisioning.base.settings import MANIFESTS, ROOT
@@ -103,12 +103,12 @@ def planned(environ: dict[str, str], matrix: plan.Matrix = in_one) -> list[dict[
 def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about_the_toolkit(
     adopter: dict[str, str],
 ) -> None:
-    (job,) = planned({**adopter, "QNN_CI_KEEP_PROGRAMS": "true"}, plan.matrix_entries)
+    (job,) = planned(adopter, plan.matrix_entries)
     assert (job["name"], job["stage"]) == ("programs", "gate")
     relative = os.path.relpath(Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml"), ROOT)
     assert shlex.split(job["arguments"]) == [
         *("--target", "x86_64-linux"),
-        *("--suite", relative, "--keep-programs"),
+        *("--suite", relative),
     ]
 
 
@@ -165,7 +165,6 @@ def test_calls_of_the_gate_that_differ_in_any_input_have_artifacts_and_groups_of
         {"QNN_CI_TAGS": "pr"},
         {"QNN_CI_STAGES": "lowering"},
         {"QNN_CI_REQUIREMENTS": "requirements.txt"},
-        {"QNN_CI_KEEP_PROGRAMS": "true"},
         {"QNN_CI_SUITE": "a/models.toml"},
         {"QNN_CI_SUITE": "b/models.toml"},
         {"QNN_CI_SUITE": ",".join(file.name for file in many)},
@@ -195,25 +194,6 @@ def test_a_large_suite_gets_the_shards_and_minutes_that_its_owner_says(adopter: 
         for wrong in ("many", "-1", "1000", "1.5"):
             with pytest.raises(UsageError):
                 planned({**adopter, name: wrong})
-
-
-def test_each_job_that_hands_programs_over_has_an_output_of_its_own(adopter: dict[str, str]) -> None:
-    def entries(most: int, flags: tuple[str, ...], socs: str) -> list[dict[str, str]]:
-        return [{"shard": f"{n}/{most}", "arguments": f"--shard {n}/{most}"} for n in range(1, most + 1)]
-
-    attesting = {**adopter, "QNN_CI_KEEP_PROGRAMS": "true", "QNN_CI_STAGES": "lowering,emulator"}
-    most = str(digests.OUTPUTS)
-    numbers = {job["name"]: job["number"] for job in planned({**attesting, "QNN_CI_SHARDS": most}, entries)}
-    wanted = {f"lowering {n}/{most}": "" for n in range(1, digests.OUTPUTS + 1)}
-    assert numbers == wanted | {f"emulator {n}/{most}": str(n) for n in range(1, digests.OUTPUTS + 1)}
-    more = {"QNN_CI_SHARDS": str(digests.OUTPUTS + 1)}
-    with pytest.raises(UsageError, match="17"):
-        planned({**attesting, **more}, entries)
-    # Whoever does not attest may have as many as he likes: the rest hands no memory over.
-    jobs = planned({**adopter, "QNN_CI_STAGES": "lowering,emulator", **more}, entries)
-    assert len(jobs) == 2 * digests.OUTPUTS + 2
-    numbered = sorted(int(job["number"]) for job in jobs if job["number"])
-    assert numbered == [*range(1, digests.OUTPUTS + 1)]
 
 
 def test_jobs_run_on_the_runners_that_the_caller_names(adopter: dict[str, str]) -> None:

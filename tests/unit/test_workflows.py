@@ -17,7 +17,7 @@ import yaml
 from ci import github as verb
 from ci.__main__ import VERBS as COMMANDS
 from ci.gate.table import CiJob, gate_table
-from ci.github import digests, place, plan, verdict
+from ci.github import place, plan, verdict
 from lab.__main__ import SESSIONS as OF_LABORATORY
 from lab.__main__ import VERBS as LABORATORY
 from provisioning.base.settings import ROOT
@@ -50,7 +50,7 @@ EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 COMMENT = "comment.yml: comment"
 """Writes after the run of a pull request, which may be a stranger's, and waits for nobody."""
 
-WITHOUT_CACHE = ("comment.yml", "attest.yml", "faults.yml", "release.yml", "site.yml", "update-pins.yml")
+WITHOUT_CACHE = ("comment.yml", "faults.yml", "release.yml", "site.yml", "update-pins.yml")
 
 
 @cache
@@ -132,7 +132,6 @@ def test_only_the_jobs_that_must_write_may() -> None:
         for name, job in ALL_JOBS.items()
     }
     assert {name: scopes for name, scopes in writing.items() if scopes} == {
-        "attest.yml: attest": ["attestations", "id-token"],
         COMMENT: ["pull-requests"],
         "faults.yml: propose": ["contents", "pull-requests"],
         "release.yml: attest": ["attestations", "id-token"],
@@ -144,15 +143,13 @@ def test_only_the_jobs_that_must_write_may() -> None:
     }
 
 
-SECRET = "QNN_CI_SIGNING_KEY"
 SECRETS = re.compile(r"\bsecrets\.(\w+)|\bsecrets\s*[\[)]|secrets: inherit")
 
 
 def test_jobs_that_may_write_or_sign_wait_for_a_protected_environment() -> None:
     for name, job in ALL_JOBS.items():
-        signs = bool(SECRETS.search(str(job.get("steps"))))
         if name != COMMENT:
-            assert ("environment" in job) == ("write" in job["permissions"].values() or signs), name
+            assert ("environment" in job) == ("write" in job["permissions"].values()), name
 
 
 def test_nothing_runs_with_a_strangers_code_and_our_rights() -> None:
@@ -189,28 +186,9 @@ def test_what_is_copied_to_comment_may_do_what_the_called_workflow_does_and_no_m
     assert caller[True]["workflow_run"]["workflows"] == [gate["name"]]
 
 
-def test_the_signing_key_is_one_step_s_of_a_job_that_runs_nothing_of_the_repository() -> None:
-    having = [placed.where for placed in ALL_STEPS if SECRETS.search(str(placed.step))]
-    assert having == ["gate.yml: remember: Sign it, if there are keys"]
-    job = workflows()["gate.yml"].jobs["remember"]
-    assert job.environment == "${{ inputs.public-keys != '' && 'memory' || '' }}"
-    # On the default branch alone, and without a checkout of what calls it.
-    assert "needs.plan.outputs.remembers == 'true'" in job.condition
-    (checkout,) = [step for step in job.steps if step.uses.startswith("actions/checkout@")]
-    assert checkout.inputs["repository"] == "${{ job.workflow_repository }}"
-    assert {step.run.rpartition(" -- ")[2] for step in job.steps if step.run} == {"memory"}
-    # Nothing else names a secret, in any file.
-    texts = {path.name: path.read_text(encoding="utf-8") for path in FILES}
-    named = {name: SECRETS.findall(text) for name, text in texts.items() if SECRETS.search(text)}
-    assert named == {name: [SECRET] for name in ("attest.yml", "gate.yml", "nightly.yml", "pr.yml")}
-
-
-def test_all_that_saves_what_is_remembered_has_the_same_keys() -> None:
-    """A run without them would save a newer memory, of which the others use nothing."""
-    for name in ("pr.yml", "nightly.yml"):
-        call = workflows()[name].jobs["gate"]
-        assert "vars.QNN_CI_PUBLIC_KEYS" in call.inputs["public-keys"]
-        assert set(call.secrets) == {SECRET}
+def test_no_job_has_a_secret() -> None:
+    named = {path.name for path in FILES if SECRETS.search(path.read_text(encoding="utf-8"))}
+    assert named == set()
 
 
 def test_what_is_run_is_one_line_that_calls_an_existing_session() -> None:
@@ -363,7 +341,7 @@ def test_a_cache_is_saved_from_the_default_branch_only(
     saves = {"saves": str(place.saves(environ)).lower()}
     gate = workflows()["gate.yml"].jobs
     steps = [*actions()["setup-qnn"].steps, *gate["stage"].steps]
-    saving = [step for step in steps if "save@" in step.uses or step.env.get("QNN_CI_MEMORY") == "pack"]
+    saving = [step for step in steps if "save@" in step.uses]
     saving += [step for step in steps if step.id == "wheels"]
     assert len(saving) == 4
     contexts: dict[str, Value] = {
@@ -371,7 +349,7 @@ def test_a_cache_is_saved_from_the_default_branch_only(
         "steps": {
             "place": {"outputs": saves},
             "restore": {"outputs": {}},
-            "memory": {"outputs": {"wheels-save": "a key", **saves}},
+            "results": {"outputs": {"wheels-save": "a key", **saves}},
             "wheels": {"outputs": {"new": str(saved).lower()}},  # of a step that runs only if it is saved
         },
     }
@@ -385,8 +363,8 @@ def test_no_installer_s_own_cache_travels_between_runs() -> None:
     travels = {step.step.inputs["path"] for step in ALL_STEPS if "actions/cache" in step.step.uses}
     assert travels == {
         "${{ steps.place.outputs.store }}",
-        "${{ steps.memory.outputs.wheels }}",
-        "${{ steps.memory.outputs.memo }}",
+        "${{ steps.results.outputs.wheels }}",
+        "${{ steps.results.outputs.results }}",
     }
 
 
@@ -396,45 +374,6 @@ def test_what_signs_or_writes_touches_no_cache(name: str) -> None:
     assert not any("cache" in uses or uses in ("$/.github/actions/setup-qnn",) for uses in used)
     nox = actions()["setup-nox"]
     assert not any("cache" in step.uses or "cache" in step.inputs for step in nox.steps)
-
-
-def test_each_job_that_is_attested_has_an_output_of_its_own_to_the_caller() -> None:
-    gate = workflows()["gate.yml"]
-    numbers = range(1, digests.OUTPUTS + 1)
-    assert gate.jobs["stage"].outputs == {
-        f"digests-{n}": f"${{{{ matrix.number == '{n}' && steps.digests.outputs.digests || '' }}}}"
-        for n in numbers
-    }
-    values = {name: output.value for name, output in gate.call.outputs.items()}
-    assert values.pop("artifacts") == "${{ jobs.plan.outputs.artifacts }}"
-    assert values == {f"digests-{n}": f"${{{{ jobs.stage.outputs.digests-{n} }}}}" for n in numbers}
-    titles = [step.title for step in gate.jobs["stage"].steps]
-    (said,) = [step for step in gate.jobs["stage"].steps if step.id == "digests"]
-    assert said.condition == "${{ !cancelled() && matrix.number != '' }}"
-    (packed,) = [step for step in gate.jobs["stage"].steps if step.env.get("QNN_CI_MEMORY") == "pack"]
-    assert titles.index("Run ${{ matrix.stage }}") < titles.index(packed.title) < titles.index(said.title)
-    (merged,) = [step for step in gate.jobs["remember"].steps if step.env.get("QNN_CI_MEMORY") == "merge"]
-    assert merged.env["QNN_CI_DIGESTS"] == "${{ toJSON(needs.stage.outputs) }}"
-
-
-def test_who_attests_gates_with_the_same_inputs_and_only_he_grants_rights() -> None:
-    gate, attest = workflows()["gate.yml"], workflows()["attest.yml"]
-    own = {"occasion", "trust-cache", "keep-programs"}
-    assert attest.call.inputs == {name: row for name, row in gate.call.inputs.items() if name not in own}
-    assert attest.call.secrets == gate.call.secrets
-    call = attest.jobs["gate"]
-    assert call.inputs == {
-        **{name: f"${{{{ inputs.{name} }}}}" for name in attest.call.inputs},
-        "keep-programs": True,
-    }
-    rights = {scope for job in gate.jobs.values() for scope in (allowed_in(gate, job) or {})}
-    assert rights == {"contents", "actions"}
-    # It signs what the jobs before it handed over, by numbers that no other job of the run can give.
-    statement, sign = attest.jobs["statement"], attest.jobs["attest"]
-    assert "toJSON(needs.gate.outputs)" in str(statement.steps)
-    (download,) = [step for step in sign.steps if "download-artifact" in step.uses]
-    assert download.inputs["artifact-ids"] == "${{ needs.statement.outputs.artifact }}"
-    assert not any(step.run for step in sign.steps)
 
 
 def test_every_row_of_the_gate_is_an_existing_session() -> None:
@@ -463,17 +402,6 @@ def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) 
     (job,) = yaml.safe_load(example)["jobs"].values()
     assert set(job["with"]) <= set(workflows()["gate.yml"].call.inputs)
     assert exceeded(job["permissions"], workflows()["gate.yml"]) == []
-
-
-def test_the_example_that_attests_grants_what_it_needs_for_the_default_branch_alone() -> None:
-    text = (ROOT / "docs" / "github.md").read_text(encoding="utf-8")
-    (example,) = [e for e in re.findall(r"```yaml\n(.*?)```", text, re.S) if "workflows/attest.yml@" in e]
-    document = yaml.safe_load(example)
-    assert document[True] == {"push": {"branches": ["main"]}}  # YAML 1.1 takes `on` for this
-    (job,) = document["jobs"].values()
-    assert exceeded(job["permissions"], workflows()["attest.yml"]) == []
-    needed = {scope for job in workflows()["attest.yml"].jobs.values() for scope in job.permissions or {}}
-    assert set(job["permissions"]) == needed
 
 
 def test_the_page_has_every_input_of_the_gate_with_its_default() -> None:

@@ -406,7 +406,7 @@ def lost_at(loss: Mapping[str, Any]) -> str:
 
 
 def _keep(stage: StageRun, compiled: Mapping[str, Result], folder: Path) -> None:
-    """Copy the programs that passed there, for whoever ships or attests them."""
+    """Copy the programs that passed there, for whoever ships them."""
     shutil.rmtree(folder, ignore_errors=True)
     rows: Any = stage.metrics["programs"]
     for name, shown in rows.items():

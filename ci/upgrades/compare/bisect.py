@@ -26,7 +26,6 @@ from ci.upgrades.compare.stage import (
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
-from provisioning.base.secrets import handed_on
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
 
@@ -140,9 +139,7 @@ def located(
         command += [flag for soc in selection.named_socs for flag in ("--soc", soc)]
         variables = variables_for(stack, selection, choice.lane, environ)
         with log.open("wb") as printed:
-            subprocess.run(
-                command, cwd=ROOT, env=handed_on(variables), stdout=printed, stderr=printed, check=False
-            )
+            subprocess.run(command, cwd=ROOT, env=variables, stdout=printed, stderr=printed, check=False)
         facts = _answer(result, log)
         found[stack.name] = facts
         say([f"  {line}" for line in as_text(facts)])

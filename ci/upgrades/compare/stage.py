@@ -22,7 +22,6 @@ from provisioning.base.commands import logged
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.files import replace_text, with_table
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
-from provisioning.base.secrets import handed_on
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.compat import Build, Release
@@ -187,7 +186,7 @@ def run_on(
 ) -> Report:
     """The report that a stage writes into this folder, once it is sure that it is about this build."""
     log = folder / f"{name}.log"
-    code = logged(command, log, handed_on(variables), cwd=ROOT)
+    code = logged(command, log, variables, cwd=ROOT)
     report, title = _report(folder / f"{name}.json", log), title_of(stack.name)
     if unmeasured := _of_this_machine(report):
         kind = UsageError if code == UsageError.exit_code else EnvironmentLacking
