@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import (
+    ANDROID,
     DEFAULT_TARGET,
     OFFICIAL_PROFILE,
     Selection,
@@ -212,22 +213,14 @@ def _components(names: Sequence[str]) -> list[str]:
     return [word for name in names for word in ("--component", name)]
 
 
-def without_android(selection: Selection, environ: Mapping[str, str]) -> EnvironmentLacking | None:
-    """Why no phone runs what this QNN compiles, and which profile is for phones; else None."""
+def why_no_phone(selection: Selection, environ: Mapping[str, str]) -> str:
+    """Why this QNN has no libraries for Android; empty if it has, or if the user names none that exists."""
     from provisioning.manifest import load_profile
 
-    phone = "aarch64-android"
     if own := users_own(QNN_SDK, selection.store, environ, []):
-        why = "" if (user_path(own[1], own[0]) / "lib" / phone).is_dir() else f"{own[0]} has no lib/{phone}"
-    else:
-        why = load_profile(selection.profile).why_lacking(phone)
-    if not why:
-        return None
-    return EnvironmentLacking(
-        f"QNN's runtime for Android of this build is not at hand: {why}. Another build's refuses the programs"
-        " (error 5000)",
-        fix=f"for a phone, compile, build and bundle with --profile {OFFICIAL_PROFILE}, which has all three",
-    )
+        sdk = user_path(own[1], own[0])
+        return "" if (sdk / "lib" / ANDROID).is_dir() or not sdk.is_dir() else f"{sdk} has no lib/{ANDROID}"
+    return load_profile(selection.profile).why_lacking(ANDROID)
 
 
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -33,9 +32,8 @@ from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.findings import Place
 from provisioning.base.places import Places
 from provisioning.base.rendering.terminal import readable
-from provisioning.base.settings import DEFAULT_SOC, Selection
+from provisioning.base.settings import DEFAULT_SOC
 from provisioning.base.units import aligned
-from provisioning.environment import without_android
 from provisioning.fixes import NO_FIX
 from provisioning.manifest import soc_named
 
@@ -49,15 +47,6 @@ class Told:
     """Whether it has searched for a cause or a fix: that takes minutes, so the other precisions get none."""
 
 
-def _say_without_android(selection: Selection, told: Told) -> None:
-    """Before an hour of work for a phone that would refuse the program."""
-    lacking = None if soc_named(selection.soc).windows else without_android(selection, os.environ)
-    if lacking and lacking.message not in told.words:
-        text = f"note: this machine has no Android runtime of this QNN build; {lacking.fix}\n"
-        sys.stderr.write(readable(text, sys.stderr))
-        told.words.add(lacking.message)
-
-
 def compile_model(
     taken: LaneModel[P, L], suite: Path | None, report: ModelReport, told: Told | None = None
 ) -> int:
@@ -66,7 +55,6 @@ def compile_model(
     told = told or Told()
     if suite:
         require_place(suite, measured=taken.measured)
-    _say_without_android(taken.model.selection, told)
     # What cannot be compiled is refused before a folder is made.
     for program in taken.programs:
         require_fp16(program)

@@ -15,6 +15,7 @@ CLONE = (ROOT / "noxfile.py").is_file()
 """False in an installed copy: build/, dist/ and Python environments are then in the user's cache."""
 
 TARGETS = ("x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows")
+ANDROID = "aarch64-android"
 WINDOWS = "aarch64-windows"
 DEFAULT_PROFILE = "wheels"
 OFFICIAL_PROFILE = "qnn-2.37"

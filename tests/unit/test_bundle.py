@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from ci.device.bundle import manifest, scripts, verb
 from ci.signing.lpai import rehearsal
+from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from tests.support import chains, programs
@@ -253,12 +255,54 @@ def test_what_cannot_be_bundled_is_refused_before_anything_is_written(maker: Mak
             maker.make(*flags)
     with pytest.raises(UsageError, match="x86_64-linux"):
         maker.make(maker.model(), target="x86_64-linux")
-    with pytest.raises(EnvironmentLacking, match="lib/aarch64-android"):
-        maker.make(maker.model(), target="aarch64-android")
     (maker.sdk / SDK_FOLDER / "libQnnHtpV75Stub.so").unlink()
     with pytest.raises(EnvironmentLacking, match=r"libQnnHtpV75Stub\.so"):
         maker.make(maker.model())
     assert not maker.bundle.exists()
+
+
+PHONE = "aarch64-android"
+FOR_PHONES = ("--profile", "qnn-2.37")
+
+
+def fix_for_a_phone(maker: Maker, *flags: str | Path) -> Fix:
+    with pytest.raises(EnvironmentLacking) as lacking:
+        maker.make(*flags, target=PHONE)
+    assert isinstance(lacking.value.fix, Fix)
+    return lacking.value.fix
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_who_wants_a_phone_without_androids_libraries_is_told_before_a_build_which_profile_has_them(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    if not own:
+        monkeypatch.delenv("QNN_SDK_ROOT")
+    shutil.rmtree(maker.dist)
+    commands = fix_for_a_phone(maker, maker.model()).commands
+    assert {command[0] for command in commands if not command[0].startswith("-")} == {
+        "provision",
+        "build_android",
+    }
+    assert all(FOR_PHONES in pairwise(command) for command in commands)
+
+
+@pytest.mark.parametrize("profile", [(), FOR_PHONES])
+def test_the_build_that_a_bundle_lacks_is_of_its_profile(maker: Maker, profile: tuple[str, ...]) -> None:
+    shutil.copytree(maker.sdk / SDK_FOLDER, maker.sdk / "lib" / PHONE)
+    shutil.rmtree(maker.dist)
+    assert fix_for_a_phone(maker, *profile, maker.model()).command == ("build_android", *profile)
+
+
+def test_a_language_model_for_a_phone_is_not_sent_to_a_profile_that_refuses_it(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts for Genie are of ONNX Runtime's QNN, which is newer than that profile's."""
+    monkeypatch.delenv("QNN_SDK_ROOT")
+    (maker.root / "dialog").mkdir()
+    with pytest.raises(EnvironmentLacking) as lacking:
+        maker.run("--profile", "wheels-2.51", "--soc", "SM8650", "--target", PHONE, maker.root / "dialog")
+    assert FOR_PHONES[1] not in lacking.value.fix
 
 
 @pytest.mark.parametrize(

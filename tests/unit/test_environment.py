@@ -10,7 +10,7 @@ import pytest
 
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
-from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve, without_android
+from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
 from provisioning.manifest import Component
 from provisioning.overlay import describe
 from provisioning.store import FileSelection, Tree
@@ -215,15 +215,3 @@ def test_the_overlay_of_the_tree_comes_first(own_sdk: Path) -> None:
 
 def test_the_overlay_of_another_tree_is_left_alone(own_sdk: Path) -> None:
     assert python_path(own_sdk, own_sdk.parent / "another/executorch", had="/mine") is None
-
-
-def test_a_profile_without_androids_runtime_says_so_unless_the_users_sdk_has_it(tmp_path: Path) -> None:
-    def lacking(profile: str, environ: dict[str, str]) -> bool:
-        return without_android(_selection(tmp_path / "store", profile=profile), environ) is not None
-
-    sdk = _sdk(tmp_path / "own")
-    own = {"QNN_SDK_ROOT": str(sdk)}
-    assert [lacking(profile, {}) for profile in ("wheels", "qnn-2.48")] == [True, False]
-    assert lacking("wheels", own)
-    (sdk / "lib" / "aarch64-android").mkdir(exist_ok=True)
-    assert not lacking("wheels", own)

@@ -15,16 +15,16 @@ from ci.device.bundle.contents import BundleItem, Model
 from provisioning.base.commands import Fix, captured, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Finding, Report, Severity
-from provisioning.base.settings import ROOT, WINDOWS, Selection, dist_path
+from provisioning.base.settings import ANDROID, OFFICIAL_PROFILE, ROOT, WINDOWS, Selection, dist_path
 from provisioning.base.stage_run import StageRun
-from provisioning.components import QNN_SDK
+from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK
 from provisioning.dist import BUNDLES, RUNNER, SIGNED, build_of
-from provisioning.environment import resolve
+from provisioning.environment import resolve, why_no_phone
 from provisioning.manifest import Soc, soc_named
 
 SIGNATURE_SECONDS = 300
 
-TARGETS = ("aarch64-android", "aarch64-linux", WINDOWS)
+TARGETS = (ANDROID, "aarch64-linux", WINDOWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,25 @@ def _strip(program: str, path: Path) -> None:
         raise CheckFailed(f"{quoted(*command)} failed: {done.stderr.strip()[-300:]}", fix="--symbols")
 
 
+FOR_PHONES = Fix(
+    "name by QNN_SDK_ROOT an SDK that has them; or {}, then {}, and compile and bundle with {} as well",
+    (
+        *("provision", "--profile", OFFICIAL_PROFILE, "--target", "x86_64-linux", "--target", ANDROID),
+        *("--component", QNN_SDK, "--component", ANDROID_NDK, "--component", EXECUTORCH_SOURCE),
+    ),
+    ("build_android", "--profile", OFFICIAL_PROFILE),
+    ("--profile", OFFICIAL_PROFILE),
+)
+
+
+def _require_phone(selection: Selection, fix: str) -> None:
+    if selection.target == ANDROID and (why := why_no_phone(selection, os.environ)):
+        raise EnvironmentLacking(
+            f"QNN's libraries for Android are not at hand: {why}",
+            fix=fix,
+        )
+
+
 def _sdk(selection: Selection) -> Path:
     return resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
 
@@ -123,11 +142,14 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     if options.root and not options.root.is_file():
         raise UsageError(f"--root {options.root}: there is no such file", fix="name the root certificate")
     models = contents.read_models(options.models)
+    # Models may be added to a bundle later.
+    needs_qnn = options.lpai or not models or any(model.for_qnn for model in models)
+    if needs_qnn:  # before an hour of building what no program will run on
+        _require_phone(selection, FOR_PHONES)
     dist = options.dist.absolute() if options.dist else build_of(dist_path() / selection.target)
     runner = options.runner or RUNNER.name
-    items = list(contents.built_items(dist, selection.target, runner))
-    # Models may be added to a bundle later.
-    if options.lpai or not models or any(model.for_qnn for model in models):
+    items = list(contents.built_items(dist, selection, runner))
+    if needs_qnn:
         sdk = _sdk(selection)
         online = any(model.online for model in models)
         gpu = any("gpu" in model.processors for model in models)
@@ -144,6 +166,7 @@ def _dialog(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     _refuse_runner(options, "a language model, which Genie runs")
     if len(options.models) > 1:
         raise UsageError("a language model is bundled alone", fix="name one folder")
+    _require_phone(selection, "name by QNN_SDK_ROOT an official SDK of the build that compiled the model")
     sdk, [folder] = _sdk(selection), options.models
     items = list(contents.dialog_items(folder))
     models = contents.read_models([item.path for item in items if item.kind == "context"])

@@ -17,7 +17,7 @@ from ci.device.bundle.manifest import check_files
 from provisioning import elf
 from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WINDOWS, Selection
+from provisioning.base.settings import ANDROID, WINDOWS, Selection, profile_flags
 from provisioning.dist import LIBRARIES, MANIFEST, RUNNER
 from provisioning.manifest import Soc
 from provisioning.validation import tables
@@ -178,9 +178,12 @@ def _names_differ(what: str, paths: Sequence[Path]) -> None:
             raise UsageError(f"two {what} are named {name}", fix="rename one: they share a folder")
 
 
-def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[BundleItem]:
+def built_items(dist: Path, selection: Selection, runner: str = RUNNER.name) -> Iterator[BundleItem]:
     """The runner, and the libraries of the build that it needs, and these need."""
-    fix = session("build_android") if target == "aarch64-android" else session("build_linux_arm64")
+    target = selection.target
+    fix = session(
+        "build_android" if target == ANDROID else "build_linux_arm64", *profile_flags(selection.profile)
+    )
     if not (dist / RUNNER).is_file():
         raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", fix=fix)
     manifest = dist / MANIFEST
@@ -253,14 +256,13 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
     folder = library_folder(sdk, target)
     for name in table.libraries:
         yield BundleItem(QNN, _needed(sdk, [folder / name], target, soc), f"lib/{name}")
-    profile = [] if selection.profile == DEFAULT_PROFILE else ["--profile", selection.profile]
     for skel in table.skels:
         name = Path(skel).name
         skels = sorted(signed.rglob(name)) if signed.is_dir() else []
         if len(skels) != 1:
             raise EnvironmentLacking(
                 f"{signed}: expected one signed {name} in it, found {len(skels)}",
-                fix=session("sign_lpai", *profile, "--soc", soc_name),
+                fix=session("sign_lpai", *profile_flags(selection.profile), "--soc", soc_name),
             )
         yield BundleItem("signed", skels[0], f"dsp/{name}")
 
@@ -270,10 +272,7 @@ def library_folder(sdk: Path, target: str) -> Path:
     for name in table.directories:
         if (sdk / "lib" / name).is_dir():
             return sdk / "lib" / name
-    official = ["--profile", OFFICIAL_PROFILE] if target == "aarch64-android" else []
-    ours = session("provision", *official, "--target", target)
-    if official:
-        ours = Fix("{}, and {} here as well", ours, official)
+    ours = session("provision", "--target", target)
     named = "name an SDK that has them with QNN_SDK_ROOT"
     unset = bool(os.environ.get("QNN_SDK_ROOT"))
     fix = joined([named, ours], ", or unset it and ") if unset else joined([ours, named], "; or ")

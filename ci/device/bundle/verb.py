@@ -9,12 +9,12 @@ from provisioning.base.command_line import repeatable, switch, valued
 from provisioning.base.selection import add_selection, selection_of
 
 EXAMPLES = """\
-  nox -s bundle -- --soc SM8750 --target aarch64-android model.pte
+  nox -s bundle -- --profile qnn-2.37 --soc SM8750 --target aarch64-android model.pte
   nox -s bundle -- --soc SM8650 --target aarch64-linux a.pte b.pte -o /tmp/bundle
-  nox -s bundle -- --soc SM8850 --target aarch64-android --lpai model.pte
+  nox -s bundle -- --profile qnn-2.48 --soc SM8850 --target aarch64-android --lpai model.pte
   nox -s bundle -- --profile wheels-2.51 --soc SC8380XP --target aarch64-windows out/model_ctx.onnx
   nox -s bundle -- --profile wheels-2.51 --soc SM8750 --target aarch64-linux out/
-  nox -s bundle -- --soc SM8750 --target aarch64-android --runner llama_main --file tokenizer.bin llama.pte
+  nox -s bundle -- --soc QCS9100 --target aarch64-linux --runner llama_main --file tokenizer.bin llama.pte
 """
 
 
