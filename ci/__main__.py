@@ -81,7 +81,7 @@ VERBS = {
         "show what each operator and line costs on the HTP emulator",
         "executorch",
     ),
-    "forecast": Verb("ci.forecast.verb", "estimate latency on phones, or show what AI Hub measured", "onnx"),
+    "forecast": Verb("ci.model_commands.forecast", "estimate latency on phones without one", "onnx"),
     "run": Verb(
         "ci.model_commands.run",
         "run a compiled program: outputs, time, placement, and a comparison with another run",

@@ -16,6 +16,9 @@ VERBS = {
     "compat": Verb("lab.compat.verb", "measure which QNN builds this executorch can drive", "executorch"),
     "golden": Verb("lab.golden.verb", "run programs of earlier QNN builds on later ones", "onnx"),
     "faults": Verb("lab.faults.verb", "check with a script whether each known fault still exists"),
+    "forecast": Verb(
+        "lab.forecast.verb", "fit the constants of forecasts to what AI Hub measured on phones", "forecast"
+    ),
     "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),
 }
 

@@ -87,8 +87,6 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
     if verb == "compare":
         return "ci", command_line.parsed(CI[verb], arguments).lane
-    if verb == "forecast" and arguments[:1] == ["fit"]:
-        return "ci", "forecast"
     if verb in ONE_MODEL:
         typed = command_line.parsed(CI[verb], arguments)
         if verb == "dump" and typed.form == "program":

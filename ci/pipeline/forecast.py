@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ci.pipeline.phones import PRECISIONS, Forecasts
-from provisioning.base.accepted import load_accepted
+from provisioning.base.accepted import SHIPPED, load_accepted
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import version_in
 
 ACCEPTED = MANIFESTS / "accepted" / "forecast.json"
-AGAIN = session("forecast", "fit", "--accept")
+ON_A_PHONE = Fix("measure it on a phone: {}", ("run_device", "--inputs", "FILES"))
 BASIS = "least_us"
 """Of QNN's three estimates the one that phones follow best."""
 BY = "by."
@@ -69,7 +69,7 @@ class Fit:
 
 
 def load_fit() -> Fit:
-    subjects = load_accepted(ACCEPTED, AGAIN).subjects
+    subjects = load_accepted(ACCEPTED, SHIPPED).subjects
     common: Any = subjects["fit"]
     phones = {}
     for subject, values in subjects.items():
@@ -157,7 +157,7 @@ def forecast(precision: str, facts: Mapping[str, Any] | None, fit: Fit, table: F
         return Forecasted(withheld="the compiler gave no estimate")
     if (build := str(facts["build_id"])) != fit.build_id:
         fitted = f"the fit is for QNN {version_in(fit.build_id)}, not for {version_in(build)}"
-        return Forecasted(withheld=fitted, fix=AGAIN)
+        return Forecasted(withheld=fitted, fix=ON_A_PHONE)
     hub, forecasts, reasons = PRECISIONS.get(precision, ""), list[Forecast](), dict[str, str]()
     for phone, about in table.phones.items():
         if not (fitted_phone := fit.phones.get((phone, hub))):

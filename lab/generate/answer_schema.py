@@ -42,7 +42,6 @@ FACTS = {
     "known_faults": ("array", "inspect: faults of the QNN build that made it"),
     "least": ("number", "divergence: a lower SQNR is a difference, dB"),
     "model": ("string", "audit, profile, repair, tune: as typed"),
-    "models": ("array", "phones: each with what its devices took"),
     "offers": ("object", "of a model that is red: commands by what they do: repairs, tunes …"),
     "operators": ("array", "profile: each with its share, line and module"),
     "packages": ("object", "inspect of packages: what is in each"),
@@ -63,7 +62,6 @@ FACTS = {
     "sqnr_db": (("number", "string"), "divergence: of the whole program"),
     "steps": ("array", "tune: how it was found"),
     "verdict": ("string", "divergence: what the written script says when it runs alone"),
-    "wheel": ("string", "phones: the version of the package that has the measurements"),
     "withheld": ("string", "forecast: why there is none"),
     "trees": ("array", "store list: each with its size and place"),
 }

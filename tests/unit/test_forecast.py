@@ -9,10 +9,9 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.artifacts.estimate import read_estimate
-from ci.forecast import hub
-from ci.forecast import verb as forecast_verb
 from ci.lanes.onnx.findings import over_budget
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.model_commands import forecast as forecast_verb
 from ci.pipeline.forecast import Fit, FittedRange, PhoneFit, by_measurement, forecast, load_fit
 from ci.pipeline.phones import Forecasts, load_forecasts
 from provisioning.base.command_line import parsed
@@ -203,26 +202,3 @@ def test_a_budget_that_cannot_be_held_is_no_pass_without_a_word() -> None:
 def test_a_budget_names_a_phone_and_milliseconds(budget: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="budget"):
         OnnxRun(precision="fp16", socs=("SM8750",), forecast=True, budget=budget)
-
-
-PERF = """\
-precisions:
-  w4a16:
-    components:
-      Llama:
-        performance_metrics:
-          Samsung Galaxy S25:
-            genie:
-              llm_metrics:
-              - {context_length: 4096, tokens_per_second: 67.2, prefill_tokens_per_second: 1783.4}
-            geniex_qairt:
-              llm_metrics:
-              - {context_length: 4096, tokens_per_second: 47.6}
-"""
-
-
-def test_language_models_have_tokens_a_second(tmp_path: Path) -> None:
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama" / "perf.yaml").write_text(PERF)
-    words = "\n".join(hub.in_words(hub.found("llama", tmp_path), {"Samsung Galaxy S25": "Galaxy S25"}))
-    assert "67.2 tokens/s" in words and "prompt 1,783 tokens/s" in words and "47.6 tokens/s" in words

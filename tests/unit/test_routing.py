@@ -47,7 +47,6 @@ def folder(tmp_path: Path) -> Path:
         ("tune --suite models.toml --lane onnx --floor 30dB", "onnx"),
         ("tune --suite models.toml -k net.onnx --floor 30dB", "executorch"),
         ("forecast net.onnx --precision 8a8w", "onnx"),
-        ("forecast fit", "forecast"),
         ("compare --case executorch", "onnx"),
         ("compare --lane=executorch --case onnx", "executorch"),
     ],
@@ -72,7 +71,6 @@ WRONG = {
 RIGHT = (
     "compile net.py:make --soc 8-elite --precision w8a16 -o out",
     "run out/net.pte",
-    "forecast fit",
     "gate",
 )
 

@@ -50,8 +50,8 @@ def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> 
     table, fit = load_forecasts(), load_fit()
     program = program_of(model)
     plan, kind = plan_of_model(model, program), program.run.kind
-    chips = table.chips(kind, table.phones if measured else phones)
+    chips = table.chips(kind, phones if measured is None else table.phones)
     step = EstimateOnnx(replace(plan, programs=plan.programs[:1]), chips=chips)
     result = require_done(run_step(step, step.plan.programs)[step.plan.programs[0].name])
     found = forecast(kind, result.facts, fit, table)
-    return by_measurement(measured, kind, found, fit, table) if measured else found
+    return found if measured is None else by_measurement(measured, kind, found, fit, table)

@@ -1,4 +1,4 @@
-"""The models that forecasts are fitted by, with random weights, as .onnx. Only `forecast fit` imports it."""
+"""The models that forecasts are fitted by, with random weights, as .onnx. Only a worker imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forecast fit`: compile the models that phones measured, fit constants, judge each model left out."""
+"""Compile the models that phones measured, fit constants, judge each model left out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.engine.work import Result
-from ci.forecast import hub
-from ci.forecast.fitting import WAYS, JudgedPhone, Program, judge, limits_of, quantile
 from ci.lanes.onnx.compile import plan_of, require_installed
 from ci.lanes.onnx.forecast import EstimateOnnx
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
@@ -16,11 +14,13 @@ from ci.pipeline.forecast import ACCEPTED, BY, lower, unsound
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import MANIFEST, PRECISIONS, Forecasts, load_forecasts
 from ci.pipeline.steps import run_step
+from lab.forecast import hub
+from lab.forecast.fitting import WAYS, JudgedPhone, Program, judge, limits_of, quantile
+from lab.stage import stage_run
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity
-from provisioning.base.settings import DEFAULT_TARGET, Selection
-from provisioning.base.stage_run import StageRun
+from provisioning.base.settings import Selection
 from provisioning.store import Store
 
 Measured = Mapping[tuple[str, str, str], float]
@@ -33,7 +33,7 @@ OURS = {hub_name: ours for ours, hub_name in PRECISIONS.items()}
 def fit_forecasts(selection: Selection, work: WorkOptions, words: Sequence[str], *, accepts: bool) -> int:
     """Returns the exit code. `words` choose programs by name."""
     table = load_forecasts()
-    stage = StageRun.as_typed("forecast", selection.profile, DEFAULT_TARGET)
+    stage = stage_run("forecast", selection)
     with stage.reported(selection.reports, "forecast-not-fitted"):
         measured = _measured(table, selection.store)
         programs, build = list[Program](), ""
@@ -82,7 +82,7 @@ def programs_of(
                 kept = {FLOAT: row.in_float} if row.in_float and ours != FLOAT else {}
                 run = OnnxRun(precision=ours, calibration=1, socs=(table.chip,), label=precision, nodes=kept)
                 case = OnnxCase(
-                    factory="ci.forecast.models:as_onnx",
+                    factory="lab.forecast.models:as_onnx",
                     arguments={"row": row.model_dump_json()},
                     inferences=1,
                     run=(run,),

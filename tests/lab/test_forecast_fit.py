@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from ci.__main__ import VERBS
-from ci.forecast.fit import accepted_of
-from ci.forecast.fitting import Program, fitted, judge, quantile, ratio
 from ci.pipeline.forecast import ACCEPTED
 from ci.pipeline.phones import load_forecasts
+from lab.__main__ import run
+from lab.forecast.fit import accepted_of
+from lab.forecast.fitting import Program, fitted, judge, quantile, ratio
+from lab.forecast.hub import measurements
 from provisioning.base.accepted import load_accepted
-from provisioning.base.command_line import main
 
 TABLE = load_forecasts()
 
@@ -113,5 +114,30 @@ def test_what_is_shipped_is_what_the_shipped_programs_and_measurements_give() ->
 
 
 def test_some_programs_are_not_accepted_in_place_of_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("qnn-ci", "", VERBS, ["forecast", "fit", "-k", "vit", "--accept"]) == 2
+    assert run(["forecast", "-k", "vit", "--accept"]) == 2
     assert "-k" in capsys.readouterr().err
+
+
+PERF = """\
+precisions:
+  float:
+    components:
+      Encoder:
+        performance_metrics:
+          Samsung Galaxy S25:
+            onnx: {inference_time_milliseconds: 1.5, layer_counts: {total: 90, npu: 88}}
+            tflite: {inference_time_milliseconds: null}
+      Decoder:
+        performance_metrics:
+          Samsung Galaxy S25:
+            genie: {llm_metrics: [{context_length: 4096, tokens_per_second: 67.2}]}
+"""
+
+
+def test_what_phones_measured_is_read_by_component(tmp_path: Path) -> None:
+    (tmp_path / "whisper").mkdir()
+    (tmp_path / "whisper" / "perf.yaml").write_text(PERF)
+    (row,) = measurements(tmp_path, "whisper")
+    assert (row.name, row.device, row.runtime) == ("whisper Encoder", "Samsung Galaxy S25", "onnx")
+    assert (row.precision, row.milliseconds, row.off_npu) == ("float", 1.5, 2)
+    assert not [*measurements(tmp_path, "none")]

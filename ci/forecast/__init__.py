@@ -1,1 +1,0 @@
-"""What a phone will take for a program, without a phone: the forecast, and how it is fitted."""

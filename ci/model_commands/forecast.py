@@ -1,0 +1,53 @@
+"""`forecast`: what a phone will take for one model, without a phone."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.pipeline.compile_flags import PRECISION_HELP, add_model, add_option, one_model_of
+from ci.pipeline.flags import add_work
+from ci.pipeline.models.user_model import MODEL_HELP
+from provisioning.base import answer
+from provisioning.base.command_line import Parser, count, repeatable, valued
+
+EXAMPLES = """\
+  qnn-ci forecast model.onnx --precision 8a8w
+  qnn-ci forecast model.onnx --precision 16a8w --calibrate samples/ --phone 'Galaxy S25'
+  qnn-ci forecast model.onnx --measured 'Galaxy S24=1.42 ms'
+"""
+
+OF_LANGUAGE_MODELS = ("config.json", "adapter_config.json", "genie_config.json")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_option(add_model(parser, MODEL_HELP))
+    parser.add_argument("--precision", help=PRECISION_HELP)
+    repeatable(parser, "--phone", "NAME", "only this phone: 'Galaxy S25', 'X Elite' [all fitted ones]")
+    valued(
+        parser,
+        "--measured",
+        "PHONE=MS",
+        "correct the forecast with a measured time ('Galaxy S24=1.42 ms')",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--jobs", "-j", type=count, metavar="N", help="models to compile in parallel [cores]")
+    add_work(how, "a step")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.pipeline.forecast import of_language_model
+    from ci.pipeline.lane_model import of_lane
+    from ci.pipeline.phones import load_forecasts
+
+    table = load_forecasts()
+    phones = [table.named(name) for name in args.phone] or [*table.phones]
+    model = one_model_of(args)
+    speaks = any((Parser.user_folder() / model.typed / name).is_file() for name in OF_LANGUAGE_MODELS)
+    if speaks:
+        forecasted = of_language_model(model.typed)
+    else:
+        forecasted = of_lane(model, "forecast").forecasted(model, phones, args.measured).of(phones)
+    answer.add(model=model.typed, forecasts=[row.as_dict() for row in forecasted.forecasts])
+    answer.add(withheld=forecasted.withheld, fix=forecasted.fix)
+    print("\n".join(forecasted.in_words()))
+    return int(bool(forecasted.withheld))

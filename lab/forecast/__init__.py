@@ -1,0 +1,1 @@
+"""How the constants of forecasts are fitted, to what AI Hub measured on phones."""
