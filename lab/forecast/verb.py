@@ -8,6 +8,7 @@ from ci.pipeline.flags import add_work, host_selection, work_of
 from provisioning.base.command_line import count, repeatable, switch
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
+from provisioning.base.selection import add_selection
 
 EXAMPLES = """\
   nox -s lab -- forecast -k resnet50
@@ -16,6 +17,7 @@ EXAMPLES = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
     repeatable(parser, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
     switch(parser, "--accept", "write the constants to manifests/accepted/forecast.json")
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="models to compile in parallel [cores]")
