@@ -9,7 +9,7 @@ import pytest
 
 from ci.inspect import verb
 from ci.operators.faults import faults_in, shown_by_inputs
-from provisioning.known_faults import Product, faults_of, faults_of_build
+from provisioning.known_faults import Product, faults_of, faults_of_build, load_faults
 from tests.support.programs import context
 from tests.support.typed import run_here
 
@@ -26,6 +26,12 @@ def test_a_fault_is_named_for_its_versions_alone(version: str, named: bool) -> N
         "reciprocal-below-one",
         "trace-of-a-quantized-gru",
     }
+
+
+def test_a_fault_without_a_command_of_its_own_is_shown_by_its_script_wherever_one_stands() -> None:
+    shown = [fault.shown_by.command for fault in load_faults() if not fault.show]
+    assert shown and {words[:2] for words in shown} == {("shell", "python")}
+    assert [words for words in shown if not (Path(words[2]).is_absolute() and Path(words[2]).is_file())] == []
 
 
 def test_a_program_has_the_faults_of_its_build_and_lane() -> None:
