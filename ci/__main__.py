@@ -102,11 +102,6 @@ VERBS = {
         "find which operators need the more exact of two precisions to reach an accuracy",
         "executorch",
     ),
-    "mcp": Verb(
-        "ci.agents.verb",
-        "run an MCP server: compile, audit, diagnose and others as tools for agents",
-        "mcp",
-    ),
     "matrix": Verb(
         "ci.github.matrix",
         "print the suite as a CI matrix, in shards of equal length",

@@ -53,7 +53,9 @@ def run(environ: Mapping[str, str], locks: Path = LOCKS) -> int:
     Nothing is missing where that cannot be had: the next run asks the index, as this one did."""
     environment, top = _environment(environ), environ.get(KEPT_WHEELS, "")
     if not environment or not top:
-        raise UsageError(f"{KEPT_WHEELS} or QNN_CI_STAGE is not set", fix="QNN_CI_MEMORY=place sets it")
+        raise UsageError(
+            f"{KEPT_WHEELS} or QNN_CI_STAGE is not set", fix="`nox -s github -- results` sets the first"
+        )
     folder = Path(top, environment)
     new = not any(folder.glob("*.whl")) and _download(locks / f"{environment}.txt", folder, environ)
     set_outputs({"new": str(new).lower()}, environ)

@@ -100,7 +100,6 @@ PAGES = {
     "docs/environments.md": "lab.generate.published_images:page",
     ".devcontainer/devcontainer.json": "lab.generate.published_images:devcontainer",
     "manifests/schema/answer.json": "lab.generate.answer_schema:text",
-    "skills/qnn-ci/SKILL.md": "ci.agents.skill:page",
 }
 """Pages, and the function `module:name` that returns the text."""
 

@@ -179,9 +179,7 @@ def _shared(factory: pytest.TempPathFactory) -> Path:
     if shared.is_dir():
         return shared
     for lock in (ROOT / "manifests" / "locks").glob("*.txt"):
-        # What speaks to agents has packages that no other environment has: it is made as a user's is.
-        if lock.stem != "mcp":
-            locked_environment(own / "environments", lock.stem)
+        locked_environment(own / "environments", lock.stem)
     python = shlex.quote(sys.executable)
     script(own / "bin" / "qnn-ci", f'exec {python} {shlex.quote(str(ROOT / "qnn_ci" / "command.py"))} "$@"')
     script(own / "bin" / "nox", f'exec {python} -m nox -f {shlex.quote(str(ROOT / "noxfile.py"))} "$@"')

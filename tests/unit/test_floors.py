@@ -24,7 +24,6 @@ FLOORS = (
     {"lanes", "upgrades", "builds", "parity", "signing", "device", "inspect", "report"},
     {
         "model_commands",
-        "agents",
         "gate",
         "github",
         "image",

@@ -45,7 +45,7 @@ def setup_python(inputs: Inputs, job: JobRun) -> Outputs:
 
 
 def no_cache(inputs: Inputs, job: JobRun) -> Outputs:
-    """What is believed of a cache: tests/unit/test_github_memory.py and test_store_proof.py."""
+    """What is believed of a cache: tests/unit/test_github_results.py and test_store_proof.py."""
     return {"cache-hit": "", "cache-matched-key": ""}
 
 
