@@ -119,10 +119,10 @@ VERBS = {
         "run language models on the HTP emulator, and compare their text with the float model's",
         "llm",
     ),
-    "dump": Verb(
-        "ci.model_commands.dump",
-        "write a model's QNN calls as C, its graph as a DLC, or a context binary as an ExecuTorch program",
-        "onnx",
+    "wrap": Verb(
+        "ci.model_commands.wrap",
+        "write the ExecuTorch program of a QNN context binary, such as AI Hub's",
+        "executorch",
     ),
     "buck_parity": Verb(
         "ci.parity.verb", "check that ExecuTorch's Buck and CMake files build the same; --fix corrects Buck's"

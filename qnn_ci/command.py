@@ -43,7 +43,6 @@ MAP = {
 """What `qnn-ci` alone prints; `qnn-ci help all` has the others."""
 
 ONE_MODEL = (
-    "dump",
     "compile",
     "quantize",
     "audit",
@@ -59,7 +58,7 @@ ONE_MODEL = (
 BARE = ("example",)
 """They need no package: this Python runs them."""
 
-PROGRAMS = ("run", "dump", "forecast")
+PROGRAMS = ("run", "forecast")
 """Of these, the verbs that take a program that is compiled already, or choose the lane's form of a model."""
 
 
@@ -89,8 +88,6 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
         return "ci", command_line.parsed(CI[verb], arguments).lane
     if verb in ONE_MODEL:
         typed = command_line.parsed(CI[verb], arguments)
-        if verb == "dump" and typed.form == "program":
-            return "ci", "executorch"
         if not typed.model and (lane := getattr(typed, "lane", None)):
             return "ci", lane
         return "ci", LANES[lane_of(typed.model, folder)].environment

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.artifacts.bounds import Budget
-from provisioning.base.commands import Fix
 from provisioning.base.errors import CheckFailed
 from provisioning.build_id import BUILD_ID
 
@@ -72,7 +71,7 @@ def read_dlc(path: Path) -> Dlc:
     ) as error:
         raise CheckFailed(
             f"{path}: expected a DLC, found {error or type(error).__name__}",
-            fix=Fix("write it again: {}", ("dump", "dlc", "MODEL.onnx", "-o", "model.dlc")),
+            fix="copy it again, or write it again with the tool that wrote it",
         ) from error
 
 

@@ -158,12 +158,6 @@ def model_or_suite_of(args: argparse.Namespace) -> OneModel:
     return replace(model, lane=ONNX) if not args.model and args.lane == "onnx" else model
 
 
-def plain_model_of(args: argparse.Namespace) -> OneModel:
-    """MODEL of a command that has it, --scheme and a selection alone."""
-    lane = lane_of(args.model, Parser.user_folder())
-    return OneModel(selection_of(args), args.model, lane, WorkOptions(args.timeout), args.scheme)
-
-
 def program_to_run(args: argparse.Namespace, typed: str) -> OneModel:
     """A program that is compiled already: the command's own, or the one that it is compared with."""
     lane = lane_of(typed, Parser.user_folder())

@@ -41,8 +41,8 @@ def _row(option: Option) -> str:
     notes = [option.summary]
     if option.set_by:
         notes.append(f"set by {option.set_by}")
-    if option.command:
-        notes.append(f"use `qnn-ci {option.command}`")
+    if option.no_context:
+        notes.append("refused: the provider then writes no compiled context")
     if option.platform:
         notes.append(f"{option.platform} only")
     if option.needs:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.settings import CLONE, ROOT
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.settings import CLONE
 
 if TYPE_CHECKING:
     import subprocess
@@ -153,39 +151,6 @@ def joined(fixes: Iterable[str], by: str = "; ") -> Fix:
     """One fix of several; empty ones count for nothing."""
     whole = [fix for fix in fixes if fix]
     return Fix(by.join(["{}"] * len(whole)), *whole)
-
-
-ONE_TASK = "provisioning.base.one_task"
-
-
-def captured_module(
-    module: str,
-    arguments: Sequence[str],
-    environ: Mapping[str, str],
-    timeout: float,
-    subject: object,
-    cwd: Path | str | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Run a module of ours in its own process. Raises CheckFailed about `subject` if it takes too long."""
-    import subprocess
-
-    from provisioning.base.progress import at_work
-
-    path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", ONE_TASK, module, *arguments]
-    try:
-        with at_work(f"working on {subject}"):
-            return captured(command, env={**environ, "PYTHONPATH": path}, timeout=timeout, cwd=cwd)
-    except subprocess.TimeoutExpired as error:
-        message = f"{subject}: not done after {timeout:g} s"
-        raise CheckFailed(message, fix="allow more with --timeout") from error
-
-
-def without_result(done: subprocess.CompletedProcess[str], subject: object, fix: str) -> CheckFailed:
-    """What a process printed that ended without its result: its last line, and more of them for --debug."""
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    message = f"{subject}: {lines[-1] if lines else 'it ended without a word'}"
-    return CheckFailed(message, fix=fix, output="\n".join(lines[-LAST_LINES:]))
 
 
 def captured(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:

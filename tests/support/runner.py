@@ -15,7 +15,6 @@ import pytest
 from filelock import FileLock
 
 from ci.pipeline.runner import DIST
-from provisioning.base.commands import ONE_TASK
 from provisioning.base.settings import ROOT
 from provisioning.dist import OURS
 from tests.support.sdk import qnn_environment
@@ -137,7 +136,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = shared_folder(tmp_path_factory) / "programs"
     with FileLock(f"{into}.lock"):
         if not (into / "types.txt").is_file():
-            command = [sys.executable, "-m", ONE_TASK, "tests.support.runner_programs", str(into)]
+            command = [sys.executable, "-m", "tests.support.runner_programs", str(into)]
             subprocess.run(
                 command, cwd=ROOT, env=qnn_environment(), capture_output=True, timeout=600, check=True
             )

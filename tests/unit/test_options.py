@@ -11,14 +11,13 @@ from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
-from ci.model_commands import audit, compile, divergence, dump, quantize, timing
+from ci.model_commands import audit, compile, divergence, quantize, timing
 from ci.pipeline.compile_flags import (
     CHECKPOINT,
     ONNX,
     PYTORCH,
     compiling_of,
     one_model_of,
-    plain_model_of,
 )
 from ci.pipeline.flags import stage_options
 from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Language, WorkOptions
@@ -94,8 +93,3 @@ def test_a_folder_of_a_language_model_has_its_own_flags(tmp_path: Path) -> None:
     args = parsed(compile, tmp_path, "-o", "out", "--context", 512)
     assert one_model_of(args).lane == CHECKPOINT
     assert compiling_of(args).language == Language("genie", 512, 32, None, False, None)
-
-
-def test_what_is_written_down_for_a_bug_is_one_model_too() -> None:
-    model = plain_model_of(parsed(dump, "calls", "net.py:make", "--scheme", "8a8w", "-o", "calls"))
-    assert (model.typed, model.lane, model.precision) == ("net.py:make", PYTORCH, "8a8w")

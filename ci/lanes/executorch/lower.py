@@ -281,11 +281,11 @@ def _least_of(samples: Sequence[tuple[Tensor, ...]]) -> float:
     return min((float(tensor.nan_to_num().min()) for tensor in floats if tensor.numel()), default=0.0)
 
 
-def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp", **more: bool) -> Any:
+def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp") -> Any:
     options = generate_lpai_compiler_spec()
     if backend != "lpai":
         options = generate_htp_compiler_spec(use_fp16=run.precision.startswith("fp16"))
-    return generate_qnn_executorch_compiler_spec(soc_model=QcomChipset[soc], backend_options=options, **more)
+    return generate_qnn_executorch_compiler_spec(soc_model=QcomChipset[soc], backend_options=options)
 
 
 def scored(

@@ -37,10 +37,10 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
         raise CheckFailed(message, fix="compile it with this QNN, or another --profile")
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)
-    log = Path(selection.reports).absolute() / "dump" / f"{context.name}.log"
+    log = Path(selection.reports).absolute() / "wrap" / f"{context.name}.log"
     with replacing(output.absolute()) as part:
         environ = closed(environment.merged(os.environ))
-        setup = alone(environ, log, timeout, session("dump", "program", context, "-o", output))
+        setup = alone(environ, log, timeout, session("wrap", context, "-o", output))
         order = {"context": str(context.absolute()), "soc": soc, "path": str(part)}
         try:
             with at_work(f"working on {context}"), asking(setup, log) as ask:

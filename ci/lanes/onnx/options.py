@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from provisioning.base.commands import leave_out, session
+from provisioning.base.commands import leave_out
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS
@@ -47,8 +47,8 @@ class Option(Model):
     soc_at_least: int = 0
     """The lowest chip number that the provider accepts it for."""
     set_by: str = ""
-    command: str = ""
-    """The command that supports it; `compile` does not."""
+    no_context: bool = False
+    """The provider then writes something else in place of a compiled context, and `compile` fails."""
     platform: str = ""
 
     @model_validator(mode="after")
@@ -127,7 +127,7 @@ def described() -> str:
     for scope in SCOPES:
         lines.append(f"{scope} options")
         for option in options().values():
-            if option.scope == scope and not (option.set_by or option.command):
+            if option.scope == scope and not (option.set_by or option.no_context):
                 where = f" (only on {option.platform})" if option.platform else ""
                 lines.append(f"  {option.name}={_choice(option)}  {option.summary}{where}")
     return "\n".join(lines)
@@ -149,9 +149,9 @@ def _text(option: Option, value: Value, where: str) -> str:
     if option.set_by:
         message = f"{where}: {option.name} is set by {option.set_by}"
         raise UsageError(message, fix=f"leave {option.name} out of {where}")
-    if option.command:
-        message = f"{where}: {option.name} needs a session of its own, without a compiled context"
-        raise UsageError(message, fix=session(*option.command.split()))
+    if option.no_context:
+        message = f"{where}: {option.name} makes the provider write no compiled context"
+        raise UsageError(message, fix=f"leave {option.name} out of {where}")
     if option.kind == "flag" and text not in ("0", "1"):
         raise UsageError(f"{where}: {option.name}: expected 0 or 1, found {text!r}", fix=f"{option.name}=1")
     if option.kind == "enum" and text not in option.values:
