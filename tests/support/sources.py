@@ -8,10 +8,13 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from ci.pipeline.models.imports import BLOCKS
+from ci.pipeline.models.imports import module_file
 from provisioning.base.settings import ROOT
 
 OURS = ("provisioning", "ci", "qnn_ci", "lab")
+
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where a statement has statements."""
 
 
 def our_files(*packages: str) -> list[Path]:
@@ -69,3 +72,29 @@ def statements(tree: ast.Module) -> Iterator[ast.stmt]:
             yield node
         for name in BLOCKS:
             waiting += getattr(node, name, ())
+
+
+def names_imported(tree: ast.Module) -> Iterator[str]:
+    """What a module of ours may import, by its full name: `from a import b` may mean the module a.b."""
+    for node in statements(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name modules in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@cache
+def closure(name: str) -> frozenset[Path]:
+    """The file of a module of ours, and those of all that it imports, directly or indirectly."""
+    files, seen, waiting = set[Path](), set[str](), [name]
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        waiting += [package] if (package := module.rpartition(".")[0]) else []
+        if path := module_file(module, [ROOT]):
+            files.add(path)
+            waiting += names_imported(parsed(path))
+    return frozenset(files)

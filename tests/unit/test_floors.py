@@ -13,7 +13,7 @@ from symtable import symtable
 
 from provisioning.base import toml
 from provisioning.base.settings import ROOT
-from tests.support.sources import OURS, nodes, our_files, parsed, statements, walked, with_any
+from tests.support.sources import OURS, names_imported, nodes, our_files, parsed, statements, walked, with_any
 
 FLOORS = (
     {"diagnose"},
@@ -46,19 +46,10 @@ def _imports() -> frozenset[tuple[str, str]]:
     pairs = set()
     for file in our_files():
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for name in _imported(parsed(file)):
+        for name in names_imported(parsed(file)):
             if name.partition(".")[0] in (*OURS, "tests"):
                 pairs.add((module, name))
     return frozenset(pairs)
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in statements(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports name modules in full"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _is_module(name: str) -> bool:
@@ -249,5 +240,7 @@ def test_who_reads_our_code_by_its_tree_sees_all_of_it() -> None:
 def test_unit_tests_do_without_torch() -> None:
     """It takes two seconds to import. Tests that need it: tests/integration/test_torch_pieces.py."""
     files = with_any((ROOT / "tests" / "unit").glob("*.py"), "import torch", "from torch")
-    imported = {(file.name, name.partition(".")[0]) for file in files for name in _imported(parsed(file))}
+    imported = {
+        (file.name, name.partition(".")[0]) for file in files for name in names_imported(parsed(file))
+    }
     assert not {file for file, package in imported if package == "torch"}

@@ -11,12 +11,12 @@ import pytest
 
 from ci.__main__ import VERBS as CI
 from ci.gate.table import gate_table, matches
-from ci.pipeline.models.imports import closure, module_file
+from ci.pipeline.models.imports import module_file
 from lab.lint import tracked_files
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
-from tests.support.sources import nodes
+from tests.support.sources import closure, nodes
 
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
@@ -47,7 +47,7 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
     verbs = [stage, *STARTED_BEFORE.get(stage, ())]
     waiting = [VERBS["ci" if verb in CI else "provisioning"][verb].module for verb in verbs]
     tables = {module_file(name, [ROOT]) for name in TABLES}
-    files = {path for name in COMMON for path in _closure(name)}
+    files = {path for name in COMMON for path in closure(name)}
     texts: set[str] = set()
     started: set[str] = set()
     read: set[Path] = {path for path in tables if path}
@@ -56,18 +56,13 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
         if module in started:
             continue
         started.add(module)
-        files |= _closure(module)
+        files |= closure(module)
         for path in files - read:
             read.add(path)
             names = _constants(path)
             texts |= names
             waiting += [name for name in names if name.startswith(("ci.", "provisioning.")) and _exists(name)]
     return files, texts
-
-
-@cache
-def _closure(name: str) -> frozenset[Path]:
-    return closure(name, [ROOT])
 
 
 @cache

@@ -1,12 +1,10 @@
-"""The modules of a suite's author: they come first on the search path, and their files are listed."""
+"""The modules of a suite's author: they come first on the search path."""
 
 from __future__ import annotations
 
-import ast
 import builtins
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +13,6 @@ from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.settings import ROOT
 
 OURS = tuple(f"{ROOT / name}/" for name in OWN_PACKAGES)
-
-BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-"""Where a statement has statements."""
 
 _first: Path | None = None
 _end_sharing: Callable[[], None] | None = None
@@ -100,58 +95,3 @@ def module_file(name: str, roots: Sequence[Path]) -> Path | None:
             if path.is_file():
                 return path
     return None
-
-
-def closure(name: str, roots: Sequence[Path]) -> frozenset[Path]:
-    """The module's file and every file below the roots that its imports need, directly or indirectly."""
-    files: set[Path] = set()
-    waiting = list(_with_packages(name))
-    seen: set[str] = set()
-    while waiting:
-        module = waiting.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        path = module_file(module, roots)
-        if path is None:
-            continue
-        files.add(path)
-        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        waiting += imported(path, path.stat().st_mtime_ns, package)
-    return frozenset(files)
-
-
-@cache
-def imported(path: Path, changed: int, package: str) -> tuple[str, ...]:
-    """Every module that the file may import, by full name, with the packages around it."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return ()
-    names: list[str] = []
-    waiting: list[Any] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = _base(node, package)
-            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        # Expressions, which have no import, are most of a tree.
-        for block in BLOCKS:
-            waiting += getattr(node, block, ())
-    return tuple(dict.fromkeys(package for name in names if name for package in _with_packages(name)))
-
-
-def _base(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".") if package else []
-    kept = parts[: len(parts) - node.level + 1]
-    return ".".join([*kept, node.module] if node.module else kept)
-
-
-def _with_packages(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        yield ".".join(parts[:count])
