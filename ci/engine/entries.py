@@ -20,17 +20,6 @@ from ci.engine.inputs import Input, key_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 
-ENTRY = "json"
-FAILED = "failed"
-"""The suffix of a file beside a key's entries, which also differ in what the work touched: with these inputs
-it has failed here, so another machine's pass of it does not count. One without inputs stands for all."""
-RUN = "run"
-"""The suffix of a file beside a key's entries: one time that the work was done, with its verdict and figures.
-It is no result, is never changed, and names its inputs by sets alone, which runs share."""
-
-RESTORED = "restored.json"
-"""Names the entries that a CI system's cache brought, and its origin, for reports."""
-
 UNUSED_SECONDS = 60 * 86400.0
 ORPHAN_SECONDS = 86400.0
 """A folder without an entry may belong to another process that has not written its entry yet."""
@@ -42,27 +31,26 @@ class Entries:
     def __init__(self, top: Path, kind: str, digests: Digests) -> None:
         self.top, self.kind, self._digests = top, top / kind, digests
         self._sets: dict[str, tuple[Input, ...] | None] = {}
-        self._restored: tuple[str, frozenset[str]] | None = None
         self._count = itertools.count()
 
     def folder(self, key: Mapping[str, Json]) -> Path:
         name = key_of(key)
         return self.kind / name[:2] / name
 
-    def of(self, key: Mapping[str, Json], suffix: str = ENTRY) -> Iterator[Path]:
+    def of(self, key: Mapping[str, Json]) -> Iterator[Path]:
         """The files of a key, most recently used first."""
         entries = []
-        for path in self.folder(key).glob(f"*.{suffix}"):
+        for path in self.folder(key).glob("*.json"):
             with contextlib.suppress(OSError):
                 entries.append((path.stat().st_mtime_ns, path))
         yield from (path for _, path in sorted(entries, reverse=True))
 
     def write(self, key: Mapping[str, Json], name: str, document: Document, most: int) -> None:
-        """Beside at most so many others of its kind."""
+        """Beside at most so many others."""
         folder = self.folder(key)
         folder.mkdir(parents=True, exist_ok=True)
         store(folder / name, document)
-        for path in list(self.of(key, name.rpartition(".")[2]))[most:]:
+        for path in list(self.of(key))[most:]:
             path.unlink(missing_ok=True)
 
     def subject(self, name: str) -> Path:
@@ -111,15 +99,6 @@ class Entries:
             except OSError:
                 return f"{name} of the result is missing"
         return ""
-
-    def origin(self, path: Path) -> str:
-        if self._restored is None:
-            self._restored = ("", frozenset())
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                known = json.loads((self.top / RESTORED).read_text(encoding="utf-8"))
-                self._restored = (str(known["origin"]), frozenset(known["names"]))
-        origin, names = self._restored
-        return origin if path.relative_to(self.top).as_posix() in names else "store"
 
     def set_file(self, name: str) -> Path:
         return self.top / "sets" / name[:2] / f"{name}.json"
@@ -194,7 +173,7 @@ def prune(top: Path, pause: float = 0.0) -> None:
     except OSError:
         return
     for kind in (path for path in top.glob("*") if path.is_dir()):
-        patterns = ("*/*.json", *(f"??/*/*.{suffix}" for suffix in (ENTRY, FAILED, RUN)))
+        patterns = ("*/*.json", "??/*/*.json")
         for path in (path for pattern in patterns for path in kind.glob(pattern)):
             _remove_unused(path, now - UNUSED_SECONDS)
         for folder in (*kind.glob("work/*"), *kind.glob("??/*/*-*")):

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -223,3 +223,15 @@ def key_of(inputs: Mapping[str, Any]) -> str:
     """The key of named inputs; any changed value and any added or removed name gives another key."""
     text = json.dumps({"format": FORMAT, "inputs": dict(inputs)}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is in dicts and lists, by dotted name."""
+    parts: Iterable[tuple[Any, Any]]
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    empty = True
+    for part, inner in parts:
+        empty = False
+        yield from flat(inner, f"{name}.{part}" if name else str(part))
+    if empty:
+        yield name, value

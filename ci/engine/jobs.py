@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import re
 import threading
@@ -62,7 +61,6 @@ class _Run(Generic[R]):
     memory: int | None
     observer: Observer[R] | None
     stop_after: Callable[[Job, R], bool]
-    until: float
     running: dict[str, Job] = field(default_factory=dict)
     results: dict[str, R] = field(default_factory=dict)
     failure: BaseException | None = None
@@ -73,7 +71,7 @@ class _Run(Generic[R]):
     def take(self) -> Job | None:
         """The next job that fits, after waiting for memory; None when no job is left."""
         with self.changed:
-            while not self.stopping and self.waiting and time.monotonic() < self.until:
+            while not self.stopping and self.waiting:
                 job = self._fitting()
                 if job is not None:
                     self.waiting.remove(job)
@@ -118,18 +116,15 @@ def run_jobs(
     memory: int | None = None,
     observer: Observer[R] | None = None,
     stop_after: Callable[[Job, R], bool] = lambda job, result: False,
-    until: float = math.inf,
 ) -> dict[str, R]:
     """Run every job and return the results by name, in the order in which they ended.
-
-    No job starts after `until`, a time of time.monotonic().
 
     At most `slots` jobs run at once. The sum of their `memory` stays within the budget, unless a single job
     is larger. After a result for which `stop_after` is true, the running jobs are ended and no more start. An
     exception in a slot ends everything and is raised here."""
     if len({job.name for job in jobs}) != len(jobs):
         raise ValueError("two jobs have the same name")
-    state = _Run(longest_first(jobs), memory, observer, stop_after, until)
+    state = _Run(longest_first(jobs), memory, observer, stop_after)
     opened: list[Slot[R]] = []
 
     def serve() -> None:

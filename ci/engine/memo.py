@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +14,13 @@ from typing import Any
 
 from ci.engine import entries
 from ci.engine.digests import Digests
-from ci.engine.inputs import ORDER, CurrentState, Roots, change_in_words
+from ci.engine.inputs import ORDER, CurrentState, Roots, change_in_words, flat
 from ci.engine.observed import Observation, Observed
-from ci.engine.runs import UNKNOWN_MAKER, Maker, Run, flat, processor_kind
 from ci.engine.watch import Touched
 from provisioning.base.findings import Metric as Json
 
 ENTRIES = 16
 """Of one key, at most: one for each set of inputs that was seen."""
-MOST_FAILED = MOST_RUNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +29,10 @@ class CachedResult:
 
     result: dict[str, Any]
     folder: Path | None = None
-    origin: str = "store"
-    """Where a cached one is from: our own store, the remote cache, or a CI system's."""
     not_remembered: str = ""
     """Why the memo did not keep it; empty if it did."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """The variables that the work asked for and did not have (`Touched.asked`)."""
-    maker: Maker = UNKNOWN_MAKER
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +110,10 @@ class Memo:
         folder = self._entries.product(path.parent, entry)
         if damage := self._entries.damage(folder, entry["files"]):
             return _Damaged(damage)
-        inputs = entries.set_of(entry["inputs"])[0]
-        # Its runs have the same: what is known of them need not be read again.
-        self._changes[inputs] = ""
-        for used in filter(None, (path, folder, self._entries.set_file(inputs))):
+        for used in filter(None, (path, folder)):
             with contextlib.suppress(OSError):
                 os.utime(used)
-        return _cached(entry, folder, self._entries.origin(path))
+        return CachedResult(dict(entry["result"]), folder, asked=entry["asked"])
 
     def remember(
         self,
@@ -131,11 +122,8 @@ class Memo:
         result: Mapping[str, Any],
         work: WorkDone,
         folder: Path | None = None,
-        *,
-        threads: int = 0,
-        run: Run | None = None,
     ) -> CachedResult:
-        """Keep a result, and its run; `folder`, from `scratch`, moves into the store.
+        """Keep a result; `folder`, from `scratch`, moves into the store.
 
         A result that cannot be remembered, or for which there is no room, stays where it is, and the entry
         says why."""
@@ -143,50 +131,23 @@ class Memo:
         why = next(iter(observed.reasons), "")
         if not why:
             try:
-                self._write_run(key, run, observed)
                 document = self._named_inputs(observed)
                 document |= self._entries.kept(key, document, folder)
                 document |= {"result": dict(result), "asked": dict(work.touched.asked)}
-                document["maker"] = list(Maker(processor_kind(), threads))
                 self._entries.write(key, f"{entries.name_of(document)}.json", document, ENTRIES)
                 entries.store(self._entries.subject(subject), {"parts": dict(key)})
-                self._remove(key, entries.FAILED)
                 place = self._entries.product(self._entries.folder(key), document)
                 return CachedResult(document["result"], place)
             except OSError as error:
                 why = str(error.strerror or error)
         return CachedResult(dict(result), folder, not_remembered=why)
 
-    def forget(self, key: Mapping[str, Json], work: WorkDone = WorkDone(), run: Run | None = None) -> None:
-        """Remove the entry that `find` would return: the same work has failed since. The run is kept.
-
-        With unknown inputs, no pass of this key counts until it passes again."""
-        self._remove(key, "json")
-        observed = self._observed(key, work)
-        known = not observed.reasons
-        with contextlib.suppress(OSError):
-            document: entries.Document = {"inputs": [], "sets": []}
-            if known:
-                self._write_run(key, run, observed)
-                document = self._named_inputs(observed)
-            self._entries.write(key, f"{entries.name_of(document)}.{entries.FAILED}", document, MOST_FAILED)
-
-    def runs(self, key: Mapping[str, Json]) -> tuple[Run, ...]:
-        """Earlier runs of the work with the inputs of now, the last one last."""
-        runs = []
-        for path in sorted(self._entries.of(key, entries.RUN)):
+    def forget(self, key: Mapping[str, Json]) -> None:
+        """Remove the entry that `find` would return: the same work has failed since."""
+        for path in list(self._entries.of(key)):
             document = entries.load(path)
-            if document and not self._change(document):
-                with contextlib.suppress(OSError):
-                    os.utime(path)
-                runs.append(Run(**document["run"]))
-        return tuple(runs)
-
-    def ran(self, key: Mapping[str, Json], run: Run, work: WorkDone) -> None:
-        observed = self._observed(key, work)
-        if not observed.reasons:
-            with contextlib.suppress(OSError):
-                self._write_run(key, run, observed)
+            if document is None or not self._change(document):
+                path.unlink(missing_ok=True)
 
     def files_of(self, folder: Path, without: str = "") -> dict[str, str]:
         names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != without)
@@ -237,24 +198,6 @@ class Memo:
     def _named_inputs(self, observed: Observed) -> entries.Document:
         sets = [self._entries.write_set(observed.shared)] if observed.shared else []
         return {"inputs": [list(input_) for input_ in observed.inputs], "sets": sets}
-
-    def _write_run(self, key: Mapping[str, Json], run: Run | None, observed: Observed) -> None:
-        if run is not None:
-            sets = [self._entries.write_set(group) for group in (observed.inputs, observed.shared)]
-            document = {"inputs": [], "sets": sets, "run": run.as_json()}
-            self._entries.write(key, f"{time.time_ns():020}.{os.getpid()}.{entries.RUN}", document, MOST_RUNS)
-
-    def _remove(self, key: Mapping[str, Json], suffix: str) -> None:
-        """The files of this suffix whose inputs are unchanged."""
-        for path in list(self._entries.of(key, suffix)):
-            document = entries.load(path)
-            if document is None or not self._change(document):
-                path.unlink(missing_ok=True)
-
-
-def _cached(document: Mapping[str, Any], folder: Path | None, origin: str) -> CachedResult:
-    maker = Maker(*document.get("maker", ()))
-    return CachedResult(dict(document["result"]), folder, origin=origin, asked=document["asked"], maker=maker)
 
 
 def _abbreviated(value: Any) -> str:

@@ -1,77 +1,107 @@
-"""`--recheck`: do a random part of the cached work again, and compare what it gives with what is cached."""
+"""`--recheck`: do a random part of the work twice, and compare what it gives."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import random
 import shutil
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import ne
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ci.engine.entries import digests_of
-from ci.engine.inputs import key_of
-from ci.engine.jobs import default_slots
-from ci.engine.progress import Line, failed
-from ci.engine.runs import Repeats, Runs, processor_kind
-from ci.engine.work import Again, Assessment, Failure, Finished, Result, RunOptions, Task, do_again
-from provisioning.base.files import replace_text
+from ci.engine.inputs import flat
+from ci.engine.work import Failure, Result, RunOptions, Task, do
+from provisioning.base.files import hash_file, replace_text
 
 FACTS = "facts.json"
 
-MOST_UNSTEADY = 0.001
-"""The part of a file's bytes that may be other bytes each time. A tenth of that was seen."""
-BLOCK = 32
-"""What QNN leaves unwritten is as long."""
-Blocks = Mapping[tuple[str, int], bytes]
-"""By file and offset."""
+MEASURED = ("seconds", "cpu_seconds", "peak", "resident")
+"""Facts that every run measures anew: time and memory."""
+
+FILLED = {"MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+"""Fresh memory holds this byte's complement both times: QNN writes what memory happens to hold between a
+constant's values."""
 
 
 @dataclass(frozen=True, slots=True)
-class CachedWork:
-    """A cached result that a stage took, and how its work is done."""
+class Repeats:
+    """What of a step's result is the same when its work is done twice: as it stands here, every fact but time
+    and memory, and every byte of its files."""
 
-    step: str
-    task: Task
-    result: Result
-    how: RunOptions
-    once_more: RunOptions
-    """How it is done where only some bytes differ: fresh memory holds something else."""
-    again: Callable[[Path], Task]
-    """The task for a folder of scratch, with other folders for what it writes."""
-    assessment: Assessment
-    logs: Path
+    changing: tuple[str, ...] = ()
+    """Patterns of facts, by dotted names, and of files that are not compared."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """How far numbers may be off: by this part of them, or by this much."""
+    digest: Callable[[Path], str] = hash_file
+    """Of those bytes of a file that repeat."""
 
-    @property
-    def name(self) -> str:
-        return self.task.name
+    def differences(self, first: Result, second: Result) -> Iterator[ChangedField]:
+        facts = self._facts(first.facts), self._facts(second.facts)
+        for name in sorted({*facts[0], *facts[1]}):
+            if not self._same(name, facts[0], facts[1]):
+                yield ChangedField(name, *(_text(values, name) for values in facts))
+        files = self._digests(first.folder), self._digests(second.folder)
+        for name in sorted({*files[0], *files[1]}):
+            one, other = (digests.get(name, "no such file")[:16] for digests in files)
+            if one != other:
+                yield ChangedField(name, one, other)
 
-    @property
-    def seconds(self) -> float:
-        """How long it took, or is expected to."""
-        taken = self.result.facts.get("seconds")
-        if isinstance(taken, int | float) and 0 < taken < math.inf:
-            return float(taken)
-        return self.task.cost.seconds
+    def _facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that repeat, as they are cached, by dotted name."""
+        return {
+            name: value
+            for name, value in flat(json.loads(json.dumps(dict(facts))))
+            if name.rpartition(".")[2] not in MEASURED and not self._is_changing(name)
+        }
+
+    def _digests(self, folder: Path | None) -> dict[str, str]:
+        digests = digests_of(folder, self.digest) if folder else {}
+        return {name: digest for name, digest in digests.items() if not self._is_changing(name)}
+
+    def _is_changing(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.changing)
+
+    def _same(self, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+        if name not in first or name not in second:
+            return False
+        one, other = first[name], second[name]
+        if json.dumps(one) == json.dumps(other):
+            return True
+        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (one, other))
+        tolerances = (value for pattern, value in self.figures.items() if fnmatchcase(name, pattern))
+        return numbers and any(
+            math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance) for tolerance in tolerances
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedField:
     field: str
     """A fact or a file."""
-    cached: str
-    now: str
+    first: str
+    second: str
 
     def __str__(self) -> str:
-        return f"{self.field}: cached {self.cached}, now {self.now}"
+        return f"{self.field}: {self.first}, then {self.second}"
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatableWork:
+    """Work of a step that passed, and how it is done again."""
+
+    step: str
+    name: str
+    again: Callable[[Path], Task]
+    """The task for a folder of scratch, with other folders for what it writes."""
+    how: RunOptions
+    """With workers whose memory is FILLED, and without the cache."""
+    repeats: Repeats
+    logs: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,199 +109,59 @@ class Rechecked:
     step: str
     name: str
     differences: tuple[ChangedField, ...] = ()
-    evidence: str = ""
-    """Where to look, if they differ."""
+    evidence: Path | None = None
+    """Where both results are, if they differ."""
     failure: Failure | None = None
-    """It could not be done again, which says nothing about the cached result."""
-    runs: Runs = field(default_factory=Runs)
+    """It could not be done twice, so nothing was compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recheck:
-    cached: int = 0
-    """How many results the stage took from the cache."""
-    done: tuple[Rechecked, ...] = ()
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """How many could not be compared, by the reason."""
-
-    @property
-    def compared(self) -> int:
-        return sum(not work.failure for work in self.done)
-
-    @property
-    def different(self) -> tuple[Rechecked, ...]:
-        return tuple(work for work in self.done if work.differences)
-
-    def __str__(self) -> str:
-        verdict = f"{len(self.different)} differ" if self.different else "all equal"
-        reasons = "".join(f"; {count} not, because {why}" for why, count in self.left_out.items())
-        return (
-            f"rechecked {self.compared} of {self.cached} cached results"
-            + (f": {verdict}" if self.compared else "")
-            + reasons
-        )
+def recheck(works: Iterable[RepeatableWork], share: float) -> list[Rechecked]:
+    """Do a random share of the work twice, step by step."""
+    steps: dict[int, list[RepeatableWork]] = {}
+    for work in draw(list(works), share):
+        steps.setdefault(id(work.how), []).append(work)
+    return [rechecked for drawn in steps.values() for rechecked in _twice(drawn)]
 
 
-def recheck(cached: Iterable[CachedWork], *, share: float, seconds: float, seed: int) -> Recheck:
-    """Do a part of the work again, step by step: this share of it, or what fits into a time. A result that
-    differs replaces the cached one, unless its lane does not accept it: then none is cached."""
-    every = list(_distinct(cached))
-    comparable = [work for work in every if work.result.maker.processor == processor_kind()]
-    left_out = Counter({"another kind of processor made them": len(every) - len(comparable)})
-    most, until = math.inf, math.inf
-    if seconds:
-        most, until = seconds * default_slots(), time.monotonic() + seconds
-    done: list[Rechecked] = []
-    for mine in _by_step(draw(comparable, share, most, seed), every):
-        if any(work.differences for work in done):
-            # Results that it is built on may have been replaced.
-            left_out["an earlier step differs"] += len(mine)
-            continue
-        results = _done_again(mine, until)
-        left_out["the time was over"] += len(mine) - len(results)
-        done += results
-    return Recheck(len(every), tuple(done), {why: count for why, count in left_out.items() if count})
+def draw(works: Sequence[RepeatableWork], share: float) -> list[RepeatableWork]:
+    return random.sample(works, math.ceil(share * len(works)))
 
 
-def draw(cached: Sequence[CachedWork], share: float, seconds: float, seed: int) -> list[CachedWork]:
-    """A share of them that takes at most so long; the same seed draws the same."""
-    order = sorted(cached, key=lambda work: (work.step, work.name))
-    random.Random(seed).shuffle(order)  # noqa: S311
-    drawn = []
-    for work in order[: math.ceil(share * len(order))]:
-        if work.seconds <= seconds:
-            seconds -= work.seconds
-            drawn.append(work)
-    return drawn
-
-
-def _distinct(cached: Iterable[CachedWork]) -> Iterable[CachedWork]:
-    works: dict[object, CachedWork] = {}
-    for work in cached:
-        works.setdefault((work.task.memo.place, key_of(work.task.key)), work)
-    return works.values()
-
-
-def _by_step(drawn: Sequence[CachedWork], every: Sequence[CachedWork]) -> Iterable[list[CachedWork]]:
-    """In the order in which the stage took them, and of one step those that as many threads made."""
-    chosen, steps = {id(work) for work in drawn}, dict[tuple[int, int], list[CachedWork]]()
-    for work in every:
-        if id(work) in chosen:
-            steps.setdefault((id(work.how), work.result.maker.threads), []).append(work)
-    return steps.values()
-
-
-def _done_again(
-    works: Sequence[CachedWork], until: float, earlier: Mapping[str, Blocks] = MappingProxyType({})
-) -> list[Rechecked]:
-    """Those of one step; fewer if the time is over. `earlier` has what the work of each gave just before,
-    where only some bytes differed: if they are others again, no input decides them."""
-    named, first = {work.name: work for work in works}, works[0]
-    how = first.once_more if earlier else first.how
-    different: dict[str, Rechecked] = {}
-    doubtful: dict[str, Blocks] = {}
-
-    def is_same(task: Task, done: Finished) -> bool:
-        work = named[task.name]
-        differences = tuple(compare(work.result, done, work.how.repeats))
-        if earlier and _are_others_again(earlier[task.name], done.folder, differences):
-            return True
-        if blocks := {} if earlier else _other_blocks(work.result.folder, done.folder, differences):
-            doubtful[task.name] = blocks
-            return True
-        if differences:
-            kept = _keep(work.logs / "differs" / work.step / task.name, work.result, done)
-            different[task.name] = Rechecked(work.step, task.name, differences, f"both are in {kept}")
-            # All entries of the key: what they do not say decides.
-            task.memo.forget(task.key)
-        return not differences
-
-    def line(name: str, result: Result) -> Line:
-        if name in different:
-            return failed(f"differs: {different[name].differences[0]}")
-        return first.assessment.line(name, result) if result.failure else Line("equal")
-
-    def rechecked(work: CachedWork, result: Result) -> Rechecked:
-        failure = result.failure
-        if failure is None:
-            same = Rechecked(work.step, work.name)
-            return replace(different.get(work.name, same), runs=result.runs)
-        if failure.of_work:
-            what = ChangedField("the work", "passes", f"{failure.kind}: {failure.message}")
-            return Rechecked(work.step, work.name, (what,), f"its log is {failure.log}", runs=result.runs)
-        return Rechecked(work.step, work.name, failure=failure)
-
+def _twice(works: Sequence[RepeatableWork]) -> Iterator[Rechecked]:
+    how = works[0].how
     with tempfile.TemporaryDirectory(prefix="qnn-ci-recheck-") as scratch:
-        tasks = [work.again(Path(scratch)) for work in works]
-        again = Again(is_same, first.result.maker.threads, until)
-        results = do_again(tasks, how, replace(first.assessment, line=line), again)
-    sure = [work for work in works if work.name in results and work.name not in doubtful]
-    unsure = [work for work in works if work.name in doubtful]
-    third = _done_again(unsure, until, doubtful) if unsure else []
-    return [*(rechecked(work, results[work.name]) for work in sure), *third]
+        results = [do([work.again(Path(scratch)) for work in works], how) for _ in range(2)]
+        for work in works:
+            first, second = (by_name[work.name] for by_name in results)
+            yield _compared(work, first, second)
+            for folder in filter(None, (first.folder, second.folder)):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def compare(cached: Result, now: Finished, repeats: Repeats) -> Iterator[ChangedField]:
-    before, after = (repeats.facts(result.facts) for result in (cached, now))
-    for name in repeats.different(before, after):
-        yield ChangedField(name, *(_text(facts, name) for facts in (before, after)))
-    files = [_digests(folder, repeats) for folder in (cached.folder, now.folder)]
-    for name in sorted({*files[0], *files[1]}):
-        one, other = (file.get(name, "no such file")[:16] for file in files)
-        if one != other:
-            yield ChangedField(name, one, other)
+def _compared(work: RepeatableWork, first: Result, second: Result) -> Rechecked:
+    failures = first.failure, second.failure
+    if failure := next((failure for failure in failures if failure and not failure.of_work), None):
+        return Rechecked(work.step, work.name, failure=failure)
+    if any(failures):
+        words = (f"{failure.kind}: {failure.message}" if failure else "passes" for failure in failures)
+        differences: tuple[ChangedField, ...] = (ChangedField("the work", *words),)
+    else:
+        differences = tuple(work.repeats.differences(first, second))
+    if not differences:
+        return Rechecked(work.step, work.name)
+    kept = work.logs / "differs" / work.step / work.name
+    shutil.rmtree(kept, ignore_errors=True)
+    for name, result in (("first", first), ("second", second)):
+        _keep(kept / name, result)
+    return Rechecked(work.step, work.name, differences, kept)
 
 
-def _other_blocks(cached: Path | None, now: Path | None, differences: Sequence[ChangedField]) -> Blocks:
-    """What now stands where only some bytes of some files differ, which nothing else does: QNN writes what
-    memory happens to hold between a constant's values. Empty where more differs."""
-    blocks: dict[tuple[str, int], bytes] = {}
-    if not cached or not now:
-        return blocks
-    for name in (difference.field for difference in differences):
-        try:
-            one, other = ((folder / name).read_bytes() for folder in (cached, now))
-        except OSError:
-            return {}
-        if len(one) != len(other) or sum(map(ne, one, other)) > MOST_UNSTEADY * len(one):
-            return {}
-        for at in range(0, len(one), BLOCK):
-            if one[at : at + BLOCK] != (block := other[at : at + BLOCK]):
-                blocks[name, at] = block
-    return blocks
-
-
-def _are_others_again(blocks: Blocks, now: Path | None, differences: Sequence[ChangedField]) -> bool:
-    names = {name for name, _ in blocks}
-    if not now or not names.issuperset(difference.field for difference in differences):
-        return False
-    try:
-        files = {name: (now / name).read_bytes() for name in names}
-    except OSError:
-        return False
-    return all(files[name][at : at + BLOCK] != block for (name, at), block in blocks.items())
+def _keep(place: Path, result: Result) -> None:
+    place.mkdir(parents=True)
+    if result.folder:
+        shutil.copytree(result.folder, place, dirs_exist_ok=True)
+    replace_text(place / FACTS, json.dumps(dict(result.facts), indent=2, sort_keys=True) + "\n")
 
 
 def _text(facts: Mapping[str, Any], name: str) -> str:
     return json.dumps(facts[name]) if name in facts else "nothing"
-
-
-def _digests(folder: Path | None, repeats: Repeats) -> dict[str, str]:
-    digests = digests_of(folder, repeats.digest) if folder else {}
-    return {name: digest for name, digest in digests.items() if not repeats.is_changing(name)}
-
-
-def _keep(kept: Path, cached: Result, now: Finished) -> Path:
-    """Both results side by side, for whoever looks for the reason."""
-    with contextlib.suppress(OSError):
-        shutil.rmtree(kept, ignore_errors=True)
-        for name, facts, folder in (
-            ("cached", cached.facts, cached.folder),
-            ("now", now.facts, now.folder or now.evidence),
-        ):
-            place = kept / name
-            place.mkdir(parents=True)
-            if folder:
-                shutil.copytree(folder, place, dirs_exist_ok=True)
-            replace_text(place / FACTS, json.dumps(dict(facts), indent=2, sort_keys=True) + "\n")
-    return kept

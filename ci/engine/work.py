@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 import time
@@ -17,7 +16,6 @@ from ci.engine.inputs import key_of
 from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
 from ci.engine.memo import CachedResult, Memo, WorkDone
 from ci.engine.progress import Line, failed, progress
-from ci.engine.runs import REFUSED, UNKNOWN_MAKER, Maker, Repeats, Run, Runs, processor_kind
 from ci.engine.trouble import MACHINE, Blame, InTrouble, Trouble, of_error
 from ci.engine.watch import Touched
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSlot
@@ -65,8 +63,6 @@ class Result:
     """Files of the result, or of a failure."""
     failure: Failure | None = None
     cached: bool = False
-    origin: str = ""
-    """Of a cached one: `store`, `remote`, or the name of a CI system's cache."""
     seconds: float = 0.0
     why: str = ""
     """Why the work was done; empty if the result was remembered."""
@@ -74,10 +70,6 @@ class Result:
     """Why the memo did not keep it."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """The variables that the work asked for and did not have (`Touched.asked`)."""
-    maker: Maker = UNKNOWN_MAKER
-    """Of a cached one."""
-    runs: Runs = field(default_factory=Runs)
-    """What the same work gave each time it was done, this time too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +139,6 @@ class RunOptions:
     """Whether to print the note of each cached result too."""
     is_cached: bool = True
     """Whether results are looked up and kept."""
-    repeats: Repeats = field(default_factory=Repeats)
-    """What is the same when the work is done again."""
 
 
 def line_of(result: Result) -> Line:
@@ -189,29 +179,6 @@ def do(tasks: Sequence[Task], how: RunOptions, assessment: Assessment = Assessme
     return {task.name: results[task.name] for task in tasks if task.name in results}
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
-    """How work is done of which there are cached results."""
-
-    is_same: Callable[[Task, Finished], bool] = lambda task, done: False
-    """Compares: what it confirms stays as it is in the cache, with anything else `do` would do."""
-    threads: int = 0
-    """Of each worker; 0: as many as are free."""
-    until: float = math.inf
-    """A time of time.monotonic(), after which none starts."""
-
-
-def do_again(
-    tasks: Sequence[Task], how: RunOptions, assessment: Assessment, again: Again
-) -> dict[str, Result]:
-    sys.stderr.write(f"{how.title}: {len(tasks)} to do again\n")
-    reasons = dict.fromkeys((task.name for task in tasks), "--recheck")
-    # What it refuses is not remembered here, whatever the stage does.
-    results = _Running(tasks, how, replace(assessment, remember_all=False), reasons, again).results()
-    _close(tasks)
-    return results
-
-
 def _close(tasks: Iterable[Task]) -> None:
     for memo in {id(task.memo): task.memo for task in tasks}.values():
         memo.close()
@@ -229,9 +196,7 @@ def _remembered(
         if not isinstance(answer, CachedResult):
             todo.append((task, answer.why))
             continue
-        runs = Runs(task.memo.runs(task.key), how.repeats)
-        result = Result(answer.result, answer.folder, cached=True, origin=answer.origin, runs=runs)
-        result = replace(result, asked=answer.asked, maker=answer.maker)
+        result = Result(answer.result, answer.folder, cached=True, asked=answer.asked)
         if assessment.accept(task.name, result):
             results[task.name] = result
         else:
@@ -245,9 +210,7 @@ def _announce(
     if len(reasons) == 1 and not cached and not how.explain:
         # Its progress says as much.
         return
-    origins = Counter(result.origin for result in cached.values() if result.origin != "store")
-    more = "".join(f" ({count} from {origin})" for origin, count in origins.items())
-    line = f"{how.title}: {len(cached)} cached{more}, {len(reasons)} to do"
+    line = f"{how.title}: {len(cached)} cached, {len(reasons)} to do"
     if how.explain:
         lines = [f"{name}: {why}" for name, why in reasons.items()]
     else:
@@ -267,15 +230,9 @@ class _Running:
     """Tasks at work, group by group on a few workers."""
 
     def __init__(
-        self,
-        tasks: Sequence[Task],
-        how: RunOptions,
-        assessment: Assessment,
-        reasons: Mapping[str, str],
-        again: Again | None = None,
+        self, tasks: Sequence[Task], how: RunOptions, assessment: Assessment, reasons: Mapping[str, str]
     ) -> None:
         self._how, self._assessment, self._reasons = how, assessment, reasons
-        self._rechecks, self._again = again is not None, again or Again()
         self._groups: dict[str, list[Task]] = {}
         for task in tasks:
             self._groups.setdefault(task.group, []).append(task)
@@ -287,9 +244,8 @@ class _Running:
             Job(name, sum(task.cost.seconds for task in group), max(task.cost.memory for task in group))
             for name, group in self._groups.items()
         ]
-        threads = self._again.threads
-        self._slots = min(how.jobs or default_slots() // (threads or 1) or 1, len(self._jobs))
-        self._threads = threads or max(1, default_slots() // self._slots)
+        self._slots = min(how.jobs or default_slots(), len(self._jobs))
+        self._threads = max(1, default_slots() // self._slots)
         self._shares = core_shares(self._slots, self._threads)
         self._count = len(tasks)
 
@@ -302,7 +258,6 @@ class _Running:
                 memory=memory_budget(),
                 observer=shown,
                 stop_after=lambda job, result: self._assessment.stop_after(job.name, result),
-                until=self._again.until,
             )
         return self._results
 
@@ -319,11 +274,9 @@ class _Running:
     def _work(self, job: Job, worker: Worker) -> Result:
         shared: dict[str, Any] = {}
         self._at_work[job.name] = worker
-        worker.seen, worker.written = Touched(), []
+        worker.seen = Touched()
         done: list[Result] = []
         for task in self._groups[job.name]:
-            if done and time.monotonic() >= self._again.until:
-                break
             done.append(self._once(task, worker, shared))
             self._results[task.name] = done[-1]
         return next((result for result in done if result.failure), done[0])
@@ -336,10 +289,6 @@ class _Running:
             return self._failed(task, worker, done, taken)
         return self._finished(task, worker, done, taken)
 
-    def _tried(self, worker: Worker) -> WorkDone:
-        """What is known of all that this group asked of its worker."""
-        return WorkDone(worker.seen, self._common(worker), worker.written)
-
     def _common(self, worker: Worker) -> Touched:
         if worker not in self._commons:
             self._commons[worker] = Touched.of(worker.touched)
@@ -347,49 +296,30 @@ class _Running:
 
     def _failed(self, task: Task, worker: Worker, failure: Failure, taken: Result) -> Result:
         if failure.of_work and self._how.is_cached:
-            run = Run(failure.kind, processor_kind(), rechecked=self._rechecks)
-            taken = replace(taken, runs=self._runs(task, run))
-            task.memo.forget(task.key, self._tried(worker), run)
+            task.memo.forget(task.key)
         return replace(taken, failure=failure, asked=worker.asked)
 
     def _finished(self, task: Task, worker: Worker, done: Finished, taken: Result) -> Result:
-        repeats, memo = self._how.repeats, task.memo
         if not self._how.is_cached:
             if done.evidence:
                 shutil.rmtree(done.evidence, ignore_errors=True)
-            return replace(taken, facts=done.facts)
+            return replace(taken, facts=done.facts, folder=done.folder)
+        memo = task.memo
         own = (*done.own, *([done.evidence] if done.evidence else ()))
         work = WorkDone(done.touched, self._common(worker), own)
-        run = Run.of(done.facts, processor_kind(), repeats)
-        if self._again.is_same(task, done):
-            taken = replace(taken, runs=self._runs(task, run))
-            memo.ran(task.key, run, work)
-            for folder in filter(None, (done.folder, done.evidence)):
-                shutil.rmtree(folder, ignore_errors=True)
-            return taken
         taken = replace(taken, facts=done.facts, folder=done.folder, asked=done.touched.asked)
-        run, accepted = replace(run, rechecked=self._rechecks), self._assessment.accept(task.name, taken)
-        if not accepted and not repeats.verdict_of(done.facts):
-            run = replace(run, verdict=REFUSED)
-        taken = replace(taken, runs=self._runs(task, run))
-        if not accepted:
+        if not self._assessment.accept(task.name, taken):
             # An earlier result of the same inputs would hide this one.
-            memo.forget(task.key, self._tried(worker), None if self._assessment.remember_all else run)
+            memo.forget(task.key)
             if not self._assessment.remember_all:
                 return replace(taken, folder=done.evidence or done.folder)
         if done.evidence:
             shutil.rmtree(done.evidence, ignore_errors=True)
-        entry = memo.remember(
-            task.subject, task.key, done.facts, work, done.folder, threads=self._threads, run=run
-        )
+        entry = memo.remember(task.subject, task.key, done.facts, work, done.folder)
         if entry.not_remembered and entry.not_remembered not in self._noted:
             self._noted.add(entry.not_remembered)
             sys.stderr.write(f"{task.name} is not remembered: {entry.not_remembered}\n")
         return replace(taken, folder=entry.folder, not_remembered=entry.not_remembered)
-
-    def _runs(self, task: Task, run: Run) -> Runs:
-        """All runs of the same work, this one too."""
-        return Runs((*task.memo.runs(task.key), run), self._how.repeats)
 
     def _line(self, name: str, result: Result) -> Line:
         """Of a whole group."""

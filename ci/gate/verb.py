@@ -30,7 +30,6 @@ from ci.gate.supervision import (
     report_of,
     supervise,
 )
-from ci.pipeline.flags import add_recheck, recheck_flags
 from ci.pipeline.stage_names import stage_names
 from ci.report.collect import GATE, did_not_run
 from provisioning.base import answer
@@ -99,7 +98,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )
     switch(group, "--keep-programs", "copy the programs that passed to the reports")
-    add_recheck(group)
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show what each stage prints, and its artifacts"
     )
@@ -125,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
             interpreter_of(stage)
     suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
     whole = args.verbose or _on_github(os.environ)
-    return run_gate(stages, chosen, selection_of(args), flags, suites, tags, recheck_flags(args), whole=whole)
+    return run_gate(stages, chosen, selection_of(args), flags, suites, tags, whole=whole)
 
 
 def with_lanes(
@@ -176,17 +174,14 @@ def run_gate(
     flags: Sequence[str],
     suites: Sequence[str] = (),
     tags: Sequence[str] = (),
-    recheck: Sequence[str] = (),
     *,
     whole: bool = False,
 ) -> int:
-    """`flags`, `suites`, `tags` and `recheck` are as typed: the stages read them, and have their suites.
+    """`flags`, `suites` and `tags` are as typed: the stages read them, and have their suites.
     With `whole`, what the stages print is shown too: otherwise it is in their logs."""
     os.environ.setdefault(RUN, os.urandom(16).hex())
-    gate = StageRun(
-        GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags, *recheck)
-    )
-    choice = (*(tags or ([] if suites else ["--tag", TAG])), *recheck)
+    gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags))
+    choice = tuple(tags or ([] if suites else ["--tag", TAG]))
     stages = [
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.lane else stage
         for stage in stages

@@ -109,13 +109,8 @@ def one_a_cause(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-QUARANTINED = "quarantined"
-
-
-def verdict(findings: Sequence[Finding], *, quarantined: bool = False) -> str:
-    if any(finding.severity is Severity.ERROR for finding in findings):
-        return "fail"
-    return QUARANTINED if quarantined else "pass"
+def verdict(findings: Sequence[Finding]) -> str:
+    return "fail" if any(finding.severity is Severity.ERROR for finding in findings) else "pass"
 
 
 def shown_thresholds(program: AnyProgram[Any, Any], figures: Mapping[str, float]) -> dict[str, Metric]:

@@ -5,20 +5,15 @@ from __future__ import annotations
 
 import argparse
 import re
-import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, Part, StageOptions, WorkOptions
+from ci.pipeline.options import RUN_TIMEOUT, Accept, Choice, StageOptions, WorkOptions
 from provisioning.base.command_line import TIMEOUT, add_timeout, count, repeatable, switch, valued
-from provisioning.base.commands import Fix, leave_out
+from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import DEFAULT_TARGET, Selection
-
-SEEDS = 1_000_000
-"""How many draws of --recheck there are."""
 
 
 def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
@@ -47,7 +42,6 @@ def add_how(parser: argparse.ArgumentParser, *, accepts: bool = True) -> argpars
     switch(group, "--list", "list the chosen programs and stop")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(group, "a program")
-    add_recheck(group)
     if accepts:
         add_accept(group, "SUITE.accepted-PROFILE.json beside the suite, or manifests/accepted")
         valued(
@@ -75,7 +69,7 @@ def add_work(
 ) -> None:
     """The time limit of a `unit` of work, and for work that is cached what is done again. The flags of what
     else `work_of` reads are the command's own."""
-    unset = ("jobs", "worker_memory", "run_timeout", "recheck", "recheck_seed")
+    unset = ("jobs", "worker_memory", "run_timeout", "recheck")
     off = ("no_cache", "why", "keep", "keep_going")
     group.set_defaults(**dict.fromkeys(unset), **dict.fromkeys(off, False))
     add_timeout(group, unit, timeout)
@@ -88,43 +82,19 @@ def add_recheck(group: argparse._ActionsContainer) -> None:
     valued(
         group,
         "--recheck",
-        "SHARE|MINUTES",
-        "repeat a random part of the cached work, such as 20%% or 10min, and compare",
-        type=part,
+        "SHARE",
+        "compile a random part of the programs twice, such as 10%%, and compare",
+        type=share,
     )
-    valued(group, "--recheck-seed", "N", "draw the same work as the run that printed this number", type=count)
 
 
-def recheck_flags(args: argparse.Namespace) -> list[str]:
-    """As typed, for another command."""
-    typed = {"--recheck": args.recheck and args.recheck.text, "--recheck-seed": args.recheck_seed}
-    return [word for flag, value in typed.items() if value for word in (flag, str(value))]
-
-
-def part(text: str) -> Part:
+def share(text: str) -> float:
     """The type of --recheck."""
-    if found := re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(%|min)", text):
+    if found := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text):
         number = float(found[1])
-        if found[2] == "%" and 0 < number <= 100:
-            return Part(text, share=number / 100)
-        if found[2] == "min" and number > 0:
-            return Part(text, seconds=number * 60)
-    raise argparse.ArgumentTypeError(f"expected a share such as 20% or minutes such as 10min, found {text!r}")
-
-
-def _recheck_of(args: argparse.Namespace) -> Part | None:
-    share: Part | None = args.recheck
-    if share is None:
-        if args.recheck_seed:
-            raise UsageError(
-                "--recheck-seed without --recheck", fix=Fix("{}, or what that run had", ("--recheck", "20%"))
-            )
-        return None
-    if args.no_cache:
-        raise UsageError(
-            "--recheck with --no-cache: nothing is taken from the cache", fix="leave one of them out"
-        )
-    return replace(share, seed=args.recheck_seed or 1 + secrets.randbelow(SEEDS))
+        if 0 < number <= 100:
+            return number / 100
+    raise argparse.ArgumentTypeError(f"expected a share such as 10%, found {text!r}")
 
 
 def work_of(args: argparse.Namespace) -> WorkOptions:
@@ -137,7 +107,7 @@ def work_of(args: argparse.Namespace) -> WorkOptions:
         keep_going=args.keep_going,
         worker_memory=args.worker_memory and args.worker_memory << 20,
         run_timeout=args.run_timeout or RUN_TIMEOUT,
-        recheck=_recheck_of(args),
+        recheck=args.recheck or 0.0,
     )
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.jobs import Job
-from ci.engine.recheck import Recheck
-from ci.engine.runs import Runs
+from ci.engine.recheck import Rechecked
 from ci.engine.work import Result
-from ci.pipeline.findings import not_passed, one_a_cause, verdict
+from ci.pipeline.findings import not_passed, one_a_cause
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
-from ci.pipeline.quarantine import excused, flaky, misused, noted, steady
 from ci.pipeline.recheck import findings as recheck_findings
 from ci.pipeline.recheck import metrics, recheck
 from ci.pipeline.stage import AnyPlan, accepted, chosen, counts, finish, row_of, write_accepted
@@ -99,13 +96,11 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
         lane.require_installed()
         programs = chosen_programs(lane, options.choice, selection)
         plan = lane.plan(programs, options)
-        results, rechecked = lane.do(plan, new_baseline=accept.values), Recheck()
-        if part := options.work.recheck:
-            rechecked = recheck(plan.cached, part)
-            stage.metrics |= metrics(rechecked, part)
-            if rechecked.different:
-                # The verdicts are those of the new results.
-                results = lane.do(plan, new_baseline=accept.values)
+        results = lane.do(plan, new_baseline=accept.values)
+        rechecked: list[Rechecked] = []
+        if share := options.work.recheck:
+            rechecked = recheck(plan.repeatable, share)
+            stage.metrics |= metrics(rechecked)
         figures = {
             program.name: dict(values)
             for program in plan.programs
@@ -116,15 +111,6 @@ def run(lane: Lane[P, L], options: StageOptions) -> int:
         plan = lane.compared(plan, results)
         judge(stage, lane, plan, results, rechecked)
         lane.close(stage, plan, results)
-        held = {
-            subject
-            for program in plan.programs
-            if program.quarantine
-            for subject in (program.name, program.case_name)
-        }
-        stage.findings = [
-            noted(finding) if finding.subject in held else finding for finding in stage.findings
-        ]
         record(stage, {row.needs: row.suite for row in plan.programs if row.needs}, selection)
     return finish(stage, selection, lacking=lane.lacking(stage.findings))
 
@@ -137,56 +123,29 @@ def mine_of(program: AnyProgram[Any, Any], results: Results) -> Mine:
     return {step: result[program.name] for step, result in results.items() if program.name in result}
 
 
-def judge(stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecked: Recheck) -> None:
+def judge(
+    stage: StageRun, lane: Lane[P, L], plan: L, results: Results, rechecked: Sequence[Rechecked]
+) -> None:
     """Put each program's findings and row into the report."""
     rows: dict[str, Metric] = {}
     commands = {program.name: lane.suites.repeat(program, lane.stage) for program in plan.programs}
-    of_cache = list(recheck_findings(rechecked, lane.stage, lambda work: commands[work.name]))
-    of_programs = {program.name for program in plan.programs}
-    stage.findings += [finding for finding in of_cache if finding.subject not in of_programs]
+    differences = list(recheck_findings(rechecked, lambda work: commands[work.name]))
     for program in plan.programs:
         mine = mine_of(program, results)
-        findings = [finding for finding in of_cache if finding.subject == program.name]
+        findings = [finding for finding in differences if finding.subject == program.name]
         if lane.reached(mine):
             findings += lane.findings(plan, program, mine)
-        where = f"[case.{program.case_name}] of {program.suite}"
         findings = one_a_cause(findings)
-        if not any(finding.rule == "flaky" for finding in findings):
-            runs = next((result.runs for result in mine.values() if result.runs.flaky), Runs())
-            findings += flaky(program.name, runs, commands[program.name], where)
-        findings += misused(program.case.quarantine, program.name, where)
-        if program.quarantine:
-            outcome = "fails" if verdict(findings) == "fail" else "passes"
-            findings = [*excused(program.quarantine, program.name, outcome, findings)]
         stage.findings += findings
         if not lane.reached(mine):
             continue
         shown = row_of(program, findings, commands[program.name], lane.stage)
         rows[program.name] = {**shown, **lane.row(plan, program, mine)}
-    stage.findings += steady_cases(lane, plan, results)
     for result in results.values():
         stage.findings += not_passed(plan.programs, result)
-    *earlier, last = results.values()
-    stage.metrics |= counts(rows, last.values(), [result for step in earlier for result in step.values()])
+    *_, last = results.values()
+    stage.metrics |= counts(rows, last.values())
     stage.metrics["selected"] = len(plan.programs)
-
-
-def steady_cases(lane: Lane[P, L], plan: L, results: Results) -> Iterator[Finding]:
-    """Cases in quarantine whose programs all have one verdict for long. Only the lane's last stage knows, and
-    of a case that another lane runs too nobody does."""
-    if lane.stage != lane.suites.form.stages[-1]:
-        return
-    cases: dict[tuple[Path, str], list[P]] = {}
-    for program in plan.programs:
-        if program.quarantine:
-            cases.setdefault((program.suite, program.case_name), []).append(program)
-    for (suite, name), programs in cases.items():
-        every = {(run.name, soc) for run in programs[0].case.runs for soc in run.socs}
-        chosen = {(program.run.name, program.soc) for program in programs}
-        others = [lane_name for lane_name, raw in lane.suites.load(suite).raw.items() if name in raw]
-        runs = [result.runs for program in programs for result in mine_of(program, results).values()]
-        if every <= chosen and len(others) == 1 and runs and all(history.steady for history in runs):
-            yield steady(f"case {name}", f"[case.{name}] of {suite}")
 
 
 def update(lane: Lane[P, L], plan: L, results: Results) -> None:

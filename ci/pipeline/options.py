@@ -25,17 +25,6 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    text: str
-    """As typed."""
-    share: float = 1.0
-    seconds: float = 0.0
-    """0: as long as it takes."""
-    seed: int = 1
-    """The same one draws the same."""
-
-
-@dataclass(frozen=True, slots=True)
 class WorkOptions:
     """How work is done, and with what limits. Times are seconds, memory is bytes."""
 
@@ -49,8 +38,8 @@ class WorkOptions:
     """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
     worker_memory: int | None = None
     run_timeout: float = RUN_TIMEOUT
-    recheck: Part | None = None
-    """Of the cached results, those to do again and compare."""
+    recheck: float = 0.0
+    """The share of the programs to compile twice and compare."""
 
 
 @dataclass(frozen=True, slots=True)

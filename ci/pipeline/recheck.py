@@ -1,4 +1,4 @@
-"""`--recheck`: what a report says of cached work that was done again."""
+"""`--recheck`: what a report says of programs that were compiled twice."""
 
 from __future__ import annotations
 
@@ -6,63 +6,42 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from ci.engine import recheck as engine
-from ci.engine.recheck import CachedWork, Recheck, Rechecked
-from ci.pipeline.options import Part
+from ci.engine.recheck import Rechecked, RepeatableWork
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Finding, Metric, Severity
 
 SHOWN = 3
-"""How many differences of a result its message names."""
+"""How many differences of a program its message names."""
 
 
-def recheck(cached: Iterable[CachedWork], part: Part) -> Recheck:
-    """Do the part again, and print how many of how many were equal."""
-    done = engine.recheck(cached, share=part.share, seconds=part.seconds, seed=part.seed)
-    again = f"--recheck {part.text} --recheck-seed {part.seed}"
-    sys.stderr.write(f"{done} ({again} draws the same)\n")
+def recheck(works: Iterable[RepeatableWork], share: float) -> list[Rechecked]:
+    """Compile this share of the programs twice, and print how many were equal."""
+    passed = list(works)
+    done = engine.recheck(passed, share)
+    different = sum(bool(work.differences) for work in done)
+    failed = sum(work.failure is not None for work in done)
+    verdict = f"{different} differ" if different else f"{len(done) - failed} equal"
+    not_compared = f", {failed} could not be compared" if failed else ""
+    sys.stderr.write(f"compiled {len(done)} of {len(passed)} programs twice: {verdict}{not_compared}\n")
     return done
 
 
-def metrics(done: Recheck, part: Part) -> dict[str, Metric]:
-    return {
-        "rechecked": f"{done.compared} of {done.cached}",
-        "recheck": {
-            "part": part.text,
-            "seed": part.seed,
-            "cached": done.cached,
-            "compared": done.compared,
-            "different": len(done.different),
-            "left_out": dict(done.left_out),
-            "results": [{"step": work.step, "program": work.name} for work in done.done],
-        },
-    }
+def metrics(done: Iterable[Rechecked]) -> dict[str, Metric]:
+    """The names of the programs that were compared."""
+    return {"rechecked": [work.name for work in done if not work.failure]}
 
 
-def findings(done: Recheck, stage: str, again: Callable[[Rechecked], Fix]) -> Iterator[Finding]:
+def findings(done: Iterable[Rechecked], again: Callable[[Rechecked], Fix]) -> Iterator[Finding]:
     """`again` gives the command that runs its program."""
-    for finding in done.done:
-        command = again(finding)
-        if failure := finding.failure:
-            message = f"its cached result of the step {finding.step} was not rechecked: {failure.message}"
+    for work in done:
+        command = again(work).plus("--recheck", "100%")
+        if failure := work.failure:
+            message = f"it was not compiled twice: {failure.message}"
             fix = Fix("{}; then {}", failure.fix, command) if failure.fix else command
-            yield Finding(f"cache-{failure.rule}", Severity.ERROR, finding.name, message, fix)
-        elif finding.differences:
-            more = len(finding.differences) - SHOWN
-            words = "; ".join(map(str, finding.differences[:SHOWN])) + (
-                f"; and {more} more" if more > 0 else ""
-            )
-            message = (
-                f"its cached result of the step {finding.step} is not what the work gives,"
-                f" {finding.runs.rechecked}: {words}; {finding.evidence}. The cached one is not used any more"
-            )
-            fix = Fix(
-                "{}; if that gives the same each time, something decides it that the cache does not see:"
-                " report it with both results",
-                command.plus("--no-cache"),
-            )
-            yield Finding("flaky", Severity.ERROR, finding.name, message, fix)
-    if done.cached and not done.compared:
-        reasons = [f"{count} not, because {why}" for why, count in done.left_out.items()]
-        message = "; ".join([f"none of {done.cached} cached results was rechecked", *reasons])
-        fix = Fix("{}, or on a machine like the one that did the work", ("--recheck", "20min"))
-        yield Finding("cache-not-rechecked", Severity.WARNING, stage, message, fix)
+            yield Finding(f"recheck-{failure.rule}", Severity.ERROR, work.name, message, fix)
+        elif work.differences:
+            more = len(work.differences) - SHOWN
+            words = [*map(str, work.differences[:SHOWN]), *([f"and {more} more"] if more > 0 else [])]
+            message = f"compiling it twice gave two results: {'; '.join(words)}; both are in {work.evidence}"
+            fix = Fix("{} shows whether it does so each time; report it with both results", command)
+            yield Finding("recheck-differs", Severity.ERROR, work.name, message, fix)

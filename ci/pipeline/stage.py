@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from ci.engine.inputs import roots_of
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.recheck import CachedWork
+from ci.engine.recheck import RepeatableWork
 from ci.engine.trouble import MACHINE
 from ci.engine.work import Result
 from ci.pipeline.baseline import Baseline, load_baseline, load_tolerances
-from ci.pipeline.findings import QUARANTINED, verdict
+from ci.pipeline.findings import verdict
 from ci.pipeline.history import add_history
 from ci.pipeline.measured_thresholds import low_figures, thresholds_of
 from ci.pipeline.models.own_packages import OwnPackages, installed
@@ -49,8 +48,8 @@ class WorkPlan(Generic[N]):
     selection: Selection
     work: WorkOptions
     logs: Path
-    cached: list[CachedWork] = field(default_factory=list, kw_only=True)
-    """What its steps have taken from the cache."""
+    repeatable: list[RepeatableWork] = field(default_factory=list, kw_only=True)
+    """What passed in those of its steps that --recheck compares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,25 +190,18 @@ def row_of(
         "run": program.run.name,
         "soc": program.soc,
         "tags": list(program.run.tags),
-        "verdict": verdict(findings, quarantined=program.quarantine is not None),
+        "verdict": verdict(findings),
         "command": command,
         "offers": dict(offers_of(wrong, words)),
     }
 
 
-def counts(
-    rows: Mapping[str, Metric], results: Iterable[Result], earlier: Iterable[Result] = ()
-) -> dict[str, Metric]:
-    """The report's figures about its programs; `earlier` are results that these are built on."""
-    results = list(results)
-    held = sum(isinstance(row, dict) and row["verdict"] == QUARANTINED for row in rows.values())
-    origins = Counter(result.origin for result in (*earlier, *results) if result.cached)
+def counts(rows: Mapping[str, Metric], results: Iterable[Result]) -> dict[str, Metric]:
+    """The report's figures about its programs."""
     return {
         "selected": len(rows),
         "cached": sum(result.cached for result in results),
-        **({"cached_from": dict(origins)} if origins else {}),
         "failed": sum(isinstance(row, dict) and row["verdict"] == "fail" for row in rows.values()),
-        **({"quarantined": held} if held else {}),
         "programs": dict(rows),
     }
 

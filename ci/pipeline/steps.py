@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
-from ci.engine.recheck import CachedWork
-from ci.engine.runs import Repeats
+from ci.engine.recheck import FILLED, RepeatableWork, Repeats
 from ci.engine.watch import Touched
 from ci.engine.work import Assessment, Failure, Finished, Result, RunOptions, do, line_of
 from ci.engine.workers.parent import Refused, Worker, WorkerDied, WorkerSpec
@@ -33,8 +31,6 @@ N = TypeVar("N", bound=Named)
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 Asker = Callable[..., dict[str, Any]]
 """Gives the reply to a request of these fields."""
-FILLED = {"MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
-"""Fresh memory holds this byte's complement, and not what was there by chance."""
 
 
 @dataclass
@@ -96,8 +92,8 @@ class Step(ABC, Generic[N]):
     """Whether each cached result's line is printed too."""
     log_in_folder: ClassVar[str] = ""
     """The name of its log where that is one of its result's files."""
-    repeats: ClassVar[Repeats] = Repeats()
-    """What is the same when its work is done again."""
+    repeats: ClassVar[Repeats | None] = None
+    """What is the same when its work is done twice; None: it is not compared."""
 
     plan: WorkPlan[N]
 
@@ -122,12 +118,10 @@ class Step(ABC, Generic[N]):
     def start(self, own: OwnPackages, threads: int, count: int) -> Worker:
         return Worker(self.worker(own, threads, count))
 
-    def start_afresh(
-        self, own: OwnPackages, threads: int, count: int, more: Mapping[str, str] = MappingProxyType({})
-    ) -> Worker:
-        """A worker that no other work shares, with more variables."""
+    def start_filled(self, own: OwnPackages, threads: int, count: int) -> Worker:
+        """A worker that no other work shares, whose fresh memory is filled."""
         spec = self.worker(own, threads, count)
-        return Worker(replace(spec, environment={**spec.environment, **more}))
+        return Worker(replace(spec, environment={**spec.environment, **FILLED}))
 
     @abstractmethod
     def key(self, program: N, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
@@ -216,7 +210,7 @@ class StepTask(Generic[N]):
         facts = step.work(self.program, ask)
         if not step.leaves_files:
             self.log.unlink(missing_ok=True)
-        # The worker's own logs are elsewhere when work is done again.
+        # The worker's own logs are elsewhere when work is done twice.
         own = (logs, worker.setup.logs, self.scratch, *step.reads(self.program))
         if step.keeps_files:
             return Finished(facts, ask.touched, into, own=own)
@@ -327,18 +321,16 @@ def run_tasks(
         share=step.done_once,
         show_cached=step.shows_cached,
         is_cached=step.is_cached,
-        repeats=step.repeats,
     )
     assessment = Assessment(accept, line, stop_after, step.remembers_all)
     results = do(tasks, how, assessment)
-    again = replace(how, worker=partial(step.start_afresh, own))
-    once_more = replace(how, worker=partial(step.start_afresh, own, more=FILLED))
-    for task in tasks:
-        if (result := results.get(task.name)) and result.cached:
-            logs = step.plan.logs
-            step.plan.cached.append(
-                CachedWork(step.kind, task, result, again, once_more, task.elsewhere, assessment, logs)
-            )
+    if step.repeats is not None:
+        twice = replace(how, worker=partial(step.start_filled, own), is_cached=False)
+        step.plan.repeatable.extend(
+            RepeatableWork(step.kind, task.name, task.elsewhere, twice, step.repeats, step.plan.logs)
+            for task in tasks
+            if (result := results.get(task.name)) and not result.failure
+        )
     return results
 
 
@@ -346,16 +338,10 @@ def tasks_of(step: Step[P], own: OwnPackages, programs: Sequence[P], scratch: Pa
     work, environ = step.plan.work, step.environment(own)
     # A remembered program without files has none that --keep could keep.
     reuse = work.cache and (step.keeps_files or not work.keep)
-    memos = {
-        # A cached result does not say whether the next one is the same.
-        held: memos_of(
-            programs, step.kind, step.plan.selection.store, environ, reuse=reuse and not held, own=own
-        )
-        for held in {program.quarantine is not None for program in programs}
-    }
+    memos = memos_of(programs, step.kind, step.plan.selection.store, environ, reuse=reuse, own=own)
     tasks = []
     for program in programs:
-        memo = memos[program.quarantine is not None][program.suite]
+        memo = memos[program.suite]
         key = {**step.key(program, memo, environ), **own.key()}
         whose = memo.roots.name(str(program.suite)) + program.model_without_suite
         tasks.append(StepTask(step, program, memo, key, scratch, whose))

@@ -15,7 +15,6 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ci.pipeline.expression import matcher
 from ci.pipeline.models.own_packages import NONE, Needs, needs_of
-from ci.pipeline.quarantine import Quarantine, holds
 from ci.pipeline.suite_file import LaneForm, SuiteFile, accepted_path, missing_lane, parse_suite, read_suite
 from provisioning.base.accepted import load_accepted
 from provisioning.base.command_line import Parser
@@ -158,12 +157,11 @@ class AnyRun(Model):
 
 
 class AnyCase(Model):
-    judged_later: ClassVar[frozenset[str]] = frozenset({"runs", "quarantine"})
+    judged_later: ClassVar[frozenset[str]] = frozenset({"runs"})
     """As of a run."""
 
     non_finite: bool = False
     """The model gives NaN or infinity; the emulator's outputs must have them at the same places."""
-    quarantine: Quarantine | None = None
     runs: tuple[AnyRun, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")
@@ -217,11 +215,6 @@ class AnyProgram(Generic[C, R]):
     def thresholds(self) -> Thresholds | None:
         """What it is held to; None if it is not measured."""
         return self.accepted.model_copy(update=self.demanded) if self.run.is_measured else None
-
-    @property
-    def quarantine(self) -> Quarantine | None:
-        """That of its case, while it holds."""
-        return self.case.quarantine if holds(self.case.quarantine) else None
 
     @property
     def run_name(self) -> str:

@@ -37,7 +37,7 @@ def in_unit(key: str, value: float) -> str:
     return seconds(value) if key.endswith("seconds") else size(int(value))
 
 
-ORDER = ("fail", "quarantined", "pass")
+ORDER = ("fail", "pass")
 """The worst verdict first."""
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from ci.gate import verb as gate
 from ci.gate.table import GateStage, gate_table
-from ci.pipeline.flags import recheck_flags
 from provisioning.base import answer
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.rendering.text import verdict
@@ -51,13 +50,12 @@ def run_gate(
     *stages: GateStage,
     suites: Sequence[str] = (),
     tags: Sequence[str] = (),
-    recheck: Sequence[str] = (),
     whole: bool = False,
 ) -> int:
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
     names = [row.name for row in stages]
     flags = ["--reports", str(reports)]
-    return gate.run_gate(stages, names, selection, flags, suites, tags, recheck, whole=whole)
+    return gate.run_gate(stages, names, selection, flags, suites, tags, whole=whole)
 
 
 def started(reports: Path) -> list[str]:
@@ -177,8 +175,6 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     typed += ["--soc", "SM8550", "--store", "/s", "--reports", "/r"]
     args = parsed(gate, *typed)
     assert gate.selection_flags(args.profile, args.target, args.soc, args.store, args.reports) == typed
-    rechecks = ["--recheck", "10min", "--recheck-seed", "7"]
-    assert recheck_flags(parsed(gate, *rechecks)) == rechecks and not recheck_flags(args)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +183,6 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
         ({}, ["--tag", "pr"]),
         ({"suites": ["--suite", "a.toml"], "tags": ["--tag", "x"]}, ["--tag", "x"]),
         ({"suites": ["--suite", "a.toml"]}, []),
-        ({"recheck": ["--recheck", "10min"]}, ["--tag", "pr", "--recheck", "10min"]),
     ],
 )
 def test_programs_are_those_of_a_pull_request_unless_others_are_named(

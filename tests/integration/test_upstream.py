@@ -16,7 +16,6 @@ import pytest
 from ci.lanes.upstream import ledger as ledgers
 from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord, load_ledger, load_record
 from provisioning.base.findings import Report, Severity
-from tests.support.stale_entries import alter, entries
 from tests.support.upstream_suite import Suite, counts, findings
 
 
@@ -222,27 +221,6 @@ def test_a_runner_in_another_place_is_as_good(remembered: Suite, monkeypatch: py
     monkeypatch.setenv("QNN_EXECUTOR_RUNNER", str(remembered.root / "moved/bin/qnn_executor_runner"))
     remembered.run("-k", "*_abs")
     assert remembered.executed == set()
-
-
-@pytest.mark.long("runs tests again and again")
-def test_a_stale_verdict_is_found_and_the_test_has_its_new_one(suite: Suite) -> None:
-    """In the cache the test fails, as the ledger has it; now it passes."""
-    suite.ledger({"fails": "failed", "abs": "failed"})
-    chosen = ("-k", "fails", "-k", "*_abs")
-    suite.run(*chosen, "--resume")
-    for path in entries(suite.root / "store", "test_delegate"):
-        if '"outcome": "passed"' in path.read_text(encoding="utf-8"):
-            alter(path, lambda document: document["result"].update(outcome="failed"))
-    assert suite.run(*chosen)[0] == 0 and suite.executed == set(), "without a recheck it is believed"
-    code, report = suite.run(*chosen, "--recheck", "100%")
-    assert code == 1 and {(f.rule, f.subject) for f in report.findings if f.severity is Severity.ERROR} == {
-        ("flaky", "TestOps.test_abs"),
-        ("delegate-passed", "TestOps.test_abs"),
-    }
-    fix = next(f.fix for f in report.findings if f.rule == "flaky")
-    assert fix.startswith("nox -s test_delegate -- -k test_abs --no-cache")
-    suite.run("-k", "fails", "-k", "*_abs")
-    assert suite.executed == {"abs"}, "the stale verdict is not used any more"
 
 
 def test_a_killed_run_loses_no_verdict(suite: Suite) -> None:

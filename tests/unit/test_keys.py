@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import os
@@ -30,7 +29,6 @@ from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import programs_of as onnx_programs
 from ci.pipeline.models.own_packages import NO_PACKAGES
 from ci.pipeline.options import WorkOptions
-from ci.pipeline.quarantine import Quarantine
 from ci.pipeline.runner import Runner
 from ci.pipeline.stage import AnyPlan
 from ci.pipeline.steps import Step, StepTask, tasks_of
@@ -78,10 +76,8 @@ EXECUTORCH_RUN = RUN | {
     "cpu_budget": 3,
 }
 RIGHT = TaskMetric(name="words right", function="net:right")
-SWAYS = Quarantine(until=datetime.date(2026, 12, 31), reason="it sways")
 
 EXECUTORCH_CASE = {
-    "quarantine": SWAYS,
     "non_finite": True,
     "factory": "net:other",
     "arguments": {"width": 9},
@@ -108,7 +104,6 @@ ONNX_RUN = RUN | {
     "refused": ("Erf",),
 }
 ONNX_CASE = {
-    "quarantine": SWAYS,
     "non_finite": True,
     "factory": "net:other",
     "arguments": {"width": 9},
@@ -130,10 +125,9 @@ LLM_RUN = RUN | {
     "htp_against_cpu": LIMITS,
     "prompts": 3,
 }
-LLM_CASE = {"quarantine": SWAYS, "non_finite": True, "perplexity": 5.0}
+LLM_CASE = {"non_finite": True, "perplexity": 5.0}
 
 JUDGED = {
-    "quarantine",
     *("label", "tags", "thresholds", "socs", "limits", "htp_against_cpu", "perplexity"),
     *("cpu_budget", "delegates", "emulator_fault", "executorch", "files", "budget", "precision_file"),
 }

@@ -13,6 +13,7 @@ import pytest
 from pydantic import Field
 
 from ci.engine.memo import Memo
+from ci.engine.recheck import Repeats
 from ci.engine.workers.parent import WorkerSpec
 from ci.pipeline.compile_one import compile_model
 from ci.pipeline.lane import Lane, Mine, Results, run
@@ -24,7 +25,6 @@ from ci.pipeline.options import (
     Choice,
     Compiling,
     OneModel,
-    Part,
     StageOptions,
     WorkOptions,
 )
@@ -35,7 +35,6 @@ from ci.pipeline.suite_file import LaneForm
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.settings import Selection
-from tests.support.stale_entries import alter, alter_file, entries
 
 
 # The lane begins here.
@@ -76,7 +75,7 @@ serve(int(sys.argv[-1]), lambda: reporting(work, error_of), forks=True)
 
 @dataclass(frozen=True)
 class Compile(Step[Program]):
-    kind, title, keeps_files = "toy", "toys", True
+    kind, title, keeps_files, repeats = "toy", "toys", True, Repeats()
     plan: AnyPlan[Program]
     code: str = WORKER
 
@@ -262,135 +261,66 @@ def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> 
 GOOD = ("net2 or net3 or net4",)
 
 
-def rechecked(
-    folder: Path,
-    part: Part = Part("100%"),  # noqa: B008
-    words: tuple[str, ...] = GOOD,
-    code: str = WORKER,
-) -> tuple[int, dict[str, Finding], dict[str, Any]]:
-    """The exit code, the findings by rule, and what the report says of it."""
-    ended, _ = toys(folder, work=WorkOptions(jobs=1, recheck=part), code=code, words=words)
+def rechecked(folder: Path, code: str = WORKER, share: float = 1.0) -> tuple[int, dict[str, Finding], Any]:
+    """The exit code, the findings by rule, and the programs that were compared."""
+    ended, _ = toys(folder, work=WorkOptions(jobs=1, recheck=share), code=code, words=GOOD)
     report = Report.read(folder / "reports/test_toy.json")
-    detail = report.metrics["recheck"]
-    assert isinstance(detail, dict)
-    assert report.metrics["rechecked"] == f"{detail['compared']} of {detail['cached']}"
-    return ended, {finding.rule: finding for finding in report.findings}, detail
+    return ended, {finding.rule: finding for finding in report.findings}, report.metrics["rechecked"]
 
 
-def entry_of(folder: Path, width: int) -> Path:
-    (entry,) = (
-        entry
-        for entry in entries(folder / "store", "toy")
-        if f'"sqnr_db": {10.0 * width}' in entry.read_text()
-    )
-    return entry
-
-
-def test_what_is_cached_and_right_passes_a_recheck(
+def test_programs_that_are_the_same_twice_pass_a_recheck(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toys(tmp_path, words=GOOD)
-    before = {path: path.read_bytes() for path in entries(tmp_path / "store", "toy")}
     capsys.readouterr()
-    code, findings, detail = rechecked(tmp_path)
-    assert (code, findings) == (0, {}) and "rechecked 3 of 3 cached results" in capsys.readouterr().err
-    assert (detail["cached"], detail["compared"], detail["different"]) == (3, 3, 0)
-    assert before == {path: path.read_bytes() for path in entries(tmp_path / "store", "toy")}
+    code, findings, names = rechecked(tmp_path)
+    assert (code, findings) == (0, {}) and "compiled 3 of 3 programs twice" in capsys.readouterr().err
+    assert sorted(names) == [f"net{width}/toy/SM8650" for width in (2, 3, 4)]
     assert not list((tmp_path / "store/cache/memo/toy/work").iterdir()), "nothing is left of the new results"
-    assert rechecked(tmp_path, Part("1%", share=0.01))[2]["compared"] == 1
-
-
-def test_a_stale_figure_is_found_and_no_longer_believed(tmp_path: Path) -> None:
-    toys(tmp_path, words=GOOD)
-    alter(entry_of(tmp_path, 3), lambda entry: entry["result"].update(sqnr_db=99.0))
-    assert toys(tmp_path, words=GOOD)[0] == 0, "without a recheck it is believed"
-    code, findings, detail = rechecked(tmp_path)
-    finding = findings["flaky"]
-    assert code == 1 and detail["different"] == 1
-    assert "net3" in finding.subject and all(
-        word in finding.message for word in ("sqnr_db", "99.0", "30.0", "toy")
-    )
-    folder = next((tmp_path / "reports/toy/differs").rglob("cached"))
-    both = [(folder.parent / name / "facts.json").read_text() for name in ("cached", "now")]
-    assert "99.0" in both[0] and "30.0" in both[1] and str(folder.parent) in finding.message
-    rows = Report.read(tmp_path / "reports/test_toy.json").metrics["programs"]
-    assert isinstance(rows, dict)
-    assert {name: row["verdict"] for name, row in rows.items() if isinstance(row, dict)} == {
-        "net2/toy/SM8650": "pass",
-        "net3/toy/SM8650": "fail",
-        "net4/toy/SM8650": "pass",
-    }
-    assert rechecked(tmp_path)[0] == 0, "the new result is cached now"
-
-
-def test_a_stale_file_is_found(tmp_path: Path) -> None:
-    toys(tmp_path, words=GOOD)
-    alter_file(entry_of(tmp_path, 3), "program", b"xxy")
-    code, findings, _ = rechecked(tmp_path)
-    assert code == 1 and "program" in findings["flaky"].message
-    assert rechecked(tmp_path)[0] == 0
-
-
-def test_bytes_that_are_others_each_time_are_no_difference_and_a_changed_one_is(tmp_path: Path) -> None:
-    """As QNN leaves what memory held between a constant's values: the same twice where nothing fills it."""
-    long, padded = '"x" * 9000', '"x" * 8996 + os.urandom(2).hex()'
-    memory = 'os.environ.get("MALLOC_PERTURB_") or os.urandom(2).hex()'
-    for text in (padded, f'"x" * 8996 + ({memory}).zfill(4)', long):
-        worker = WORKER.replace('"x" * order["width"]', text).replace("import sys", "import os, sys")
-        toys(tmp_path, words=("net2",), work=WorkOptions(jobs=1, cache=False), code=worker)
-        assert rechecked(tmp_path, words=("net2",), code=worker)[:2] == (0, {})
-        alter_file(entry_of(tmp_path, 2), "program", b"y" + b"x" * 8999)
-        code, findings, _ = rechecked(tmp_path, words=("net2",), code=worker)
-        assert code == 1 and "program" in findings["flaky"].message
-
-
-def test_a_stale_entry_that_lacks_an_input_is_no_longer_found(tmp_path: Path) -> None:
-    toys(tmp_path, words=GOOD)
-    entry = entry_of(tmp_path, 3)
-    alter(entry, lambda document: document.update(inputs=[], sets=[], result={"sqnr_db": 99.0}))
-    entry.rename(entry.with_name(f"{'0' * 32}.json"))
-    assert rechecked(tmp_path)[0] == 1
-    left = [path.read_text() for path in entries(tmp_path / "store", "toy")]
-    assert len(left) == 3 and not any("99.0" in text for text in left)
-
-
-def test_work_that_fails_now_is_a_difference_and_is_not_cached_any_more(tmp_path: Path) -> None:
-    toys(tmp_path, words=GOOD)
-    code, findings, _ = rechecked(tmp_path, code=WORKER.replace("> 90", "== 3"))
-    assert code == 1 and {"flaky", "toy-refused"} == set(findings)
-    assert [name for name, row in toys(tmp_path, words=GOOD)[1].items() if not row["cached"]] == ["net3"]
-
-
-def test_a_machine_in_trouble_is_no_difference_and_takes_nothing_away(tmp_path: Path) -> None:
-    toys(tmp_path, words=GOOD)
-    full = 'if order["width"] == 3:\n        raise OSError(28, "No space left on device")\n    if False:'
-    code, findings, detail = rechecked(tmp_path, code=WORKER.replace('if order["width"] > 90:', full))
-    assert code == 3 and set(findings) == {"cache-machine"}
-    assert (detail["compared"], detail["different"]) == (2, 0)
     assert all(row["cached"] for row in toys(tmp_path, words=GOOD)[1].values())
 
 
-def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
-    toys(tmp_path, words=GOOD)
-    for entry in entries(tmp_path / "store", "toy"):
-        alter(entry, lambda document: document.update(maker=["another processor", 1]))
-    code, findings, detail = rechecked(tmp_path)
-    assert code == 0 and set(findings) == {"cache-not-rechecked"}
-    assert (detail["cached"], detail["compared"]) == (3, 0) and list(detail["left_out"].values()) == [3]
+def test_a_share_of_few_programs_is_one_of_them(tmp_path: Path) -> None:
+    assert len(rechecked(tmp_path, share=0.1)[2]) == 1
 
 
-def test_nothing_starts_when_the_time_is_over(tmp_path: Path) -> None:
-    toys(tmp_path, words=GOOD)
-    for entry in entries(tmp_path / "store", "toy"):
-        alter(entry, lambda document: document["result"].update(seconds=0.01))
-    slow = WORKER.replace("def work(order):", "def work(order):\n    import time; time.sleep(2)")
-    code, _, detail = rechecked(tmp_path, Part("0.025min", seconds=1.5), code=slow)
-    assert code == 0 and detail["compared"] == 1 and list(detail["left_out"].values()) == [2]
+def counting(folder: Path, then: str) -> str:
+    """A worker that counts what it compiles; `then` may use `count`."""
+    counted = f"""def work(order):
+    path = Path({str(folder / "count")!r})
+    count = int(path.read_text()) + 1 if path.exists() else 1
+    path.write_text(str(count))
+    {then}
+"""
+    return WORKER.replace("def work(order):\n", counted)
 
 
-def test_where_nothing_is_cached_nothing_is_rechecked(tmp_path: Path) -> None:
-    code, findings, detail = rechecked(tmp_path)
-    assert (code, findings) == (0, {}) and detail["cached"] == 0
+def test_a_program_that_is_another_each_time_is_named_with_both(tmp_path: Path) -> None:
+    code, findings, _ = rechecked(tmp_path, counting(tmp_path, 'order["width"] += count % 2'))
+    finding = findings["recheck-differs"]
+    assert code == 1 and "program" in finding.message and "sqnr_db" in finding.message
+    both = tmp_path / "reports/toy/differs/toy" / finding.subject
+    texts = [(both / name / "program").read_text() for name in ("first", "second")]
+    assert abs(len(texts[0]) - len(texts[1])) == 1 and str(both) in finding.message
+
+
+def test_what_memory_held_by_chance_is_no_difference(tmp_path: Path) -> None:
+    """As QNN writes it between a constant's values: it is the same twice where fresh memory is filled."""
+    memory = 'os.environ.get("MALLOC_PERTURB_") or os.urandom(2).hex()'
+    worker = WORKER.replace('"x" * order["width"]', f"({memory})").replace("import sys", "import os, sys")
+    assert rechecked(tmp_path, worker)[:2] == (0, {})
+
+
+def test_a_program_that_compiles_only_once_differs(tmp_path: Path) -> None:
+    fails = 'if count > 6: raise ValueError("no more")'
+    code, findings, _ = rechecked(tmp_path, counting(tmp_path, fails))
+    assert code == 1 and "no more" in findings["recheck-differs"].message
+
+
+def test_a_machine_in_trouble_is_no_difference(tmp_path: Path) -> None:
+    full = 'if count > 3: raise OSError(28, "No space left on device")'
+    code, findings, names = rechecked(tmp_path, counting(tmp_path, full))
+    assert code == 3 and set(findings) == {"recheck-machine"} and names == []
 
 
 def test_a_toy_lane_takes_few_lines() -> None:

@@ -373,22 +373,6 @@ def test_a_module_however_deep_is_on_the_page() -> None:
     assert ".4998.4999" in profile_page("net", ProgramProfile(costs, []))
 
 
-@pytest.mark.parametrize("stage", ["test_lowering", "test_onnx"])
-def test_what_is_in_quarantine_has_neither_passed_nor_failed_on_the_page(stage: str) -> None:
-    rows: dict[str, Metric] = {
-        f"net/{name}/SM8650": {"case": "net", "run": name, "scheme": name, "soc": "SM8650", "verdict": word}
-        for name, word in (("8a8w", "pass"), ("fp16", "quarantined"))
-    }
-    for row in rows.values():
-        assert isinstance(row, dict)
-        row["figures"] = {"sqnr_db": 30.0}
-    page = read_page(html([replace(_report(stage), metrics={"programs": rows})]))
-    text = text_of(page)
-    assert "quarantined" in text and "all passed" not in text and "1 failed" not in text
-    badges = [element.get("class") for element in page.iter() if "badge" in (element.get("class") or "")]
-    assert "badge quarantined" in badges and "badge fail" not in badges
-
-
 def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required() -> None:
     def bars(**figures: float) -> dict[str, Bar]:
         thresholds: dict[str, Metric] = {"sqnr_db": 0.0, "slice_sqnr_db": 20.0}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ci.engine.runs import Repeats, Run, Runs
 from ci.lanes.upstream.adapters import UpstreamComparison
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import (
@@ -27,14 +24,11 @@ from ci.lanes.upstream.stage import junit_text
 from ci.lanes.upstream.suite import SUITES, SuiteKeyContext
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import part_of_report
-from ci.pipeline.quarantine import Quarantine, today
 from ci.pipeline.runner import Runner
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import EXACT_DB
-
-SWAYS = Quarantine(until=today() + datetime.timedelta(days=30), reason="it | sways")
 
 
 def report(*, passed: bool = True, text: str = "") -> Any:
@@ -294,7 +288,7 @@ def test_an_unexpected_pass_is_counted_as_one_and_fails_in_junit(tmp_path: Path)
 def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
     tmp_path: Path, outcome: str, surprise: bool
 ) -> None:
-    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", quarantine=SWAYS)
+    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", by_chance=True)
     record = SuiteRecord("x", {"t": RecordedTest(1, 1, (RecordedPart("whole", 88),))})
     path = tmp_path / "wheels.toml"
     path.write_text(Ledger("values", "wheels", (entry,)).as_toml(), encoding="utf-8")
@@ -305,8 +299,6 @@ def test_a_test_that_ends_by_chance_may_pass_or_fail_as_it_is_known_to(
     assert judge.counts([verdict])["failed"] == surprise
     if not surprise:
         assert book.updated([verdict], {"t": "?"}, "SM8650") == book
-    counts = judge.counts([verdict])
-    assert counts["passed"] == 0 and counts.get("quarantined", 0) == (not surprise)
 
 
 def findings_of(judge: Judge, verdict: UpstreamVerdict) -> dict[str, Severity]:
@@ -315,34 +307,15 @@ def findings_of(judge: Judge, verdict: UpstreamVerdict) -> dict[str, Severity]:
     return {finding.rule: finding.severity for finding in stage.findings}
 
 
-@pytest.mark.parametrize(("days", "rule"), [(-1, "quarantine-expired"), (91, "quarantine-too-long")])
-def test_a_quarantine_of_the_ledger_ends(tmp_path: Path, days: int, rule: str) -> None:
-    until = Quarantine(until=today() + datetime.timedelta(days=days), reason="it sways")
-    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", quarantine=until)
+def test_a_test_that_ends_by_chance_is_a_note_when_it_fails(tmp_path: Path) -> None:
+    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", by_chance=True)
     judge = Judge(Ledger("values", "wheels", (entry,)), "SM8650", tmp_path)
-    verdict = UpstreamVerdict("t", "passed")
-    assert judge.is_surprise(verdict), "it may not pass any more"
-    assert findings_of(judge, verdict)[rule] is Severity.ERROR
-
-
-def runs(*outcomes: str) -> Runs:
-    return Runs(tuple(Run(outcome) for outcome in outcomes), Repeats(verdict="outcome"))
-
-
-def test_a_test_with_two_outcomes_is_flaky_and_one_in_quarantine_is_not_passed(tmp_path: Path) -> None:
-    verdict = UpstreamVerdict("t", "passed", runs=runs("wrong", "passed"))
-    judge = Judge(Ledger("values", "wheels"), "SM8650", tmp_path)
-    assert findings_of(judge, verdict) == {"flaky": Severity.ERROR}
-    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", quarantine=SWAYS)
-    held = replace(judge, ledger=Ledger("values", "wheels", (entry,)))
-    assert findings_of(held, verdict) == {"quarantined": Severity.NOTE}
-    steady = replace(verdict, runs=runs("wrong", *["passed"] * 30))
-    assert findings_of(held, steady)["quarantine-steady"] is Severity.ERROR
-    assert findings_of(held, replace(verdict, runs=runs(*["passed"] * 29))) == {"quarantined": Severity.NOTE}
+    assert findings_of(judge, UpstreamVerdict("t", "passed")) == {}
+    assert findings_of(judge, UpstreamVerdict("t", "wrong")) == {"upstream-known-failure": Severity.NOTE}
 
 
 def test_the_record_of_a_test_that_ends_by_chance_keeps_its_failure(tmp_path: Path) -> None:
-    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", quarantine=SWAYS)
+    entry = ExpectedTests(test="t", outcome="wrong", cause="now and then", by_chance=True)
     before = SuiteRecord("x", {"t": RecordedTest(1, 1, (RecordedPart("wrong", -10),), "x")})
     judge = Judge(Ledger("values", "wheels", (entry,)), "SM8650", tmp_path, before)
     better, worse = ((RecordedPart(result, figure),) for result, figure in (("whole", 88), ("wrong", -12)))

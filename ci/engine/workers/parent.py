@@ -23,7 +23,7 @@ from ci.engine.closed import limits, without_hidden
 from ci.engine.jobs import Job
 from ci.engine.trouble import Trouble, how_it_ended, of_ending, of_error, of_text, of_time
 from ci.engine.watch import Touched
-from ci.engine.workers.child import DOING, folders_of
+from ci.engine.workers.child import DOING
 from ci.engine.workers.fork_server import FORK_SERVERS
 from ci.engine.workers.forked import ForkedProcess, OwnProcess, forked
 from provisioning.base.commands import Fix
@@ -156,7 +156,7 @@ class Worker:
             )
         os.close(send)
         self._receive = receive
-        self.seen, self.written = Touched(), []
+        self.seen = Touched()
         self._pending = b""
         self._temporary = ""
         self._ending = threading.Lock()
@@ -212,7 +212,6 @@ class Worker:
         else:
             patience = timeout
         self._send(order)
-        self.written += folders_of(order)
         try:
             reply = self._reply(patience)
         except WorkerDied:

@@ -14,7 +14,7 @@ from ci.engine.inputs import python_name, search_key
 from ci.engine.jobs import Job, default_slots, memory_budget
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.runs import Repeats
+from ci.engine.recheck import Repeats
 from ci.engine.work import Failure, Result, line_of
 from ci.engine.workers.child import MEMORY, THREADS, WARM
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
@@ -77,8 +77,8 @@ class Lower(Step[ExecutorchProgram]):
     kind = COMPILED
     keeps_files = done_once = True
     log_in_folder = LOG
-    # The log has times of day. What only --keep-going lets pass is no other verdict than without it.
-    repeats = Repeats(changing=(LOG, "without_time"), digest=digest_without_time, verdict="instead_of")
+    # The log has times of day.
+    repeats = Repeats(changing=(LOG, "without_time"), digest=digest_without_time)
 
     plan: ExecutorchPlan
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from ci.engine.closed import closed
 from ci.engine.memo import Memo
-from ci.engine.runs import Repeats
 from ci.engine.work import Result
 from ci.lanes.executorch.compile import Lower, alone
 from ci.lanes.executorch.stage import Lowering
@@ -37,7 +36,6 @@ class SearchCuts(Lower):
     title = "the operator that differs"
     keeps_files = False
     log_in_folder = ""
-    repeats = Repeats()
 
     runner: Runner
     least: float

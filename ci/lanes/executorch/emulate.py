@@ -14,15 +14,13 @@ from ci.engine.inputs import search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch import KEPT, PROGRAM
 from ci.lanes.executorch.compile import COMPILED, LOG, ExecutorchPlan, compile_programs, setup_of
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
 from ci.lanes.executorch.reload import judged, reloads
-from ci.lanes.executorch.run_worker import LOG as RUN_LOG
-from ci.lanes.executorch.run_worker import METRICS, OUTPUTS
+from ci.lanes.executorch.run_worker import OUTPUTS
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import faults_in, versions_of
@@ -65,7 +63,6 @@ class RunOnEmulator(Step[ExecutorchProgram]):
     own_packages = False
     title = "runs on the emulator"
     shows_cached = True
-    repeats = Repeats(changing=("times.*",))
 
     plan: ExecutorchPlan
     runner: Runner
@@ -262,7 +259,6 @@ class RunForMetric(RunOnEmulator):
 
     kind = "emulator-outputs"
     keeps_files = True
-    repeats = Repeats(changing=("times.*", RUN_LOG, METRICS))
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         return ran(result) or not findings_of(program, result, self.compiled[program.name].facts)

@@ -10,7 +10,6 @@ from typing import Any
 from ci.engine.inputs import search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.runs import Repeats
 from ci.engine.work import Failure, Result
 from ci.engine.workers.parent import WorkerDied, WorkerSpec
 from ci.lanes.executorch import PROGRAM
@@ -32,8 +31,6 @@ class Reload(Step[ExecutorchProgram]):
     kind = "reload"
     own_packages = False
     title = "programs loaded again"
-    # Memory of the process.
-    repeats = Repeats(changing=("one_load", "growth"))
 
     plan: ExecutorchPlan
     compiled: Mapping[str, Result]

@@ -16,7 +16,6 @@ from ci.engine.digests import Digests
 from ci.engine.inputs import Roots, python_name, search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
-from ci.engine.runs import Repeats
 from ci.engine.work import Result
 from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.llm.prompts import TEMPLATE
@@ -145,8 +144,6 @@ class Generate(LanguageStep):
 
     kind = "llm"
     title = "texts"
-    # A context is never the same to the bit.
-    repeats = Repeats(changing=("speed.*",), figures={"bytes": 0.01})
 
     models: Mapping[str, Result]
     """By program."""

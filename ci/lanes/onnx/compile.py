@@ -18,7 +18,7 @@ from ci.engine.inputs import NO_USER_CODE, python_name, search_key
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.runs import Repeats
+from ci.engine.recheck import Repeats
 from ci.engine.watch import Touched
 from ci.engine.work import Failure, Result, line_of
 from ci.engine.workers.child import THREADS

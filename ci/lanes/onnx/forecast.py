@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ci.engine.memo import Memo
-from ci.engine.runs import Repeats
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared, program_of
 from ci.pipeline.forecast import Forecasted, by_measurement, forecast, load_fit
@@ -24,8 +23,6 @@ class EstimateOnnx(OneModelStep):
     kind = "onnx-estimate"
     title = "estimates"
     keeps_files = False
-    # 20 repeats of one compile gave one estimate.
-    repeats = Repeats()
 
     chips: tuple[str, ...]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from ci.artifacts.simulation import COSTS, TRACE, read_simulation
 from ci.engine.progress import Line, failed
-from ci.engine.runs import Repeats
 from ci.engine.work import Result
 from ci.lanes.onnx.context import read_context, soc_of
 from ci.lanes.onnx.events import (
@@ -77,7 +76,6 @@ class SimulateOnnx(OneModelStep):
 
     kind = "onnx-simulate"
     title = "simulations"
-    repeats = Repeats()
 
     def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
         common, _ = prepared(program, ask, ask.scratch / program.name, drawn=True, verify=False)

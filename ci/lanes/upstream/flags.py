@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from ci.pipeline.flags import add_accept, add_recheck, add_work, host_selection, work_of
+from ci.pipeline.flags import add_accept, add_work, host_selection, work_of
 from ci.pipeline.options import Choice, WorkOptions
 from provisioning.base.command_line import count, repeatable, switch, valued
 from provisioning.base.selection import add_selection
@@ -47,7 +47,6 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers in parallel [cores]")
     add_work(how, "a test", cached=False)
     switch(how, "--no-cache", "run unchanged tests too")
-    add_recheck(how)
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first unexpected result")
     switch(how, "--resume", "continue an interrupted run")
     switch(how, "--keep", "keep the files of tests that pass too")

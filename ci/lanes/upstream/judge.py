@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from ci.lanes.upstream.adapters import GOOD, ORDER
 from ci.lanes.upstream.ledger import (
     NOT_RUN,
     UNKNOWN,
-    ExpectedTests,
     Ledger,
     RecordedTest,
     SuiteRecord,
@@ -27,11 +26,10 @@ from ci.lanes.upstream.ledger import (
 )
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict, reasons_of
 from ci.pipeline.losses import MOST_DB
-from ci.pipeline.quarantine import Quarantine, excused, flaky, holds, misused, steady
 from ci.pipeline.reason import words_of
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Finding, Severity
+from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 from provisioning.base.stage_run import StageRun
 
@@ -72,7 +70,7 @@ class Judge:
         return self.ledger.outcome(test, self.soc)
 
     def is_surprise(self, verdict: UpstreamVerdict) -> bool:
-        if self.by_chance(verdict) or (self.of_another_release and verdict.outcome in GOOD_OR_NOT_RUN):
+        if self.passes_by_chance(verdict) or (self.of_another_release and verdict.outcome in GOOD_OR_NOT_RUN):
             return False
         return verdict.outcome != self.expected(verdict.test) or any(
             worse for _, worse in self.changes(verdict)
@@ -96,16 +94,15 @@ class Judge:
     def _before(self, verdict: UpstreamVerdict) -> RecordedTest:
         """What was recorded of a test, to compare with; nothing of one that ends by chance."""
         recorded = self.record.tests.get(verdict.test, UNKNOWN)
-        return UNKNOWN if self.quarantine(verdict.test) else recorded
+        return UNKNOWN if self.ends_by_chance(verdict.test) else recorded
 
-    def by_chance(self, verdict: UpstreamVerdict) -> bool:
-        """Whether it is a pass in quarantine, which does not replace a failure that was recorded."""
-        return verdict.outcome == "passed" and self.quarantine(verdict.test) is not None
+    def passes_by_chance(self, verdict: UpstreamVerdict) -> bool:
+        """Such a pass does not replace a failure that was recorded."""
+        return verdict.outcome == "passed" and self.ends_by_chance(verdict.test)
 
-    def quarantine(self, test: str) -> Quarantine | None:
-        """That of its entry, while it holds."""
+    def ends_by_chance(self, test: str) -> bool:
         entry = self.ledger.entry(test, self.soc)
-        return entry.quarantine if entry and holds(entry.quarantine) else None
+        return entry is not None and entry.by_chance
 
     def findings(self, stage: StageRun, verdicts: Iterable[UpstreamVerdict]) -> None:
         """A note for every test that the ledger names, an error for every surprise."""
@@ -116,39 +113,18 @@ class Judge:
         for verdict in verdicts:
             entry = self.ledger.entry(verdict.test, self.soc)
             changes = self.changes(verdict)
-            stage.findings += self._by_chance(stage, verdict, entry)
             if self.is_surprise(verdict):
                 self._surprise(stage, verdict)
             elif changes:
                 message = "; ".join(text for text, _ in changes)
                 again = self.again(stage, verdict.test, "--accept")
                 stage.add(f"{rules}-better", Severity.NOTE, verdict.test, message, again)
-            elif (
-                (entry or self.of_another_release)
-                and verdict.outcome != "passed"
-                and not self.quarantine(verdict.test)
-            ):
+            elif (entry or self.of_another_release) and verdict.outcome != "passed":
                 absent = verdict.outcome in NOT_RUN
                 cause = entry.cause if entry else verdict.reason
                 rule = f"{rules}-not-run" if absent else f"{rules}-known-failure"
                 message = f"not run: {cause}" if absent else cause
                 stage.add(rule, Severity.NOTE, verdict.test, message, self.again(stage, verdict.test))
-
-    def _by_chance(
-        self, stage: StageRun, verdict: UpstreamVerdict, entry: ExpectedTests | None
-    ) -> Iterator[Finding]:
-        test, where = verdict.test, f"its entry in {ledger_path(self.ledger.suite, self.ledger.profile)}"
-        if quarantine := self.quarantine(test):
-            known = [
-                finding for finding in stage.findings if finding.subject == test and finding.rule == "flaky"
-            ]
-            stage.findings = [finding for finding in stage.findings if finding not in known]
-            yield from excused(quarantine, test, verdict.outcome, known)
-            if verdict.runs.steady:
-                yield steady(test, where)
-        elif not any(finding.subject == test and finding.rule == "flaky" for finding in stage.findings):
-            yield from flaky(test, verdict.runs, self.again(stage, test), where)
-        yield from misused(entry.quarantine if entry else None, test, where)
 
     def _surprise(self, stage: StageRun, verdict: UpstreamVerdict) -> None:
         expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
@@ -219,7 +195,7 @@ class Judge:
         return nearest(f"{tail(self.logs / f'{verdict.test}.log')}\n{verdict.reason}\n")
 
     def counts(self, verdicts: Iterable[UpstreamVerdict]) -> dict[str, int]:
-        """Each verdict counts once, as passed, failed, not run, expected failure or in quarantine."""
+        """Each verdict counts once, as passed, failed, not run or expected failure."""
         names = ("passed", "failed", "not_run", "expected_failures", "unexpected_passes", "cached")
         total = dict.fromkeys(names, 0)
         for verdict in verdicts:
@@ -227,8 +203,6 @@ class Judge:
             surprise = self.is_surprise(verdict)
             if verdict.outcome in NOT_RUN:
                 total["not_run"] += 1
-            elif self.quarantine(verdict.test) and not surprise:
-                total["quarantined"] = total.get("quarantined", 0) + 1
             elif verdict.outcome == "passed" and not (surprise and self.expected(verdict.test) == "passed"):
                 total["passed"] += 1
                 total["unexpected_passes"] += surprise
@@ -268,7 +242,7 @@ class Judge:
 
     def _failed_by_chance(self, test: str) -> bool:
         parts = self.record.tests.get(test, UNKNOWN).parts
-        return self.quarantine(test) is not None and any(part.result not in GOOD for part in parts)
+        return self.ends_by_chance(test) and any(part.result not in GOOD for part in parts)
 
     def _cause(self, verdict: UpstreamVerdict) -> str:
         """Equal for equal failures, so that the ledger names them together; figures are in the record."""

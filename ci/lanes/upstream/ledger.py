@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, Field
 
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict, reasons_of
-from ci.pipeline.quarantine import Quarantine
 from provisioning.base.accepted import Accepted, Values, load_accepted
 from provisioning.base.accepted import locked as locked_folder
 from provisioning.base.documents import Model, load
@@ -30,8 +29,7 @@ HEADER = """\
 # `outcome`: dies (while lowering), wrong (outputs), failed (otherwise), crash, memory (more than the limit),
 # timeout (no result within --timeout), bad_test (a mistake in the test, which upstream skips or passes),
 # absent (needs a module that is not installed), not_run (skipped), expected_failure (marked so upstream).
-# `quarantine`: it passes or ends so by chance, and until when that may be. Without `socs` an entry holds for
-# every chip.
+# `by_chance`: it passes or ends so by chance. Without `socs` an entry holds for every chip.
 # `nox -s test_upstream -- {suite} --accept` rewrites this file.
 schema = 1
 """
@@ -67,7 +65,7 @@ class ExpectedTests(Model):
     outcome: Kind
     cause: Annotated[str, Field(min_length=1), AfterValidator(lambda text: " ".join(text.split()))]
     socs: tuple[str, ...] = ()
-    quarantine: Quarantine | None = None
+    by_chance: bool = False
     """It passes or ends like this by chance, with the same inputs."""
 
     def covers(self, soc: str) -> bool:
@@ -81,12 +79,11 @@ class Group(Model):
     outcome: Kind
     cause: str
     socs: tuple[str, ...] = ()
-    quarantine: Quarantine | None = None
+    by_chance: bool = False
 
     def tests(self) -> Iterator[ExpectedTests]:
         for test in [self.test] if isinstance(self.test, str) else self.test:
-            fields = self.model_dump(exclude={"test", "quarantine"})
-            yield ExpectedTests(test=test, quarantine=self.quarantine, **fields)
+            yield ExpectedTests(test=test, **self.model_dump(exclude={"test"}))
 
 
 class LedgerFile(Model):
@@ -123,7 +120,7 @@ class Ledger:
         expected = list(self.expected)
         for verdict in verdicts:
             known = self.entry(verdict.test, soc)
-            if known and known.quarantine and verdict.outcome == "passed":
+            if known and known.by_chance and verdict.outcome == "passed":
                 continue
             if verdict.outcome == (known.outcome if known else "passed") and verdict.test not in stale:
                 continue
@@ -150,33 +147,30 @@ class Ledger:
         if self.sample:
             tests = "\n".join(f"  {json.dumps(test)}," for test in self.sample)
             lines.append(SAMPLE.format(tests=tests).rstrip())
-        groups: dict[tuple[str, tuple[str, ...], str, Quarantine | None], list[str]] = {}
+        groups: dict[tuple[str, tuple[str, ...], str, bool], list[str]] = {}
         for row in self.expected:
-            groups.setdefault((row.outcome, row.socs, row.cause, row.quarantine), []).append(row.test)
-        for (outcome, socs, cause, quarantine), names in groups.items():
+            groups.setdefault((row.outcome, row.socs, row.cause, row.by_chance), []).append(row.test)
+        for (outcome, socs, cause, by_chance), names in groups.items():
             listed = "".join(f"  {json.dumps(test)},\n" for test in names)
             name = json.dumps(names[0]) if len(names) == 1 else f"[\n{listed}]"
             lines += ["", "[[expected]]", f"test = {name}", f"outcome = {json.dumps(outcome)}"]
             if socs:
                 lines.append(f"socs = {json.dumps(list(socs))}")
-            if quarantine:
-                reason = json.dumps(quarantine.reason, ensure_ascii=False)
-                lines.append(f"quarantine = {{ until = {quarantine.until}, reason = {reason} }}")
+            if by_chance:
+                lines.append("by_chance = true")
             lines.append(f"cause = {_quoted(cause)}")
         return "\n".join(lines) + "\n"
 
 
 def _joined(entries: Iterable[ExpectedTests]) -> tuple[ExpectedTests, ...]:
     """One entry for all chips on which a test ends alike, for one reason."""
-    chips: dict[tuple[str, Kind, str, Quarantine | None], set[str]] = {}
+    chips: dict[tuple[str, Kind, str, bool], set[str]] = {}
     for entry in entries:
-        key = (entry.test, entry.outcome, entry.cause, entry.quarantine)
+        key = (entry.test, entry.outcome, entry.cause, entry.by_chance)
         chips.setdefault(key, set()).update(entry.socs)
     joined = (
-        ExpectedTests(
-            test=test, outcome=outcome, cause=cause, quarantine=quarantine, socs=tuple(sorted(socs))
-        )
-        for (test, outcome, cause, quarantine), socs in chips.items()
+        ExpectedTests(test=test, outcome=outcome, cause=cause, by_chance=by_chance, socs=tuple(sorted(socs)))
+        for (test, outcome, cause, by_chance), socs in chips.items()
     )
     return tuple(sorted(joined, key=lambda row: (row.test, row.socs)))
 

@@ -73,7 +73,7 @@ def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measure
     reports, records = judge.logs.parents[1], dict[str, dict[str, SuiteRecord]]()
     texts = dict[Path, str]()
     for run, verdicts in runs:
-        known = [verdict for verdict in verdicts if not verdict.fix and not run.by_chance(verdict)]
+        known = [verdict for verdict in verdicts if not verdict.fix and not run.passes_by_chance(verdict)]
         suite, record = run.ledger.suite, SuiteRecord().with_verdicts(known, measured)
         records.setdefault(suite, {})[run.soc] = record
         texts[record_of_run(reports, suite, run.soc)] = record.as_json()

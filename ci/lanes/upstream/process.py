@@ -11,7 +11,6 @@ from typing import Any
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo
 from ci.engine.progress import Line
-from ci.engine.runs import Repeats
 from ci.engine.trouble import InTrouble, of_text
 from ci.engine.watch import Touched
 from ci.engine.work import Result
@@ -101,10 +100,6 @@ class RunTest(Step[Job]):
     """A surprise runs again each time, so that its log and files can be read; not with `resume`."""
 
     leaves_files = remembers_all = True
-    # Messages have paths and figures of one run; cores are shared among as many workers as each run has.
-    repeats = Repeats(
-        changing=("reason", "problems*", "parts.*.error"), figures={"parts.*_db": 0.01}, verdict="outcome"
-    )
     plan: UpstreamPlan
     resume: bool = False
     fail_fast: bool = False
@@ -198,12 +193,11 @@ def verdict_of(test: str, result: Result) -> UpstreamVerdict:
             parts=(RecordedPart(kind),),
             seconds=result.seconds,
             fix=(failure.fix or "run it again") if of_machine else "",
-            runs=result.runs,
         )
     problems = tuple((problem["where"], problem["what"]) for problem in result.facts["problems"])
     parts = tuple(map(_part, result.facts["parts"]))
     facts = {**result.facts, "problems": problems, "parts": parts}
-    return UpstreamVerdict(**facts, cached=result.cached, runs=result.runs)
+    return UpstreamVerdict(**facts, cached=result.cached)
 
 
 def _part(fields: Mapping[str, Any]) -> RecordedPart:

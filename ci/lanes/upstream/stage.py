@@ -18,9 +18,6 @@ from ci.lanes.upstream.process import RunTest, UpstreamPlan, verdict_of
 from ci.lanes.upstream.suite import UpstreamSuite
 from ci.lanes.upstream.upstream_reports import print_reports
 from ci.lanes.upstream.verdict import UpstreamVerdict
-from ci.pipeline.options import Part
-from ci.pipeline.recheck import findings as recheck_findings
-from ci.pipeline.recheck import metrics, recheck
 from ci.pipeline.shards import parse_shard
 from ci.pipeline.stage import machine_failed
 from ci.pipeline.steps import StepTask, run_tasks
@@ -55,9 +52,7 @@ def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, enviro
         with stage.reported(selection.reports, f"{rules_of(stage)}-not-measured"):
             plans = prepare(suites, options, environ, started)
             # Each suite is reported, and what it accepts is written, before the next one runs.
-            measured: Iterable[Verdicts] = (run_tests(plan, options) for plan in plans)
-            if part := options.work.recheck:
-                measured = _recheck(stage, plans, list(measured), part, options)
+            measured = (run_tests(plan, options) for plan in plans)
             done = [_close(stage, plan, options, own) for plan, own in zip(plans, measured, strict=True)]
             # The committed table is about one profile.
             table = options.accept and selection.profile == DEFAULT_PROFILE
@@ -69,23 +64,6 @@ def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, enviro
             replace(report, metrics={k: v for k, v in report.metrics.items() if isinstance(v, int | float)})
         ),
     )
-
-
-def _recheck(
-    stage: StageRun,
-    plans: Sequence[UpstreamPlan],
-    measured: list[Verdicts],
-    part: Part,
-    options: UpstreamOptions,
-) -> list[Verdicts]:
-    """Do a part of the cached verdicts of all suites again; returns the verdicts after it."""
-    done = recheck([work for plan in plans for work in plan.cached], part)
-    stage.metrics |= metrics(done, part)
-    judges = {plan.suite.name: plan.judge for plan in plans}
-    stage.findings += recheck_findings(
-        done, stage.stage, lambda work: judges[work.step].again(stage, work.name)
-    )
-    return [run_tests(plan, options) for plan in plans] if done.different else measured
 
 
 def _close(
@@ -212,13 +190,8 @@ def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
     # What a suite without tests has lost stays recorded.
     _announce(plan, has_record=(bool(plan.tests) and options.accept) or plan.judge.compared)
     step, environ = RunTest(plan, options.resume, options.fail_fast), plan.machinery.environment
-    # A cached verdict does not say whether the next one is the same.
-    memos = {held: memo_of(plan, reuse=options.work.cache and not held) for held in (False, True)}
-    tasks = [
-        StepTask(step, job, memo, step.key(job, memo, environ), plan.logs)
-        for job in plan.programs
-        for memo in [memos[plan.judge.quarantine(job.name) is not None]]
-    ]
+    memo = memo_of(plan, reuse=options.work.cache)
+    tasks = [StepTask(step, job, memo, step.key(job, memo, environ), plan.logs) for job in plan.programs]
     results = run_tasks(step, tasks)
     # Once more: a kill from outside says nothing about a test.
     failures = ((name, result.failure) for name, result in results.items())

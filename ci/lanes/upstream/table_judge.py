@@ -20,18 +20,18 @@ def by_key(table: OperatorTable) -> Mapping[str, Rows]:
 
 @dataclass(frozen=True, slots=True)
 class TableJudge(Judge):
-    """What the table says of the tests of a suite on one chip; its ledger has what is in quarantine alone."""
+    """What the table says of the tests of a suite on one chip; its ledger has what ends by chance alone."""
 
     cells: Mapping[str, Rows] = field(default_factory=lambda: by_key(shipped()))
 
     def is_surprise(self, verdict: UpstreamVerdict) -> bool:
-        if self.quarantine(verdict.test):
+        if self.ends_by_chance(verdict.test):
             return Judge.is_surprise(self, verdict)
         return bool(verdict.fix) or any(worse for _, worse in self.changes(verdict))
 
     def changes(self, verdict: UpstreamVerdict) -> list[tuple[str, bool]]:
         """The worst that each form gave, where the table says another word or a higher figure."""
-        if self.quarantine(verdict.test):
+        if self.ends_by_chance(verdict.test):
             return []
         worst: dict[tuple[str, str, str], Tried] = {}
         for row in tried_of(self.ledger.suite, verdict.test, verdict.parts):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ci.artifacts.compiler_log import CRASHES
-from ci.engine.runs import Runs
 from ci.pipeline.reason import first_line
 from provisioning.base.units import in_decibels
 
@@ -74,8 +73,6 @@ class UpstreamVerdict:
     cached: bool = False
     fix: str = ""
     """Of what the machine is to blame for: it says nothing about the test."""
-    runs: Runs = field(default_factory=Runs, compare=False)
-    """What the same test gave each time it ran."""
 
 
 def reasons_of(verdict: UpstreamVerdict) -> tuple[str, ...]:

@@ -86,15 +86,7 @@ def summary_of(report: Report) -> str:
         return one_line(reasons[0])
     earlier = [finding.message for finding in report.findings if finding.rule == EARLIER_RUN]
     rest = counted(replace(report, findings=tuple(f for f in report.findings if f.rule != EARLIER_RUN)))
-    return "; ".join([rest, *_cached(report), *map(one_line, earlier)])
-
-
-def _cached(report: Report) -> list[str]:
-    """Where cached results are from: our own store, the remote cache, or a CI system's."""
-    origins = report.metrics.get("cached_from")
-    if not isinstance(origins, dict) or not origins:
-        return []
-    return [f"cached: {', '.join(f'{count} from {one_line(origin)}' for origin, count in origins.items())}"]
+    return "; ".join([rest, *map(one_line, earlier)])
 
 
 def errors_of(reports: Iterable[Report]) -> list[Finding]:
