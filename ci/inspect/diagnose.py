@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -184,24 +185,31 @@ def _printed(words: Sequence[str]) -> int:
 
 
 def _bundle(names: Sequence[str]) -> str:
-    from ci.inspect.issue_text import failed_report, log_of, markdown
+    from ci.inspect.issue_text import failed_report, findings_text, log_of, markdown
 
     paths = [user_path(name, "LOG", str(Parser.user_folder())) for name in names]
     report = failed_report(paths[0]) if paths and paths[0].is_dir() else None
-    if report and (kept := log_of(report, paths[0])):
-        paths[0] = kept
-    if not paths or not is_one_log(paths[0]):
+    content: BinaryIO
+    if report:
+        log = log_of(report, paths[0])
+        content = log.open("rb") if log else io.BytesIO(findings_text(report).encode())
+    elif paths and is_one_log(paths[0]):
+        log = paths[0]
+        content = log.open("rb")
+    else:
         raise UsageError(
             f"--bundle: expected a log first, found {names[0] if names else 'nothing'}",
             fix=Fix(
                 "{} [FOLDER WITH LIBRARIES], or reports/ after a failure", ("diagnose", "--bundle", "RUN.LOG")
             ),
         )
-    if missing := next((path for path in paths if not path.exists()), None):
-        raise UsageError(f"--bundle: {missing} is not there", fix="name a library, or a folder of libraries")
-    with paths[0].open("rb") as log:
-        found = _diagnose(log, paths[0].name)
-    return markdown(found, _as_text(found), paths[0], paths[1:], report)
+    with content:
+        if missing := next((path for path in paths if not path.exists()), None):
+            raise UsageError(
+                f"--bundle: {missing} is not there", fix="name a library, or a folder of libraries"
+            )
+        found = _diagnose(content, log.name if log else paths[0].name)
+    return markdown(found, _as_text(found), log, paths[1:], report)
 
 
 def _as_text(result: Diagnosis) -> str:

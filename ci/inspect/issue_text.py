@@ -77,13 +77,20 @@ def log_of(report: Report, folder: Path) -> Path | None:
 
 
 def markdown(
-    found: Diagnosis, explanation: str, log: Path, libraries: Sequence[Path], report: Report | None = None
+    found: Diagnosis,
+    explanation: str,
+    log: Path | None,
+    libraries: Sequence[Path],
+    report: Report | None = None,
 ) -> str:
-    """`told` is what diagnose prints of it."""
+    """`explanation` is what diagnose prints of it. A command for one model keeps no log."""
     at = min((shown.line for shown in found.explanations if shown.line), default=0)
-    first, lines, named = _excerpt(log, at)
-    findings = _findings(report) if report else ""
-    chips = {*named["chip"], *(match.decode() for match in CHIP.findall(findings.encode()))}
+    findings = findings_text(report) if report else ""
+    named = _named(findings.encode())
+    lines = list[str]()
+    if log:
+        first, lines, named_in_log = _excerpt(log, at)
+        named = {kind: {*named[kind], *named_in_log[kind]} for kind in named}
     chosen = os.environ.get("QNN_CI_SOC", "")
     rows = [
         ("qnn-ci", project().version),
@@ -92,28 +99,30 @@ def markdown(
         *([("command", report.command)] if report else []),
         *([("profile and target", f"{report.profile}, {report.target}")] if report else []),
         *([("chip chosen", chosen)] if chosen else []),
-        ("chips named", ", ".join(sorted(chips)) or "none"),
-        ("QNN builds named in the log", ", ".join(sorted(named["build"])) or "none"),
+        ("chips named", ", ".join(sorted(named["chip"])) or "none"),
+        ("QNN builds named", ", ".join(sorted(named["build"])) or "none"),
         ("QNN builds provisioned", ", ".join(tree.version for tree in trees(store_path())) or "none"),
         *((path.name, ", ".join(build_ids(path)) or "no build id") for path in _libraries(libraries)),
     ]
     table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)
     excerpt = "\n".join(lines)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", excerpt + explanation + findings)), default=0))
-    text = (
-        f"| what | value |\n| --- | --- |\n{table}\n\n"
-        + (f"What {report.stage} found:\n\n{fence}text\n{findings}\n{fence}\n\n" if report else "")
-        + f"What qnn-ci diagnose says:\n\n{fence}text\n{explanation}\n{fence}\n\n"
-        f"The log, lines {first} to {first + len(lines) - 1}:\n\n{fence}text\n{excerpt}\n{fence}"
-    )
-    return without_secrets(text, os.environ)
+    sections = [f"| what | value |\n| --- | --- |\n{table}"]
+    if report:
+        sections.append(f"What {report.stage} found:\n\n{fence}text\n{findings}\n{fence}")
+    if log or found.explanations:
+        sections.append(f"What qnn-ci diagnose says:\n\n{fence}text\n{explanation}\n{fence}")
+    if log:
+        last = first + len(lines) - 1
+        sections.append(f"The log, lines {first} to {last}:\n\n{fence}text\n{excerpt}\n{fence}")
+    return without_secrets("\n\n".join(sections), os.environ)
 
 
 def _cell(text: str) -> str:
     return in_line(text).replace("|", "\\|")
 
 
-def _findings(report: Report) -> str:
+def findings_text(report: Report) -> str:
     errors = errors_of([report])
     lines = []
     for finding in errors[:FINDINGS]:
@@ -143,13 +152,13 @@ def _libraries(named: Sequence[Path]) -> list[Path]:
 def _excerpt(path: Path, line: int) -> tuple[int, list[str], dict[str, set[str]]]:
     """The number of the first line, at most LINES lines around `line` (0: the first that tells of trouble, or
     the last), and the chips and builds of QNN that the whole log names."""
-    named: dict[str, set[str]] = {"chip": set(), "build": set()}
+    named = _named(b"")
     kept: deque[bytes] = deque(maxlen=BEFORE)
     first, excerpt = 0, list[bytes]()
     with path.open("rb") as log:
         for number, text in enumerate(_lines(log), 1):
-            named["chip"] |= {match.decode() for match in CHIP.findall(text)}
-            named["build"] |= {match.decode() for match in BUILD.findall(text)}
+            for kind, names in _named(text).items():
+                named[kind] |= names
             if excerpt and len(excerpt) < LINES:
                 excerpt.append(text)
             elif not excerpt and (number == line or (not line and tells_of_trouble(text))):
@@ -158,6 +167,12 @@ def _excerpt(path: Path, line: int) -> tuple[int, list[str], dict[str, set[str]]
     if not excerpt:
         first, excerpt = max(1, number - len(kept) + 1) if kept else 1, list(kept)
     return first, _without_keys(excerpt), named
+
+
+def _named(text: bytes) -> dict[str, set[str]]:
+    """The chips and the builds of QNN that a text names."""
+    patterns = {"chip": CHIP, "build": BUILD}
+    return {kind: {match.decode() for match in regex.findall(text)} for kind, regex in patterns.items()}
 
 
 def _lines(log: BinaryIO) -> Iterator[bytes]:

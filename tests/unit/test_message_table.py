@@ -19,7 +19,7 @@ from ci.inspect.messages import (
     told,
 )
 from lab.pins.message_changes import markdown
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
 from tests.support.typed import run_here
@@ -135,8 +135,11 @@ def test_a_bundle_of_reports_is_of_the_stage_that_failed(
         place = Path("/", "home", "jane", "net")
         stage.add("lowering-cpu-operator", severity, "net/8a8w/SM8750", f"aten.erf stays in {place}")
         stage.finish().write(folder)
-    with pytest.raises(UsageError):
-        run_here(diagnose, "--bundle", folder)
+    # A command for one model keeps no log.
+    assert run_here(diagnose, "--bundle", folder) == 0
+    without_log = capsys.readouterr().out
+    assert "| command | qnn-ci test_lowering --soc SM8750 |" in without_log
+    assert "lowering-cpu-operator  net/8a8w/SM8750\naten.erf stays in ~/net" in without_log
     (folder / "logs").mkdir()
     (folder / "logs" / "test_lowering.log").write_text("Failed to validate op aten_erf with error 0xc26\n")
     assert run_here(diagnose, "--bundle", folder) == 0
