@@ -199,22 +199,6 @@ def _is_of(message: str, line: str) -> bool:
     return max(map(len, parts)) >= TELLING and all(part in line for part in parts)
 
 
-def compared(new: Sequence[PrintedMessage], old: Sequence[PrintedMessage]) -> dict[str, list[str]]:
-    """What a newer build prints and an older did not, what it prints no more, and the rules that match none
-    of its messages any more."""
-    now, before = {row.key for row in new}, {row.key for row in old}
-    texts = ["\n".join(row.text for row in rows).encode("utf-8", "replace") for rows in (new, old)]
-    rules = [
-        {rule.id for rule in failure_rules().values() if any(part.search(text) for part in rule.patterns)}
-        for text in texts
-    ]
-    return {
-        "gained": sorted(now - before),
-        "lost": sorted(before - now),
-        "rules": sorted(rules[1] - rules[0]),
-    }
-
-
 def told(rows: Sequence[PrintedMessage], *, searched: bool) -> str:
     """For people: the messages, or how many each version has."""
     if searched:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ci.inspect.messages import Printer, compared, messages_of
+from ci.diagnose.tables import failure_rules
+from ci.inspect.messages import PrintedMessage, Printer, messages_of
 from ci.upgrades.builds import provision
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import store_path
@@ -24,6 +25,22 @@ def changes() -> tuple[str, str, dict[str, list[str]]]:
         root = provision(build, pinned, Store(store))
         rows.append(messages_of(Printer("QNN", build.build_id, root, root.name), store))
     return older.qnn, newer.qnn, compared(*rows)
+
+
+def compared(new: Sequence[PrintedMessage], old: Sequence[PrintedMessage]) -> dict[str, list[str]]:
+    """What a newer build prints and an older did not, what it prints no more, and the rules that match none
+    of its messages any more."""
+    now, before = {row.key for row in new}, {row.key for row in old}
+    texts = ["\n".join(row.text for row in rows).encode("utf-8", "replace") for rows in (new, old)]
+    rules = [
+        {rule.id for rule in failure_rules().values() if any(part.search(text) for part in rule.patterns)}
+        for text in texts
+    ]
+    return {
+        "gained": sorted(now - before),
+        "lost": sorted(before - now),
+        "rules": sorted(rules[1] - rules[0]),
+    }
 
 
 def markdown(older: str, newer: str, found: Mapping[str, Sequence[str]]) -> str:

@@ -11,14 +11,12 @@ import pytest
 from ci.inspect import diagnose
 from ci.inspect.messages import (
     PrintedMessage,
-    compared,
     messages_of,
     of_store,
     printer_of,
     printers,
     told,
 )
-from lab.pins.message_changes import markdown
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
@@ -110,15 +108,6 @@ def test_the_command_prints_words_for_people_and_rows_for_programs(
     assert run_here(diagnose, "--messages", "scale", "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["printed"]
     assert row["key"] == "no scale for … here"
-
-
-def test_what_a_newer_build_changes_is_counted_and_no_message_of_it_is_on_the_page(store: Path) -> None:
-    old, new = (messages_of(printer, store) for printer in printers(store, store) if printer.name == "QNN")
-    found = compared(new, old)
-    assert (len(found["gained"]), len(found["lost"]), found["rules"]) == (1, 1, ["stub-mismatch"])
-    text = markdown("2.47.0", "2.49.40", found)
-    assert "1 message gained, 1 lost" in text and "`stub-mismatch`" in text
-    assert not any(message in text for message in [*found["gained"], *found["lost"]])
 
 
 def test_a_bundle_of_reports_is_of_the_stage_that_failed(
