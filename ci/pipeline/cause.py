@@ -5,8 +5,9 @@ What quantizing loses is found on the CPU, what the chip computes otherwise by p
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ci.pipeline.accuracy import against_nearest, missed
@@ -25,11 +26,13 @@ from ci.pipeline.losses import Scores
 from ci.pipeline.lost_parts import LEAST_DB as WRONG_DB
 from ci.pipeline.suite import Thresholds
 from ci.pipeline.trial import Outcome
-from provisioning.base.errors import CheckFailed, ToolkitError
+from provisioning.base.errors import ToolkitError
 from provisioning.base.units import in_decibels
 
 SECONDS = 90.0
-"""Of the search for all programs of a command."""
+"""Of the search and the trials of fixes for all programs of a command, by the clock on the wall."""
+SEARCHES = 3 / 4
+"""The part of a search's time in which it begins programs; the rest is for the last one."""
 FLOAT = "fp16"
 
 
@@ -73,18 +76,20 @@ def cause_of(
     # What noise may have lost is searched for once there are real samples.
     if of_chip is None or not (of_chip or outcome.wrong):
         return None
+    until, goes_on = time.monotonic() + seconds, ""
+    model = replace(model, work=replace(model.work, until=until))
     try:
         if of_chip:
             search: SearchesCuts = of_lane(model, "divergence")
-            whole = outcome.near("sqnr_db", -math.inf)
-            result = search.cuts_of(model, program, LEAST_DB, seconds, whole)
-            return of_cuts(result, taken.command("divergence", program.soc))
+            whole, goes_on = outcome.near("sqnr_db", -math.inf), taken.command("divergence", program.soc)
+            result = search.cuts_of(model, program, LEAST_DB, seconds * SEARCHES, whole)
+            return of_cuts(result, goes_on)
         scores: Scores = of_lane(model, "tune")
-        return of_scores(scores.scores_of(model, program, FLOAT, seconds))
+        return of_scores(scores.scores_of(model, program, FLOAT, seconds * SEARCHES))
     except ToolkitError as error:
-        if error.exit_code != CheckFailed.exit_code:
-            raise
-        return Cause(f"its cause was not found: {error.message.splitlines()[0]}")
+        # A search is an extra: whatever ends it, the verdict stands.
+        words = f"its cause was not found: {error.message.splitlines()[0]}"
+        return Cause(words, goes_on=goes_on if time.monotonic() > until else "")
 
 
 def of_cuts(result: Mapping[str, Any], goes_on: str) -> Cause:

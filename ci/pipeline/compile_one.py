@@ -109,12 +109,14 @@ def _explained(
     found: list[Product] = []
     for program, product in zip(programs, products, strict=True):
         outcome, left = product.outcome, search_ends - time.monotonic()
-        cause = cause_of(taken, program, outcome, left) if left > 0 else None
+        # The rest is for fixes.
+        search_seconds = left * 2 / 3 if outcome.wrong else left
+        cause = cause_of(taken, program, outcome, search_seconds) if left > 0 else None
         found.append(product)
         told.searched |= bool(outcome.wrong or cause)
         if outcome.wrong:
             first, *others = outcome.wrong
-            proofs = proofs_of(taken, program.soc, outcome, cause)
+            proofs = proofs_of(taken, program.soc, outcome, cause, search_ends - time.monotonic())
             fixes, words = [proofs.fix], [first.message]
             if cause:
                 words += [cause.in_words()]

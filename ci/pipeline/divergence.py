@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from ci.engine.workers.parent import WorkerDied
 from ci.pipeline.accuracy import CLEARLY_DB, Pair, Unusable, in_words, least_sqnr_db
 from ci.pipeline.operator_script import OperatorScript
 from ci.pipeline.options import Choice, OneModel
 from provisioning.base.errors import UsageError
+from provisioning.base.files import replace_text
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import EXACT_DB, in_decibels
 from provisioning.known_faults import Fault
@@ -17,6 +22,8 @@ from provisioning.known_faults import Fault
 LEAST_DB = 30.0
 """A lower SQNR is a difference, unless the user or a threshold names another one."""
 
+RUINED_DB = 1.0
+"""Zeros in place of values have 0 dB."""
 LEAST_HALF = 2.0**-14
 """The smallest number that fp16 holds with all its digits."""
 FEW_STEPS = 16 * 2.0**-24
@@ -142,6 +149,11 @@ class Cuts(Generic[N]):
             self.errors[names] = _error(_sqnr_db(self.with_error(node, known, self.found)), whole)
         return self.errors[names]
 
+    def is_ruined(self, node: N) -> bool:
+        """Whether so little of its value is left that nothing can be said of what it passes on."""
+        sqnr_db = self.of(node)
+        return sqnr_db is not None and sqnr_db < RUINED_DB
+
     def search(
         self,
         nodes: Callable[[], Sequence[N]],
@@ -150,23 +162,45 @@ class Cuts(Generic[N]):
         described: Callable[[N], dict[str, Any]],
         least: float,
         seconds: float = FOREVER,
+        keep: Callable[[Mapping[str, Any]], None] = lambda found: None,
     ) -> dict[str, Any]:
         """The whole program's SQNR, and the operator whose output is farthest from what its operands explain.
 
         `ends` are the operators that compute the model's outputs. Once the time is over, `between` has the
-        two nodes between which it was looked for, and `first` the worst so far."""
-        over, between = time.monotonic() + seconds, list[str]()
-
-        def stops(low: N | None, high: N) -> bool:
-            if late := time.monotonic() > over:
-                between[:] = ["" if low is None else self.name(low), self.name(high)]
-            return late
-
+        two nodes between which it was looked for, and `first` the worst so far. `keep` gets what is known
+        before each program, as if the time were over."""
+        over = time.monotonic() + seconds
         whole = self.of(None)
         assert whole is not None
-        first: dict[str, Any] | None = None
+
+        def found(first: Mapping[str, Any] | None, between: Sequence[str]) -> dict[str, Any]:
+            cuts = {name: value for name, value in self.known.items() if name}
+            result = {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
+            return {**result, "between": [*between]}
+
+        def row(node: N, adds: float) -> dict[str, Any]:
+            return {
+                **described(node),
+                "node": self.name(node),
+                "sqnr_db": self.of(node),
+                "sample": self.worst.get(self.name(node), 0),
+                "faint": self.faint.get(self.name(node)),
+                "share": round(adds / _error(whole, whole), 2),
+                "operands": {self.name(operand): self.of(operand) for operand in operators_of(node)},
+            }
+
+        between = list[str]()
+
+        def stops(low: N | None, high: N, best: tuple[N, float] | None) -> bool:
+            names = ["" if low is None else self.name(low), self.name(high)]
+            late = time.monotonic() > over
+            between[:] = names if late else []
+            keep(found(row(*best) if best else None, names))
+            return late
+
         worst = None
         if whole < least:
+            keep(found(None, ["", "the outputs"]))
             every, last = nodes(), [self.name(node) for node in ends()]
             names = {self.name(node) for node in every}
             if time.monotonic() < over and self.show(whole):
@@ -182,23 +216,15 @@ class Cuts(Generic[N]):
                 return _error(whole, whole) if only else self.error(node, (), whole)
 
             def own(node: N) -> float:
-                return self.error(node, operators_of(node), whole) or 0.0
+                operands = operators_of(node)
+                if any(self.is_ruined(operand) for operand in operands):
+                    passed_on = max(error(operand) or 0.0 for operand in operands)
+                    if passed_on >= STANDS_OUT * (error(node) or 0.0):
+                        return 0.0
+                return self.error(node, operands, whole) or 0.0
 
             worst = worst_drop(every, ends(), error, operators_of, own, self.name, stops)
-        if worst:
-            node, adds = worst
-            first = {
-                **described(node),
-                "node": self.name(node),
-                "sqnr_db": self.of(node),
-                "sample": self.worst.get(self.name(node), 0),
-                "faint": self.faint.get(self.name(node)),
-                "share": round(adds / _error(whole, whole), 2),
-                "operands": {self.name(operand): self.of(operand) for operand in operators_of(node)},
-            }
-        cuts = {name: value for name, value in self.known.items() if name}
-        result = {"least": least, "sqnr_db": whole, "first": first, "cuts": cuts, "failed": self.failed}
-        return {**result, "between": between}
+        return found(row(*worst) if worst else None, between)
 
 
 def _sqnr_db(pairs: Sequence[Pair]) -> float:
@@ -237,10 +263,10 @@ def worst_drop(
     operands_of: Callable[[N], Sequence[N]],
     own: Callable[[N], float],
     name: Callable[[N], str] = str,
-    stops: Callable[[N | None, N], bool] = lambda low, high: False,
+    stops: Callable[[N | None, N, tuple[N, float] | None], bool] = lambda low, high, best: False,
 ) -> tuple[N, float] | None:
-    """The operator that adds most of the whole program's error, and what it adds; the worst so far where
-    `stops` ends the search of an interval.
+    """The operator that adds most of the whole program's error, and what it adds: of several that each add
+    all of it, the first. Where `stops`, which gets the worst so far, ends the search of an interval, that.
 
     Of two neighbours in a list of nodes neither need be the other's operand, so a step in the list leads to
     the operands, and from a bad one back."""
@@ -252,12 +278,16 @@ def worst_drop(
     last = max((places[name(node)] for node in ends if name(node) in places), key=at, default=-1)
     if not (total := at(last)):
         return None
-    best, most = None, 0.0
+    best: int | None = None
+    most = 0.0
     seen, steps = set[tuple[int, int]](), [(total, -1, last)]
     while steps and len(seen) < MOST_STEPS:
         rise, low, high = steps.pop(steps.index(max(steps)))
-        if (rise <= max(most, total * SMALL) and best is not None) or stops(
-            nodes[low] if low >= 0 else None, nodes[high]
+        found = None if best is None else (nodes[best], most)
+        # What comes after an operator that ruins all may add as much to what is ruined already.
+        enough = most if most < total else math.nextafter(most, 0)
+        if (found and rise <= max(enough, total * SMALL)) or stops(
+            nodes[low] if low >= 0 else None, nodes[high], found
         ):
             break
         if (low, high) in seen:
@@ -272,9 +302,29 @@ def worst_drop(
             continue
         operands = [places[name(node)] for node in operands_of(nodes[high])]
         steps += [(at(operand), -1, operand) for operand in operands]
-        if (adds := own(nodes[high])) > most or best is None:
+        adds = own(nodes[high])
+        if best is None or adds > most or (adds == most and high < best):
             best, most = high, adds
     return None if best is None else (nodes[best], most)
+
+
+PARTIAL = "partial.json"
+"""What a search knows before each program, for when it is ended during one."""
+
+
+def keep_partial(folder: Path, result: Mapping[str, Any]) -> None:
+    replace_text(folder / PARTIAL, json.dumps(result))
+
+
+def ended_in_time(ask: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """The search's result; where it was ended, what it knew then."""
+    try:
+        return ask()
+    except WorkerDied as gone:
+        if gone.kind != "timeout" or not (folder / PARTIAL).is_file():
+            raise
+        known: dict[str, Any] = json.loads((folder / PARTIAL).read_text(encoding="utf-8"))
+        return known
 
 
 def between_in_words(between: Sequence[str]) -> str:

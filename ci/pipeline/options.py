@@ -3,6 +3,7 @@ heavy."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class WorkOptions:
     run_timeout: float = RUN_TIMEOUT
     recheck: float = 0.0
     """The share of the programs to compile twice and compare."""
+    until: float = math.inf
+    """A time of time.monotonic() at which whatever is at work ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ci.pipeline.accuracy import CLEARLY_DB
-from ci.pipeline.cause import Cause
+from ci.pipeline.cause import SECONDS, Cause
 from ci.pipeline.compile_flags import ONNX
 from ci.pipeline.lane_model import LaneModel, measured, of_lane
 from ci.pipeline.models.user_model import user_model
@@ -32,8 +32,8 @@ from provisioning.base.findings import Edit
 from provisioning.base.rendering.terminal import readable
 from provisioning.fixes import NO_FIX, fix_at
 
-MOST, SECONDS = 3, 120.0
-"""Candidates, and for how long another one is begun."""
+MOST = 3
+"""Candidates."""
 EXACT = {**MORE_EXACT, "fp16": "16a8w"}
 """By precision, the one that is tried in its place."""
 
@@ -68,27 +68,55 @@ class Proofs:
 def proofs_of(
     taken: LaneModel[Any, Any], soc: str, before: Outcome, cause: Cause | None, seconds: float = SECONDS
 ) -> Proofs:
-    over = time.monotonic() + seconds
+    """At the end of these seconds, also a trial that is at work ends."""
+    until = time.monotonic() + seconds
+    limited = replace(taken.model, work=replace(taken.model.work, until=until))
     repairing, nearer, others = list[str](), list[str](), list[str]()
     edits: dict[str, Edit | None] = {}
-    for candidate in islice(candidates_of(taken, soc, cause, died=bool(before.error)), MOST):
-        if time.monotonic() > over:
+    for candidate in islice(_candidates(taken.of(limited, taken.how), soc, cause, before), MOST):
+        if time.monotonic() > until:
             break
         sys.stderr.write(readable(f"trying: {candidate.words}\n", sys.stderr))
         if (after := candidate.outcome()) is not None:
-            words = Fix("{}: {}", candidate.words, _in_words(after))
+            is_late = bool(after.error) and time.monotonic() > until
+            figure = "it did not end within the time of the search" if is_late else _in_words(after)
+            words = Fix("{}: {}", candidate.words, figure)
             edits[words] = candidate.edit
             helped = helps(after, before)
             (others if not helped else repairing if after.green else nearer).append(words)
             if helped and candidate.edit and after.green:
                 break
-    helping = [*repairing, *nearer]
+    # What changes one line changes least.
+    helping = sorted([*repairing, *nearer], key=lambda words: edits[words] is None)
     proofs = Proofs(helping, others, edits[helping[0]] if helping else None)
     if cause and not cause.goes_on:
         place = str(cause.place.get("source", ""))
         proved = Proved(cause.in_words(), place, proofs.fix if helping else "")
         remember(taken.model.selection.store, before.program, proved)
     return proofs
+
+
+def _candidates(
+    taken: LaneModel[Any, Any], soc: str, cause: Cause | None, before: Outcome
+) -> Iterator[Candidate]:
+    """Those that there are, as far as none of them needs what this machine lacks."""
+    try:
+        yield from candidates_of(taken, soc, cause, died=bool(before.error))
+    except ToolkitError as error:
+        sys.stderr.write(readable(f"no more fixes are tried: {error.message}\n", sys.stderr))
+
+
+def _tried(work: Callable[[], Outcome | None]) -> Callable[[], Outcome | None]:
+    """A trial that fails for whatever reason says nothing of the program before it."""
+
+    @cache
+    def outcome() -> Outcome | None:
+        try:
+            return work()
+        except ToolkitError as error:
+            return Outcome(error.message.splitlines()[0], error.fix)
+
+    return outcome
 
 
 def helps(after: Outcome, before: Outcome) -> bool:
@@ -118,6 +146,11 @@ def candidates_of(
             raise
         return
     model = taken.model
+    if rules := _rules_at(rewritten.withheld, cause):
+        words = ", ".join(
+            dict.fromkeys(change.words for change in rewritten.withheld if _is_at(change, cause))
+        )
+        yield _repaired(one, lane, RewriteChoice(rules, interface=True), soc, words)
     precision = str(written_name(model.precision or "fp16"))
     other = None if model.precision_file else EXACT.get(precision)
     yield from _rewrites(one, lane, rewritten.made, soc, cause, other if died else None)
@@ -129,7 +162,7 @@ def candidates_of(
 
 def _of_model(taken: LaneModel[Any, Any], soc: str, **changed: Any) -> Candidate:
     other = taken.of(_for_one(replace(taken.model, **changed), soc), replace(taken.how, search=False))
-    return Candidate(other.command("compile", soc, "-o", "out"), lambda: measured(other))
+    return Candidate(other.command("compile", soc, "-o", "out"), _tried(lambda: measured(other)))
 
 
 def _for_one(model: OneModel, soc: str) -> OneModel:
@@ -147,26 +180,40 @@ def _rewrites(
     exact: str | None,
 ) -> Iterator[Candidate]:
     """`exact` is the precision that is tried too, where what died runs and is red."""
-    made = [change for change in every if cause is None or _is_at(change, cause)]
-    if rules := tuple(dict.fromkeys(rule for change in made for rule in change.rules)):
-        edits = {fix_at(change.rules[0], change.code, change.source).edit for change in made}
+    if rules := _rules_at(every, cause):
+        choice = RewriteChoice(rules)
+        edits = {
+            fix_at(change.rules[0], change.code, change.source).edit
+            for change in every
+            if _is_at(change, cause)
+        }
         # One edit alone is the whole rewrite.
         if len(edits) == 1 and (edit := edits.pop()):
-            yield Candidate(str(edit), lambda: _of_edit(one, edit), edit)
-        yield (repaired := _repaired(one, lane, rules, soc))
+            yield Candidate(str(edit), _tried(lambda: _of_edit(one, edit)), edit)
+        yield (repaired := _repaired(one, lane, choice, soc))
         result = repaired.outcome()
         if exact and result and result.wrong:
-            yield _repaired(one.of(replace(one.model, precision=exact), one.how), lane, rules, soc)
+            yield _repaired(one.of(replace(one.model, precision=exact), one.how), lane, choice, soc)
 
 
-def _repaired(one: LaneModel[Any, Any], lane: Rewrites, rules: tuple[str, ...], soc: str) -> Candidate:
-    @cache
+def _rules_at(changes: Sequence[RewrittenPlace], cause: Cause | None) -> tuple[str, ...]:
+    here = (change for change in changes if _is_at(change, cause))
+    return tuple(dict.fromkeys(rule for change in here for rule in change.rules))
+
+
+def _repaired(
+    one: LaneModel[Any, Any], lane: Rewrites, choice: RewriteChoice, soc: str, words: str = ""
+) -> Candidate:
+    """`words` say what the user changes for it."""
+
     def outcome() -> Outcome | None:
-        again = of_rewritten(one, lane.rewritten(one, RewriteChoice(rules)))
+        again = of_rewritten(one, lane.rewritten(one, choice))
         return measured(again) if again else None
 
-    only = [word for rule in rules for word in ("--only", rule)]
-    return Candidate(session("repair", *one.model.words(soc), *only, "-o", "repaired"), outcome)
+    flags = [word for rule in choice.rules or () for word in ("--only", rule)]
+    flags += ["--may-change-interface"] if choice.interface else []
+    command = session("repair", *one.model.words(soc), *flags, "-o", "repaired")
+    return Candidate(Fix("{}, as {} does", words, command) if words else command, _tried(outcome))
 
 
 def _of_edit(one: LaneModel[Any, Any], edit: Edit) -> Outcome | None:
@@ -194,8 +241,11 @@ def _of_edit(one: LaneModel[Any, Any], edit: Edit) -> Outcome | None:
         return measured(one.of(replace(one.model, typed=typed), one.how))
 
 
-def _is_at(change: RewrittenPlace, cause: Cause) -> bool:
-    """What answers a fault that is suspected there may begin at another node."""
+def _is_at(change: RewrittenPlace, cause: Cause | None) -> bool:
+    """What answers a fault that is suspected there may begin at another node. Where no place was found, all
+    may help."""
+    if cause is None or not cause.place:
+        return True
     place = cause.place
     if any(fault["fault"] in change.rules for fault in cause.suspected):
         return True

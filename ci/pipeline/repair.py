@@ -18,7 +18,7 @@ from ci.pipeline.offers import words_of
 from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.output import keep_origins, require_own, writing_into
 from ci.pipeline.precision import precision_named
-from ci.pipeline.rewriting import RewriteChoice, Rewritten, RewrittenPlace
+from ci.pipeline.rewriting import CHANGES_INTERFACE, RewriteChoice, Rewritten, RewrittenPlace
 from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.trial import Outcome, cells_of, smallest
 from provisioning.base import answer
@@ -28,7 +28,7 @@ from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Metric
 from provisioning.base.rendering.text import plural
-from provisioning.base.units import aligned
+from provisioning.base.units import aligned, in_decibels
 from provisioning.fixes import fix_at
 
 FILES = (".py", ".pt2", ".onnx")
@@ -65,6 +65,8 @@ class Repair:
     refused: Sequence[RewrittenPlace]
     by_channel: Outcome | None = None
     """With a scale for each channel of the weights, if that is better."""
+    of_interface: Outcome | None = None
+    """With other inputs, if that is better and the user has not allowed it."""
 
     @property
     def now(self) -> Outcome:
@@ -123,7 +125,24 @@ def repair_of(taken: LaneModel[Any, Any], lane: Rewrites, choice: RewriteChoice)
     words = f"it gains nothing on the emulator: {after.in_words()} without it"
     refused += [replace(change, refused=words) for change in rewritten.made if change.rules not in kept]
     repair = Repair(taken, before, some, after if kept else None, refused)
-    return replace(repair, by_channel=_by_channel(repair))
+    return _of_interface(replace(repair, by_channel=_by_channel(repair)), lane, choice)
+
+
+def _of_interface(repair: Repair, lane: Rewrites, choice: RewriteChoice) -> Repair:
+    """What is withheld of a model that stays red is tried, so that the user knows what he would allow."""
+    taken, now = repair.taken, repair.now
+    if now.green or not any(change.refused == CHANGES_INTERFACE for change in repair.refused):
+        return repair
+    again = of_rewritten(taken, lane.rewritten(taken, replace(choice, interface=True)))
+    outcome = measured(again) if again else now
+    if not outcome.improves_on(now):
+        return repair
+    words = f"{CHANGES_INTERFACE} gives {in_decibels(outcome.sqnr_db)} against float"
+    refused = [
+        replace(change, refused=words) if change.refused == CHANGES_INTERFACE else change
+        for change in repair.refused
+    ]
+    return replace(repair, refused=refused, of_interface=outcome)
 
 
 def _by_channel(repair: Repair) -> Outcome | None:
@@ -307,7 +326,9 @@ def _next(repair: Repair, model: OneModel) -> None:
     """The command for what is red still; else the one that writes the program."""
     words = model.words(model.selection.soc)
     output = ("-o", str(repair.taken.how.output))
-    if repair.now.error:
+    if repair.of_interface:
+        command = session("repair", *words, "--may-change-interface", *output)
+    elif repair.now.error:
         command = session("audit", *words)
     elif repair.now.wrong and (tuned := words_of(words)["tuned_model"]):
         command = session("tune", *tuned, "--floor", FLOOR, *output)

@@ -19,6 +19,8 @@ WHOLE_BOUND = 1e-3
 """Of the whole model: what follows a rewrite may enlarge its rounding."""
 HTP_DIMENSIONS = 5
 """Of what HTP permutes."""
+CHANGES_INTERFACE = "it changes the model's inputs: --may-change-interface"
+"""Why a rewrite is withheld that only the user can allow."""
 FLOOR = 1e-3
 """A smaller part of the sample's values is held to that part."""
 
@@ -90,6 +92,11 @@ class Rewritten:
     @property
     def made(self) -> list[RewrittenPlace]:
         return [change for change in self.changes if not change.refused]
+
+    @property
+    def withheld(self) -> list[RewrittenPlace]:
+        """Those that change the model's inputs."""
+        return [change for change in self.changes if change.refused == CHANGES_INTERFACE]
 
 
 def changes_of(facts: Mapping[str, Any]) -> list[RewrittenPlace]:
@@ -169,7 +176,7 @@ def needs_of(
         if allowed:
             needs.append(Need.of(rewrite, allowed))
         elif here:
-            needs.append(Need.of(rewrite, here, "it changes the model's inputs: --may-change-interface"))
+            needs.append(Need.of(rewrite, here, CHANGES_INTERFACE))
         else:
             words = "; ".join(
                 f"{fault.id} is of {fault.product} {fault.versions}, and this is {versions[fault.product]}"

@@ -116,7 +116,7 @@ class Step(ABC, Generic[N]):
         """What starts a worker with so many threads for about so many programs."""
 
     def start(self, own: OwnPackages, threads: int, count: int) -> Worker:
-        return Worker(self.worker(own, threads, count))
+        return Worker(replace(self.worker(own, threads, count), until=self.plan.work.until))
 
     def start_filled(self, own: OwnPackages, threads: int, count: int) -> Worker:
         """A worker that no other work shares, whose fresh memory is filled."""

@@ -1,4 +1,4 @@
-"""int32-input-quantized: An int32 input that is cast to float is wrong when quantized
+"""int32-input-quantized: A cast to float of an int32 input, or of an int64 one that was moved, is wrong when quantized
 It needs executorch and QNN libraries on LD_LIBRARY_PATH. Exit code: 1 still, 0 gone, 2 changed."""
 
 import math
@@ -28,10 +28,19 @@ def decibels(net, inputs, scheme):
 
 
 torch.manual_seed(0)
-one, also, right = (
-    decibels(lambda x: x.float() * 0.5, (torch.randint(-9, 9, (4, 16), dtype=kind),), scheme)
-    for kind, scheme in ((torch.int32, "8a8w"), (torch.int32, "16a8w"), (torch.int16, "8a8w"))
+one, also, moved, right, first = (
+    decibels(net, (torch.randint(-9, 9, (4, 16), dtype=kind),), scheme)
+    for net, kind, scheme in (
+        (lambda x: x.float() * 0.5, torch.int32, "8a8w"),
+        (lambda x: x.float() * 0.5, torch.int32, "16a8w"),
+        (lambda x: x.unsqueeze(-1).float() * 0.5, torch.int64, "8a8w"),
+        (lambda x: x.unsqueeze(-1) * 0.5, torch.float32, "8a8w"),
+        (lambda x: x.float().unsqueeze(-1) * 0.5, torch.int64, "8a8w"),
+    )
 )
-word = "still" if max(one, also) < 20 <= right else "gone" if min(one, also, right) >= 20 else "changed"
-print(word, "-", f"{one:.1f} dB for x.float() of int32 at 8a8w, {also:.1f} at 16a8w, {right:.1f} of int16 at 8a8w")
+wrong, correct = max(one, also, moved) < 20, min(right, first) >= 20
+word = "still" if wrong and correct else "gone" if min(one, also, moved) >= 20 and correct else "changed"
+figures = f"{one:.1f} dB for x.float() of int32 at 8a8w, {also:.1f} at 16a8w"
+figures += f", {moved:.1f} for x.unsqueeze(-1).float() of int64 at 8a8w"
+print(word, "-", f"{figures}, {first:.1f} for x.float().unsqueeze(-1), {right:.1f} for x.unsqueeze(-1) of float32")
 sys.exit({"gone": 0, "still": 1, "changed": 2}[word])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,26 @@ def test_compile_of_such_a_detector_ends_with_1_and_its_fix_helps(folder: Path) 
     assert "own output" in done.stderr and "--precision 16a8w" in done.stderr
     assert (folder / "out" / "faulty_models-detector-SM8650-8a8w.pte").is_file()
     ci(folder, *words, "--precision", "16a8w", "-o", folder / "out")
+
+
+@pytest.mark.long("searches a cause, and compiles each fix")
+def test_a_moved_mask_of_int64_is_named_at_its_line_with_fixes_that_were_tried(folder: Path) -> None:
+    words = ("compile", "faulty_models.py:masked", "--precision", "8a8w", "-o", folder / "out")
+    said, _, tried = ci(folder, *words, code=1).stderr.rpartition("try: ")
+    line = "`return self.linear(x) * mask.unsqueeze(-1).float()`"
+    assert re.search(r"the cause is aten.to.dtype at faulty_models.py:\d+ " + re.escape(line), said)
+    figures = [float(figure) for figure in re.findall(r"([\d.]+) dB SQNR", tried)]
+    assert "`mask.float().unsqueeze(-1)` for" in tried and "pass mask as float32" in tried
+    assert len(figures) == 2 and min(figures) > 25
+
+
+@pytest.mark.long("compiles three programs")
+def test_repair_says_what_another_type_of_an_input_would_give_and_with_leave_gives_it(folder: Path) -> None:
+    words = ("repair", "faulty_models.py:masked_in_int32", "--precision", "8a8w", "-o", folder / "out")
+    withheld = ci(folder, *words, code=1).stdout
+    gives = re.search(r"--may-change-interface gives ([\d.]+) dB", withheld)
+    assert gives and float(gives[1]) > 25 and "--may-change-interface" in withheld.rpartition("next: ")[2]
+    ci(folder, *words, "--may-change-interface")
 
 
 @pytest.mark.whole

@@ -186,7 +186,7 @@ def test_a_weight_that_is_computed_in_each_run_becomes_a_constant() -> None:
     assert "weight_norm" not in repaired.model.module.code
 
 
-@pytest.mark.parametrize(("interface", "kind"), [(False, torch.int32), (True, torch.int64)])
+@pytest.mark.parametrize(("interface", "kind"), [(False, torch.int32), (True, torch.float32)])
 def test_the_type_of_an_input_changes_only_where_that_is_allowed(interface: bool, kind: torch.dtype) -> None:
     versions = {"executorch": "1.5.1", "qnn": "2.49.40"}
     needs = needs_of("8a8w", "executorch", versions, RewriteChoice(("int32-input-quantized",), interface))
@@ -218,8 +218,8 @@ def test_a_constant_weight_that_is_another_is_refused(monkeypatch: pytest.Monkey
 def test_an_input_of_a_type_that_cannot_hold_its_values_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, _ = rewrites.INPUTS[name]
-    monkeypatch.setitem(rewrites.INPUTS, name, (old, torch.int8))
+    (old, *_), _ = rewrites.INPUTS[name]
+    monkeypatch.setitem(rewrites.INPUTS, name, ((old,), torch.int8))
     with torch.no_grad():
         model, _ = counted()
         sample = (torch.tensor([[3, 130, 250]], dtype=old),)

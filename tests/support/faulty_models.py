@@ -256,3 +256,26 @@ def _drawn(*size: int) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
 
 def _several(*sizes: tuple[int, ...], scale: float = 1.0) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
     return lambda generator: tuple(scale * torch.randn(*size, generator=generator) for size in sizes)
+
+
+class Masked(nn.Module):
+    """Of whole numbers, which mark what counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.linear(x) * mask.unsqueeze(-1).float()
+
+
+def masked(kind: torch.dtype = torch.int64) -> Any:
+    def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
+        count = int(torch.randint(2, 7, (), generator=generator))
+        return torch.randn(1, 8, 32, generator=generator), (torch.arange(8)[None] < count).to(kind)
+
+    return Masked().eval(), inputs
+
+
+def masked_in_int32() -> Any:
+    return masked(torch.int32)

@@ -106,6 +106,10 @@ NETS: dict[str, list[Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]]] = {
     "where-for-cast": [
         lambda: _of(*ROW, parts=(nn.Linear(6, 4),))(lambda layer, x: layer((x > 0.1).float()))
     ],
+    "cast-before-moves": [
+        lambda: (Net(lambda x: x.unsqueeze(-1).float() * 0.5), (torch.arange(12).reshape(3, 4),)),
+        lambda: (Net(lambda x: 1 - x[:, None, None, :].float()), (torch.arange(12).reshape(3, 4),)),
+    ],
     "truncated-before-cast": [lambda: _of(*ROW)(lambda x: (x * 3).to(torch.int64) + 1)],
     "softplus-by-absolute": [
         lambda: _of(*ROW)(functional.softplus),

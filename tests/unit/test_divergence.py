@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
+from ci.engine.workers.parent import WorkerDied
 from ci.pipeline.accuracy import Pair
-from ci.pipeline.divergence import Cuts, as_text, fix_of, worst_drop
+from ci.pipeline.divergence import Cuts, as_text, ended_in_time, fix_of, keep_partial, worst_drop
 
 
 def worst(
@@ -242,6 +245,50 @@ def test_a_program_that_shows_all_operators_is_believed_if_it_errs_as_the_whole_
         assert found["between"] and found["first"] is None
     else:
         assert found["first"]["node"] == "n40" and bool(cut) is cuts
+
+
+def test_what_reads_a_ruined_value_is_not_the_cause() -> None:
+    """Two values that are lost make any quotient of them."""
+    operands = {"cast": [], "sum": ["cast"], "div": ["cast", "sum"]}
+    lost = {"cast": 0.0, "sum": 0.0, "div": -0.2}
+    errors = {"cast": 0.9, "sum": 0.0, "div": 1.2}
+
+    def pairs(node: str | None) -> list[Pair]:
+        return [Pair("", numpy.ones(4), numpy.full(4, lost[node or "div"]))]
+
+    def with_error(node: str, known: Sequence[str], _: object) -> list[Pair]:
+        return [Pair("", numpy.ones(4), numpy.full(4, 1 - errors[node]))]
+
+    cuts = Cuts[str](str, pairs, with_error)
+    first = cuts.search(lambda: list(operands), lambda: ["div"], operands.__getitem__, lambda _: {}, 30.0)[
+        "first"
+    ]
+    assert first["node"] == "cast"
+
+
+def test_what_a_search_knows_is_kept_for_when_it_is_ended(tmp_path: Path) -> None:
+    operands = chain(64)
+
+    def pairs(node: str | None) -> list[Pair]:
+        if node == "n47":
+            raise KeyboardInterrupt
+        wrong = node is None or int(node[1:]) >= 40
+        return [Pair("", numpy.ones(4), numpy.zeros(4) if wrong else numpy.ones(4))]
+
+    cuts = Cuts[str](str, pairs, lambda node, *_: pairs(node), whole=0.0)
+    kept: Callable[[Mapping[str, Any]], None] = partial(keep_partial, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        cuts.search(
+            lambda: list(operands), lambda: ["n63"], operands.__getitem__, lambda _: {}, 30.0, keep=kept
+        )
+
+    def late() -> dict[str, Any]:
+        raise WorkerDied("timeout", "no result after 5 s")
+
+    known = ended_in_time(late, tmp_path)
+    assert known["between"] == ["n31", "n63"] and known["cuts"]["n31"] > 100
+    with pytest.raises(WorkerDied):
+        ended_in_time(late, tmp_path / "empty")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ci.pipeline.proofs import MOST, helps, proofs_of
 from ci.pipeline.proved import explained
 from ci.pipeline.rewriting import Rewritten
 from ci.pipeline.trial import Outcome
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.fixes import NO_FIX
 from tests.support.taken_models import HELPS, RED, Taken, green
@@ -121,6 +122,34 @@ def test_once_the_time_is_over_nothing_more_is_tried(tmp_path: Path, monkeypatch
         raise AssertionError
 
     assert proved(tmp_path, monkeypatch, never, seconds=-1.0)[0].fix == NO_FIX
+
+
+def test_a_trial_that_this_machine_cannot_do_is_said_and_the_next_one_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gives(model: OneModel) -> Outcome:
+        if model.typed.endswith(".pt2"):
+            raise EnvironmentLacking("the disk is full", fix="")
+        return green(44.4) if model.precision == "16a8w" else RED
+
+    taken: Any = Taken(tmp_path, gives=gives)
+    monkeypatch.setattr("ci.pipeline.proofs.of_lane", lambda model, verb: taken)
+    taken.model = replace(taken.model, precision="8a8w")
+    found = proofs_of(taken, "SM8650", RED, CAUSE)
+    assert "the disk is full" in found.others[0] and "44.4 dB" in found.fix
+
+
+def test_a_trial_gets_the_time_that_is_left_and_when_that_ends_it_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gives(model: OneModel) -> Outcome:
+        until = model.work.until
+        assert until < time.monotonic() + 0.3
+        time.sleep(max(until - time.monotonic(), 0) + 0.05)
+        raise CheckFailed("no result after 0.2 s", fix="")
+
+    found, _ = proved(tmp_path, monkeypatch, gives, seconds=0.2)
+    assert not found.helping and len(found.others) == 1 and "--only helps" in found.others[0]
 
 
 def test_of_a_model_that_does_not_export_nothing_is_tried(

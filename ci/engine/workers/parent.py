@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import resource
@@ -56,6 +57,8 @@ class WorkerSpec:
     """Whether each order is done in a fork of the worker (`serve(..., forks=True)`), so the worker survives a
     crash."""
     python: str = sys.executable
+    until: float = math.inf
+    """A time of time.monotonic() at which every order ends, whatever its timeout."""
 
 
 BY_ITSELF = re.compile(r"ended by SIG(SEGV|ABRT|ILL|FPE|TRAP)\b")
@@ -204,6 +207,7 @@ class Worker:
         """The reply to an order. Raises Refused, and Gone if the process, or the fork that did the order,
         ended."""
         timeout = self.setup.timeout if timeout is None else timeout
+        timeout = max(min(timeout, self.setup.until - time.monotonic()), 0.0)
         if self.setup.forks:
             # Made here, because a worker that is killed cannot remove it.
             self._temporary = tempfile.mkdtemp(prefix="qnn-ci-")
@@ -223,7 +227,7 @@ class Worker:
         trouble = Trouble(**reply["trouble"]) if "trouble" in reply else None
         if "late" in reply:
             trouble = of_time(timeout, reply["used"])
-            raise WorkerDied("timeout", f"no result after {timeout:g} s", trouble=trouble)
+            raise WorkerDied("timeout", f"no result after {round(timeout, 1):g} s", trouble=trouble)
         if "died" in reply:
             code = reply["died"]
             raise WorkerDied("crash", how_it_ended(code), reply.get("touched"), code=code, trouble=trouble)
@@ -274,7 +278,7 @@ class Worker:
             if remaining <= 0 or not select.select([self._receive], [], [], remaining)[0]:
                 trouble = of_time(timeout, processor_seconds(self._process.pid) - began)
                 self.end()
-                raise WorkerDied("timeout", f"no result after {timeout:g} s", trouble=trouble)
+                raise WorkerDied("timeout", f"no result after {round(timeout, 1):g} s", trouble=trouble)
             block = os.read(self._receive, 1 << 16)
             if not block:
                 raise WorkerDied("crash", self.end(grace=5), code=self._process.returncode or 0)

@@ -22,7 +22,7 @@ from ci.lanes.executorch.suite import chosen_for, parse_request
 from ci.operators.partition.decisions import is_quantizer, traits_of, varying
 from ci.operators.partition.parts import restore_builtins
 from ci.pipeline.accuracy import Pair, in_files
-from ci.pipeline.divergence import FLOAT_MODEL, Cuts
+from ci.pipeline.divergence import FLOAT_MODEL, Cuts, keep_partial
 from ci.pipeline.models.factory import copied, make, run_copied
 from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.runner import Runner
@@ -214,11 +214,16 @@ def searched(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     nodes = operators(module)
     few = sum(node.meta["val"].numel() for node in nodes) * len(samples) <= MOST_SHOWN
     cuts = Cuts[Node](lambda node: node.name, pairs, outputs, order["whole"], shown if few else None)
+    reference = "the quantized model on the CPU" if run.quantizes else FLOAT_MODEL
+
+    def keep(result: Mapping[str, Any]) -> None:
+        keep_partial(folder, {"reference": reference, **result})
+
     seconds = order["seconds"] - (time.monotonic() - began)
     result = cuts.search(
-        lambda: nodes, lambda: ends(module), operands_of, _described, order["least"], seconds
+        lambda: nodes, lambda: ends(module), operands_of, _described, order["least"], seconds, keep
     )
-    return {"reference": "the quantized model on the CPU" if run.quantizes else FLOAT_MODEL, **result}
+    return {"reference": reference, **result}
 
 
 def _described(node: Node) -> dict[str, Any]:

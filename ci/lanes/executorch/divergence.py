@@ -16,7 +16,7 @@ from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done, stack_of
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import better_than, inexact
-from ci.pipeline.divergence import FOREVER, known_fault, only
+from ci.pipeline.divergence import FOREVER, ended_in_time, known_fault, only
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.operator_script import OperatorScript
 from ci.pipeline.options import Choice, OneModel
@@ -48,9 +48,10 @@ class SearchCuts(Lower):
         return {**super().key(program, memo, environ), "least": self.least, "runner": runner}
 
     def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
-        scratch = str(empty_folder(ask.scratch / program.name / "cuts"))
+        folder = empty_folder(ask.scratch / program.name / "cuts")
+        request = {**program.order, "runner": self.runner.order, "cuts": True, "scratch": str(folder)}
         limits = {"least": self.least, "seconds": self.seconds, "whole": self.whole}
-        return ask(**program.order, runner=self.runner.order, cuts=True, scratch=scratch, **limits)
+        return ended_in_time(lambda: ask(**request, **limits), folder)
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         """What the time ended goes on the next time."""

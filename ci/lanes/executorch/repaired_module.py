@@ -90,9 +90,11 @@ class RepairedModule(Repaired):
     def _retype(self, need: Need) -> None:
         places = self.model.module.graph.find_nodes(op="placeholder")
         for node in retyped(self.model, need.rewrite):
+            kind = INPUTS[need.rewrite][1]
             if not need.withheld:
-                self.kinds[places.index(node)] = INPUTS[need.rewrite][1]
-            self.note(need, (f"input {node.name}", "", ""), need.withheld)
+                self.kinds[places.index(node)] = kind
+            words = f"pass {node.name} as {str(kind).removeprefix('torch.')}"
+            self.note(replace(need, words=words), (f"input {node.name}", "", ""), need.withheld)
 
 
 def _arrays(model: Any, sample: Tensors) -> list[Array]:

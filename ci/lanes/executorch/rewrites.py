@@ -696,21 +696,66 @@ def indices_as_int32(model: Exported, node: Node) -> NodeMatch | None:
 
 WEIGHTS = "weights-made-constant"
 """The rewrite of weights that are computed in each run, which an export cannot show."""
-INPUTS = {"input-in-int32": (torch.uint8, torch.int32), "input-in-int64": (torch.int32, torch.int64)}
-"""By rewrite: the type of an input that is only cast, and the one that it gets."""
+INPUTS = {
+    "input-in-int32": ((torch.uint8,), torch.int32),
+    "input-in-float32": ((torch.int32, torch.int64), torch.float32),
+}
+"""By rewrite: the types of an input that is only moved, cast and compared, and the one that it gets."""
+COMPARISONS = (
+    *(aten.eq.Scalar, aten.ne.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar),
+)
 
 
 def retyped(model: Exported, name: str) -> Iterator[Node]:
     """The inputs whose type is to change."""
-    old, _ = INPUTS[name]
+    kinds, _ = INPUTS[name]
     for node in model.module.graph.find_nodes(op="placeholder"):
         value = model.value(node)
-        if (
-            isinstance(value, Tensor)
-            and value.dtype == old
-            and all(user.target in CASTS for user in node.users)
-        ):
+        if not isinstance(value, Tensor) or value.dtype not in kinds:
+            continue
+        readers = _readers_behind_moves(node)
+        casts = [reader for reader in readers if _is_cast_to_float(model, reader)]
+        # ExecuTorch casts an input of int64 by itself.
+        wrong = [cast for cast in casts if value.dtype != torch.int64 or cast.args[0] is not node]
+        if wrong and all(reader in casts or reader.target in COMPARISONS for reader in readers):
             yield node
+
+
+def _readers_behind_moves(node: Node) -> list[Node]:
+    found, todo = list[Node](), list(node.users)
+    while todo:
+        user = todo.pop()
+        if user.target in MOVES:
+            todo += user.users
+        else:
+            found.append(user)
+    return found
+
+
+def _is_cast_to_float(model: Exported, node: Node) -> bool:
+    return node.target in CASTS and bool(model.value(node).is_floating_point())
+
+
+@each("cast-before-moves", *CASTS)
+def cast_before_moves(model: Exported, node: Node) -> NodeMatch | None:
+    """Of an input of int64: a program moves it as int32."""
+    source, moves = node.args[0], list[Node]()
+    while isinstance(source, Node) and source.target in MOVES and len(source.all_input_nodes) == 1:
+        moves.insert(0, source)
+        source = source.args[0]
+    if not moves or not isinstance(source, Node) or source.op != "placeholder":
+        return None
+    if model.value(source).dtype != torch.int64 or not _is_cast_to_float(model, node):
+        return None
+    kind = model.value(node).dtype
+
+    def write(x: Tensor) -> Tensor:
+        x = x.to(kind)
+        for move in moves:
+            x = _callable(move)(x, *move.args[1:], **move.kwargs)
+        return x
+
+    return NodeMatch(node, (source,), write)
 
 
 # Rewrites of single nodes that one expression says.

@@ -17,7 +17,7 @@ from ci.lanes.onnx.node_graph import Graph
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.values import values_of
 from ci.pipeline.accuracy import Pair, least_sqnr_db
-from ci.pipeline.divergence import FLOAT_MODEL, Cuts
+from ci.pipeline.divergence import FLOAT_MODEL, Cuts, keep_partial
 from ci.pipeline.losses import HALF_MOST, losses_of
 from ci.pipeline.models.arrays import Array, Sample
 from ci.pipeline.precision import Precision
@@ -87,9 +87,14 @@ def searched(
         return {"operator": node.op_type, **asdict(places.get(node.name, SourcePlace()))}
 
     cuts = Cuts[onnx.NodeProto](name_of, pairs, with_error, whole)
-    result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least, seconds)
     quantized = target[0].quantized or target[0].name == "qdq"
-    return {"reference": "the quantized model on the CPU" if quantized else FLOAT_MODEL, **result}
+    reference = "the quantized model on the CPU" if quantized else FLOAT_MODEL
+
+    def keep(result: Mapping[str, Any]) -> None:
+        keep_partial(into, {"reference": reference, **result})
+
+    result = cuts.search(graph.operators, graph.ends, graph.operands_of, described, least, seconds, keep)
+    return {"reference": reference, **result}
 
 
 def losses(

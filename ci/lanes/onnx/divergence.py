@@ -18,7 +18,7 @@ from ci.lanes.onnx.stage import OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import OneModelStep, prepared, program_of, warn_of
 from ci.operators.onnx_page import inexact_onnx
-from ci.pipeline.divergence import FOREVER, known_fault, only
+from ci.pipeline.divergence import FOREVER, ended_in_time, known_fault, only
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.operator_script import OperatorScript
 from ci.pipeline.options import Choice, OneModel
@@ -53,8 +53,9 @@ class SearchOnnxCuts(OneModelStep):
             "seconds": self.seconds - (time.monotonic() - began),
             "whole": self.whole,
         }
-        reply = ask(do="diverge", **{**common, "into": str(cuts)}, **limits)
-        return {**reply["result"], "constant": facts["constant"]}
+        request = {**common, "do": "diverge", "into": str(cuts), **limits}
+        result = ended_in_time(lambda: ask(**request)["result"], cuts)
+        return {**result, "constant": facts["constant"]}
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         """What the time ended goes on the next time."""

@@ -250,8 +250,13 @@ def _is_number(operand: Any) -> bool:
 
 
 def _kinds_of(operands: Sequence[Any]) -> list[str]:
-    values = [operand.meta.get("val") for operand in operands]
-    return [str(value.dtype).removeprefix("torch.") for value in values if isinstance(value, torch.Tensor)]
+    return [_kind_of(operand) for operand in operands if isinstance(operand.meta.get("val"), torch.Tensor)]
+
+
+def _kind_of(node: Any) -> str:
+    kind = str(node.meta["val"].dtype).removeprefix("torch.")
+    # What a delegate computes of int64, it has in int32.
+    return "int32" if kind == "int64" and node.op == "call_function" else kind
 
 
 def _is_of_another_call(node: Any) -> bool:
