@@ -49,7 +49,7 @@ def fit_forecasts(selection: Selection, work: WorkOptions, words: Sequence[str],
                 size, build = result.facts["size"], str(result.facts["build_id"])
                 estimates, operators = lower(result.facts), result.facts["operators"]
                 programs.append(Program(model, precision, estimates, operators, **size))
-        judged = judge(programs, measured, table) if programs else []
+        judged = judge(programs, measured, table)
         if not judged and not words:
             raise CheckFailed("no precision has the models that a fit needs")
         stage.metrics |= {f"{row.phone} {row.precision}": dict(errors_of(row)) for row in judged}

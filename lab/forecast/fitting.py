@@ -128,7 +128,9 @@ def judge(
     programs: Sequence[Program], measured: Mapping[tuple[str, str, str], float], table: Forecasts
 ) -> list[JudgedPhone]:
     """`measured` is by phone, model and precision. For each model that is left out, limits and constants are
-    chosen again."""
+    chosen again; one alone has no others to be judged by."""
+    if len({program.model for program in programs}) < 2:
+        return []
     limits = {
         model: limits_of([program for program in programs if program.model != model], table)
         for model in {program.model for program in programs}

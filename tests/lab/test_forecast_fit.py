@@ -54,6 +54,12 @@ def test_the_constants_that_made_the_rows_are_found_whatever_one_strange_model_s
     assert found.constants[0] == pytest.approx(0.5, rel=0.02)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_one_model_alone_is_compiled_and_not_judged(count: int) -> None:
+    known = programs()[:count]
+    assert judge(known, measured_of(known), TABLE) == []
+
+
 def test_a_constant_is_not_negative() -> None:
     assert fitted([(100, 1), (200, 1), (300, 1)], [40, 90, 140]).min() == 0
 
