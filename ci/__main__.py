@@ -41,7 +41,6 @@ VERBS = {
         "run any of ExecuTorch's own suites on the HTP emulator: operators in every scheme, passes, models",
         "upstream",
     ),
-    "site": Verb("ci.site.verb", "render the documentation, operators and errors as a website"),
     "compare": Verb(
         "ci.upgrades.compare.verb", "compare one suite on several QNN builds, program by program"
     ),

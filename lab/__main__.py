@@ -19,6 +19,7 @@ VERBS = {
     "forecast": Verb(
         "lab.forecast.verb", "fit the constants of forecasts to what AI Hub measured on phones", "forecast"
     ),
+    "site": Verb("lab.site", "build the pages as a website in dist/site", "site"),
     "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),
 }
 

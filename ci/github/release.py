@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
-import io
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.github.files import set_outputs
 from provisioning.base.bill_of_materials import Item, document, package_url
-from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.project import PLACEHOLDER, project
@@ -47,8 +44,7 @@ def require_releasable(root: Path) -> None:
 
 
 def make(environ: Mapping[str, str], root: Path = ROOT) -> None:
-    """Write to dist/release, with the site's files in the folder QNN_CI_PAGES, if there is one. If a tag was
-    pushed, it must be the version of pyproject.toml."""
+    """Write to dist/release. If a tag was pushed, it must be the version of pyproject.toml."""
     version = project(root).version
     if environ.get("GITHUB_REF_TYPE") == "tag":
         tagged_version(environ, root)
@@ -64,9 +60,6 @@ def make(environ: Mapping[str, str], root: Path = ROOT) -> None:
     when = dt.datetime.fromtimestamp(int(_git(root, "log", "-1", "--format=%ct")), dt.timezone.utc)
     bill.write_text(bill_of_materials(version, archive, when, MANIFESTS), encoding="utf-8")
     files = [archive, bill]
-    if pages := environ.get("QNN_CI_PAGES"):
-        files.append(into / f"{NAME}-{version}-site.tar.gz")
-        files[-1].write_bytes(packed(root / pages, f"{NAME}-{version}-site", int(when.timestamp())))
     sums = "".join(f"{hash_file(path)}  {path.name}\n" for path in files)
     (into / SUMS).write_text(sums, encoding="utf-8")
     sys.stdout.write(sums)
@@ -91,20 +84,6 @@ def notes(root: Path, version: str) -> str:
             fix=f"rename the section Unreleased to {version}, then tag that commit",
         )
     return section[1].strip() + "\n"
-
-
-def packed(folder: Path, prefix: str, when: int) -> bytes:
-    """A folder as an archive whose bytes its files alone decide."""
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", fix=session("site"))
-    tar = io.BytesIO()
-    with tarfile.open(fileobj=tar, mode="w") as archive:
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            entry = tarfile.TarInfo(f"{prefix}/{file.relative_to(folder).as_posix()}")
-            entry.size, entry.mtime = file.stat().st_size, when
-            with file.open("rb") as content:
-                archive.addfile(entry, content)
-    return gzip.compress(tar.getvalue(), mtime=0)
 
 
 def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests: Path) -> str:

@@ -21,7 +21,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.foreign import in_line
 from provisioning.base.rules import explained, rules
 from provisioning.base.settings import user_path
-from provisioning.base.site import ERRORS, FAULTS, page_of
+from provisioning.base.site import ERRORS, FAULTS, RULES, page_of
 
 if TYPE_CHECKING:
     from provisioning.known_faults import Fault
@@ -155,8 +155,9 @@ def _of_fault(name: str) -> Explanation | None:
 
 
 def _page(name: str) -> str:
-    only_a_fault = explained(name) is None and of_failure(name) is None
-    return page_of(name, FAULTS if only_a_fault else ERRORS)
+    if explained(name) is not None:
+        return page_of(name, RULES)
+    return page_of(name, ERRORS if of_failure(name) is not None else FAULTS)
 
 
 def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:

@@ -91,6 +91,7 @@ PAGES = {
     "docs/chips.md": "lab.generate.chips_page:page",
     "docs/findings.md": "lab.generate.findings_page:page",
     "docs/upgrades.md": "lab.compat.stage:page",
+    "docs/errors.md": "lab.generate.errors_page:page",
     "docs/rules.md": "lab.generate.rules_page:page",
     "docs/options.md": "lab.generate.options_page:page",
     "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",

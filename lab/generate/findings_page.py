@@ -67,7 +67,7 @@ def page() -> str:
 def _fault(fault: Fault) -> Iterator[str]:
     place = "the emulator" if fault.where == "emulator" else "devices"
     source = fault.source.removeprefix("docs/")
-    yield from (f"### {fault.title}", "")
+    yield from (f"### {fault.title}", "", f'<a id="{fault.id}"></a>')
     yield f"{NAMES[fault.product]} {fault.versions}, on {place}, {LANES[fault.lane]}. {fault.effect}"
     if fault.upstream:
         yield from ("", f"**Upstream:** {fault.upstream}.")

@@ -34,5 +34,5 @@ def _chapters() -> Iterator[str]:
 
 
 def _row(rule: Rule) -> str:
-    cells = (f"`{rule.id}`", rule.summary, rule.fix.installed)
+    cells = (f'<a id="{rule.id}"></a>`{rule.id}`', rule.summary, rule.fix.installed)
     return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", " ".join(cell.split())) for cell in cells) + " |"

@@ -27,7 +27,6 @@ FLOORS = (
         "gate",
         "github",
         "image",
-        "site",
         "__main__",
     },
 )

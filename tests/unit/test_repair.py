@@ -19,7 +19,6 @@ from ci.pipeline.options import OneModel
 from ci.pipeline.rewriting import RewriteChoice, Rewritten
 from ci.pipeline.suite_file import accepted_path
 from ci.pipeline.trial import Outcome
-from ci.site.repairs import lossy_of, rows_of, tuned_of
 from provisioning.base.accepted import load_accepted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Metric
@@ -207,59 +206,6 @@ def test_weights_get_a_scale_for_each_channel_where_an_onnx_loses_much_and_that_
     assert (repair.BY_CHANNEL in found.rewrites) is kept
 
 
-def test_what_is_accepted_of_a_repair_is_what_the_page_shows(tmp_path: Path) -> None:
-    dies = Outcome("the compiler dies")
-    taken: Any = Taken(tmp_path)
-    made = Rewritten([HELPS], None)
-    found = repair.Repair(taken, dies, made, Outcome(figures={"sqnr_db": 40.04}, costs={"ddr": 512}), [])
-    values = repair.as_accepted(found)
-    (row,) = rows_of({"executorch/net/8a8w/SM8650": values})
-    assert (row.before.verdict, row.before.says, row.before.sqnr_db) == ("dies", "the compiler dies", None)
-    assert (row.after.verdict, row.after.sqnr_db, row.after.ddr) == ("green", 40.0, 512)
-    assert row.rewrites == ["one"]
-
-
-def test_a_program_that_is_not_green_is_shown_with_what_repairs_it_or_why_nothing_does() -> None:
-    shown = lossy_of(
-        {
-            "onnx/Acosh/fp16/SM8650": {"refused": ["Made"]},
-            "onnx/Acosh/8a8w/SM8650": {"refused": ["Made"]},
-            "onnx/conv2d_depthwise_1x1_relu/16a8w/SM8650": {"sqnr_db": 8.0, "reference_sqnr_db": 8.0},
-            "executorch/net/8a8w/SM8650": {"sqnr_db": 15.0, "reference_sqnr_db": 40.0},
-            "executorch/net/fp16/SM8650": {"sqnr_db": 60.0},
-            "executorch/net/8a8w least": {"sqnr_db": 14.0},
-        },
-        {
-            "onnx/Acosh/8a8w/SM8650": {
-                "rewrites": "refused-by-definition",
-                "before.verdict": "dies",
-                "after.verdict": "green",
-                "after.sqnr_db": 41.2,
-            },
-        },
-        tuned_of({"executorch/net/SM8650": TUNED}),
-    )
-    assert [(row.case, row.precisions, row.state, row.fault) for row in shown] == [
-        ("Acosh", "fp16, 8a8w", "refused", ""),
-        ("conv2d_depthwise_1x1_relu", "16a8w", "8 dB", "depthwise-1x1"),
-        ("net", "8a8w", "15 dB", ""),
-    ]
-    assert "fp16 (60 dB)" in shown[2].answer
-    assert [len(row.measured) for row in shown] == [1, 0, 1]
-    assert "41 dB" in shown[0].measured[0] and "8a8w" in shown[0].measured[0]
-    assert "25.5 dB" in shown[2].measured[0] and "3 of 9" in shown[2].measured[0]
-
-
-@pytest.mark.parametrize(("verdict", "shown"), [("green", False), ("wrong", True)])
-def test_the_table_of_repairs_says_what_tuning_made_of_a_model_that_no_rewrite_made_green(
-    verdict: str, shown: bool
-) -> None:
-    values = {"rewrites": "", "before.verdict": verdict, "after.verdict": verdict}
-    tuned = tuned_of({"executorch/net/SM8650": TUNED, "onnx/net/SM8650": NOT_HELD})
-    rows = rows_of({"executorch/net/8a8w/SM8650": values, "onnx/net/8a8w/SM8650": values}, tuned)
-    assert [bool(row.tuned) for row in rows] == [shown, False]
-
-
 @pytest.mark.parametrize("words", [[], ["net.py:make"], ["net.py:make", "-o", "out", "--accept"]])
 def test_a_command_that_says_neither_a_model_with_its_output_nor_a_suite_is_wrong(words: list[str]) -> None:
     with pytest.raises(UsageError):
@@ -292,10 +238,10 @@ def test_programs_of_a_suite_are_repaired_one_by_one_and_each_is_accepted_at_onc
         repair.repair_suites(
             [program("good/fp16/SM8650"), program("interrupted")], some[0], asked, report, accepts=True
         )
-    rows = rows_of(load_accepted(accepted_path(suite, "repaired")).subjects)
-    assert {(row.model, row.precision, row.after.verdict) for row in rows} == {
-        ("good", "8a8w", "green"),
-        ("bad", "8a8w", "dies"),
-        ("good", "fp16", "green"),
+    accepted = load_accepted(accepted_path(suite, "repaired")).subjects
+    assert {subject: values["after.verdict"] for subject, values in accepted.items()} == {
+        "executorch/good/8a8w/SM8650": "green",
+        "executorch/bad/8a8w/SM8650": "dies",
+        "executorch/good/fp16/SM8650": "green",
     }
     assert "green, 30.0 dB" in capsys.readouterr().out

@@ -21,7 +21,6 @@ from ci.pipeline.models.shipped import trained
 from ci.pipeline.models.wheels import PinnedWheel, located, variables
 from ci.pipeline.suite import Thresholds
 from ci.pipeline.suite_file import SuiteFile, parse_suite
-from ci.site.trained import models, models_of
 from provisioning.base.errors import IntegrityError, UsageError
 
 SCORE = """\
@@ -139,27 +138,6 @@ SUITE = {
 @pytest.fixture
 def suite(tmp_path: Path) -> SuiteFile:
     return parse_suite(SUITE, tmp_path / "trained.toml", FORM)
-
-
-def test_the_page_says_which_figures_are_no_good(suite: SuiteFile) -> None:
-    good = {"metric": 0.9, "float_metric": 1.0, "sqnr_db": 40.0, "reference_sqnr_db": 50.0}
-    accepted = {
-        "onnx/net/16a8w/SM8650": good,
-        "onnx/net/8a8w/SM8650": {**good, "sqnr_db": 12.0, "reference_sqnr_db": 30.0},
-        "onnx/net/fp16/SM8650": {**good, "sqnr_db": 12.0, "reference_sqnr_db": 12.0},
-    }
-    (model,) = models_of(suite, accepted)
-    assert (model.name, model.metric, model.file, model.wheel.licence) == (
-        "net", "words right", "weights/net.onnx", "MIT",
-    )  # fmt: skip
-    assert [run.word for run in model.runs] == ["", "LOST", "WRONG"]
-    assert model.runs[0].share("metric") == "90.0 %" and model.runs[0].share("reference_metric") == ""
-    assert {run.word for run in next(models_of(suite, {})).runs} == {"not measured"}
-
-
-def test_every_shipped_model_has_weights_that_its_suite_pins() -> None:
-    for model in models():
-        assert model.file in model.wheel.files and model.wheel.licence
 
 
 def test_commands_printed_for_one_model_are_none_of_a_model_in_a_wheel(suite: SuiteFile) -> None:
