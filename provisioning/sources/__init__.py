@@ -69,10 +69,9 @@ class FileSource(Model):
 
     def unpack(self, fetched: Path, into: Path, place: Place, progress: Progress = SILENT) -> list[Entry]:
         """Put the files that `place` gives a destination below `into`."""
-        from provisioning.archive import Limits, extract
+        from provisioning.archive import extract
 
-        limits = Limits(case_sensitive=getattr(self, "case_sensitive", False))
-        return extract(fetched, into, place, limits=limits, progress=progress, name=self.name)
+        return extract(fetched, into, place, progress=progress, name=self.name)
 
     def recordable(self, digest: str, size: int) -> dict[str, str | int]:
         """The manifest's keys for what was received."""

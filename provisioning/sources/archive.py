@@ -17,8 +17,6 @@ class Archive(FileSource):
     url: Https
     strip: str = ""
     """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
-    case_sensitive: bool = False
-    """Whether names may differ only by case; if so, the store needs a file system that keeps them apart."""
 
     @property
     def name(self) -> str:
