@@ -143,12 +143,13 @@ def of_ending(process: str, code: int, text: str = "", places: Iterable[Path] = 
     return of_text(text) or of_places(places) if code else None
 
 
-def of_time(limit: float, used: float) -> Trouble | None:
-    """The trouble of work that gave no result in its time limit; None if it used that time itself."""
+def of_time(limit: float, used: float, flag: str = "--timeout") -> Trouble | None:
+    """The trouble of work that gave no result in its time limit, which `flag` sets; None if it used that time
+    itself."""
     if used >= BUSY * limit:
         return None
     message = f"no result after {limit:g} s: it waited, and had the processor for only {used:.1f} s"
-    return Trouble("timeout", message, "run with fewer --jobs, or give it longer with --timeout")
+    return Trouble("timeout", message, f"run with fewer --jobs, or give it longer with {flag}")
 
 
 def of_places(places: Iterable[Path]) -> Trouble | None:

@@ -228,10 +228,24 @@ def _known_faults(contents: Inside) -> list[Fault]:
         contexts = [delegate.context for delegate in contents.delegates if delegate.context]
     builds = {build for context in contexts for build in context.build_ids}
     arches = {arch for context in contexts for arch in context.arches}
+    known_float = _computes_floats(contents)
     found = dict.fromkeys(fault for build in sorted(builds) for fault in faults_of_build(build, lane))
     return [
-        fault for fault in found if not fault.operators and (not fault.arches or arches & {*fault.arches})
+        fault
+        for fault in found
+        if not fault.operators
+        and (not fault.arches or arches & {*fault.arches})
+        and (fault.schemes != ("fp16",) or known_float)
     ]
+
+
+def _computes_floats(contents: Inside) -> bool:
+    """False of a program whose delegates are all quantized. Nothing else says which precision it has."""
+    if isinstance(contents, ContextStrings | CompiledModel):
+        return True
+    return any(
+        delegate.options is None or delegate.options.precision == "fp16" for delegate in contents.delegates
+    )
 
 
 def _context(context: ContextStrings, indent: str) -> Iterator[str]:

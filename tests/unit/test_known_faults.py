@@ -55,6 +55,16 @@ def test_inspect_names_the_faults_of_the_build_that_compiled(
         assert ("llama-decode-u16u8" in capsys.readouterr().out) is named
 
 
+@pytest.mark.parametrize(("arch", "named"), [(68, True), (75, False)])
+def test_inspect_names_a_fault_of_one_hexagon_version_for_that_one_alone(
+    arch: int, named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    binary = tmp_path / "context.bin"
+    binary.write_bytes(context("SM8350" if named else "SM8650", arch, build_id=GOOD))
+    run_here(verb, binary)
+    assert ("fp16-on-v68" in capsys.readouterr().out) is named
+
+
 VERSIONS: dict[Product, str] = {"executorch": "1.5.1", "qnn": "2.49.40"}
 
 

@@ -57,6 +57,8 @@ class WorkerSpec:
     """Whether each order is done in a fork of the worker (`serve(..., forks=True)`), so the worker survives a
     crash."""
     python: str = sys.executable
+    flag: str = "--timeout"
+    """Which the user types for another timeout."""
     until: float = math.inf
     """A time of time.monotonic() at which every order ends, whatever its timeout."""
 
@@ -226,7 +228,7 @@ class Worker:
         self.resident = int(reply.get("resident", 0))
         trouble = Trouble(**reply["trouble"]) if "trouble" in reply else None
         if "late" in reply:
-            trouble = of_time(timeout, reply["used"])
+            trouble = of_time(timeout, reply["used"], self.setup.flag)
             raise WorkerDied("timeout", f"no result after {round(timeout, 1):g} s", trouble=trouble)
         if "died" in reply:
             code = reply["died"]
@@ -276,7 +278,7 @@ class Worker:
         while b"\n" not in self._pending:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([self._receive], [], [], remaining)[0]:
-                trouble = of_time(timeout, processor_seconds(self._process.pid) - began)
+                trouble = of_time(timeout, processor_seconds(self._process.pid) - began, self.setup.flag)
                 self.end()
                 raise WorkerDied("timeout", f"no result after {round(timeout, 1):g} s", trouble=trouble)
             block = os.read(self._receive, 1 << 16)

@@ -74,7 +74,8 @@ class RunOnEmulator(Step[ExecutorchProgram]):
     def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
         timeout = self.plan.work.run_timeout
         environment, fix = self.environment(own), session("test_emulator")
-        return setup_of(self.plan, RUN_WORKER, environment, threads, timeout, fix, "numpy")
+        spec = setup_of(self.plan, RUN_WORKER, environment, threads, timeout, fix, "numpy")
+        return replace(spec, flag="--run-timeout")
 
     def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         compiled = self._compiled(program)
@@ -120,7 +121,8 @@ class RunOnEmulator(Step[ExecutorchProgram]):
         return Line("ran", in_words(facts["figures"]))
 
     def ended(self, program: ExecutorchProgram, gone: WorkerDied, log: Path) -> Failure:
-        return Failure(gone.kind, gone.sentence(log), log=log)
+        fix = "give it longer with --run-timeout" if gone.kind == "timeout" else ""
+        return Failure(gone.kind, gone.sentence(log), fix, log)
 
     def _request(self, program: ExecutorchProgram) -> dict[str, Metric]:
         facts = self.compiled[program.name].facts
