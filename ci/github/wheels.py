@@ -15,7 +15,7 @@ from ci.github.caches import NotBelieved, newest
 from ci.github.files import export, set_outputs
 from ci.github.place import run_of
 from provisioning import pip_settings
-from provisioning.base.commands import captured
+from provisioning.base.commands import captured, session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.foreign import visible
@@ -53,9 +53,7 @@ def run(environ: Mapping[str, str], locks: Path = LOCKS) -> int:
     Nothing is missing where that cannot be had: the next run asks the index, as this one did."""
     environment, top = _environment(environ), environ.get(KEPT_WHEELS, "")
     if not environment or not top:
-        raise UsageError(
-            f"{KEPT_WHEELS} or QNN_CI_STAGE is not set", fix="`nox -s github -- results` sets the first"
-        )
+        raise UsageError(f"{KEPT_WHEELS} or QNN_CI_STAGE is not set", fix=session("github", "results"))
     folder = Path(top, environment)
     new = not any(folder.glob("*.whl")) and _download(locks / f"{environment}.txt", folder, environ)
     set_outputs({"new": str(new).lower()}, environ)

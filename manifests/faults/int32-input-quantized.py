@@ -26,7 +26,6 @@ def decibels(net, inputs, scheme):
     wanted, found = module(*inputs).double(), method.execute(list(inputs))[0].double()
     return 20 * math.log10(max(1e-9, wanted.norm() / max(1e-9, (found - wanted).norm().nan_to_num(math.inf))))
 
-
 torch.manual_seed(0)
 one, also, moved, right, first = (
     decibels(net, (torch.randint(-9, 9, (4, 16), dtype=kind),), scheme)

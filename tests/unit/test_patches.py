@@ -48,7 +48,6 @@ REASONS = {
     "unit/test_proofs.py": "a lane without a compiler answers",
     "unit/test_provision.py": PROCESS,
     "unit/test_repair.py": "a lane without a compiler answers",
-    "unit/test_site.py": SHIPPED,
 }
 
 
