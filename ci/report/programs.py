@@ -171,6 +171,8 @@ def _box(row: Row) -> Box:
     return Box(where, count, min(5, max(1, count).bit_length()), ", ".join(listed))
 
 
+LEAST_COSINE = (1 - 10 ** (-DEFAULT_FLOORS["sqnr_db"] / 10)) ** 0.5
+"""Of outputs that are as far off as they may be at most."""
 ALWAYS = ("metric", "float_metric", "reference_metric", "sqnr_db", "cosine", "variation_sqnr_db", "agreement")
 """Shown without a threshold too."""
 
@@ -185,12 +187,16 @@ def accuracy_of(row: Row) -> Iterator[Bar]:
         if key == "sqnr_db":
             # What was accepted all the same is no better for it.
             good = good and value >= DEFAULT_FLOORS[key]
+        if key == "cosine":
+            good = good and value >= LEAST_COSINE
         if key == "variation_sqnr_db":
             good = good and not of_the_mean(number(figures, "sqnr_db") or 0.0, value)
         text = _figure(key, value)
         if mark is not None:
             text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {_figure(key, mark)})"
         longest = WHOLE_DB if key.endswith("_db") and value <= WHOLE_DB else None
+        if key.endswith(("cosine", "agreement")):
+            longest = 1.0
         yield bar_of(name, value, text, good=good, marks=[(mark, 0.6)], longest=longest)
 
 

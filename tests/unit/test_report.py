@@ -397,3 +397,9 @@ def test_the_page_shows_which_part_of_an_output_is_lost(stage: str) -> None:
     row: dict[str, Metric] = {"verdict": "fail", "figures": {"sqnr_db": 40.0}, "slices": lines}
     report = replace(_report(stage), metrics={"programs": {"net/8a8w/SM8650": row}})
     assert "slices 4 to 83 of 84" in text_of(read_page(html([report])))
+
+
+def test_a_cosine_that_is_too_small_is_a_short_red_bar() -> None:
+    accuracy = accuracy_of({"figures": {"cosine": 0.148, "sqnr_db": 0.1}, "thresholds": {}})
+    (bar,) = [bar for bar in accuracy if "cosine" in bar.name]
+    assert bar.kind == "bad" and bar.length < 20
