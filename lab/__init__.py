@@ -5,6 +5,8 @@
     nox -s lab -- golden            programs of one build on the runtimes of others → accepted/golden.json
     nox -s lab -- faults            is each fault of manifests/known_faults.toml still there?
     nox -s lab -- forecast          constants fitted to AI Hub's measurements → accepted/forecast.json
+    nox -s lab -- operators FOLDER  the operator table and its page, of what test_upstream gave
+    nox -s lab -- upstream_reports  issues to file with ExecuTorch
     nox -s lab -- pins              hand newer pins to the job that proposes them (update-pins.yml)
     nox -s bench -- NAME            a performance claim as a ratio, side by side: bench/NAME.py
     nox -s generate                 schemas and pages that are made from code and tables

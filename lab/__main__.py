@@ -20,6 +20,8 @@ VERBS = {
         "lab.forecast.verb", "fit the constants of forecasts to what AI Hub measured on phones", "forecast"
     ),
     "site": Verb("lab.site", "build the pages as a website in dist/site", "site"),
+    "operators": Verb("lab.operators.verb", "make the table of operators of what test_upstream gave"),
+    "upstream_reports": Verb("lab.upstream_reports", "print issues to file upstream"),
     "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),
 }
 

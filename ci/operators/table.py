@@ -1,6 +1,6 @@
 """The operator table: how each operator works on HTP in each scheme, as measured on the emulator.
 
-`nox -s test_upstream -- operators values chains --accept` writes it; docs/operators.md shows it.
+The laboratory makes it of what `test_upstream` gave; docs/operators.md shows it.
 """
 
 from __future__ import annotations
@@ -173,53 +173,6 @@ class OperatorTable(Model):
     """What each chip was measured with."""
     cells: Mapping[str, Rows] = {}
 
-    def as_json(self) -> str:
-        """A line for each operator and chip."""
-        rows = ",\n".join(
-            f"{json.dumps(name)}: {{\n" + ",\n".join(_line(*row) for row in sorted(chips.items())) + "}"
-            for name, chips in sorted(self.cells.items())
-        )
-        head = f'"schema": 1,\n"measured": {json.dumps(dict(sorted(self.measured.items())))}'
-        return f'{{{head},\n"cells": {{\n{rows}}}}}\n'
-
-    def updated(self, new: OperatorTable) -> tuple[OperatorTable, int]:
-        """With the cells of another table, and how many are left as they were: they had more cases."""
-        cells = {name: {chip: dict(row) for chip, row in chips.items()} for name, chips in self.cells.items()}
-        measured, fewer = dict(self.measured), 0
-        for name, chips in new.cells.items():
-            for chip, row in chips.items():
-                old = cells.setdefault(name, {}).setdefault(chip, {})
-                better = {
-                    scheme: cell
-                    for scheme, cell in row.items()
-                    if scheme not in old or old[scheme].cases <= cell.cases
-                }
-                fewer += len(row) - len(better)
-                old.update(better)
-        for chip, versions in new.measured.items():
-            of_chip = [(name, scheme) for name, chips in cells.items() for scheme in chips.get(chip, {})]
-            whole = all(scheme in new.cells.get(name, {}).get(chip, {}) for name, scheme in of_chip)
-            before = () if whole and not fewer else measured.get(chip, "").split("; ")
-            measured[chip] = "; ".join(filter(None, dict.fromkeys([versions, *before])))
-        return OperatorTable(measured=measured, cells=cells), fewer
-
-
-def _line(chip: str, row: Mapping[str, Cell]) -> str:
-    cells = {scheme: _brief(cell) for scheme, cell in row.items()}
-    return f" {json.dumps(chip)}: {json.dumps(cells, separators=(',', ':'))}"
-
-
-def _brief(values: tuple[Any, ...]) -> list[Any]:
-    """Without what is as by default at the end."""
-    defaults = list(getattr(values, "_field_defaults", {}).values())
-    row = [
-        {name: _brief(case) for name, case in value.items()} if isinstance(value, dict) else value
-        for value in values
-    ]
-    while len(row) > 1 and row[-1] == defaults[len(row) - 2]:
-        row.pop()
-    return row
-
 
 def read(path: Path = TABLE) -> OperatorTable:
     if not path.is_file():
@@ -227,7 +180,7 @@ def read(path: Path = TABLE) -> OperatorTable:
     try:
         return OperatorTable.model_validate_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        fix = session("test_upstream", "operators", "values", "chains", "--accept")
+        fix = f"git checkout {path}"
         first, wanted = str(error).splitlines()[0], "a table of operators"
         raise ManifestError(path, "cells", expected=wanted, found=first, fix=fix) from error
 

@@ -52,7 +52,7 @@ SCHEMAS = {
         "How the plain test of each ONNX operator is chosen, where its schema does not say it",
     ),
     "upstream_reports": (
-        "ci.lanes.upstream.upstream_reports:Reports",
+        "lab.upstream_reports:Reports",
         "Mistakes of upstream's tests, as issues",
     ),
     "golden": ("lab.golden.contexts:Golden", "Programs that later QNN builds must still run"),
@@ -94,7 +94,7 @@ PAGES = {
     "docs/errors.md": "lab.generate.errors_page:page",
     "docs/rules.md": "lab.generate.rules_page:page",
     "docs/options.md": "lab.generate.options_page:page",
-    "docs/operators.md": "ci.lanes.upstream.operators_page:markdown",
+    "docs/operators.md": "lab.operators.pages:markdown",
     "manifests/workflow.yml": "lab.generate.adopter_workflow:text",
     "manifests/lanes.toml": "lab.generate.suite_schema:lanes",
     "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",

@@ -104,5 +104,4 @@ def _suites() -> Iterator[str]:
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.most_common())
             place = ledger_path(suite, DEFAULT_PROFILE).relative_to(ROOT)
             yield f"| [{suite}](../{place}) | {len(record)} | {words or 'none'} |"
-    command = session("test_upstream", "operators", "--report-upstream").installed
-    yield from ("", "Print them as issues to file upstream:", "", "```console", f"$ {command}", "```", "")
+    yield from ("", "In a clone, `nox -s lab -- upstream_reports` prints them as issues.", "")

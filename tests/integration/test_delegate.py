@@ -16,7 +16,7 @@ import pytest
 from ci.lanes.upstream.ledger import RecordedTest, load_ledger, load_record
 from ci.lanes.upstream.value_cases import cases, chains
 from ci.operators.names import key_of, names_of
-from ci.operators.table import DRAWS, read
+from ci.operators.table import DRAWS, shipped
 from provisioning.base.findings import Report, Severity
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
@@ -127,7 +127,7 @@ def test_an_operator_on_the_cpu_alone_is_whole_in_a_chain_with_a_figure_of_each_
     # HTP has no erf, and takes the layers around it.
     assert (erf.result, erf.cpu) == ("cpu", ("aten::erf",))
     # The table says the same, or it would be an error.
-    assert read(tmp_path / "reports/operators.json").cells["erf"]["SM8650"]["8a8w"].result == "cpu"
+    assert shipped().cells["erf"]["SM8650"]["8a8w"].result == "cpu"
 
 
 @pytest.mark.long("imports ExecuTorch's partitioner")

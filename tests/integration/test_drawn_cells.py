@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.operator_cells import LAYERS_LOSE
+from ci.lanes.upstream.tried import LAYERS_LOSE
 from ci.lanes.upstream.value_cases import CHAIN, ValueCase, cases, chains
 from ci.operators.onnx_page import shipped
 from ci.operators.onnx_tests import node_tests

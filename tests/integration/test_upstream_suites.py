@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from ci.engine import trouble
-from ci.lanes.upstream import choice, operators_page, stage
+from ci.lanes.upstream import choice, stage
 from ci.lanes.upstream import ledger as ledgers
 from ci.lanes.upstream.ledger import load_ledger, load_record
 from ci.operators.table import read
+from lab.operators import pages
+from lab.operators.pages import accept_table
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Suite
 
@@ -91,7 +93,7 @@ def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(s
 
 def tabled(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if both suites measured operators."""
-    for module in (choice, stage, operators_page):
+    for module in (choice, stage, pages):
         monkeypatch.setattr(module, "TABLED", ("passes", "qat"))
 
 
@@ -100,9 +102,10 @@ def test_the_table_of_a_run_has_all_its_suites(suite: Suite, monkeypatch: pytest
     tabled(suite, monkeypatch)
     code, report = both(suite, "-k", "relu or conv1d")
     assert code == 0
-    (table,) = (artifact.path for artifact in report.artifacts if artifact.path.endswith("operators.json"))
-    assert {"relu", "conv1d"} <= measured(Path(table))
+    assert len([artifact for artifact in report.artifacts if artifact.kind == "record"]) == 2
     assert not (suite.root / TABLE).exists() and not load_record("passes", "wheels", "SM8650").tests
+    accept_table(suite.root / "reports")
+    assert {"relu", "conv1d"} <= measured(suite.root / TABLE)
 
 
 def test_a_shard_is_not_accepted(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:

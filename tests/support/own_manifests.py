@@ -52,13 +52,14 @@ def own_manifests(folder: Path) -> Iterator[Path]:
 
 def own_ledgers(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """What is expected of ExecuTorch's tests, and the table that is made of it: none yet."""
-    from ci.lanes.upstream import ledger, operators_page, table_judge
+    from ci.lanes.upstream import ledger, table_judge
     from ci.operators.table import OperatorTable
+    from lab.operators import pages
 
     patch.setattr(ledger, "DIRECTORY", folder)
-    patch.setattr(operators_page, "TABLE", folder / "operators.json")
+    patch.setattr(pages, "TABLE", folder / "operators.json")
     patch.setattr(table_judge, "shipped", OperatorTable)
-    patch.setattr(operators_page, "PAGE", folder / "operators.md")
+    patch.setattr(pages, "PAGE", folder / "operators.md")
 
 
 def write_profile(folder: Path, components: Mapping[str, Component], name: str = "wheels") -> None:

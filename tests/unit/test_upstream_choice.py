@@ -12,7 +12,7 @@ from ci.gate.table import gate_table
 from ci.lanes.upstream import all_verb
 from ci.lanes.upstream.choice import UNMEASURED, sample_of
 from ci.lanes.upstream.ledger import Ledger, RecordedTest, load_record, record_path
-from ci.lanes.upstream.operator_cells import TABLED
+from ci.lanes.upstream.tried import TABLED
 from ci.lanes.upstream.verdict import RecordedPart
 from ci.operators.table import shipped
 from ci.pipeline.expression import matcher

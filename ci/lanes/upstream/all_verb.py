@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from ci.lanes.upstream.flags import add_tests, options_of
-from provisioning.base.command_line import valued
 
 EXAMPLES = """\
   python -m ci test_upstream --sample
   python -m ci test_upstream operators --flow 8a8w -k conv2d
-  python -m ci test_upstream operators values chains --accept
-  python -m ci test_upstream --records nightly/
+  python -m ci test_upstream operators values chains
   python -m ci test_upstream passes qat --soc SM8750
   python -m ci test_upstream --list
 """
@@ -35,13 +32,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="flows",
         help="only this precision of the operators",
     )
-    valued(
-        parser,
-        "--records",
-        "FOLDER",
-        "make the operator table from results of earlier runs, such as a nightly's; runs nothing",
-        type=Path,
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,10 +42,5 @@ def run(args: argparse.Namespace) -> int:
     for name in args.suites:
         if name not in SUITES:
             raise UnknownName(f"{name} is no suite", name, SUITES)
-    if args.records:
-        from ci.lanes.upstream.operators_page import accept_table
-
-        accept_table(args.records)
-        return 0
     suites = [SUITES[name] for name in dict.fromkeys(args.suites or SUITES)]
     return run_suites(suites, options_of(args), os.environ)

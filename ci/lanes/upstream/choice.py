@@ -17,10 +17,10 @@ from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import NOT_RUN, Ledger, RecordedTest, SuiteRecord, load_ledger, load_record
-from ci.lanes.upstream.operator_cells import TABLED
 from ci.lanes.upstream.process import UpstreamPlan, Workers
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
 from ci.lanes.upstream.table_judge import TableJudge
+from ci.lanes.upstream.tried import TABLED
 from ci.pipeline.expression import matcher
 from ci.pipeline.installed import find_as_workers
 from ci.pipeline.options import Choice

@@ -21,7 +21,6 @@ class UpstreamOptions:
     """I/N; empty for the ledger's own, and None for all tests."""
     work: WorkOptions
     list_only: bool
-    report_upstream: bool
     fail_fast: bool
     resume: bool
     accept: bool
@@ -50,8 +49,7 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first unexpected result")
     switch(how, "--resume", "continue an interrupted run")
     switch(how, "--keep", "keep the files of tests that pass too")
-    add_accept(how, "outcomes, lengths and figures in manifests/upstream, and docs/operators.md")
-    switch(how, "--report-upstream", "print issues to file upstream; runs nothing")
+    add_accept(how, "outcomes, lengths and figures in manifests/upstream")
     return choice
 
 
@@ -63,7 +61,6 @@ def options_of(args: argparse.Namespace) -> UpstreamOptions:
         sample=args.sample,
         work=work_of(args),
         list_only=args.list,
-        report_upstream=args.report_upstream,
         fail_fast=args.fail_fast,
         resume=args.resume,
         accept=args.accept,

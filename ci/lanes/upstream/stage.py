@@ -12,11 +12,10 @@ from ci.engine.workers.parent import tail
 from ci.lanes.upstream.choice import memo_of, prepare
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
-from ci.lanes.upstream.operator_cells import TABLED
-from ci.lanes.upstream.operators_page import accept_table, write_table
+from ci.lanes.upstream.ledger import SuiteRecord, record_of_run
 from ci.lanes.upstream.process import RunTest, UpstreamPlan, verdict_of
 from ci.lanes.upstream.suite import UpstreamSuite
-from ci.lanes.upstream.upstream_reports import print_reports
+from ci.lanes.upstream.tried import TABLED
 from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.pipeline.shards import parse_shard
 from ci.pipeline.stage import machine_failed
@@ -24,10 +23,10 @@ from ci.pipeline.steps import StepTask, run_tasks
 from provisioning.base import units
 from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import UsageError
+from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.rendering import terminal
 from provisioning.base.rendering.junit_xml import document, testcase
-from provisioning.base.settings import DEFAULT_PROFILE
 from provisioning.base.stage_run import StageRun
 
 LOG_CHARACTERS = 8000
@@ -40,9 +39,6 @@ Verdicts = Mapping[str, UpstreamVerdict]
 def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, environ: Mapping[str, str]) -> int:
     _check(options)
     selection = options.selection
-    if options.report_upstream:
-        print_reports(selection.profile, [suite.name for suite in suites])
-        return 0
     stage = StageRun.as_typed(suites[0].stage, selection.profile, selection.target)
     with ExitStack() as started:
         if options.list_only:
@@ -54,9 +50,7 @@ def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, enviro
             # Each suite is reported, and what it accepts is written, before the next one runs.
             measured = (run_tests(plan, options) for plan in plans)
             done = [_close(stage, plan, options, own) for plan, own in zip(plans, measured, strict=True)]
-            # The committed table is about one profile.
-            table = options.accept and selection.profile == DEFAULT_PROFILE
-            _write_tables(stage, plans, done, accept=table)
+            _write_records(stage, plans, done)
     return stage.close(
         selection.reports,
         lacking=machine_failed(stage.findings),
@@ -173,17 +167,19 @@ def junit_text(verdicts: Iterable[UpstreamVerdict], judge: Judge, suite: str, mo
     return document(root)
 
 
-def _write_tables(
-    stage: StageRun, plans: Sequence[UpstreamPlan], done: Sequence[tuple[Judge, Verdicts]], *, accept: bool
+def _write_records(
+    stage: StageRun, plans: Sequence[UpstreamPlan], done: Sequence[tuple[Judge, Verdicts]]
 ) -> None:
-    """Once, after all suites: the table has what each of them gave."""
-    tabled = [(judge, verdicts.values()) for judge, verdicts in done if judge.ledger.suite in TABLED]
-    if not tabled:
-        return
-    paths = write_table(tabled, plans[0].machinery.measured_with())
-    stage.artifacts += [Artifact.of("table", path) for path in paths]
-    if accept:
-        accept_table(paths[0].parent)
+    """What each suite of the operator table gave, in a file for each: the table is made of these."""
+    measured = plans[0].machinery.measured_with()
+    for judge, verdicts in done:
+        if judge.ledger.suite not in TABLED:
+            continue
+        known = [row for row in verdicts.values() if not row.fix and not judge.passes_by_chance(row)]
+        path = record_of_run(judge.logs.parents[1], judge.ledger.suite, judge.soc)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, SuiteRecord().with_verdicts(known, measured).as_json())
+        stage.artifacts.append(Artifact.of("record", path))
 
 
 def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:

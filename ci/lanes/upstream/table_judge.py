@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ci.lanes.upstream.judge import SAME_DB, Judge
-from ci.lanes.upstream.operator_cells import NO_OPERATOR, Tried, badness, tried_of
+from ci.lanes.upstream.tried import NO_OPERATOR, Tried, badness, tried_of
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.operators.names import key_of
 from ci.operators.table import ALONE, IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
@@ -64,7 +64,7 @@ class TableJudge(Judge):
         )
 
     def updated(self, verdicts: Iterable[UpstreamVerdict], tests: Collection[str], measured: str) -> Judge:
-        """The table is written once for all suites."""
+        """The table is made of records of runs, not here."""
         return self
 
     def _cell(self, operator: str, scheme: str) -> Cell | None:

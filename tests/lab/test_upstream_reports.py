@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ci.lanes.upstream import upstream_reports
 from ci.lanes.upstream.ledger import ExpectedTests, Ledger, load_ledger
-from ci.lanes.upstream.upstream_reports import REPORTS, Reports, UpstreamReport
+from lab import upstream_reports
+from lab.upstream_reports import REPORTS, Reports, UpstreamReport
 from provisioning.base.documents import load
 
 REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")

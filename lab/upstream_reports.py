@@ -1,9 +1,10 @@
-"""What upstream should be told: mistakes of its tests and of its code that the ledgers hold, as issues.
+"""`upstream_reports`: mistakes of ExecuTorch's tests and code that the ledgers hold, as issues to file.
 
-manifests/upstream/reports.toml has a sentence for each; `--report-upstream` prints them."""
+manifests/upstream/reports.toml has a sentence for each."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -12,8 +13,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.lanes.upstream.ledger import DIRECTORY, ExpectedTests, Kind, Ledger, load_ledger
-from ci.lanes.upstream.operator_cells import TABLED
+from ci.lanes.upstream.suite import SUITES
+from ci.lanes.upstream.tried import TABLED
 from provisioning.base.documents import Model, load
+from provisioning.base.errors import UnknownName
+from provisioning.base.settings import DEFAULT_PROFILE
+
+EXAMPLES = """\
+  nox -s lab -- upstream_reports operators
+  nox -s lab -- upstream_reports
+"""
 
 REPORTS = DIRECTORY / "reports.toml"
 
@@ -36,6 +45,18 @@ class UpstreamReport(Model):
 class Reports(Model):
     schema_: Annotated[Literal[1], Field(alias="schema")]
     report: tuple[UpstreamReport, ...]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="of these suites [all of them]")
+
+
+def run(args: argparse.Namespace) -> int:
+    for name in args.suites:
+        if name not in SUITES:
+            raise UnknownName(f"{name} is no suite", name, SUITES)
+    print_reports(DEFAULT_PROFILE, args.suites or [*SUITES])
+    return 0
 
 
 def print_reports(profile: str, suites: Collection[str]) -> None:

@@ -1,29 +1,24 @@
-"""The cells of the operator table, from what the tests of its suites gave."""
+"""The programs of a test of an operator, as the operator table names them, and what each gave."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ci.lanes.upstream.ledger import SuiteRecord
 from ci.lanes.upstream.value_cases import CHAIN, cases, chains
 from ci.lanes.upstream.verdict import Draw, RecordedPart
 from ci.operators import table
-from ci.operators.names import REWORK, key_of
+from ci.operators.names import REWORK
 from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.precision import MEASURED_SCHEMES
-from provisioning.manifest import load_socs
 
 NEWER = "rework-op"
 """Qualcomm's newer tests. They count where the other suites measure nothing."""
 
 TABLED = ("operators", "values", "chains")
 """The suites that are compared with the table, and not with a ledger."""
-
-OPERATORS = (*TABLED, NEWER)
-"""The suites that the table is made from."""
 
 
 @dataclass(frozen=True)
@@ -70,58 +65,8 @@ def badness(case: table.Case) -> tuple[int, float]:
     return table.WORST_FIRST.index(case.result), table.EXACT if case.db is None else case.db
 
 
-def table_of(records: Mapping[str, Mapping[str, SuiteRecord]]) -> table.OperatorTable:
-    """From records by suite and chip."""
-    rows: dict[tuple[str, str, str], list[Tried]] = defaultdict(list)
-    names: dict[str, str] = {}
-    measured: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    # The emulator computes it in float32 for them, which says nothing of the chip (fp16-on-v68).
-    without_fp16 = {name for name, soc in load_socs().items() if not soc.fp16}
-    for suite in sorted(records, key=(*OPERATORS, *records).index):
-        for soc, record in records[suite].items():
-            for test, recorded in record.tests.items():
-                for row in tried_of(suite, test, recorded.parts):
-                    if not (row.scheme == "fp16" and soc in without_fp16):
-                        name = names.setdefault(key_of(row.operator), row.operator)
-                        rows[name, soc, row.scheme].append(row)
-            if record.tests:
-                measured[soc][record.versions()].append(suite)
-    cells: dict[str, dict[str, dict[str, table.Cell]]] = {}
-    for (operator, soc, scheme), every in sorted(rows.items()):
-        # Layers that do not compile themselves, as weights of 16 bits on V68, say nothing of an operator.
-        around = rows.get((NO_OPERATOR, soc, scheme), ())
-        silent = any(row.form == table.IN_CHAIN and row.result in table.NOT_COMPILED for row in around)
-        own = [row for row in every if not (silent and row.chain)]
-        if own:
-            similar = rows.get((operator, soc, table.SAME_WITHOUT_WEIGHTS.get(scheme, "")), [])
-            counted = _counted([*own, *_from_similar_scheme(own, similar)])
-            cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell_of(counted)
-    return table.OperatorTable(
-        measured={soc: _in_words(versions) for soc, versions in measured.items()}, cells=cells
-    )
-
-
 NO_OPERATOR = "clone"
 """What is nothing between two layers, once it is lowered."""
-
-
-def _in_words(versions: Mapping[str, Sequence[str]]) -> str:
-    """With the suites if they were measured with different ones."""
-    if len(versions) == 1:
-        return next(iter(versions))
-    return "; ".join(f"{', '.join(suites)}: {name}" for name, suites in versions.items())
-
-
-def _from_similar_scheme(own: Sequence[Tried], others: Sequence[Tried]) -> list[Tried]:
-    """What counts of the scheme that differs in the weights alone, if the plain case gave the same figure
-    in both and no other of our own cases was tried."""
-    plain, same = (
-        [row.part for row in rows if row.form.startswith(f"{table.PLAIN} ")] for rows in (own, others)
-    )
-    tried_others = any(not (row.usual or row.chain) for row in own)
-    if not plain or plain != same or plain[0].sqnr_db is None or tried_others:
-        return []
-    return [row for row in others if not (row.usual or row.chain)]
 
 
 def tried_of(suite: str, test: str, parts: Iterable[RecordedPart]) -> Iterator[Tried]:
@@ -190,87 +135,6 @@ def _newer(function: str, identifier: str, test: str, parts: Iterable[RecordedPa
         elif part.result not in ("dies", "crash", "memory", "timeout"):
             continue
         yield Tried(REWORK.get(operator, operator), scheme, NEWER, test, function, tested)
-
-
-def _counted(rows: Sequence[Tried]) -> Sequence[Tried]:
-    """Without the newer tests where the others measure anything."""
-    first = [row for row in rows if row.suite != NEWER]
-    measured = [row for row in first if not row.chain and row.result != "bad_test"]
-    newer = [row for row in rows if row.suite == NEWER]
-    return first if measured or not newer else [*newer, *first]
-
-
-NOT_ON_HTP = ("cpu", "part", "float", "no_kernel", "bad_test")
-
-
-def cell_of(rows: Sequence[Tried]) -> table.Cell:
-    """Of the cases alone, and of the chain, which decides where an operator runs that alone is not whole."""
-    alone, chain = ([row for row in rows if row.chain is chained] for chained in (False, True))
-    in_chain = [row for row in chain if row.form == table.IN_CHAIN and row.result != "bad_test"]
-    usual_alone, deciding = _most(alone), _most(alone)
-    others: dict[str, table.Case] = {}
-    if in_chain and (deciding is None or deciding in NOT_ON_HTP):
-        deciding, judged = _most(in_chain), in_chain
-        if usual_alone and usual_alone != deciding:
-            others[table.ALONE] = table.Case(usual_alone)
-    else:
-        judged = alone or chain
-        deciding = deciding or _most(judged)
-    assert deciding is not None
-    for form, case in _worst_of(alone).items():
-        if case.result != usual_alone:
-            others[form] = case
-    of_chain = _worst_of(chain)
-    usual_chain = of_chain.get(table.IN_CHAIN, table.Case(deciding))
-    if in_chain and usual_chain.result != deciding:
-        others[table.IN_CHAIN] = usual_chain
-    others |= {
-        form: case
-        for form, case in of_chain.items()
-        if form != table.IN_CHAIN and case.result not in (usual_chain.result, "bad_test")
-    }
-    figures = [
-        (case.db, "" if row.form == table.IN_CHAIN or row.form.startswith(f"{table.PLAIN} ") else row.form)
-        for row in judged
-        for case in row.draws
-        if case.result == deciding and case.db is not None and case.db < table.EXACT
-    ]
-    exact = any(case.db is not None for row in judged for case in row.draws if case.result == deciding)
-    figure, form = min(figures, default=(table.EXACT if exact else None, ""))
-    form = form or next((row.form for row in judged if row.suite == NEWER), "")
-    return table.Cell(deciding, figure, form, len(rows), others, _loses(judged, deciding))
-
-
-def _most(rows: Sequence[Tried]) -> table.Result | None:
-    """What most of ExecuTorch's tests and the plain case gave: one unusual case that dies does not make an
-    operator one that dies."""
-    judged = [row for row in rows if row.result != "bad_test"] or rows
-    counts = Counter(row.result for row in ([row for row in judged if row.usual] or judged))
-    return max(counts, key=lambda name: (counts[name], -table.WORST_FIRST.index(name)), default=None)
-
-
-def _worst_of(rows: Iterable[Tried]) -> dict[str, table.Case]:
-    """By form."""
-    found: dict[str, table.Case] = {}
-    for row in rows:
-        found[row.form] = min(found.get(row.form, row.worst), row.worst, key=badness)
-    return found
-
-
-MOST_DB = 100.0
-"""Rounding to 16 bits leaves no more; what is nearer to the float model has lost nothing."""
-
-
-def _loses(rows: Sequence[Tried], result: table.Result) -> float | None:
-    if result not in ("whole", "part") or any(row.chain for row in rows):
-        return None
-    losses = [
-        min(row.part.quantized_db, MOST_DB) - row.part.float_db
-        for row in rows
-        if row.result == result and row.part.quantized_db is not None and row.part.float_db is not None
-    ]
-    most = max(losses, default=0.0)
-    return round(most, 1) if most >= table.LOSES_DB else None
 
 
 def _case(part: RecordedPart, draw: Draw | None = None) -> table.Case:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import SuiteRecord, load_record, locked, record_of_run, records_of
-from ci.lanes.upstream.operator_cells import NEWER, TABLED, table_of
 from ci.lanes.upstream.table_judge import by_key
+from ci.lanes.upstream.tried import NEWER, TABLED
 from ci.lanes.upstream.value_cases import cases, chains
-from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.operators import onnx_page
 from ci.operators.names import key_of
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import DRAWS, FAILING, LOSES_DB, MEANINGS, PROGRAMS, TABLE, Cell, OperatorTable, read
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
+from lab.operators.cells import table_of
+from lab.operators.table_file import as_json, updated
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
@@ -35,9 +35,10 @@ measurements of one operator, with the inputs that give wrong results. To measur
 ```console
 $ qnn-ci test_upstream operators values -k 'test_log. or *-log-*' --flow 16a8w
 $ qnn-ci test_upstream chains -k '*-clone-chain] or *-erf-chain]' --flow 8a8w
-$ qnn-ci test_upstream operators values chains --accept    # put the results into the table and this page
 $ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml -k Softmax/
 ```
+
+In a clone, `nox -s lab -- operators reports/` puts the results of such runs into the table and this page.
 """
 
 HOW_TO_READ = f"""\
@@ -63,25 +64,6 @@ appears, or booleans or integers differ.
 - Each ONNX operator has one node test, with {DRAWS} draws, on one chip. An operator that only moves
   values is quantized although it is alone.
 """
-
-
-def write_table(runs: Sequence[tuple[Judge, Iterable[UpstreamVerdict]]], measured: str) -> list[Path]:
-    """reports/operators.json: the committed table with what these suites gave now on top, which
-    stands with its draws in a file for each suite."""
-    judge, _ = runs[0]
-    reports, records = judge.logs.parents[1], dict[str, dict[str, SuiteRecord]]()
-    texts = dict[Path, str]()
-    for run, verdicts in runs:
-        known = [verdict for verdict in verdicts if not verdict.fix and not run.passes_by_chance(verdict)]
-        suite, record = run.ledger.suite, SuiteRecord().with_verdicts(known, measured)
-        records.setdefault(suite, {})[run.soc] = record
-        texts[record_of_run(reports, suite, run.soc)] = record.as_json()
-    table, _ = read().updated(_with_newer(records, judge.ledger.profile))
-    texts[reports / "operators.json"] = table.as_json()
-    (reports / "operators").mkdir(parents=True, exist_ok=True)
-    for path, text in texts.items():
-        replace_text(path, text)
-    return [*texts]
 
 
 def _with_newer(records: dict[str, dict[str, SuiteRecord]], profile: str) -> OperatorTable:
@@ -113,11 +95,11 @@ def accept_table(folder: Path, profile: str = DEFAULT_PROFILE) -> None:
     if not records:
         raise UsageError(
             f"{folder} has no record of {', '.join(TABLED)}: it needs operators/SUITE-CHIP.json",
-            fix="name the reports of a run, or the artifacts of a nightly one",
+            fix="name the reports of a run of test_upstream, or the artifacts of a nightly one",
         )
     with locked():
-        table, fewer = read(TABLE).updated(_with_newer(records, profile))
-        replace_text(TABLE, table.as_json())
+        table, fewer = updated(read(TABLE), _with_newer(records, profile))
+        replace_text(TABLE, as_json(table))
         replace_text(PAGE, markdown(table))
     left = f"; {fewer} cells stay as they were: they have more cases than these records" if fewer else ""
     sys.stderr.write(f"wrote {TABLE} and {PAGE}{left}\n")

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord
-from ci.lanes.upstream.operator_cells import table_of
-from ci.lanes.upstream.operators_page import accept_table, markdown
 from ci.lanes.upstream.table_judge import TableJudge, by_key
 from ci.lanes.upstream.value_cases import CHAIN, chains
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
 from ci.pipeline.precision import MEASURED_SCHEMES
+from lab.operators.cells import table_of
+from lab.operators.pages import accept_table, markdown
+from lab.operators.table_file import as_json, updated
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_socs
@@ -264,10 +265,10 @@ def test_what_the_table_has_not_is_not_compared_and_is_counted() -> None:
 def test_cells_with_more_cases_stay_and_both_builds_are_named() -> None:
     old = table(own("log", plain=WHOLE, small=WHOLE) | own("abs", plain=WHOLE))
     new = table(own("log", plain=RecordedPart("dies")) | own("abs", plain=RecordedPart("dies")))
-    joined, fewer = old.updated(new.model_copy(update={"measured": {"SM8650": "y"}}))
+    joined, fewer = updated(old, new.model_copy(update={"measured": {"SM8650": "y"}}))
     words = {name: chips["SM8650"]["16a8w"].result for name, chips in joined.cells.items()}
     assert (words, fewer, joined.measured) == ({"log": "whole", "abs": "dies"}, 1, {"SM8650": "y; x"})
-    replaced, fewer = new.updated(old.model_copy(update={"measured": {"SM8650": "y"}}))
+    replaced, fewer = updated(new, old.model_copy(update={"measured": {"SM8650": "y"}}))
     assert (fewer, replaced.measured) == (0, {"SM8650": "y"})
 
 
@@ -292,7 +293,7 @@ def test_a_table_is_made_of_the_records_of_several_runs(
 
 
 def test_a_table_is_read_as_it_is_written(tmp_path: Path) -> None:
-    (path := tmp_path / "table.json").write_text(shipped().as_json())
+    (path := tmp_path / "table.json").write_text(as_json(shipped()))
     assert read(path) == shipped() and path.read_bytes() == TABLE.read_bytes()
 
 
@@ -320,7 +321,7 @@ def schema_takes(document: Any) -> bool:
 
 
 def test_the_schema_takes_tables_and_nothing_else() -> None:
-    good = json.loads(table(own("abs", plain=WHOLE, small=RecordedPart("dies"))).as_json())
+    good = json.loads(as_json(table(own("abs", plain=WHOLE, small=RecordedPart("dies")))))
     row = good["cells"]["abs"]["SM8650"]
     every = dict.fromkeys(load_socs(), dict.fromkeys(MEASURED_SCHEMES, row["16a8w"]))
     assert schema_takes(good) and schema_takes({**good, "cells": {"abs": every}})

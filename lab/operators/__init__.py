@@ -1,0 +1,1 @@
+"""The operator table and its page, made of what `test_upstream` gave."""
