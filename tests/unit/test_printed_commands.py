@@ -200,7 +200,7 @@ def _fixes_of_manifests() -> Iterator[tuple[str, Fix]]:
 STAGES = ("test_lowering", "test_emulator", "test_onnx", "test_llm", "test_upstream")
 ANY_OF = {"STAGE": STAGES, "VERB": STAGES}
 """What stands for a verb that the reader fills in: one of these takes the rest."""
-FILLED_IN = {"TARGET": "x86_64-linux", "SOC": "SM8650"}
+FILLED_IN = {"TARGET": "x86_64-linux", "SOC": "SM8650", "SECONDS": "600"}
 """Of flags that take some names alone."""
 
 
