@@ -6,6 +6,7 @@
     nox -s lab -- faults            is each fault of manifests/known_faults.toml still there?
     nox -s lab -- forecast          constants fitted to AI Hub's measurements → accepted/forecast.json
     nox -s lab -- operators FOLDER  the operator table and its page, of what test_upstream gave
+    nox -s lab -- onnx_operators    the node test of each ONNX operator → onnx_tests.json
     nox -s lab -- upstream_reports  issues to file with ExecuTorch
     nox -s lab -- pins              hand newer pins to the job that proposes them (update-pins.yml)
     nox -s bench -- NAME            a performance claim as a ratio, side by side: bench/NAME.py

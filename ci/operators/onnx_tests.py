@@ -1,6 +1,6 @@
 """The operators of ONNX's opset that are measured, by their authors' own node tests: which test, and why not.
 
-`nox -s onnx -- operators` chooses the tests from the installed onnx; this module needs no onnx.
+The laboratory chooses the tests from the installed onnx; this module needs no onnx.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Chosen(Model):
 
 
 class NodeTests(Model):
-    """manifests/onnx_tests.json, written by `nox -s onnx -- operators`."""
+    """manifests/onnx_tests.json."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     onnx: str

@@ -48,7 +48,7 @@ SCHEMAS = {
     ),
     "values": ("ci.lanes.upstream.value_cases:ValueTable", "Values and shapes that operators are tried with"),
     "onnx_tests": (
-        "ci.lanes.onnx.operator_suite:Rules",
+        "lab.onnx_operators.suite:Rules",
         "How the plain test of each ONNX operator is chosen, where its schema does not say it",
     ),
     "upstream_reports": (
@@ -97,7 +97,7 @@ PAGES = {
     "docs/operators.md": "lab.operators.pages:markdown",
     "manifests/workflow.yml": "lab.generate.adopter_workflow:text",
     "manifests/lanes.toml": "lab.generate.suite_schema:lanes",
-    "manifests/suites/onnx_operators.toml": "ci.lanes.onnx.operator_suite:suite",
+    "manifests/suites/onnx_operators.toml": "lab.onnx_operators.suite:suite",
     "docs/environments.md": "lab.generate.published_images:page",
     ".devcontainer/devcontainer.json": "lab.generate.published_images:devcontainer",
     "manifests/schema/answer.json": "lab.generate.answer_schema:text",

@@ -11,7 +11,6 @@ from provisioning.base.command_line import add_timeout, switch, valued
 EXAMPLES = """\
   python -m ci onnx run out/model_ctx.onnx --input x.npy --output y.npz
   python -m ci onnx options
-  python -m ci onnx operators --check
 """
 
 
@@ -34,23 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     valued(runner, "--profile-run", "CSV", "write the time of each operator", type=Path)
 
     commands.add_parser("options", help="list the options for --option")
-    operators = commands.add_parser(
-        "operators", help="choose the node test of each ONNX operator that is measured"
-    )
-    switch(operators, "--check", "write nothing; fail if the choice is stale")
     add_timeout(runner, "a step")
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.onnx import running
 
-    if args.command == "operators":
-        from ci.lanes.onnx.compile import require_installed
-
-        require_installed()
-        from ci.lanes.onnx.operator_tests import run_operators
-
-        return run_operators(check=args.check)
     if args.command == "options":
         return running.list_options()
     what, where = (args.model, args.input, args.soc, args.option), (args.output, args.profile_run)

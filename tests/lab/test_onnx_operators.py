@@ -23,7 +23,7 @@ def test_every_operator_of_the_installed_opset_is_measured_or_left_out_with_a_re
     ]
     found = node_tests()
     assert {schema.name for schema in schemas} == {*found.operators, *found.left_out}, (
-        "nox -s onnx -- operators"
+        "nox -s lab -- onnx_operators"
     )
     assert found.opset == onnx.defs.onnx_opset_version()
     assert found.operators.keys().isdisjoint(found.left_out) and all(found.left_out.values())

@@ -1,4 +1,4 @@
-"""`onnx operators`: the plain test of each operator of ONNX's opset, chosen from the installed onnx.
+"""The plain test of each operator of ONNX's opset, chosen from the installed onnx.
 
 The rule: of the node tests that hold the operator alone and tensors of numbers alone, those whose first
 input is floats come first, then those with usual types (float32, int32, int64, bool), with finite values,
@@ -23,11 +23,11 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, defs
 
-from ci.lanes.onnx.operator_suite import RULES, Rules, rules
 from ci.lanes.onnx.steps import OPSET
 from ci.operators.onnx_tests import CHOSEN, Chosen, NodeTests
 from ci.pipeline.models.arrays import Array
 from ci.pipeline.models.shipped.onnx_nodes import PACKAGE, inputs_of, model_of, outputs_of
+from lab.onnx_operators.suite import RULES, Rules, rules
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import replace_text
@@ -230,13 +230,13 @@ def _tolerance(expected: Array) -> float:
     return 1e-5 * float(finite.max()) if expected.dtype.kind == "f" and finite.size else 0.0
 
 
-def run_operators(*, check: bool) -> int:
+def write_choice(*, check: bool) -> int:
     text = chosen_tests().as_json()
     if CHOSEN.is_file() and CHOSEN.read_text(encoding="utf-8") == text:
         return 0
     if check:
         message = f"stale: {CHOSEN}"
-        raise CheckFailed(message, fix=Fix("{}, then {}", session("onnx", "operators"), ("generate",)))
+        raise CheckFailed(message, fix=Fix("{}, then {}", session("lab", "onnx_operators"), ("generate",)))
     replace_text(CHOSEN, text)
     print(f"wrote {CHOSEN}; `{session('generate')}` writes the suite")
     return 0
