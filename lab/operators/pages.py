@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ci.lanes.upstream.ledger import SuiteRecord, load_record, locked, record_of_run, records_of
+from ci.lanes.upstream.ledger import SuiteRecord, load_record, locked, record_of_run, record_path
 from ci.lanes.upstream.table_judge import by_key
 from ci.lanes.upstream.tried import NEWER, TABLED
 from ci.lanes.upstream.value_cases import cases, chains
@@ -66,11 +66,20 @@ appears, or booleans or integers differ.
 """
 
 
+def _records_of(suite: str, profile: str) -> dict[str, SuiteRecord]:
+    """By chip."""
+    anywhere = record_path(suite, profile, "*")
+    return {
+        path.stem.removeprefix(f"{profile}-"): load_record(suite, profile, "", path)
+        for path in sorted(anywhere.parent.glob(anywhere.name))
+    }
+
+
 def _with_newer(records: dict[str, dict[str, SuiteRecord]], profile: str) -> OperatorTable:
     """With what is recorded of the newer tests on the same chips. Of an operator that has cases of ours they
     count only beside these, which a run of a part leaves out."""
     chips, now = {soc for rows in records.values() for soc in rows}, by_key(table_of(records))
-    newer = {soc: record for soc, record in records_of(NEWER, profile).items() if soc in chips}
+    newer = {soc: record for soc, record in _records_of(NEWER, profile).items() if soc in chips}
     every = table_of({**records, NEWER: {**newer, **records.get(NEWER, {})}})
     ours = {key_of(case.operator) for case in (*cases(), *chains())}
     kept: dict[str, dict[str, dict[str, Cell]]] = {}

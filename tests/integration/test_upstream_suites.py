@@ -114,6 +114,15 @@ def test_a_shard_is_not_accepted(suite: Suite, capsys: pytest.CaptureFixture[str
     assert "--shard" in capsys.readouterr().err and not suite.executed_so_far()
 
 
+def test_a_suite_that_is_compared_with_the_table_is_not_accepted(
+    suite: Suite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert suite.command("operators", "passes", "--accept", stage="test_upstream") == 2
+    error = capsys.readouterr().err
+    assert "operators" in error and "test_upstream -- passes --accept" in error
+    assert not suite.executed_so_far()
+
+
 @pytest.mark.whole
 def test_what_the_machine_does_is_no_expectation_and_a_time_limit_is_one_in_words(
     suite: Suite, monkeypatch: pytest.MonkeyPatch

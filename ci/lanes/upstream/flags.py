@@ -49,7 +49,7 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first unexpected result")
     switch(how, "--resume", "continue an interrupted run")
     switch(how, "--keep", "keep the files of tests that pass too")
-    add_accept(how, "outcomes, lengths and figures in manifests/upstream")
+    add_accept(how, "outcomes, lengths and figures, in the ledgers of manifests/upstream")
     return choice
 
 

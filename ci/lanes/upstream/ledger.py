@@ -322,13 +322,6 @@ def load_record(suite: str, profile: str, soc: str, path: Path | None = None) ->
         raise ManifestError(path, "tests", expected=expected, found=found, fix=AGAIN) from error
 
 
-def records_of(suite: str, profile: str) -> dict[str, SuiteRecord]:
-    return {
-        path.stem.removeprefix(f"{profile}-"): load_record(suite, profile, "", path)
-        for path in sorted((DIRECTORY / suite).glob(f"{profile}-*.json"))
-    }
-
-
 AGAIN = "remove it; --accept writes it again"
 
 

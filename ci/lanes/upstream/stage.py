@@ -21,7 +21,7 @@ from ci.pipeline.shards import parse_shard
 from ci.pipeline.stage import machine_failed
 from ci.pipeline.steps import StepTask, run_tasks
 from provisioning.base import units
-from provisioning.base.commands import Fix, quoted
+from provisioning.base.commands import Fix, leave_out, quoted, session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
@@ -37,7 +37,7 @@ Verdicts = Mapping[str, UpstreamVerdict]
 
 
 def run_suites(suites: Sequence[UpstreamSuite], options: UpstreamOptions, environ: Mapping[str, str]) -> int:
-    _check(options)
+    _check(suites, options)
     selection = options.selection
     stage = StageRun.as_typed(suites[0].stage, selection.profile, selection.target)
     with ExitStack() as started:
@@ -73,8 +73,15 @@ def _close(
     return judge, verdicts
 
 
-def _check(options: UpstreamOptions) -> None:
+def _check(suites: Sequence[UpstreamSuite], options: UpstreamOptions) -> None:
     selection, shard = options.selection, options.choice.shard
+    tabled = [suite.name for suite in suites if suite.name in TABLED]
+    if options.accept and tabled:
+        others = [suite.name for suite in suites if suite.name not in TABLED]
+        raise UsageError(
+            f"--accept: {', '.join(tabled)} have no ledger: they are compared with the operator table",
+            fix=session(suites[0].stage, *others, "--accept") if others else leave_out("--accept"),
+        )
     if len(selection.socs) > 1:
         raise UsageError(
             f"--soc {','.join(selection.socs)}: one chip at a time", fix=quoted("--soc", selection.soc)
