@@ -52,7 +52,7 @@ SCHEMAS = {
         "How the plain test of each ONNX operator is chosen, where its schema does not say it",
     ),
     "upstream_reports": (
-        "lab.upstream_reports:Reports",
+        "lab.upstream_reports.reports:Reports",
         "Mistakes of upstream's tests, as issues",
     ),
     "golden": ("lab.golden.contexts:Golden", "Programs that later QNN builds must still run"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ci.lanes.upstream.ledger import ExpectedTests, Ledger, load_ledger
-from lab import upstream_reports
-from lab.upstream_reports import REPORTS, Reports, UpstreamReport
+from lab.upstream_reports import reports as upstream_reports
+from lab.upstream_reports.reports import REPORTS, Reports, UpstreamReport
 from provisioning.base.documents import load
 
 REPORTED = ("failed", "dies", "wrong", "crash", "memory", "bad_test")

@@ -1,10 +1,7 @@
-"""`upstream_reports`: mistakes of ExecuTorch's tests and code that the ledgers hold, as issues to file.
-
-manifests/upstream/reports.toml has a sentence for each."""
+"""The issues: manifests/upstream/reports.toml has a sentence for each mistake."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -13,16 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.lanes.upstream.ledger import DIRECTORY, ExpectedTests, Kind, Ledger, load_ledger
-from ci.lanes.upstream.suite import SUITES
 from ci.lanes.upstream.tried import TABLED
 from provisioning.base.documents import Model, load
-from provisioning.base.errors import UnknownName
-from provisioning.base.settings import DEFAULT_PROFILE
-
-EXAMPLES = """\
-  nox -s lab -- upstream_reports operators
-  nox -s lab -- upstream_reports
-"""
 
 REPORTS = DIRECTORY / "reports.toml"
 
@@ -45,18 +34,6 @@ class UpstreamReport(Model):
 class Reports(Model):
     schema_: Annotated[Literal[1], Field(alias="schema")]
     report: tuple[UpstreamReport, ...]
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help="of these suites [all of them]")
-
-
-def run(args: argparse.Namespace) -> int:
-    for name in args.suites:
-        if name not in SUITES:
-            raise UnknownName(f"{name} is no suite", name, SUITES)
-    print_reports(DEFAULT_PROFILE, args.suites or [*SUITES])
-    return 0
 
 
 def print_reports(profile: str, suites: Collection[str]) -> None:

@@ -1,0 +1,1 @@
+"""Mistakes of ExecuTorch's tests and code, as issues to file."""
