@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 Command: TypeAlias = tuple[str, ...]
 
-LAST_LINES = 12
-"""How many lines of a process without a result --debug shows."""
-
 
 def quoted(*words: str | Path) -> str:
     """One command, each word quoted where a POSIX shell needs it. Every command we print goes through this.
