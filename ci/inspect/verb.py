@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.artifacts import torch_file
 from ci.artifacts.against_sdk import Inside, against
 from ci.artifacts.compiled_onnx import CompiledModel, read_model
 from ci.artifacts.dlc import MARK, Dlc, read_dlc
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if kind := libraries.kind_of(head):
         _refuse_flags(file, kind, args.against, args.extract)
         return _show(file, kind, libraries.facts(file, kind))
+    torch_file.refuse(file)
     if head.startswith(MARK):
         _refuse_flags(file, "DLC", args.against, args.extract)
         return _show(file, "dlc", _dlc(read_dlc(file)))

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ci.__main__ import VERBS
 from ci.lanes.executorch.user_program import program_of
 from ci.pipeline.compile_flags import PYTORCH
 from ci.pipeline.models.user_model import user_model, where_paths_begin
 from ci.pipeline.options import OneModel, WorkOptions
 from ci.pipeline.precision import precision_named, scheme_named
+from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.settings import Selection
 
@@ -108,3 +110,29 @@ def test_relative_paths_of_a_single_model_begin_where_its_user_is(
     assert program_of(model).working_folder == tmp_path
     in_suite = program_of(model, suite=tmp_path / "models" / "suite.toml")
     assert in_suite.working_folder == tmp_path / "models"
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "line"),
+    [
+        ("net.pth", ["net/data.pkl"], "load_state_dict"),
+        ("net.pt", ["net/data.pkl", "net/constants.pkl", "net/code/net.py"], "Net()"),
+        ("net.pt2", ["net/data.pkl", "net/constants.pkl"], "Net()"),
+        ("old.pth", [], "load_state_dict"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["compile", "run", "inspect"])
+def test_a_file_of_torch_is_named_with_the_function_that_makes_a_model_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, name: str, members: list[str], line: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\x80\x02")
+    if members:
+        with zipfile.ZipFile(path, "w") as archive:
+            for member in members:
+                archive.writestr(member, "")
+    more = ("-o", str(tmp_path / "out")) if verb == "compile" else ()
+    code = main("python -m ci", "", {verb: VERBS[verb]}, [verb, str(path), *more])
+    assert code in (CheckFailed.exit_code, UsageError.exit_code)
+    errors = capsys.readouterr().err
+    assert name in errors and "def make_net():" in errors and line in errors and "DLC" not in errors

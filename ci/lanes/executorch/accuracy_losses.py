@@ -32,7 +32,7 @@ def figures_in_torch(
     try:
         figures, slices = compared(pairs, non_finite=non_finite)
     except Unusable as error:
-        raise BadFactory(str(error)) from error
+        raise BadFactory(str(error), "give samples of which the float model's outputs are numbers") from error
     return {"figures": figures, "slices": slices}
 
 

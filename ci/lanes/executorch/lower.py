@@ -317,13 +317,13 @@ def _require_scheme(model: Any, run: ExecutorchRun) -> None:
     """A quantized model is taken as it is, and only that."""
     quantized = is_quantized(model)
     if quantized and run.precision != "qdq":
-        raise BadFactory(
-            f"the model is already quantized, and {run.precision} would quantize it again: use precision qdq"
-        )
+        message = f"the model is already quantized, and {run.precision} would quantize it again"
+        raise BadFactory(message, 'precision = "qdq" takes it as it is')
     if run.quantizes:
         refuse_halves(model, run.precision)
     if run.precision == "qdq" and not quantized:
-        raise BadFactory("precision qdq needs a quantized model, but this one is not quantized")
+        message = "precision qdq needs a quantized model, but this one is not quantized"
+        raise BadFactory(message, 'name the precision to quantize it to, such as "8a8w"')
 
 
 def _require_types(lowered: Any, expected: Sequence[Tensor]) -> None:

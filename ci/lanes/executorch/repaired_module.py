@@ -35,7 +35,8 @@ def rewritten(
     inputs = inputs_named(case.samples, case.inputs, search_path)
     loaded = make(case.factory, case.arguments, search_path, inputs)
     if is_quantized(loaded.model):
-        raise BadFactory("the model is already quantized, but rewrites need a float model")
+        message = "the model is already quantized, but rewrites need a float model"
+        raise BadFactory(message, "name the float model")
     compared, calibrating, _ = chosen_for(loaded, case, run)
     samples = [*compared, *calibrating]
     torch.set_grad_enabled(False)

@@ -109,8 +109,6 @@ def require_done(program: ExecutorchProgram, plan: ExecutorchPlan, compiled: Map
         sys.stderr.write(f"warning: {finding.message}: {finding.fix}\n")
     if failure := result.failure:
         message, fix = failure_in_words(program, failure)
-        if failure.kind == "factory" and not failure.fix:
-            fix = "correct the model or the samples"
         raise ToolkitError(message, fix=fix, exit_code=failure.exit_code)
     return result
 

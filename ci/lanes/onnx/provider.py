@@ -466,25 +466,27 @@ def export(
     input_1 …; of an ONNX model, the factory's sample is returned. `inputs` replaces the factory's own."""
     import torch
 
-    from ci.pipeline.models.factory import call, explained, infer_all, model_of, require_float32
+    from ci.pipeline.models.factory import call, explained, factory_of, infer_all, model_of, require_float32
     from ci.pipeline.models.user_model import BadFactory
 
     path = into / "model.onnx"
     try:
-        product = call(dotted, arguments, search_path)
+        factory = factory_of(dotted, arguments, search_path)
+        product = call(dotted, factory, arguments)
         if isinstance(product, tuple) and isinstance(product[0], onnx.ModelProto):
             if inputs is not None:
-                raise BadFactory("the factory returns an ONNX model with a sample: the suite names none")
+                message = "the factory returns an ONNX model with a sample, and the suite names others"
+                raise BadFactory(message, "leave inputs and samples out of its case")
             model, values = product
             make_plain(model)
             onnx.save(model, str(path))
             return path, values
-        loaded = model_of(dotted, product, inputs)
+        loaded = model_of(dotted, product, inputs, factory)
         sample = loaded.sample(0)
         # Refuse a model that keeps state, because an export would leave the state out.
         require_float32([*sample, *infer_all(loaded.model, [sample])[0]])
     except BadFactory as error:
-        raise CheckFailed(str(error), fix=error.fix or f"correct the factory {dotted}") from error
+        raise CheckFailed(str(error), fix=error.fix) from error
     try:
         with torch.no_grad(), quiet():
             torch.onnx.export(

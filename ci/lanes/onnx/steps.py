@@ -239,7 +239,7 @@ def _exported(
     try:
         inputs = inputs_named(case.samples, case.inputs, search_path)
     except BadFactory as error:
-        raise CheckFailed(str(error), fix=error.fix or f"correct samples = {case.samples!r}") from error
+        raise CheckFailed(str(error), fix=error.fix) from error
     model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET, inputs)
     if isinstance(loaded, dict):
         return model, _resembling(loaded, case, count), []
@@ -251,7 +251,7 @@ def _exported(
     try:
         chosen = loaded.chosen(case.inferences, count)
     except BadFactory as error:
-        raise CheckFailed(str(error), fix=error.fix or f"correct the factory {case.factory}") from error
+        raise CheckFailed(str(error), fix=error.fix) from error
     divided = Divided(named(chosen.compared), named(chosen.calibrating), chosen.used)
     return model, divided, [list(note) for note in loaded.notes]
 

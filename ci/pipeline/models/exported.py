@@ -39,19 +39,19 @@ def load_exported(path: Path) -> tuple[nn.Module, list[Tensor], list[tuple[str, 
     program = _loaded(path)
     if program.dialect == "ATEN":
         raise BadFactory(
-            f"{path} was saved after run_decompositions, which leaves batch norms that HTP does not "
-            "support: save the result of torch.export.export"
+            f"{path} was saved after run_decompositions, which leaves batch norms that HTP does not support",
+            SAVE_AGAIN,
         )
     if program.example_inputs is None:
-        raise BadFactory(f"{path} has no example inputs: {SAVE_AGAIN}")
+        raise BadFactory(f"{path} has no example inputs", SAVE_AGAIN)
     args, kwargs = program.example_inputs
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     for tensor in (*program.state_dict.values(), *tensors):
         if isinstance(tensor, Tensor) and tensor.dtype in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise BadFactory(
-                f"{path} computes in {kind}, which the quantizer and the compiler do not support: export it "
-                "in float32 (model.float()); --precision fp16 then computes it in fp16"
+                f"{path} computes in {kind}, which the quantizer and the compiler do not support",
+                "export it in float32 (model.float()); --precision fp16 then computes it in fp16",
             )
     model: nn.Module = program.module()
     notes = into_eval(model, str(path))
@@ -101,8 +101,8 @@ def _loaded(path: Path) -> Any:
         cause = str(error).strip().partition("\n")[0][:300]
         version = torch.__version__.partition("+")[0]
         raise BadFactory(
-            f"{path}: torch {version} cannot load it ({type(error).__name__}: {cause}): save it again with"
-            f" that torch, {SAVE_AGAIN}, or give the model as file.py:function"
+            f"{path}: torch {version} cannot load it ({type(error).__name__}: {cause})",
+            f"save it again with that torch, of a model on the CPU: {SAVE_AGAIN}; or give file.py:function",
         ) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
 import linecache
 import re
 import sysconfig
@@ -24,6 +23,19 @@ from torch.overrides import TorchFunctionMode
 from ci.pipeline.models import model_lines
 from ci.pipeline.models.imports import search_first
 from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, most_calibrating, shares_of
+from ci.pipeline.models.mistakes import (
+    not_a_function,
+    not_tensors,
+    not_the_model,
+    of_syntax,
+    other_count,
+    other_kind,
+    parameters_of,
+    require_called,
+    require_enough,
+    require_on_cpu,
+    without_inputs,
+)
 from ci.pipeline.models.user_model import EXPORTED, BadFactory, where_paths_begin
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import repository_of
@@ -40,14 +52,6 @@ INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", 
 OURS, MODELS = f"{ROOT}/ci/", f"{ROOT}/ci/pipeline/models/shipped/"
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
-AS_PT2 = (
-    "export it with these inputs, which takes them apart:"
-    ' torch.export.save(torch.export.export(model, inputs), "net.pt2"); then compile net.pt2'
-)
-AS_PT2_WITH_KEYWORDS = (
-    "return the model and a tuple, in the order of forward's arguments; or export it:"
-    ' torch.export.save(torch.export.export(model, args, kwargs), "net.pt2"); then compile net.pt2'
-)
 MOST_OF_MESSAGE = 600
 NODE_AND_SCHEMA = re.compile(r"^Node \S+ with op .* -> .*(?=was not )")
 """How ExecuTorch begins a message about a node, which ours names already."""
@@ -62,6 +66,16 @@ EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
 NOT_COMPILABLE = (
+    (
+        "deserialize object on a CUDA device",
+        "it loads weights that were saved on a GPU, and there is none here",
+        '`torch.load(path, map_location="cpu")`',
+    ),
+    (
+        "not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available",
+        "it uses a GPU, and a model is compiled on the CPU",
+        'write `.cpu()` for `.cuda()`, and device = "cpu"',
+    ),
     (
         "data.dependent",
         "the model branches on the value of a tensor, or takes a size from one, which a compiled program"
@@ -148,29 +162,16 @@ NOT_COMPILABLE = (
 """What torch or ExecuTorch print, what it means, and what to write instead."""
 
 
-@dataclass(frozen=True)
-class ModelSignature:
-    example: tuple[Tensor, ...]
-    names: tuple[str, ...]
-
-    def require(self, sample: Sequence[Tensor], where: str) -> None:
-        if len(sample) != len(self.example):
-            raise BadFactory(f"{where}: expected {len(self.example)} inputs, found {len(sample)}")
-        for index, (wanted, tensor) in enumerate(zip(self.example, sample, strict=True)):
-            if (wanted.dtype, wanted.shape) != (tensor.dtype, tensor.shape):
-                name = str(wanted.dtype).removeprefix("torch.")
-                fix = (
-                    f'save it as {name}: numpy.save(path, array.astype("{name}")), or tensor.to(torch.{name})'
-                )
-                raise BadFactory(
-                    f"{where}: expected {_kind(wanted)} for input {index}, found {_kind(tensor)}: a compiled"
-                    " program has fixed sizes and types",
-                    fix if wanted.shape == tensor.shape else "",
-                )
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def require_like(
+    sample: Sequence[Tensor], example: Sequence[Tensor], where: str, names: Sequence[str] = ()
+) -> None:
+    """Refuse a sample of which a program that is made for the example takes no input."""
+    named = [*names, *(f"input {number}" for number in range(len(names), len(example)))][: len(example)]
+    if len(sample) != len(example):
+        raise other_count(where, len(sample), named)
+    for name, expected, found in zip(named, example, sample, strict=True):
+        if (expected.dtype, expected.shape) != (found.dtype, found.shape):
+            raise other_kind(where, name, expected, found)
 
 
 @dataclass(frozen=True)
@@ -178,20 +179,29 @@ class Samples:
     """The user's data, a file for each sample, which replaces the factory's own inputs."""
 
     files: tuple[Path, ...]
-    read: Callable[[Path, ModelSignature | None], tuple[Tensor, ...]]
-    wanted: ModelSignature | None = None
+    read: Callable[[Path, Sequence[str]], tuple[Tensor, ...]]
+    """By a file, and the names of what the model takes."""
+    names: tuple[str, ...] = ()
+    like: tuple[Tensor, ...] | None = None
+    """What all must resemble."""
     example: tuple[Tensor, ...] | None = None
     """The one that the model comes with, which calibrates, too."""
 
-    def fitting(self, loaded: ModelWithInputs) -> Samples:
-        """The same, refusing what the model does not take."""
-        names = tuple(inspect.signature(loaded.model.forward).parameters)
-        example = loaded.sample(0)
-        wanted = ModelSignature(example, names[: len(example)])
-        return replace(self, wanted=wanted, example=loaded.first)
+    def fitting(self, model: nn.Module, own: ModelWithInputs | None) -> Samples:
+        """The same, refusing what the model does not take. `own` has the inputs that it comes with."""
+        named = replace(self, names=parameters_of(model.forward))
+        if own is None:
+            first = named.sample(0)
+            require_enough(model.forward, first, self.files[0])
+            return replace(named, like=first)
+        return replace(named, like=own.sample(0), example=own.first)
 
     def sample(self, number: int) -> tuple[Tensor, ...]:
-        return self.read(self.files[number % len(self.files)], self.wanted)
+        file = self.files[number % len(self.files)]
+        sample = self.read(file, self.names)
+        if self.like is not None:
+            require_like(sample, self.like, str(file), self.names)
+        return sample
 
 
 class ChosenSamples(NamedTuple):
@@ -233,12 +243,12 @@ class ModelWithInputs:
     def sample(self, number: int) -> tuple[Tensor, ...]:
         sample = self._drawn(number)
         if number:
-            self._signature.require(sample, "another sample")
+            require_like(sample, self._example, "another sample", parameters_of(self.model.forward))
         return sample
 
     @cached_property
-    def _signature(self) -> ModelSignature:
-        return ModelSignature(self._drawn(0), ())
+    def _example(self) -> tuple[Tensor, ...]:
+        return self._drawn(0)
 
     def _drawn(self, number: int) -> tuple[Tensor, ...]:
         if number == 0 and self.first is not None:
@@ -251,7 +261,7 @@ class ModelWithInputs:
             raise
         except Exception as error:
             message = f"its function for inputs raises {described(error)}"
-            raise BadFactory(message, where_paths_begin(error)) from error
+            raise BadFactory(message, _fix_of_call(error)) from error
 
 
 def seed_of(stream: str, number: int = 0) -> int:
@@ -268,7 +278,8 @@ def make(
     if dotted.endswith(".pt2"):
         _begin(search_path)
         return _exported(search_path / dotted, arguments, inputs)
-    return model_of(dotted, call(dotted, arguments, search_path), inputs)
+    factory = factory_of(dotted, arguments, search_path)
+    return model_of(dotted, call(dotted, factory, arguments), inputs, factory)
 
 
 def _begin(search_path: Path) -> None:
@@ -278,13 +289,22 @@ def _begin(search_path: Path) -> None:
     torch.backends.mha.set_fastpath_enabled(False)
 
 
-def call(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Any:
-    """What the factory returns, called with a fixed seed."""
+def factory_of(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Callable[..., Any]:
+    """Refuses what is no function, or none of these arguments."""
     _begin(search_path)
-    function = find(dotted, search_path)
+    factory = attribute_of(dotted, search_path)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise not_a_function(dotted, factory)
+    require_called(dotted, factory, arguments)
+    function: Callable[..., Any] = factory
+    return function
+
+
+def call(dotted: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What the factory returns, called with a fixed seed."""
     try:
         with torch.enable_grad():
-            return function(**arguments)
+            return factory(**arguments)
     except Exception as error:
         if not_compilable(str(error)):
             message, fix = explained(error)
@@ -293,18 +313,25 @@ def call(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Any:
 
 
 def _fix_of_call(error: Exception) -> str:
-    """Of an error in the user's code; empty if none is known."""
+    """Of an error in the user's code."""
     if isinstance(error, ModuleNotFoundError):
         return (
             "--python .venv/bin/python, a Python that has it, exports the model; in a suite:"
             ' requirements = "requirements.txt"'
         )
-    return where_paths_begin(error)
+    place = _users_line(traceback.extract_tb(error.__traceback__)).strip(" ()")
+    return where_paths_begin(error) or f"correct {place or 'your own code, which raises it'}"
 
 
-def model_of(dotted: str, product: Any, inputs: Inputs | Samples | None = None) -> ModelWithInputs:
+def model_of(
+    dotted: str, product: Any, inputs: Inputs | Samples | None, factory: Callable[..., Any]
+) -> ModelWithInputs:
     """The model that a factory returned, in eval mode, with its inputs."""
+    _refuse_script(dotted, product)
+    if inputs is None and isinstance(product, nn.Module):
+        raise without_inputs(dotted, factory, product)
     loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
+    require_on_cpu(dotted, {name: tensor for name, (tensor, _) in _state(loaded.model).items()})
     modules = list(loaded.model.modules())
     notes: list[tuple[str, str]] = []
     if any(EXPORTED in vars(module) for module in modules):
@@ -322,43 +349,46 @@ def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | Samples
     from ci.pipeline.models.exported import load_exported
 
     if arguments:
-        raise BadFactory(f"{path} is a model file, so it takes no arguments")
+        raise BadFactory(f"{path} is a model file, so it takes no arguments", "leave arguments out")
     model, tensors, notes = load_exported(path)
     loaded = fixed_inputs(model, tensors)
+    require_on_cpu(str(path), {name: tensor for name, (tensor, _) in _state(model).items()})
     if inputs is None:
         return replace(loaded, notes=(*loaded.notes, *notes))
-    fitting = inputs.fitting(loaded) if isinstance(inputs, Samples) else inputs
+    fitting = inputs.fitting(model, loaded) if isinstance(inputs, Samples) else inputs
     return ModelWithInputs(model, fitting, notes=tuple(notes))
 
 
-def find(dotted: str, search_path: Path) -> Callable[..., Any]:
-    """The function `module:name`. The module, and what it imports later, may be beside the suite."""
+def attribute_of(dotted: str, search_path: Path) -> Any:
+    """What is called `module:name`; None if nothing is. The module, and what it imports later, may be beside
+    the suite."""
     module_name, _, name = dotted.partition(":")
     search_first(search_path)
     try:
         module = importlib.import_module(module_name)
+    except SyntaxError as error:
+        raise of_syntax(error) from error
     except Exception as error:
         message = f"importing {module_name} raises {described(error)}"
         raise BadFactory(message, _fix_of_call(error)) from error
-    function: Callable[..., Any] | None = getattr(module, name, None)
+    return getattr(module, name, None)
+
+
+def find(dotted: str, search_path: Path) -> Callable[..., Any]:
+    """The function `module:name`."""
+    function: Callable[..., Any] | None = attribute_of(dotted, search_path)
     if not callable(function):
+        module, _, name = dotted.partition(":")
         actual = "nothing of that name" if function is None else f"a {type(function).__name__}"
-        raise BadFactory(f"expected a function {name} in {module_name}, found {actual}")
+        message = f"expected a function {name} in {module}, found {actual}"
+        raise BadFactory(message, f"name a function of {module}")
     return function
 
 
 def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
-    wanted = "a pair of an nn.Module and its inputs"
-    if isinstance(product, nn.Module):
-        raise BadFactory(f"{dotted}: expected {wanted}, found a module alone, and the suite names no inputs")
-    if isinstance(product, tuple) and len(product) == 3 and isinstance(product[2], Mapping):
-        raise BadFactory(f"{dotted}: expected {wanted}, found keyword arguments too", AS_PT2_WITH_KEYWORDS)
-    if not isinstance(product, tuple) or len(product) != 2:
-        kind = f"a tuple of {len(product)}" if isinstance(product, tuple) else f"a {type(product).__name__}"
-        raise BadFactory(f"{dotted}: expected {wanted}, found {kind}")
+    if not isinstance(product, tuple) or len(product) != 2 or not isinstance(product[0], nn.Module):
+        raise not_the_model(dotted, product)
     model, inputs = product
-    if not isinstance(model, nn.Module):
-        raise BadFactory(f"{dotted}: expected {wanted}, found a {type(model).__name__} for the module")
     _refuse_script(dotted, model)
     if callable(inputs):
         return ModelWithInputs(model, inputs)
@@ -395,16 +425,16 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _with_inputs(dotted: str, product: Any, inputs: Inputs | Samples) -> ModelWithInputs:
+    own = None
     if isinstance(inputs, Samples) and isinstance(product, tuple) and len(product) == 2:
         own = _with_own_inputs(dotted, product)
-        inputs, product = inputs.fitting(own), own.model
-    _refuse_script(dotted, product)
+        product = own.model
     if not isinstance(product, nn.Module):
         pair = isinstance(product, tuple) and len(product) == 2
         actual = "a pair" if pair else f"a {type(product).__name__}"
         message = f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {actual}"
-        raise BadFactory(message)
-    return ModelWithInputs(product, inputs)
+        raise BadFactory(message, "return model")
+    return ModelWithInputs(product, inputs.fitting(product, own) if isinstance(inputs, Samples) else inputs)
 
 
 def _refuse_script(dotted: str, model: Any) -> None:
@@ -415,21 +445,9 @@ def _refuse_script(dotted: str, model: Any) -> None:
 
 def _tensors(sample: Any) -> tuple[Tensor, ...]:
     """Copies, so that a model that changes its inputs does not change other samples."""
-    if isinstance(sample, Mapping):
-        # Their order may not be that of the model's arguments.
-        named = AS_PT2.replace("(model, inputs)", "(model, (), inputs)")
-        raise BadFactory("expected a tuple of tensors as inputs, found a dict: a program has no names", named)
-    if isinstance(sample, Tensor):
-        raise BadFactory("expected a tuple of tensors as inputs, found a tensor", "return model, (x,)")
-    if not isinstance(sample, tuple | list) or not sample:
-        message = f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
-        raise BadFactory(message)
-    for index, value in enumerate(sample):
-        if isinstance(value, dict | list | tuple):
-            kind = type(value).__name__
-            raise BadFactory(f"input {index}: expected a tensor, found a {kind}: a program has none", AS_PT2)
-        if not isinstance(value, Tensor):
-            raise BadFactory(f"input {index}: expected a tensor, found {type(value).__name__} {value!r:.60}")
+    if not isinstance(sample, tuple | list) or not sample or not all(isinstance(x, Tensor) for x in sample):
+        raise not_tensors(sample)
+    require_on_cpu("the model's inputs", {f"input {number}": tensor for number, tensor in enumerate(sample)})
     return tuple(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in sample)
 
 
@@ -495,8 +513,8 @@ def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
                 raise BadFactory(*refuse_computed(computed))
             where = _where_changed(model, sample, name)
             raise BadFactory(
-                f"the model changes {name} while it runs{where}, so its outputs depend on earlier runs: "
-                "make the state an input and an output"
+                f"the model changes {name} while it runs{where}, so its outputs depend on earlier runs",
+                "make the state an input and an output",
             )
     return outputs
 
@@ -518,8 +536,9 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[l
     again = infer(model, samples[0])
     if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
         raise BadFactory(
-            "the model gives different outputs for the same inputs: it keeps state outside its buffers, or "
-            "draws random numbers; make these inputs"
+            "the model gives different outputs for the same inputs: it keeps state outside its buffers, or"
+            " draws random numbers",
+            "make these inputs",
         )
     return outputs
 
@@ -545,9 +564,11 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
 
 
 def _as_tuple(output: object) -> str:
-    """The line that returns the tensors of an object's fields; empty if it has none."""
+    """The line that returns the tensors of an object's fields."""
     fields = [name for name, value in getattr(output, "__dict__", {}).items() if isinstance(value, Tensor)]
-    return f"return its tensors: return {', '.join(f'out.{name}' for name in fields)}" if fields else ""
+    if not fields:
+        return "return the tensors in it"
+    return f"return its tensors: return {', '.join(f'out.{name}' for name in fields)}"
 
 
 def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

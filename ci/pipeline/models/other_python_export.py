@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from typing import Any
 
@@ -15,25 +16,30 @@ def export(modules: str, target: str, seed: str, sample: str, file: str) -> None
     module, _, function = target.partition(":")
     product = getattr(importlib.import_module(module), function)()
     model, inputs = product if isinstance(product, tuple) and len(product) == 2 else (product, None)
+    names = [*inspect.signature(model.forward).parameters]
     if sample:
-        inputs = _read(sample)
+        inputs = _read(sample, names)
     elif callable(inputs):
         inputs = inputs(torch.Generator().manual_seed(int(seed)))
     if inputs is None:
-        sys.exit("the function gives no inputs: return (model, inputs), or give samples with --calibrate")
+        listed = ", ".join(names)
+        sys.exit(f"no inputs: `return model, ({listed},)`, with a tensor for each; or give --calibrate DIR")
     with torch.no_grad():
         torch.export.save(torch.export.export(model.eval(), tuple(inputs)), file)
 
 
-def _read(sample: str) -> tuple[Any, ...]:
+def _read(sample: str, names: list[str]) -> tuple[Any, ...]:
     if sample.endswith(".pt"):
         loaded = torch.load(sample, weights_only=True)
         return tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
     import numpy
 
     loaded = numpy.load(sample)
-    arrays = [loaded[name] for name in loaded.files] if sample.endswith(".npz") else [loaded]
-    return tuple(map(torch.from_numpy, arrays))
+    if not sample.endswith(".npz"):
+        return (torch.from_numpy(loaded),)
+    files = loaded.files
+    by_name = sorted(names[: len(files)]) == sorted(files)
+    return tuple(torch.from_numpy(loaded[name]) for name in (names if by_name else files)[: len(files)])
 
 
 if __name__ == "__main__":

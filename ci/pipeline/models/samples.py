@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ci.pipeline.models.factory import Inputs, ModelSignature, Samples, described
+from ci.pipeline.models.factory import Inputs, Samples, described
+from ci.pipeline.models.mistakes import no_samples, other_names
 from ci.pipeline.models.user_model import SAMPLE_FILES, BadFactory
 from ci.pipeline.suite import Input
 
@@ -42,30 +43,44 @@ def samples_of(folder: Path) -> Samples:
         sorted(path for path in folder.iterdir() if path.suffix in SAMPLE_FILES) if folder.is_dir() else []
     )
     if not files:
-        raise BadFactory(f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}, found none")
+        raise no_samples(folder)
     return Samples(tuple(files), _sample)
 
 
-def _sample(path: Path, wanted: ModelSignature | None) -> tuple[Tensor, ...]:
+def _sample(path: Path, names: Sequence[str]) -> tuple[Tensor, ...]:
     try:
-        if path.suffix == ".pt":
-            loaded: Any = torch.load(path, weights_only=True)
-            tensors: Sequence[Any] = loaded if isinstance(loaded, tuple | list) else [loaded]
-        elif path.suffix == ".npz":
-            with np.load(path) as arrays:
-                # By name where the names are the model's, else in the order of the file.
-                named = wanted is not None and sorted(wanted.names) == sorted(arrays.files)
-                order = wanted.names if wanted is not None and named else arrays.files
-                tensors = [torch.from_numpy(arrays[name]) for name in order]
-        else:
-            tensors = [torch.from_numpy(np.load(path))]
+        tensors = _read(path, names)
+    except BadFactory:
+        raise
     except Exception as error:
-        raise BadFactory(f"{path} cannot be read: {described(error)}") from error
+        message = f"{path} cannot be read: {described(error)}"
+        raise BadFactory(message, "save it again: numpy.save(path, array)") from error
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
-            raise BadFactory(f"{path}: expected tensors, found a {type(tensor).__name__}")
+            message = f"{path}: expected tensors, found a {type(tensor).__name__}"
+            raise BadFactory(message, f'torch.save(({", ".join(names[:2] or ["x"])},), "{path.name}")')
         if tensor.dtype.is_floating_point and not torch.isfinite(tensor).all():
-            raise BadFactory(f"{path} holds NaN or infinity")
-    if wanted is not None:
-        wanted.require(tensors, str(path))
+            raise BadFactory(f"{path} holds NaN or infinity", "leave that sample out, or correct it")
     return tuple(tensors)
+
+
+def _read(path: Path, names: Sequence[str]) -> Sequence[Any]:
+    if path.suffix == ".pt":
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+        return loaded if isinstance(loaded, tuple | list) else [loaded]
+    if path.suffix == ".npy":
+        return [torch.from_numpy(np.load(path))]
+    with np.load(path) as arrays:
+        return [torch.from_numpy(arrays[name]) for name in _in_order(path, arrays.files, names)]
+
+
+def _in_order(path: Path, files: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    """By name; in the order of the file where there is one, where numpy gave the names, or where the model
+    names none."""
+    expected = names[: len(files)]
+    if sorted(expected) == sorted(files):
+        return expected
+    numpys = [f"arr_{number}" for number in range(len(files))]
+    if len(files) == 1 or list(files) == numpys or len(expected) < len(files):
+        return files
+    raise other_names(path, files, expected)

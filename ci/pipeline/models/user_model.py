@@ -9,10 +9,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from traceback import walk_tb
 
+from ci.artifacts import torch_file
 from provisioning.base.errors import CheckFailed, UnknownName, UsageError
 
 MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
 
+EXPORT = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
 EXPORTED = "range_constraints"
 """The attribute that marks a module of torch.export."""
 
@@ -29,7 +31,7 @@ WORD = re.compile(r"[^a-z0-9_.-]+")
 class BadFactory(Exception):
     """The model cannot be used. The message says why, for the author of the factory."""
 
-    def __init__(self, message: str, fix: str = "") -> None:
+    def __init__(self, message: str, fix: str) -> None:
         super().__init__(message)
         self.fix = fix
 
@@ -87,7 +89,10 @@ def user_model(text: str, folder: Path) -> UserModel:
         return UserModel(_word(path.stem), path.name, path.absolute().parent, path.absolute(), quantized)
     if path.suffix == ".onnx":
         return UserModel(_word(path.stem), "", path.absolute().parent, _file(path, text))
-    fix = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+    if kind := torch_file.kind_of(path):
+        message = f"{text}: expected {MODEL_HELP}, found {kind}"
+        raise UsageError(message, fix=torch_file.as_model(kind, Path(text)))
+    fix = EXPORT
     if path.suffix == ".py":
         fix = f"say which function gives the model and its inputs: {text}:FUNCTION"
         if path.is_file() and len(functions := FUNCTION.findall(path.read_text("utf-8", "replace"))) == 1:
@@ -130,8 +135,7 @@ def _is_quantized(path: Path) -> bool:
             fix="save or copy it again",
         ) from error
     if not programs:
-        kind = "a file of torch.save" if any(name.endswith("/data.pkl") for name in names) else "an archive"
-        message = f"{path}: expected what torch.export.save writes, found {kind} without models/model.json"
-        fix = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
-        raise CheckFailed(message, fix=fix)
+        kind = torch_file.kind_of(path)
+        message = f"{path}: expected what torch.export.save writes, found {kind or 'another archive'}"
+        raise CheckFailed(message, fix=torch_file.as_model(kind, path) if kind else EXPORT)
     return quantized

@@ -1,0 +1,212 @@
+"""What is often given in place of a model, its inputs or samples: the line that is printed works."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ci.pipeline.models import imports
+from ci.pipeline.models.factory import ModelWithInputs, infer_all, make
+from ci.pipeline.models.samples import samples_of
+from ci.pipeline.models.user_model import BadFactory
+from tests.support.typed import typed
+
+NETS = """\
+import numpy, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, image, scale=1.0):
+        return self.linear(image) * scale
+
+class Wide(Net):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+class Two(Net):
+    def forward(self, text, mask):
+        return self.linear(text) * mask
+
+array, x = numpy.zeros((1, 4), "float32"), torch.ones(1, 4)
+image = text = mask = x
+weights = Net().state_dict()
+"""
+
+FACTORIES = {
+    # By name: what is given, what the message names, and where the printed line belongs.
+    "alone": ("def alone(): return Two()", ["text", "mask"], "def alone():\n    model = Two()\n    {}"),
+    "Net": ("", ["Net", "image"], "{}"),
+    "Wide": ("", ["Wide", "width"], "{}"),
+    "wide": ("def wide(width): return Wide(width), (x,)", ["wide", "width"], "{}"),
+    "module": ("module = Net()", ["module", "Net"], "{}"),
+    "listed": ("listed = [Net()]", ["listed", "list"], "{}"),
+    "named": ("named = {'small': Net()}", ["named", "dict"], "{}"),
+    "pair": ("pair = (Net(), (x,))", ["pair", "tuple"], "{}"),
+    "nothing": ("def nothing(): Net()", ["nothing", "None"], "def nothing():\n    model = Net()\n    {}"),
+    "state": ("def state(): return weights", ["state"], "def state():\n    model = Net()\n    {}"),
+    "numpys": (
+        "def numpys(): return Net(), (array,)",
+        ["input 0", "ndarray", "float32[1, 4]"],
+        "def numpys():\n    model = Net()\n    {}",
+    ),
+    "single": ("def single(): return Net(), array", ["ndarray"], "def single():\n    model = Net()\n    {}"),
+    "drawn": (
+        "def drawn(): return Net(), lambda generator: (array,)",
+        ["input 0", "ndarray"],
+        "def drawn():\n    model = Net()\n    {}",
+    ),
+    "empty": ("def empty(): return Net(), ()", ["none"], "def empty():\n    model = Net()\n    {}"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    before = list(sys.path)
+    yield tmp_path
+    sys.path[:] = before
+    imports._first = None
+    for name in [name for name in sys.modules if name.startswith("qnn_ci_mistake")]:
+        del sys.modules[name]
+
+
+def built(folder: Path, code: str, function: str, samples: Path | None = None) -> ModelWithInputs:
+    """A model that runs, of a module of its own."""
+    module = f"qnn_ci_mistake_{len(list(folder.glob('*.py')))}"
+    (folder / f"{module}.py").write_text(code)
+    loaded = make(f"{module}:{function}", {}, folder, samples_of(samples) if samples else None)
+    chosen = loaded.chosen(None, None)
+    infer_all(loaded.model.eval(), [*chosen.compared, *chosen.calibrating])
+    return loaded
+
+
+def line_of(error: BadFactory) -> str:
+    (line, *_) = re.findall("`(.+?)`", error.fix)
+    return str(line).replace("…", "4")
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_the_line_that_is_printed_for_a_factory_works_where_it_belongs(folder: Path, name: str) -> None:
+    code, named, place = FACTORIES[name]
+    with pytest.raises(BadFactory) as refused:
+        built(folder, f"{NETS}\n{code}\n", name)
+    assert all(word in str(refused.value) for word in named), refused.value
+    line = line_of(refused.value)
+    (made,) = re.findall(r"def (\w+)", line) or [name]
+    assert made == name or f"name {made}" in refused.value.fix
+    built(folder, f"{NETS}\n{code}\n{place.format(line)}\n", made)
+
+
+ROW = np.ones((1, 4), "f4")
+SAMPLES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    # By what is wrong: the function, the arrays of each file, and what the message names.
+    "another shape": ("one", {"": np.ones((1, 8), "f4")}, ["[1, 4]", "[1, 8]", "image"]),
+    "without the batch": ("one", {"": np.ones(4, "f4")}, ["[1, 4]", "[4]", "image"]),
+    "another type": ("one", {"": np.ones((1, 4))}, ["float32", "float64", "image"]),
+    "other names": ("two", {"a": ROW, "b": ROW}, ["a, b", "text, mask"]),
+    "too few": ("two", {"": ROW}, ["text, mask", "1"]),
+    "of a model alone": ("alone", {"": ROW}, ["text, mask", "1"]),
+    "by other names for a model alone": ("alone", {"a": ROW, "mask": ROW}, ["a, mask", "text, mask"]),
+}
+OF_SAMPLES = f"""{NETS}
+def one(): return Net(), (x,)
+def two(): return Two(), (x, x)
+def alone(): return Two()
+"""
+
+
+@pytest.mark.parametrize("wrong", SAMPLES)
+def test_the_line_that_is_printed_for_a_sample_makes_one_that_is_taken(folder: Path, wrong: str) -> None:
+    function, arrays, named = SAMPLES[wrong]
+    samples = folder / "samples"
+    samples.mkdir()
+    array = arrays.get("")
+    path = samples / ("0.npz" if array is None else "0.npy")
+    if array is None:
+        np.savez(path, **arrays)
+    else:
+        np.save(path, array)
+    with pytest.raises(BadFactory) as refused:
+        built(folder, OF_SAMPLES, function, samples)
+    assert all(word in str(refused.value) for word in [*named, path.name]), refused.value
+    line = line_of(refused.value)
+    if wrong == "another shape":
+        # The model, too, has to be another one then.
+        assert line == "image = torch.zeros(1, 8)"
+        return
+    path.unlink()
+    target = samples / ("0.npz" if "savez" in line else "0.npy")
+    exec(line, {"numpy": np, "array": array, "path": target, "text": ROW, "mask": ROW})
+    built(folder, OF_SAMPLES, function, samples)
+
+
+@pytest.mark.parametrize("files", [[], ["photo.jpg"], ["notes.txt"]])
+def test_a_folder_without_samples_gets_the_line_that_writes_one(folder: Path, files: list[str]) -> None:
+    samples = folder / "samples"
+    samples.mkdir()
+    for name in files:
+        (samples / name).touch()
+    with pytest.raises(BadFactory) as refused:
+        samples_of(samples)
+    assert all(word in str(refused.value) for word in [str(samples), *files])
+    line = line_of(refused.value)
+    if files == ["photo.jpg"]:
+        # PIL is the user's.
+        line = re.sub(r"PIL.Image.open\((.+?)\)", "numpy.ones((4, 1, 1))", line)
+    exec(line, {"numpy": np, "array": np.ones((1, 4), "f4")})
+    assert [path.parent for path in samples_of(samples).files] == [samples]
+
+
+def test_arrays_by_name_go_where_forward_takes_them_also_of_a_model_alone(folder: Path) -> None:
+    samples = folder / "samples"
+    samples.mkdir()
+    np.savez(samples / "0.npz", mask=np.full((1, 4), 2, "f4"), text=np.full((1, 4), 1, "f4"))
+    text, mask = built(folder, OF_SAMPLES, "alone", samples).sample(0)
+    assert float(text[0, 0]) == 1 and float(mask[0, 0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("def net(): return Net().to('meta'), (x,)", "linear.weight"),
+        ("def net(): return Net(), (x, x.to('meta'))", "input 1"),
+        ("def net(): return Net(), lambda generator: (x.to('meta'),)", "input 0"),
+    ],
+)
+def test_a_tensor_that_is_not_on_the_cpu_is_named(folder: Path, code: str, named: str) -> None:
+    """This torch has no GPU; its device without memory stands for one."""
+    with pytest.raises(BadFactory, match=rf"{re.escape(named)} is on meta") as refused:
+        built(folder, f"{NETS}\n{code}\n", "net")
+    assert ".cpu()" in line_of(refused.value)
+
+
+def test_a_model_that_asks_for_a_gpu_gets_its_line_and_what_to_write_there(folder: Path) -> None:
+    code = f"{NETS}\ndef net(): return Net().cuda(), (x,)\n"
+    with pytest.raises(BadFactory, match=rf"_0\.py:{len(code.splitlines())}") as refused:
+        built(folder, code, "net")
+    new, old = re.findall("`(.+?)`", refused.value.fix)
+    built(folder, code.replace(old, new), "net")
+
+
+def test_a_line_that_python_cannot_read_is_named_as_it_stands(folder: Path) -> None:
+    with pytest.raises(BadFactory, match=r"_0\.py:2.*`def net\(:`") as refused:
+        built(folder, "import torch\ndef net(:\n    return 1\n", "net")
+    assert "_0.py:2" in refused.value.fix
+
+
+@pytest.mark.heavy
+@pytest.mark.long("starts the process that compiles, which imports executorch")
+def test_compile_says_it(folder: Path) -> None:
+    (folder / "net.py").write_text(OF_SAMPLES)
+    ended = typed("compile", "net.py:alone", "-o", "out", cwd=folder)
+    assert ended.returncode == 1
+    assert "return model, (text, mask)" in ended.stderr and "--calibrate" in ended.stderr
