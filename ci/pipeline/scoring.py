@@ -2,52 +2,86 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
-from ci.engine.work import Result
+from ci.engine.work import Failure, Result
+from ci.engine.workers.parent import Refused, WorkerDied
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.models.metric import METRIC
-from ci.pipeline.steps import Ask, Step
+from ci.pipeline.models.own_packages import OwnPackages
+from ci.pipeline.stage import AnyPlan, by_packages
 from ci.pipeline.suite import AnyProgram
-from provisioning.base.findings import Metric
+from ci.work import ChildTask, Home, Outcome, run
+from provisioning.base.commands import session
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
 
 
-@dataclass(frozen=True)
-class TaskScore(Step[P]):
-    kind = METRIC
-    title = "metrics of tasks"
-    is_cached = False
+def scores_of(
+    plan: AnyPlan[P],
+    programs: Sequence[P],
+    outputs: Mapping[str, Path],
+    home: Callable[[OwnPackages], Home],
+    function: str,
+    request: Callable[[P], Mapping[str, Any]],
+) -> dict[str, Result]:
+    """The figures of each program's metric. `outputs` are the folders of what each gave, which may be cached.
 
-    outputs: Mapping[str, Path]
-    """The folder of what each program gave, which may be a cached one."""
+    `function` is MODULE:FUNCTION; `request` says what it gets beside the metric and the folder."""
+    results: dict[str, Result] = {}
+    for own, mine in by_packages(programs, plan.selection.store):
+        tasks = [
+            ChildTask(
+                program.name,
+                function,
+                {
+                    "do": METRIC,
+                    "function": str(program.search_path / program.case.metric.function),
+                    "outputs": str(outputs[program.name]),
+                    "working_folder": str(program.working_folder),
+                    "log": str(_log(plan, program.name)),
+                    **request(program),
+                },
+                plan.work.timeout,
+            )
+            for program in mine
+        ]
+        ended = run(tasks, home(own), "metrics of tasks", _line, plan.work.jobs)
+        results |= {name: _result(outcome, _log(plan, name)) for name, outcome in ended.items()}
+    return results
 
-    @abstractmethod
-    def request(self, program: P) -> Mapping[str, Any]:
-        """What its worker gets beside the function and the folder; the reply has the figures."""
 
-    def key(self, program: P, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return {}
+def _log(plan: AnyPlan[P], name: str) -> Path:
+    return plan.logs.absolute() / METRIC / f"{name}.log"
 
-    def folder(self, program: P) -> Path:
-        return self.plan.logs / METRIC / program.name
 
-    def log(self, program: P) -> Path:
-        return self.plan.logs / METRIC / f"{program.name}.log"
+def _line(name: str, outcome: Outcome) -> Line:
+    if isinstance(outcome, Refused):
+        return failed(f"{outcome.kind}: {outcome.message}")
+    if isinstance(outcome, WorkerDied):
+        return failed(f"{outcome.kind}: {outcome.how}")
+    return Line("measured", in_words(outcome["figures"]))
 
-    def line(self, program: P, result: Result) -> Line:
-        if result.failure:
-            return failed(f"{result.failure.kind}: {result.failure.message}")
-        return Line("measured", in_words(result.facts["figures"]))
 
-    def work(self, program: P, ask: Ask) -> Mapping[str, Any]:
-        function = program.search_path / program.case.metric.function
-        common = {"function": str(function), "outputs": str(self.outputs[program.name])}
-        return ask(do=METRIC, working_folder=str(program.working_folder), **common, **self.request(program))
+def _result(outcome: Outcome, log: Path) -> Result:
+    if isinstance(outcome, Refused):
+        failure = Failure(
+            outcome.kind,
+            outcome.message,
+            outcome.fix,
+            log,
+            exit_code=outcome.exit_code,
+            details=outcome.details,
+        )
+        return Result(failure=failure)
+    if isinstance(outcome, WorkerDied):
+        if trouble := outcome.trouble(log):
+            return Result(failure=Failure.of(trouble, log))
+        late = outcome.kind == "timeout"
+        fix = "give it longer with --timeout" if late else session("diagnose", log)
+        return Result(failure=Failure(outcome.kind, outcome.sentence(log), fix, log))
+    log.unlink(missing_ok=True)
+    return Result(outcome)

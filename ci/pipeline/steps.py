@@ -80,8 +80,6 @@ class Step(ABC, Generic[N]):
     """Whether the files that it writes are its result; else they are there to be looked at if it fails."""
     leaves_files: ClassVar[bool] = False
     """Whether its log and files stay with the logs: its work itself removes what nobody will look at."""
-    is_cached: ClassVar[bool] = True
-    """Whether its results are looked up and kept."""
     remembers_all: ClassVar[bool] = False
     """Whether results that it does not accept are remembered too."""
     done_once: ClassVar[bool] = False
@@ -320,7 +318,6 @@ def run_tasks(
         work.why,
         share=step.done_once,
         show_cached=step.shows_cached,
-        is_cached=step.is_cached,
     )
     assessment = Assessment(accept, line, stop_after, step.remembers_all)
     results = do(tasks, how, assessment)

@@ -19,6 +19,7 @@ FLOORS = (
     {"diagnose"},
     {"artifacts"},
     {"engine"},
+    {"work"},
     {"pipeline"},
     {"operators"},
     {"lanes", "upgrades", "builds", "parity", "signing", "device", "inspect", "report"},

@@ -73,7 +73,7 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
-    with _threads_for_libraries():
+    with threads_for_libraries():
         answer = start()
     # Imported objects are never garbage: keep later collections from walking them.
     gc.collect()
@@ -92,10 +92,10 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
         for line in orders:
             order = json.loads(line)
             if forks:
-                work = functools.partial(_logged, answer, order)
+                work = functools.partial(logged, answer, order)
                 reply = in_watched_fork(work, order["temporary"], order["timeout"], places_of(order))
             else:
-                reply = _logged(answer, order)
+                reply = logged(answer, order)
             _say(replies, {**reply, "resident": memory_of_process()})
 
 
@@ -120,7 +120,7 @@ def _take_orders() -> TextIO:
 
 
 @contextlib.contextmanager
-def _threads_for_libraries() -> Iterator[None]:
+def threads_for_libraries() -> Iterator[None]:
     """Libraries read the number when they are loaded; the user's code then finds the user's own value."""
     before, number = os.environ.get(FOR_LIBRARIES), hidden.get(THREADS)
     if number:
@@ -141,7 +141,7 @@ def threads(default: int = 1) -> int:
     return int(hidden.get(THREADS) or os.environ.get(FOR_LIBRARIES) or default)
 
 
-def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
+def logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
     log = order.get("log")
     try:
         with output_to(Path(log)) if log else contextlib.nullcontext():

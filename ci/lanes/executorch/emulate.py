@@ -43,8 +43,9 @@ from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import StageOptions
 from ci.pipeline.proved import explained
 from ci.pipeline.runner import Runner, find_runner, ready_runner
-from ci.pipeline.scoring import TaskScore
+from ci.pipeline.scoring import scores_of
 from ci.pipeline.steps import Ask, Step, run_step
+from ci.work import Home
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Edit, Finding, Metric, Place, Severity
@@ -266,23 +267,16 @@ class RunForMetric(RunOnEmulator):
         return ran(result) or not findings_of(program, result, self.compiled[program.name].facts)
 
 
-@dataclass(frozen=True)
-class ScoreOutputs(TaskScore[ExecutorchProgram]):
-    plan: ExecutorchPlan
-    compiled: Mapping[str, Result]
-
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return {**self.plan.environment, **own.variables}
-
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        environment, fix = self.environment(own), session("test_emulator")
-        timeout = self.plan.work.timeout
-        return setup_of(self.plan, RUN_WORKER, environment, threads, timeout, fix, "numpy", own.python)
-
-    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
-        compiled = self.compiled[program.name]
-        rows = {name: compiled.facts[name] for name in ("expected", "reference")}
-        return {"compiled": str(compiled.folder), **rows}
+def home_of_metrics(plan: ExecutorchPlan, own: OwnPackages) -> Home:
+    return Home(
+        # numpy's threads would not survive a fork.
+        {**plan.environment, **own.variables, "OPENBLAS_NUM_THREADS": "1"},
+        plan.logs,
+        "ci.lanes.executorch.run_worker:start",
+        "numpy",
+        session("test_emulator"),
+        own.python,
+    )
 
 
 def measure(
@@ -312,8 +306,19 @@ def measured_with_metric(step: RunForMetric, programs: Sequence[ExecutorchProgra
     outputs = {
         name: result.folder / OUTPUTS for name, result in results.items() if ran(result) and result.folder
     }
-    scores = run_step(
-        ScoreOutputs(plan, outputs, step.compiled), [row for row in programs if row.name in outputs]
+
+    def request(program: ExecutorchProgram) -> Mapping[str, Any]:
+        compiled = step.compiled[program.name]
+        rows = {name: compiled.facts[name] for name in ("expected", "reference")}
+        return {"compiled": str(compiled.folder), **rows}
+
+    scores = scores_of(
+        plan,
+        [row for row in programs if row.name in outputs],
+        outputs,
+        partial(home_of_metrics, plan),
+        "ci.lanes.executorch.run_worker:metric_of",
+        request,
     )
     for program in programs:
         result, score, evidence = results[program.name], scores.get(program.name), None

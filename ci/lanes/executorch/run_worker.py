@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ci.engine.trouble import InTrouble, how_it_ended, of_ending
 from ci.engine.workers.child import Answer, blame, doing, places_of, reporting, serve, threads
 from ci.engine.workers.parent import tail
-from ci.pipeline.models.metric import METRIC, error_of_metric
+from ci.pipeline.models.metric import error_of_metric
 from ci.pipeline.runner import LINE_OF_ERROR, Runner, with_names
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "ou
 def start() -> Answer:
     for name in ("numpy", "ci.pipeline.lost_parts", "ci.diagnose.explain"):
         importlib.import_module(name)
-    return answer
-
-
-def answer(order: dict[str, Any]) -> dict[str, Any]:
-    return metric_of(order) if order.get("do") == METRIC else measured(order)
+    return measured
 
 
 def measured(order: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,10 @@ from ci.pipeline.installed import require_packages
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import load_forecasts
-from ci.pipeline.scoring import TaskScore
+from ci.pipeline.scoring import scores_of
 from ci.pipeline.stage import AnyPlan, baselines_of
 from ci.pipeline.steps import Ask, Step, run_step
+from ci.work import Home
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import empty_folder
@@ -278,17 +279,11 @@ class CompileForMetric(CompileOnnx):
         return {"keeps_outputs": True}
 
 
-@dataclass(frozen=True)
-class ScoreContexts(TaskScore[OnnxProgram]):
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return environment(own)
-
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        work = self.plan.work
-        return setup_of(self.plan.logs, threads=threads, timeout=work.timeout, forks=True, own=own)
-
-    def request(self, program: OnnxProgram) -> Mapping[str, Any]:
-        return {}
+def home_of_metrics(plan: OnnxPlan, own: OwnPackages) -> Home:
+    spec = setup_of(plan.logs, timeout=plan.work.timeout, own=own)
+    return Home(
+        spec.environment, spec.logs, "ci.lanes.onnx.worker:start", spec.imports, spec.fix, spec.python
+    )
 
 
 def with_metrics(
@@ -300,7 +295,14 @@ def with_metrics(
         for name, result in results.items()
         if result.folder and (result.folder / OUTPUTS).is_file()
     }
-    scores = run_step(ScoreContexts(plan, outputs), [row for row in programs if row.name in outputs])
+    scores = scores_of(
+        plan,
+        [row for row in programs if row.name in outputs],
+        outputs,
+        partial(home_of_metrics, plan),
+        "ci.lanes.onnx.worker:answer",
+        lambda program: {},
+    )
     found = dict(results)
     for name, score in scores.items():
         found[name] = replace(results[name], failure=score.failure)

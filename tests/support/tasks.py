@@ -1,0 +1,103 @@
+"""What tasks of the tests do, each a function that ci/work.py calls in a child process."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+imported_in = os.getpid()
+
+
+def prepare() -> None:
+    import numpy  # noqa: F401
+
+
+def fail_to_prepare() -> None:
+    raise ImportError("there is no such library")
+
+
+def echo(request: dict[str, Any]) -> dict[str, Any]:
+    print("a line of the log")
+    return {**request, "process": os.getpid(), "imported_in": imported_in}
+
+
+def surroundings(request: dict[str, Any]) -> dict[str, Any]:
+    """What the user's code finds."""
+    import numpy
+
+    return {
+        "stdin": sys.stdin.read(),
+        "variables": dict(os.environ),
+        "temporary": tempfile.gettempdir(),
+        "drawn": [numpy.random.random(), random.random()],
+        "cores": sorted(os.sched_getaffinity(0)),
+        "most_memory": resource.getrlimit(resource.RLIMIT_DATA)[0],
+    }
+
+
+def change(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether another task's change is seen here."""
+    seen = sys.modules[__name__].__dict__.get("changed", False)
+    sys.modules[__name__].__dict__["changed"] = True
+    return {"seen": seen}
+
+
+def end(request: dict[str, Any]) -> dict[str, Any]:
+    print("my last words", flush=True)
+    if request["how"] == "exit":
+        os._exit(3)
+    if request["how"] == "raise":
+        raise ValueError("no model")
+    if request["how"] == "disk":
+        raise OSError(28, "No space left on device")
+    os.kill(os.getpid(), getattr(signal, request["how"]))
+    time.sleep(60)
+    return {}
+
+
+def hang(request: dict[str, Any]) -> dict[str, Any]:
+    """With a grandchild in a session of its own, whose number is written down; busy if asked."""
+    grandchild = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+    )
+    Path(request["file"]).write_text(f"{grandchild.pid} {os.getpid()} {os.getppid()}")
+    while request.get("busy"):
+        pass
+    if request.get("ends"):
+        return {"grandchild": grandchild.pid}
+    time.sleep(600)
+    return {}
+
+
+def sleep(request: dict[str, Any]) -> dict[str, Any]:
+    with Path(request["file"]).open("a") as stream:
+        stream.write(f"{request['name']}\n")
+    time.sleep(0.3)
+    return {}
+
+
+def run_hanging(file: str) -> None:
+    """A command with a task that hangs: for a test that kills it."""
+    from ci.engine.progress import Line
+    from ci.work import ChildTask, run
+    from tests.unit.test_work import home_in
+
+    folder = Path(file).parent
+    run(
+        [ChildTask("one", "tests.support.tasks:hang", {"file": file}, 600)],
+        home_in(folder),
+        "toys",
+        lambda *_: Line(""),
+    )
+
+
+if __name__ == "__main__":
+    run_hanging(sys.argv[1])
