@@ -188,7 +188,7 @@ def _remembered(
     tasks: Sequence[Task], assessment: Assessment, how: RunOptions
 ) -> tuple[dict[str, Result], list[tuple[Task, str]]]:
     if not how.is_cached:
-        return {}, [(task, "its result is never cached") for task in tasks]
+        return {}, [(task, "--recheck") for task in tasks]
     results: dict[str, Result] = {}
     todo: list[tuple[Task, str]] = []
     for task in tasks:
