@@ -31,9 +31,9 @@ from typing import Any
 from ci.engine.closed import limits, without_hidden
 from ci.engine.jobs import Job, core_shares, default_slots, longest_first, memory_budget
 from ci.engine.progress import Line, progress
-from ci.engine.trouble import Trouble, how_it_ended, of_places, of_text, of_time
+from ci.engine.trouble import Trouble, how_it_ended, of_error, of_places, of_text, of_time
 from ci.engine.workers import child
-from ci.engine.workers.parent import Refused, WorkerDied, tail
+from ci.engine.workers.parent import Refused, WorkerDied, opened_log, tail
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 
@@ -112,19 +112,30 @@ def run(
         return running[name][0].doing if name in running else "starting its process"
 
     with progress(title, waiting, slots, line, doing) as shown, Template(home, threads) as template:
+
+        def end(job: Job, outcome: Outcome, seconds: float) -> None:
+            outcomes[job.name] = outcome
+            shown.ended(job, outcome, seconds)
+
         while waiting or running:
             while free_cores and (job := _fitting(waiting, [job for _, job, _ in running.values()], memory)):
                 waiting.remove(job)
-                cores = free_cores.pop()
                 shown.started(job)
-                running[job.name] = template.start(named[job.name], cores), job, cores
-            _wait_for_one([entry for entry, _, _ in running.values()])
+                try:
+                    entry = template.start(named[job.name], free_cores[-1])
+                except OSError as error:
+                    if not (found := of_error(error)):
+                        raise
+                    end(job, WorkerDied("crash", found.message, trouble=found), 0.0)
+                else:
+                    running[job.name] = entry, job, free_cores.pop()
+            if running:
+                _wait_for_one([entry for entry, _, _ in running.values()])
             for name, (entry, job, cores) in list(running.items()):
                 if (outcome := entry.outcome()) is not None:
                     del running[name]
                     free_cores.append(cores)
-                    outcomes[name] = outcome
-                    shown.ended(job, outcome, entry.seconds)
+                    end(job, outcome, entry.seconds)
     return outcomes
 
 
@@ -150,12 +161,12 @@ class Template:
 
     def __init__(self, home: Home, threads: int) -> None:
         self._home, self._threads = home, threads
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._started: list[Running] = []
         environment, hidden = without_hidden({**home.environment, child.THREADS: str(threads)})
-        home.logs.mkdir(parents=True, exist_ok=True)
         self._log = home.logs / f"template-{os.getpid()}-{threading.get_ident()}.log"
-        with theirs, self._log.open("wb") as log:
+        log = opened_log(self._log)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, log:
             self._process = subprocess.Popen(
                 [home.python, "-m", "ci.work", str(theirs.fileno())],
                 cwd=ROOT,
@@ -192,9 +203,13 @@ class Template:
         self.close()
 
     def start(self, task: ChildTask, cores: set[int]) -> Running:
-        ours, theirs = socket.socketpair()
         # Made here, because a guard that is killed cannot remove it.
         temporary = tempfile.mkdtemp(prefix="qnn-ci-")
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         order = {
             "function": task.function,
             "request": dict(task.request),

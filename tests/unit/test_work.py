@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from ci.engine.jobs import Job
 from ci.engine.progress import Line
 from ci.engine.workers.parent import WorkerDied
 from ci.work import ChildTask, Home, Outcome, run
-from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
 PATH = {"PATH": "/usr/bin:/bin"}
@@ -185,3 +186,29 @@ def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Pat
     with pytest.raises(EnvironmentLacking) as caught:
         done(tmp_path, "echo", {}, home=home_in(tmp_path, "fail_to_prepare"))
     assert "there is no such library" in caught.value.message and caught.value.fix == "install them"
+
+
+def test_a_folder_of_logs_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    with pytest.raises(UsageError, match=str(tmp_path / "logs")):
+        done(tmp_path, "echo", {})
+
+
+def test_where_no_more_files_can_be_opened_it_is_the_machine_and_no_verdict(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lines: list[str] = []
+
+    def line(name: str, outcome: Outcome) -> Line:
+        # From the first end on, none is free.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        lines.append(name)
+        return Line("ended")
+
+    tasks = [ChildTask(name, "tests.support.tasks:echo", {}, 30) for name in ("one", "two")]
+    try:
+        first, second = run(tasks, home_in(tmp_path), "toys", line, 1).values()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert isinstance(first, dict) and lines == ["one", "two"]
+    found = death(second).trouble(tmp_path / "1.log")
+    assert found and found.kind == "disk"

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, BinaryIO, Generic, Literal, TypeVar
 
 from ci.engine.closed import limits, without_hidden
 from ci.engine.jobs import Job
@@ -119,8 +119,6 @@ class Worker:
     """What it touched before its first order, if it forks."""
     seen: Touched
     """What its orders touched, the failed ones too; for the caller to empty."""
-    written: list[Path]
-    """The folders that these orders wrote to."""
     asked: Mapping[str, str]
     """The variables that the last order asked for and did not have (`Touched.asked`)."""
     resident: int = 0
@@ -130,17 +128,8 @@ class Worker:
     def __init__(self, setup: WorkerSpec) -> None:
         self.setup = setup
         self.asked = {}
-        try:
-            setup.logs.mkdir(parents=True, exist_ok=True)
-            log = setup.logs / f"worker-{os.getpid()}-{threading.get_ident()}.log"
-            errors = log.open("wb")
-        except OSError as error:
-            if trouble := of_error(error):
-                raise EnvironmentLacking(trouble.message, fix=trouble.fix) from error
-            raise UsageError(
-                f"logs cannot be written to {setup.logs}: {error.strerror or error}",
-                fix="choose another directory",
-            ) from error
+        log = setup.logs / f"worker-{os.getpid()}-{threading.get_ident()}.log"
+        errors = opened_log(log)
         receive, send = os.pipe()
         environment, hidden = without_hidden(setup.environment)
         hidden.pop(FORK_SERVERS, None)
@@ -288,6 +277,20 @@ class Worker:
         line, _, self._pending = self._pending.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+
+def opened_log(log: Path) -> BinaryIO:
+    """Raises EnvironmentLacking or UsageError where none can be written."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("wb")
+    except OSError as error:
+        if trouble := of_error(error):
+            raise EnvironmentLacking(trouble.message, fix=trouble.fix) from error
+        raise UsageError(
+            f"logs cannot be written to {log.parent}: {error.strerror or error}",
+            fix="choose another directory",
+        ) from error
 
 
 R = TypeVar("R")
