@@ -136,7 +136,8 @@ def regenerate(environment: str, *, upgrade: bool = False, upgrade_packages: Seq
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
     inputs = inputs_of(environment)
     arguments = ["--upgrade"] if upgrade else [f"--upgrade-package={name}" for name in upgrade_packages]
-    new = render(inputs, without_cuda(parse(resolve(environment, inputs, old, arguments))))
+    entries = without_cuda(parse(resolve(environment, inputs, old, arguments)))
+    new = render(inputs, entries, load_environments()[environment].megabytes)
     if new == old:
         return False
     replace_text(path, new)
@@ -175,10 +176,11 @@ def without_cuda(entries: Iterable[Entry]) -> list[Entry]:
         kept = wanted
 
 
-def render(inputs: Sequence[str], entries: Iterable[Entry]) -> str:
+def render(inputs: Sequence[str], entries: Iterable[Entry], megabytes: int | None = None) -> str:
     lines = [FIRST_LINE, f"# inputs-sha256: {digest_of(inputs)}"]
     lines += [f"# input: {requirement}" for requirement in inputs]
     lines += [f"# torch: {requirement}" for requirement in inputs if name_of(requirement) == EXEMPT]
+    lines += [f"# room: {megabytes} MB"] if megabytes else []
     return "\n".join([*lines, *map(text_of, entries), ""])
 
 

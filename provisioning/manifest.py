@@ -198,6 +198,8 @@ class PythonEnvironment(Model):
     python: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")] | None = None
     """The oldest Python that these packages are made for, where that is not the project's own."""
     requires: tuple[str, ...] = ()
+    megabytes: Annotated[int, Field(gt=0)] | None = None
+    """What it takes on disk, rounded up: so much must be free before it is made."""
     abstract: bool = False
     """Whether others only include it: never installed alone, so not locked."""
 

@@ -65,6 +65,19 @@ def uv_variables(environ: Mapping[str, str], *, portable: bool = False) -> dict[
     return variables
 
 
+def without_project(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which uv reads the user's own configuration, or the machine's, and not that of the project
+    in the current folder: its `[tool.uv]` is about its own packages."""
+    if environ.get("UV_CONFIG_FILE") or environ.get("UV_NO_CONFIG"):
+        return {}
+    home = Path(environ.get("HOME", "~")).expanduser()
+    everybodys = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    folders = [environ.get("XDG_CONFIG_HOME") or home / ".config", *everybodys, "/etc"]
+    files = (Path(folder, "uv", "uv.toml") for folder in folders)
+    own = next((file for file in files if file.is_file()), None)
+    return {"UV_CONFIG_FILE": str(own)} if own else {"UV_NO_CONFIG": "1"}
+
+
 def has_several_indexes(environ: Mapping[str, str]) -> bool:
     """Whether packages may come from more than one index."""
     variables = {**environ, **uv_variables(environ)}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from provisioning import pip_settings
 from provisioning.base.commands import session
-from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.base.progress import at_work
 from provisioning.base.settings import CLONE, MANIFESTS, ROOT, outputs_path
 
@@ -42,6 +42,9 @@ SELDOM_IMPORTED = (
 
 STAMP = "qnn-ci.stamp"
 """The file in an environment that says what it was made of, once it is complete."""
+
+TORCH_OF_INDEX_MB = 6000
+"""What torch and its CUDA packages take where the index has no CPU build."""
 
 UV_ENVIRONMENT = "nox"
 """The environment whose lock has uv."""
@@ -96,6 +99,7 @@ class PythonEnvironments:
             if _text(stamp) != wanted:
                 begun = time.monotonic()
                 self.log(f"Making the {name} environment in {home}, once for this lock file")
+                self._require_room(text)
                 # After a kill, the remains must not be taken for the environment of an earlier lock file.
                 stamp.unlink(missing_ok=True)
                 shutil.rmtree(home, ignore_errors=True)
@@ -103,18 +107,23 @@ class PythonEnvironments:
                 maker = (
                     [uv, "venv", "--python", base_python()] if uv else [sys.executable, "-m", "virtualenv"]
                 )
-                _run([*maker, "--quiet", str(home)])
+                _run([*maker, "--quiet", str(home)], self.folder)
                 left = self._install_kept(name, home, uv)
                 for line in text.splitlines():
                     if line.startswith("# torch: ") and not _has_torch(home):
                         self.install_torch(home, line.removeprefix("# torch: "), uv)
-                _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(left)])
+                _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(left)], home)
                 # In the tests environment Python may write bytecode while it imports.
                 if sys.dont_write_bytecode and name != "tests":
                     _write_bytecode(python)
                 stamp.write_text(wanted, encoding="utf-8")
                 self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")
         return str(python)
+
+    def _require_room(self, lock: str) -> None:
+        """What the lock file says that its packages take."""
+        if room := re.search(r"^# room: (\d+) MB$", lock, re.MULTILINE):
+            _require_room(self.folder, int(room[1]))
 
     def _uv_for(self, name: str) -> str | None:
         """The user's own uv, else the locked one, which takes a third of pip's time; None: pip must do."""
@@ -163,14 +172,17 @@ class PythonEnvironments:
             if recorded == index:
                 why = f"not on record: {ACCEPT}" if _differs(output) else "not to be had"
                 self.log(f"a CPU build of torch is {why}; trying the index's own, of several GB")
+                _require_room(home, TORCH_OF_INDEX_MB)
             command = _installer(python, uv)
             if pytorchs:
                 if uv is None or pip_settings.no_index(os.environ):
                     continue
                 command.append("--torch-backend=cpu")
-            output += _output([*command, "--no-deps", "--require-hashes", "-r", str(recorded)])
+            attempt = _output([*command, "--no-deps", "--require-hashes", "-r", str(recorded)])
             if _has_torch(home):
                 return
+            _raise_known(attempt, home)
+            output += attempt
         if _differs(output):
             raise EnvironmentLacking(
                 f"your index has {requirement} in a build that is not on record in {self.torch}, so it was "
@@ -215,11 +227,52 @@ def _installer(python: Path, uv: str | None, *, no_index: bool = False) -> list[
     return [uv, "pip", "install", *quiet, *flags, "--python", str(python)]
 
 
-def _run(command: list[str]) -> None:
-    if code := subprocess.run(command, env=_variables(), check=False).returncode:
+def _run(command: list[str], folder: Path) -> None:
+    # On a terminal, uv shows its progress, and nobody reads why it failed: so it tries once more.
+    if sys.stderr.isatty() and not subprocess.run(command, env=_variables(), check=False).returncode:
+        return
+    done = subprocess.run(command, env=_variables(), capture_output=True, text=True, check=False)
+    if not done.returncode:
+        return
+    output = done.stdout + done.stderr
+    _raise_known(output, folder)
+    raise EnvironmentLacking(
+        f"{Path(command[0]).name} ended with exit code {done.returncode}, so the environment is not complete:"
+        f"\n{output.strip()}",
+        fix="correct that, then type the command again",
+    )
+
+
+def _require_room(folder: Path, megabytes: int) -> None:
+    free = shutil.disk_usage(folder).free >> 20
+    if free < megabytes:
         raise EnvironmentLacking(
-            f"{Path(command[0]).name} ended with exit code {code}, so the environment is not complete",
-            fix="correct the error above, then type the command again",
+            f"{folder}: {megabytes:,} MB are needed for the packages, and {free:,} MB are free",
+            fix=ANOTHER_DISK,
+        )
+
+
+NO_ROOM = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+NO_NETWORK = re.compile(
+    r"error sending request|dns error|failed to lookup address|name resolution|connection refused"
+    r"|network is unreachable|connect error|timed out|max retries exceeded",
+    re.IGNORECASE,
+)
+ANOTHER_DISK = "free some space, or choose another disk: XDG_CACHE_HOME, and UV_CACHE_DIR for uv's own cache"
+
+
+def _raise_known(output: str, folder: Path) -> None:
+    """Raise the error where an installer failed of the disk or of the network: no other build would help."""
+    if NO_ROOM.search(output):
+        free = shutil.disk_usage(folder).free >> 20
+        raise EnvironmentLacking(f"{folder}: no space left on device ({free:,} MB free)", fix=ANOTHER_DISK)
+    if NO_NETWORK.search(output):
+        *_, line = (line.strip() for line in output.splitlines() if NO_NETWORK.search(line))
+        cause = re.sub(r"^(caused by|cause): ", "", line, flags=re.IGNORECASE)
+        raise UpstreamError(
+            f"the package index cannot be reached: {cause}",
+            fix="check the network, or name an index that can be reached (PIP_INDEX_URL or UV_DEFAULT_INDEX),"
+            " then type the command again",
         )
 
 
@@ -238,7 +291,8 @@ def _output(command: list[str]) -> str:
 
 
 def _variables() -> dict[str, str]:
-    return {**os.environ, **pip_settings.uv_variables(os.environ)}
+    own = pip_settings.without_project(os.environ)
+    return {**os.environ, **pip_settings.uv_variables(os.environ), **own}
 
 
 def _differs(output: str) -> bool:

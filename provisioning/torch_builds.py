@@ -111,7 +111,11 @@ def _wheels(line: str, options: list[str]) -> list[tuple[str, str]]:
     done = captured(
         [*command, *pip_settings.uv_flags(os.environ), *options],
         input=line,
-        env={**os.environ, **pip_settings.uv_variables(os.environ)},
+        env={
+            **os.environ,
+            **pip_settings.uv_variables(os.environ),
+            **pip_settings.without_project(os.environ),
+        },
     )
     if done.returncode:
         return []

@@ -75,6 +75,8 @@ def compile_model(
                 error.fix = _fix_of(error, exported, plan.programs[0].soc, told)
             raise
         _write(products, taken, new, publish, report, told)
+        if lacking := next((product.unverified for product in products if product.unverified), None):
+            raise lacking
         if extension:
             more = exported.for_suite(plan, results)
             figures = [exported.lane.figures(program, mine_of(program, results)) for program in plan.programs]

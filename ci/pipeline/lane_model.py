@@ -20,7 +20,7 @@ from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import Fix, session
-from provisioning.base.errors import ToolkitError, UsageError
+from provisioning.base.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.findings import Finding
 
 P = TypeVar("P", bound=AnyProgram[Any, Any])
@@ -51,6 +51,8 @@ class Product:
     """For a table of several precisions; without them it has no row there."""
     stale: Sequence[Path] = ()
     """Of an earlier product: they go, unless they are written again."""
+    unverified: EnvironmentLacking | None = None
+    """Why it could not be run, though it was to be. The files are written all the same."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.work import Result
+from ci.engine.work import Failure, Result
 from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
@@ -42,7 +42,7 @@ from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.models.other_python import export_with
 from ci.pipeline.output import Publish, keep_origins, require_own
 from ci.pipeline.precision import scheme_named
-from ci.pipeline.runner import ready_runner
+from ci.pipeline.runner import Runner, ready_runner
 from ci.pipeline.trial import Outcome
 from provisioning.base import answer
 from provisioning.base.commands import Fix
@@ -52,6 +52,9 @@ from provisioning.base.findings import Finding, Severity
 from provisioning.base.places import Places
 from provisioning.base.rendering.text import plural
 from provisioning.fixes import NO_FIX, fix_for
+
+NO_RUNNER = "runner"
+"""The kind of failure of a program that nothing here can run."""
 
 
 @dataclass(frozen=True)
@@ -87,21 +90,34 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
         return plan_of_model(self.model, "compile", programs)
 
     def do(self, plan: ExecutorchPlan) -> Results:
+        on_emulator = [program.name for program in plan.programs if program.backend == "htp"]
+        runner: Runner | None = None
+        no_runner: Result | None = None
+        if self.how.verify and on_emulator:
+            # Before the compile, which may take minutes. The program is worth having without it.
+            try:
+                runner = ready_runner(os.environ, plan.selection.reports)
+            except EnvironmentLacking as error:
+                sys.stderr.write(f"{error.message}: the program will be written, and not be run\n")
+                no_runner = Result(failure=Failure(NO_RUNNER, error.message, error.fix, blame="machine"))
         compiled = compile_programs(plan)
-        measured: dict[str, Result] = {}
         runnable = {
-            program.name: result
-            for program in plan.programs
-            if program.backend == "htp" and (result := compiled.get(program.name)) and result.folder
+            name: compiled[name] for name in on_emulator if name in compiled and compiled[name].folder
         }
-        if self.how.verify and runnable:
-            runner = ready_runner(os.environ, plan.selection.reports)
+        measured: Mapping[str, Result] = {}
+        if runner and runnable:
             measured = measure(plan, runner, runnable, RunOne)
+        elif no_runner:
+            measured = dict.fromkeys(runnable, no_runner)
         return {COMPILED: compiled, RAN: measured}
 
     def product(self, plan: ExecutorchPlan, program: ExecutorchProgram, mine: Mine) -> Product:
         compiled, run = _compiled(program, plan, mine), mine.get(RAN)
         assert compiled.folder is not None
+        unverified: EnvironmentLacking | None = None
+        if run and run.failure and run.failure.kind == NO_RUNNER:
+            message = f"{self.stem(program)}.pte is written, and was not run: {run.failure.message}"
+            unverified, run = EnvironmentLacking(message, fix=run.failure.fix), None
         if run and not ran(run):
             (finding,) = findings_of(program, run, compiled.facts)
             suspected, fix = suspected_on_cpu(compiled.facts)
@@ -159,6 +175,7 @@ class PytorchModel(LaneModel[ExecutorchProgram, ExecutorchPlan]):
             findings=found,
             facts={"accuracy": figures, "ddr": facts["ddr"]},
             chips=program.soc,
+            unverified=unverified,
         )
 
     def stem(self, program: ExecutorchProgram) -> str:

@@ -325,7 +325,9 @@ def _candidates(below: tuple[int, ...]) -> Iterable[str]:
             yield path
     if uv := shutil.which("uv"):
         request = f">={_dotted(_OLDEST)},<{_dotted(below)}"
-        python = _output([uv, "python", "find", "--no-project", "--no-python-downloads", request])
+        python = _output(
+            [uv, "python", "find", "--no-config", "--no-project", "--no-python-downloads", request]
+        )
         if python:
             yield python.strip()
 

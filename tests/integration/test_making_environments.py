@@ -1,0 +1,102 @@
+"""Making a locked environment where a project, the network or the disk are in the way, by a real uv."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from provisioning.base.errors import EnvironmentLacking, UpstreamError
+from provisioning.python_environments import PythonEnvironments
+from tests.support.scripts import script
+from tests.support.wheels import make_wheel
+
+WHEEL = "mine-1.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonEnvironments:
+    """A lock file of one package, which a folder of the user's has."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    for folder in ("links", "locks", "torch", "home", "project"):
+        (tmp_path / folder).mkdir()
+    content = make_wheel(WHEEL)
+    (tmp_path / "links" / WHEEL).write_bytes(content)
+    hashed = hashlib.sha256(content).hexdigest()
+    (tmp_path / "locks" / "small.txt").write_text(f"mine==1.0 \\\n    --hash=sha256:{hashed}\n")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    settings = {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CACHE": "1", "UV_HTTP_RETRIES": "0"}
+    settings |= {"HOME": str(tmp_path / "home"), "XDG_CONFIG_DIRS": str(tmp_path / "nowhere")}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.chdir(tmp_path / "project")
+    return PythonEnvironments(tmp_path / "environments", print, tmp_path / "torch", tmp_path / "locks")
+
+
+@pytest.mark.parametrize("line", ['required-version = ">=99"', 'exclude-newer = "2001-01-01T00:00:00Z"'])
+def test_the_users_project_does_not_steer_it(
+    environments: PythonEnvironments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    project = f'[project]\nname = "theirs"\nversion = "1"\n[tool.uv]\n{line}\n'
+    (tmp_path / "project" / "pyproject.toml").write_text(project)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    assert Path(environments.interpreter("small")).is_file()
+
+
+def test_the_users_own_configuration_of_uv_is_read(environments: PythonEnvironments, tmp_path: Path) -> None:
+    file = tmp_path / "home" / ".config" / "uv" / "uv.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f'no-index = true\nfind-links = ["{tmp_path / "links"}"]\n')
+    assert Path(environments.interpreter("small")).is_file()
+
+
+def test_an_index_that_cannot_be_reached_is_one_line_of_the_network(
+    environments: PythonEnvironments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:1/simple")
+    with pytest.raises(UpstreamError) as raised:
+        environments.interpreter("small")
+    assert len(raised.value.message.splitlines()) == 1 and raised.value.fix
+
+
+def test_room_that_the_packages_need_is_looked_for_before_anything_is_made(
+    environments: PythonEnvironments, tmp_path: Path
+) -> None:
+    lock = tmp_path / "locks" / "small.txt"
+    lock.write_text(f"# room: {(shutil.disk_usage(tmp_path).free >> 20) + 1000} MB\n{lock.read_text()}")
+    with pytest.raises(EnvironmentLacking, match="MB are needed"):
+        environments.interpreter("small")
+    assert not (tmp_path / "environments" / "small").exists()
+
+
+class Refusal(NamedTuple):
+    prints: str
+    error: type[Exception]
+
+
+REFUSALS = [
+    Refusal(f"error: failed to write: {os.strerror(errno.ENOSPC)} (os error 28)", EnvironmentLacking),
+    Refusal("error: failed\n  Caused by: dns error: failed to lookup address information", UpstreamError),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["disk", "network"])
+def test_no_larger_build_of_torch_is_tried_for_a_full_disk_or_without_a_network(
+    environments: PythonEnvironments, tmp_path: Path, refusal: Refusal
+) -> None:
+    for name in ("cpu", "index"):
+        (tmp_path / "torch" / f"{name}.txt").write_text("torch==2.13.0 \\\n    --hash=sha256:00\n")
+    calls = tmp_path / "calls"
+    uv = script(tmp_path / "bin" / "uv", f'echo "$@" >>{calls}; printf "%s" "{refusal.prints}" >&2; exit 2')
+    with pytest.raises(refusal.error):
+        environments.install_torch(tmp_path / "home", "torch==2.13.0", str(uv))
+    assert len(calls.read_text().splitlines()) == 1
