@@ -75,11 +75,6 @@ VERBS = {
         "show which operators run on the NPU at each precision, and why others fall back to the CPU",
         "executorch",
     ),
-    "timing": Verb(
-        "ci.model_commands.timing",
-        "show what each operator and line costs on the HTP emulator",
-        "executorch",
-    ),
     "forecast": Verb("ci.model_commands.forecast", "estimate latency on phones without one", "onnx"),
     "run": Verb(
         "ci.model_commands.run",

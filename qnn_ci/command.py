@@ -46,7 +46,6 @@ ONE_MODEL = (
     "compile",
     "quantize",
     "audit",
-    "timing",
     "forecast",
     "divergence",
     "repair",

@@ -1,1 +1,1 @@
-"""Commands for one model of either lane: `compile`, `quantize`, `audit`, `timing`, `divergence`."""
+"""Commands for one model of either lane: `compile`, `quantize`, `audit`, `divergence`."""

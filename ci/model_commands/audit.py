@@ -12,22 +12,21 @@ from ci.pipeline.compile_flags import add_model, add_option, one_model_of, requi
 from ci.pipeline.flags import add_work
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
-from provisioning.base.command_line import count, switch, valued
+from provisioning.base.command_line import count, valued
 
 EXAMPLES = """\
   qnn-ci audit net.py:model --soc SM8750
   qnn-ci audit model.pt2 --precision fp16 --precision 16a8w
   qnn-ci audit net.py:model --precision 16a8w --fix out/
-  qnn-ci audit model.onnx --calibrate samples/ --measure --json audit.json
+  qnn-ci audit model.onnx --calibrate samples/ --json audit.json
 """
 
 
 class Audits(Protocol):
     """What is asked of a lane."""
 
-    def audited(self, model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
-        """A row of facts for each precision, or for the usual ones; with `run`, also what the emulator
-        measures."""
+    def audited(self, model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """A row of facts for each precision, or for the usual ones."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SCHEME",
         help="may be repeated [fp16, 8a8w, 16a8w, and 16a4w for PyTorch models]",
     )
-    switch(parser, "--measure", "also measure the CPU's share of the time on the emulator")
     valued(parser, "--fix", "DIR", "work around known faults, as `repair MODEL -o DIR`", type=Path)
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="programs in parallel [cores]")
     add_work(parser.add_argument_group("how"), "a step")
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     lane: Audits = of_lane(model, "audit")
 
     def work(report: ModelReport) -> int:
-        rows = lane.audited(model, precisions, run=args.measure)
+        rows = lane.audited(model, precisions)
         answer.add(model=model.typed, soc=model.selection.soc, precisions=rows)
         print("\n".join(as_text(rows)))
         if failed := [scheme for scheme, row in rows.items() if fails(row)]:

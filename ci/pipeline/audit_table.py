@@ -56,14 +56,11 @@ def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _costs(row: Mapping[str, Any]) -> dict[str, str]:
-    costs = {
+    return {
         "delegates": f"{row['delegates']}",
         "operators on the CPU": f"{len(row['cpu'])}",
         "bytes of DDR": f"{row['ddr']['read'] + row['ddr']['written']:,}",
     }
-    if measured := row.get("measured"):
-        costs["time on the CPU"] = f"{measured['milliseconds']:g} ms, {measured['share']:.1%}"
-    return costs
 
 
 def cells_of(row: Mapping[str, Any]) -> dict[str, str]:

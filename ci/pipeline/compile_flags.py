@@ -44,7 +44,7 @@ LANES = {
     ONNX: LaneOfModel(
         "ci.lanes.onnx.product:OnnxModel",
         "onnx",
-        ("per_channel", "embed", "profile_run", "and_soc", "dimension", "option", "source"),
+        ("per_channel", "embed", "and_soc", "dimension", "option", "source"),
     ),
     CHECKPOINT: LaneOfModel(
         "ci.lanes.llm.product:Checkpoint",
@@ -236,7 +236,6 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     switch(parser, "--keep-going", "keep operators that crash the compiler on the CPU, and print the cost")
     repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU")
     switch(parser, "--embed", "put the context into the .onnx")
-    switch(parser, "--profile-run", "also write the time of each operator")
     repeatable(
         parser,
         "--and-soc",
@@ -262,7 +261,6 @@ def compiling_of(args: argparse.Namespace) -> Compiling:
         several_precisions=len(args.precisions or ()) > 1,
         keep_on_cpu=tuple(args.keep_on_cpu),
         embed=args.embed,
-        profile_run=args.profile_run,
         and_socs=tuple(map(chip_named, args.and_soc)),
         language=Language(
             args.through or "genie",

@@ -136,6 +136,5 @@ class Compiling:
     """Whether files are named by their precision, where the lane does not do so anyway."""
     keep_on_cpu: tuple[str, ...] = ()
     embed: bool = False
-    profile_run: bool = False
     and_socs: tuple[str, ...] = ()
     language: Language | None = None

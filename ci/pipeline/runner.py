@@ -158,12 +158,10 @@ class Runner:
         inputs: Path,
         outputs: Path,
         *more: str,
-        trace: Path | None = None,
         figures: Path | None = None,
     ) -> list[str]:
-        """It writes outputs, and a trace and a file of figures where they are named."""
-        nowhere = self.dialect.nowhere
-        files = {"etdump_path": str(trace or nowhere), "performance_output_path": nowhere}
+        """It writes outputs, and a file of figures where one is named."""
+        files = dict.fromkeys(("etdump_path", "performance_output_path"), self.dialect.nowhere)
         if figures:
             files[self.dialect.figures] = str(figures)
         return [

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from ci.report.lanes import onnx_of
 from ci.report.models import models_of
-from ci.report.profiles import NOTE, profiles_of
 from ci.report.programs import programs_of
 from ci.report.speakers import FIGURES, speakers_of
 from provisioning.base.findings import Artifact, Report, Severity
@@ -80,8 +79,6 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
         speakers=speakers,
         figure_names=list(FIGURES.values()),
         onnx=onnx_of(reports),
-        profiled=profiles_of(reports),
-        profile_note=NOTE,
         findings=sorted(findings, key=lambda pair: ranks[pair[1].severity]),
         ranks=ranks,
         finding_stages=dict.fromkeys(stage for stage, _ in findings),

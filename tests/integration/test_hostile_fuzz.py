@@ -17,15 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ci.artifacts.bounds import Malformed
 from ci.artifacts.compiler_log import NATIVE_ERROR, refusals, traffic
-from ci.artifacts.trace import events_of
 from ci.inspect import verb
 from ci.signing import inspection, verification
 from ci.signing.lpai import rehearsal
 from provisioning import archive
 from provisioning.base.errors import ToolkitError
-from tests.support import chains, hostile, zips
+from tests.support import chains, zips
 from tests.support.elves import Library, skel
 from tests.support.onnx_models import context_model
 from tests.support.programs import BUILD_ID, context, program
@@ -52,11 +50,6 @@ def of_signing(path: Path) -> None:
     with contextlib.suppress(ToolkitError):
         json.dumps(asdict(inspection.inspect(path)))
         verification.verify_file(path)
-
-
-def of_trace(path: Path) -> None:
-    with contextlib.suppress(Malformed):
-        events_of(path)
 
 
 def of_log(path: Path) -> None:
@@ -110,7 +103,6 @@ KINDS: dict[str, tuple[Callable[[Path], bytes], Callable[[Path], None]]] = {
     "QnnHtp.dll": (lambda _: dll(content=BUILD_ID.encode()), inspected),
     "libQnnHtpV75Skel.so": (lambda _: rehearsal.sign(Skel().encode(), chains.signer(), (0xABC,)), of_signing),
     "libQnnHtpV73Skel.so": (lambda _: skel(73, BUILD_ID).encode(), of_signing),
-    "run.etdp": (lambda _: hostile.shared_events(3), of_trace),
     "compile.log": (lambda _: LOG.encode(), of_log),
     "sdk.zip": (lambda _: zips.build(zips.folder("lib/"), zips.Item("lib/a", b"text" * 30)), of_archive),
 }

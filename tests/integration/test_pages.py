@@ -24,8 +24,7 @@ README = "README.md: qnn-ci compile net.py:scores --soc SM8750 --precision fp16 
 CONFIG = "docs/environments.md: qnn-ci "
 SHOWN = {README, f"{CONFIG}provision --offline", f"{CONFIG}store verify qnn-sdk"}
 HELD = SHOWN | {
-    f"{COMPILE}compile net.onnx --soc SM8750 --precision 16a8w --per-channel --calibrate samples -o out"
-    " --profile-run",
+    f"{COMPILE}compile net.onnx --soc SM8750 --precision 16a8w --per-channel --calibrate samples -o out",
     f"{COMPILE}compile net.onnx --soc SM8650 --and-soc SM8750 -o out",
     f"{COMPILE}inspect out/net_ctx_qnn.bin",
     f"{RUN}out/net_ctx.onnx --input samples/0.npy --output y.npz",

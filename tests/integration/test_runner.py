@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ci.artifacts.bounds import Malformed
-from ci.artifacts.trace import events_of
 from tests.support.runner import Home, dist, home, programs, runner_reports
 
 __all__ = ["dist", "home", "programs", "runner_reports"]
@@ -224,19 +222,6 @@ def test_a_customary_file_that_cannot_be_written_is_a_warning(home: Home) -> Non
     assert "warning: --etdump_path 'etdump.etdp'" in ran.err
 
 
-def test_a_profile_has_each_call_of_each_inference_and_damage_is_named(home: Home) -> None:
-    assert home.program("add", "--iteration", "3").code == 0
-    events = {event.name: event for event in events_of(home.folder / "etdump.etdp")}
-    assert {"Method::execute", "native_call_add.out", "native_call_mul.out"} <= set(events)
-    whole, add = events["Method::execute"], events["native_call_add.out"]
-    assert len(whole.took) == len(add.took) == 3 and not add.delegated
-    assert all(0 < part < took for part, took in zip(add.took, whole.took, strict=True))
-    trace = home.read("etdump.etdp")
-    for damaged in (b"", trace[:60], trace[: len(trace) // 2], trace[:40] + b"\xff" * 8 + trace[48:]):
-        with pytest.raises(Malformed):
-            events_of(home.write("damaged.etdp", damaged))
-
-
 TIMES = """
 import json, sys
 from executorch.devtools import Inspector
@@ -249,14 +234,15 @@ print(json.dumps([[event.name, [int(took) for took in event.perf_data.raw]] for 
 """
 
 
-@pytest.mark.whole
-def test_a_profile_is_read_as_executorchs_inspector_reads_it(home: Home) -> None:
+def test_executorchs_inspector_finds_each_call_of_each_inference_in_a_profile(home: Home) -> None:
     assert home.program("add", "--iteration", "3").code == 0
     command = [sys.executable, "-c", TIMES, "etdump.etdp"]
     shown = subprocess.run(command, cwd=home.folder, capture_output=True, text=True, check=True).stdout
-    ours = [[event.name, event.took] for event in events_of(home.folder / "etdump.etdp")]
-    theirs = json.loads(shown.splitlines()[-1])
-    assert len(theirs) > 3 and sorted(ours) == sorted(theirs)
+    events = dict(json.loads(shown.splitlines()[-1]))
+    assert {"Method::execute", "native_call_add.out", "native_call_mul.out"} <= set(events)
+    whole, add = events["Method::execute"], events["native_call_add.out"]
+    assert len(whole) == len(add) == 3
+    assert all(0 < part < took for part, took in zip(add, whole, strict=True))
 
 
 INSPECT = """

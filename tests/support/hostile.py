@@ -71,16 +71,6 @@ def overlapping_contexts(count: int) -> bytes:
     return shared_context(count, segments=count)
 
 
-def shared_events(count: int) -> bytes:
-    """A trace of as many runs as each has events: one of each."""
-    builder = flatbuffers.Builder(1 << 16)
-    profiled = table_of(builder, {0: ("offset", builder.CreateString("e" * count)), 7: ("Uint64", 9)})
-    event = table_of(builder, {0: ("offset", profiled)})
-    run = table_of(builder, {3: ("offset", _same(builder, event, count))})
-    builder.Finish(table_of(builder, {1: ("offset", _same(builder, run, count))}), file_identifier=b"ED00")
-    return bytes(builder.Output())
-
-
 def overlapping_members(count: int, size: int | None = None) -> bytes:
     """A DLC whose members are all the same bytes."""
     stream = io.BytesIO()

@@ -54,26 +54,12 @@ ERF = Finding(
 )
 
 
-def _operator(name: str, share: float, module: str) -> dict[str, Metric]:
-    return {"operator": name, "share": share, "module": module, "line": "net.py:12"}
-
-
-PROFILE: dict[str, Metric] = {
-    "operators": [
-        _operator("aten_convolution_default", 0.6, "blocks.0.conv"),
-        _operator("aten_relu_default", 0.3, "blocks.1"),
-        _operator("aten_addmm_default", 0.1, "head"),
-    ]
-}
-
-
 def reports() -> list[Report]:
     lowered: dict[str, Metric] = {GOOD: _lowered(GOOD, "pass", 0), BAD: _lowered(BAD, "fail", 1)}
     ran: dict[str, Metric] = {GOOD: _ran(GOOD), BAD: _ran(BAD)}
     return [
         _of_programs("test_lowering", lowered, ERF),
         _of_programs("test_emulator", ran),
-        report_of("timing", metrics={"profiles": {"net.py:make 8a8w": PROFILE}}),
     ]
 
 
@@ -164,7 +150,7 @@ def with_text_everywhere(text: str) -> list[Report]:
             return {key + text if set("/.") & set(key) else key: put(entry) for key, entry in value.items()}
         return value
 
-    lowering, emulator, profile = reports()
+    lowering, emulator = reports()
     commands = report_of("audit", metrics=COMMANDS)
     onnx = _of_programs("test_onnx", ONNX)
     found, figure = replace(ERF, subject="elsewhere"), {"figure" + text: "1" + text}
@@ -189,7 +175,7 @@ def with_text_everywhere(text: str) -> list[Report]:
                 Artifact(kind, named("build/a.pte"), named("ab"), 1234) for kind in ("log", named("pte"))
             ),
         )
-        for report in (commands, lowering, emulator, profile, onnx, speaker(), other)
+        for report in (commands, lowering, emulator, onnx, speaker(), other)
     ]
 
 

@@ -13,10 +13,8 @@ from types import FrameType
 
 import pytest
 
-from ci.artifacts.bounds import Malformed
 from ci.artifacts.compiler_log import NATIVE_ERROR, refusals, traffic
 from ci.artifacts.program import CompiledProgram, parse
-from ci.artifacts.trace import events_of
 from ci.inspect import verb
 from provisioning.base.errors import CheckFailed
 from tests.support import hostile
@@ -30,17 +28,11 @@ def inspected(path: Path) -> None:
         run_here(verb, path)
 
 
-def traced(path: Path) -> None:
-    with contextlib.suppress(Malformed):
-        events_of(path)
-
-
 # Each with the smallest of the three sizes, at which it is large beside what any file may cost.
 ATTACKS: dict[str, tuple[Make, int]] = {
     "plans.pte": (hostile.shared_plans, 60),
     "context.pte": (hostile.shared_context, 100),
     "overlapping.pte": (hostile.overlapping_contexts, 200),
-    "events.etdp": (hostile.shared_events, 200),
     "overlapping.dlc": (hostile.overlapping_members, 100),
     "members.dlc": (hostile.many_members, 250),
     "fields.onnx": (hostile.empty_fields, 400),
@@ -49,10 +41,6 @@ ATTACKS: dict[str, tuple[Make, int]] = {
 SIZES = (1, 2, 4)
 BESIDE = 1 << 20
 """Bytes that reading takes, however small the file is."""
-
-
-def reader_of(path: Path) -> Callable[[Path], None]:
-    return traced if path.suffix == ".etdp" else inspected
 
 
 def calls_in(read: Callable[[Path], None], path: Path) -> int:
@@ -85,12 +73,11 @@ def peak_of(read: Callable[[Path], None], path: Path) -> int:
 def test_a_file_twice_as_large_costs_twice_the_work(tmp_path: Path, name: str) -> None:
     make, smallest = ATTACKS[name]
     path, work = tmp_path / name, []
-    read = reader_of(path)
     path.write_bytes(make(1))
-    read(path)
+    inspected(path)
     for times in SIZES:
         path.write_bytes(make(times * smallest))
-        work.append(calls_in(read, path))
+        work.append(calls_in(inspected, path))
     assert work[1] <= 2.5 * work[0] and work[2] <= 2.5 * work[1], work
 
 
@@ -99,9 +86,8 @@ def test_a_file_takes_ten_times_its_size_in_memory_at_most(tmp_path: Path, name:
     make, smallest = ATTACKS[name]
     path = tmp_path / name
     path.write_bytes(make(SIZES[-1] * smallest))
-    read = reader_of(path)
-    read(path)
-    assert peak_of(read, path) <= 10 * path.stat().st_size + BESIDE
+    inspected(path)
+    assert peak_of(inspected, path) <= 10 * path.stat().st_size + BESIDE
 
 
 def test_a_dlc_whose_members_overlap_is_not_read_once_for_each(tmp_path: Path) -> None:
@@ -110,7 +96,7 @@ def test_a_dlc_whose_members_overlap_is_not_read_once_for_each(tmp_path: Path) -
     assert peak_of(inspected, path) <= 10 * path.stat().st_size + BESIDE
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in ("events.etdp", "members.dlc")])
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "members.dlc"])
 def test_it_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
     make, smallest = ATTACKS[name]
     path = tmp_path / name

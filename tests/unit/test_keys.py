@@ -98,7 +98,6 @@ ONNX_RUN = RUN | {
     "calibration": 5,
     "repaired": True,
     "options": {"vtcm_mb": 4},
-    "profiling": True,
     "budget": {"Galaxy S25": "2 ms"},
     "forecast": True,
     "refused": ("Erf",),

@@ -221,11 +221,6 @@ class TestCost:
         (finding,) = cost(program, slower, baseline, self.tolerances)
         assert finding.rule == "cost-estimate-us"
         assert "+1 Gather 1x8, -1 Slice 1x8" in finding.message and "Conv" not in finding.message
-        # The command for one model takes no factory of a suite.
-        assert program.case.factory and "--simulate" not in finding.fix
-        of_file = replace(program, case=program.case.model_copy(update={"factory": None, "model": "n.onnx"}))
-        (finding,) = cost(of_file, slower, baseline, self.tolerances)
-        assert str(of_file.search_path / "n.onnx") in finding.fix and "--simulate" in finding.fix
 
 
 BOTH = (

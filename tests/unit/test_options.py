@@ -11,7 +11,7 @@ from ci.lanes.executorch import emulator_verb
 from ci.lanes.executorch import verb as lowering_verb
 from ci.lanes.llm import verb as llm_verb
 from ci.lanes.onnx import verb as onnx_verb
-from ci.model_commands import audit, compile, divergence, quantize, timing
+from ci.model_commands import audit, compile, divergence, quantize
 from ci.pipeline.compile_flags import (
     CHECKPOINT,
     ONNX,
@@ -30,7 +30,6 @@ COMMANDS: list[tuple[Any, list[str]]] = [
     (compile, ["-o", "out"]),
     (quantize, ["-o", "out", "--precision", "8a8w"]),
     (audit, []),
-    (timing, []),
     (divergence, []),
 ]
 

@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 from ci.pipeline.model_report import ModelReport, reported
 from ci.pipeline.options import OneModel, WorkOptions
-from ci.pipeline.profile import OnCpu, OperatorCost, ProgramProfile
 from ci.report import verb
 from ci.report.bars import Bar
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
-from ci.report.profiles import profile_page
 from ci.report.programs import accuracy_of
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
@@ -323,7 +321,6 @@ def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
         "Models",
         "ONNX Runtime",
         "Language models",
-        "Profiles",
         "Findings",
         "Artifacts",
         "Figures",
@@ -331,7 +328,6 @@ def test_the_reports_with_text_everywhere_show_each_part_of_the_page() -> None:
         assert part in page
     for shown in (
         "gelu/fp16/SM8750",
-        "conv",
         "net/u8u8/SM8650",
         "./net.py:make 8a8w SM8650",
         "conv2d    1 htp",
@@ -356,21 +352,6 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
         f"default-src 'none'; style-src 'sha256-{digests['style']}'; script-src 'sha256-{digests['script']}'"
     )
     assert not any(element.get("style") or element.get("onclick") for element in page.iter())
-
-
-@given(HOSTILE)
-def test_names_of_a_profiled_model_are_never_markup(text: str) -> None:
-    def page(name: str) -> str:
-        costs = [OperatorCost("add" + name, 1, 1.0, 0.5, 1.0, line="net.py:1" + name, module="(top)" + name)]
-        return profile_page("net" + name, ProgramProfile(costs, [OnCpu("mul" + name, 1, 1)]))
-
-    assert structure_of(read_page(page(text))) == structure_of(read_page(page(harmless(text))))
-    assert "//" not in page("x")
-
-
-def test_a_module_however_deep_is_on_the_page() -> None:
-    costs = [OperatorCost("add", 1, 1.0, module=".".join(map(str, range(5000))))]
-    assert ".4998.4999" in profile_page("net", ProgramProfile(costs, []))
 
 
 def test_a_bar_of_decibels_is_as_long_as_they_are_and_red_below_what_is_required() -> None:

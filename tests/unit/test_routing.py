@@ -36,8 +36,6 @@ def folder(tmp_path: Path) -> Path:
         ("compile net.py:make --calibrate Llama -o out", "executorch"),
         ("compile net.py:make -o out.onnx", "executorch"),
         ("wrap context.bin -o net.pte", "executorch"),
-        ("timing out/net.onnx --input x.npy", "onnx"),
-        ("timing out/net.pte --source net.onnx", "executorch"),
         ("divergence --suite models.toml -k net.onnx", "executorch"),
         ("divergence --lane onnx -k net", "onnx"),
         ("audit net.onnx --no-such-flag", "onnx"),

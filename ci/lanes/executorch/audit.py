@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ci.artifacts.compiler_log import OF_INTEGERS, REFUSES
 from ci.engine.work import Result
-from ci.lanes.executorch import PROGRAM
 from ci.lanes.executorch.compile import compile_programs
-from ci.lanes.executorch.timing import Profiler
 from ci.lanes.executorch.user_program import plan_of_model, program_of, pytorch_model, require_done
 from ci.operators.faults import shown_by_inputs
 from ci.operators.table import inexact, operators_in
 from ci.pipeline.options import OneModel
-from ci.pipeline.runner import ready_runner
 from provisioning.base.errors import CheckFailed
 from provisioning.fixes import fix_for
 
@@ -28,12 +22,11 @@ QUANTIZERS = "quantized_decomposed."
 IN_FLOAT = "compute it in float, if it need not be exact: cast its inputs with .float()"
 
 
-def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
-    """A row of facts for each precision, or for the usual ones; `run`: with what the emulator measures."""
+def audited(model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A row of facts for each precision, or for the usual ones."""
     selection, usual = model.selection, ("qdq",) if pytorch_model(model).quantized else SCHEMES
     every = [program_of(replace(model, precision=name)) for name in precisions or usual]
     programs = {program.run.precision: program for program in every}
-    runner, timeout = ready_runner(os.environ, selection.reports) if run else None, model.work.timeout
     model = replace(model, work=replace(model.work, keep_going=True))
     plan = plan_of_model(model, "audit", list(programs.values()))
     results = compile_programs(plan)
@@ -47,8 +40,6 @@ def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[st
         rows[scheme] = row_of(result, scheme, selection.soc)
         shown = shown_by_inputs(result.facts, scheme, selection.soc, plan.basis.build_id)
         rows[scheme]["warnings"] = [met.warning for met in shown]
-        if runner:
-            rows[scheme]["measured"] = _measured(Profiler(runner, plan.environment, timeout), result)
     suggest_precisions(rows, selection.soc)
     return rows
 
@@ -100,11 +91,3 @@ def operators_of(facts: Mapping[str, Any]) -> list[str]:
     """The operators on HTP, once for each node."""
     names = (node["operator"] for node in facts["nodes"].values())
     return [name for name in names if not name.startswith(QUANTIZERS) and name != "getitem"]
-
-
-def _measured(profiler: Profiler, result: Result) -> dict[str, float]:
-    assert result.folder is not None
-    inputs = [result.folder / row["file"] for row in result.facts["inputs"][0]]
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-audit-") as scratch:
-        program, folder = result.folder / PROGRAM, Path(scratch)
-        return profiler.measured(program, inputs, result.facts, folder).on_cpu

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import WARM, Answer, hidden, reporting, serve, threads
-from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import ROOT
 
 IMPORTED_LATE = (
@@ -70,25 +69,15 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
         case, run, _, place = parse_request(order)
         return rewritten(case, run, place, Path(order["into"]), order["needs"])
     into = Path(order["into"])
-    simulated = None
-    with contextlib.ExitStack() as stack:
-        if order.get("simulate"):
-            # Imported late: no other result depends on it.
-            from ci.pipeline.simulator import simulating
-            from provisioning.environment import HOST_LIBRARIES
-
-            backend = Path(os.environ["QNN_SDK_ROOT"], "lib", HOST_LIBRARIES, "libQnnHtp.so")
-            simulated = stack.enter_context(simulating(backend, into))
-        facts = lower(
-            *parse_request(order),
-            into,
-            Path(order["log"]),
-            keep_going=order.get("keep_going", False),
-            quantize_only=order.get("quantize_only", False),
-            score=order.get("score", ""),
-            seconds=order.get("seconds", math.inf),
-        )
-        return {**facts, "us": simulated.simulation().us} if simulated else facts
+    return lower(
+        *parse_request(order),
+        into,
+        Path(order["log"]),
+        keep_going=order.get("keep_going", False),
+        quantize_only=order.get("quantize_only", False),
+        score=order.get("score", ""),
+        seconds=order.get("seconds", math.inf),
+    )
 
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +86,6 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
 
     if isinstance(error, BadFactory):
         return {"kind": "factory", "message": str(error), "fix": error.fix}
-    if isinstance(error, ToolkitError):
-        return {"kind": "simulation", "message": error.message, "fix": error.fix}
     if isinstance(error, Failed):
         return {"kind": error.step, "message": str(error), "fix": error.fix, "source": error.source}
     return {"kind": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}

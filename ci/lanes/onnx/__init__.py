@@ -30,7 +30,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_option(runner)
     valued(runner, "--output", "FILE.npz", "write the outputs there", type=Path)
     switch(runner, "--as-it-is", "run it even if another QNN build made it or it is for another chip")
-    valued(runner, "--profile-run", "CSV", "write the time of each operator", type=Path)
 
     commands.add_parser("options", help="list the options for --option")
     add_timeout(runner, "a step")
@@ -41,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
 
     if args.command == "options":
         return running.list_options()
-    what, where = (args.model, args.input, args.soc, args.option), (args.output, args.profile_run)
-    return running.run_model(*what, *where, args.timeout, as_it_is=args.as_it_is)
+    what = (args.model, args.input, args.soc, args.option)
+    return running.run_model(*what, args.output, args.timeout, as_it_is=args.as_it_is)

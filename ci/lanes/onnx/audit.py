@@ -11,10 +11,8 @@ from ci.engine.work import Failure
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX, GraphProblem, load_graph
 from ci.lanes.onnx.orders import precision_of, search_path
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.timing import measured
-from ci.lanes.onnx.user_program import CONTEXT, SAMPLES, mixed, program_of
+from ci.lanes.onnx.user_program import mixed, program_of
 from ci.operators.onnx_page import inexact_onnx
-from ci.pipeline.models.arrays import saved
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import ONNX_PRECISIONS
 from ci.pipeline.steps import require_done
@@ -22,14 +20,14 @@ from provisioning.base.errors import CheckFailed
 from provisioning.fixes import fix_for
 
 
-def audited(model: OneModel, precisions: Sequence[str], *, run: bool) -> dict[str, dict[str, Any]]:
-    """A row of facts for each precision, or for the usual ones; `run`: with what the emulator measures."""
+def audited(model: OneModel, precisions: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A row of facts for each precision, or for the usual ones."""
     quantized = precision_of(search_path() / model.typed, None) == "qdq"
     names = precisions or (("qdq",) if quantized else ONNX_PRECISIONS)
-    return {name: _row(replace(model, precision=name), run=run) for name in dict.fromkeys(names)}
+    return {name: _row(replace(model, precision=name)) for name in dict.fromkeys(names)}
 
 
-def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
+def _row(model: OneModel) -> dict[str, Any]:
     program = program_of(model)
     result = mixed(model, program)
     if failure := result.failure:
@@ -41,8 +39,7 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
         if failure.exit_code != CheckFailed.exit_code:
             require_done(result)
         return _error(failure, program)
-    facts, folder = result.facts, result.folder
-    assert folder is not None
+    facts = result.facts
     cpu = [
         # ONNX Runtime has a CPU kernel of each: without it there would be no session.
         {**row, "kernel": True, "suggestion": str(fix_for(row["operator"], row["code"], row["source"]))}
@@ -54,10 +51,6 @@ def _row(model: OneModel, *, run: bool) -> dict[str, Any]:
     row |= {"cpu": cpu, "kept_on_cpu": None, "usable": not cpu}
     # What is known not to compile does, as it was compiled here.
     row["inexact"] = [row for row in _inexact(facts["delegated"], program) if row["compiles"]]
-    if run and (folder / CONTEXT).is_file():
-        settings, sample = program.run.settings(program.soc), saved(folder / SAMPLES)[0]
-        timeout = model.work.timeout
-        row["measured"] = measured(folder / CONTEXT, sample, program.soc, settings, {}, timeout).on_cpu
     return row
 
 

@@ -127,7 +127,6 @@ class CompileOnnx(Step[OnnxProgram]):
         changing=(
             "*.record.files.*",
             "*.record.model",
-            "slowest.*",
             "*.slices.*",
             "message",
             "trace_crash",

@@ -12,9 +12,9 @@ import onnx
 from onnx import numpy_helper
 
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.events import SourcePlace
 from ci.lanes.onnx.node_graph import Graph
 from ci.lanes.onnx.options import Settings
+from ci.lanes.onnx.source_places import SourcePlace
 from ci.lanes.onnx.values import values_of
 from ci.pipeline.accuracy import Pair, least_sqnr_db
 from ci.pipeline.divergence import FLOAT_MODEL, Cuts, keep_partial

@@ -37,7 +37,7 @@ from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.phones import load_forecasts
 from ci.pipeline.reason import first_line, words_of
 from ci.pipeline.suite import HELD_QUANTIZED
-from provisioning.base.commands import Fix, joined, session
+from provisioning.base.commands import Fix, joined
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import in_decibels
 
@@ -127,10 +127,6 @@ def findings_of(program: OnnxProgram, result: Result) -> Iterator[Finding]:
         message = "compared on random inputs: the case names no samples"
         yield Finding("onnx-samples", Severity.WARNING, program.name, message, _samples_for(program))
     yield from over_budget(program, result.facts)
-    if slowest := result.facts.get("slowest"):
-        message = f"slowest operators on the emulator: {', '.join(slowest)}"
-        on_device = "the emulator's cycles follow this machine's time, not the chip's; measure on a device"
-        yield Finding("onnx-profile", Severity.NOTE, program.name, message, on_device)
 
 
 def _samples_for(program: OnnxProgram) -> str:
@@ -246,11 +242,7 @@ def cost(
     for finding in growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again):
         if finding.rule == cost_rule("estimate_us") and agreed:
             differs = difference_of(agreed.estimated, outcome_of(result)["estimated"])
-            fix, model = finding.fix, program.as_model
-            if model:
-                simulated = session("timing", *model, "--simulate")
-                fix = Fix("{} says what each operator takes; if you intend it, {}", simulated, again)
-            yield replace(finding, message=f"{finding.message}; {differs}", fix=fix)
+            yield replace(finding, message=f"{finding.message}; {differs}")
         else:
             yield finding
 
@@ -306,7 +298,6 @@ def row(
         "graphs": context_of(result)["audit"]["graphs"],
         "costs": dict(costs),
         **beside(costs, build_id_of(result), baseline.of(program.name)),
-        "slowest": list(result.facts.get("slowest", [])),
         "lanes": lanes,
     }
 

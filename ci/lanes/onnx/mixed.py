@@ -14,8 +14,8 @@ import onnx
 from onnx import helper
 
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.events import SourcePlace
 from ci.lanes.onnx.node_graph import QUANTIZERS, Graph
+from ci.lanes.onnx.source_places import SourcePlace
 from ci.lanes.onnx.values import values_of
 from ci.pipeline.models.arrays import Array, Sample
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ci.lanes.onnx.compile import FORMS, OnnxPlan, plan_of, with_metrics
-from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
 from ci.lanes.onnx.forecast import forecast_of_chip
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
@@ -41,9 +40,8 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         and_socs = how.and_socs
         if and_socs and len(model.selection.socs) > 1:
             raise UsageError("--and-soc with several --soc", fix="one --soc, and --and-soc for others")
-        if not how.verify and (and_socs or how.profile_run):
-            flag = "--and-soc" if and_socs else "--profile-run"
-            raise UsageError(f"{flag} runs the model, but --verify none does not", fix="leave one out")
+        if and_socs and not how.verify:
+            raise UsageError("--and-soc runs the model, but --verify none does not", fix="leave one out")
         return cls(model, how)
 
     @property
@@ -74,7 +72,6 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             new_baseline=True,
             embed=how.embed,
             verify=how.verify,
-            profiled=how.profile_run,
             several_precisions=how.several_precisions,
             and_socs=how.and_socs,
             options=parse_assignments(self.model.options),
@@ -94,7 +91,6 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
                 " compiled for each alone:",
                 *(f"    {chip} {figure}" for chip, figure in figures.items()),
             ]
-        words += [f"  {cost}" for path in files if path.suffix == ".csv" for cost in slowest(path)]
         forecasted = forecast_of_chip(program, facts.get("estimate"))
         build = context["record"]["build_id"]
         more = [f"QNN {build}, {plural(context['audit']['nodes'], 'node')} on HTP", *context["slices"]]

@@ -17,7 +17,6 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
-import onnxruntime_qnn
 
 from ci.artifacts.compiler_log import COLOUR, OF_QNN, Refusal, refusals, total, traffic
 from ci.artifacts.estimate import QnnEstimate, read_estimate
@@ -30,7 +29,6 @@ from ci.lanes.onnx.options import Settings
 from ci.pipeline.models.arrays import Sample
 from ci.pipeline.own_output import quiet, size_of, text_since
 from ci.pipeline.precision import Precision
-from ci.pipeline.profile import RUNS
 from ci.pipeline.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
 from provisioning.base.commands import Fix, joined
 from provisioning.base.errors import CheckFailed
@@ -257,22 +255,6 @@ def folded(model: Path, into: Path) -> Path:
     return path
 
 
-def simulated(model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path) -> float:
-    """Microseconds; files are left in `into`. Raises CheckFailed where HTP does not take all of it."""
-    # Imported late: no other result depends on it.
-    from ci.pipeline.simulator import simulating
-
-    context = into / "simulated_ctx.onnx"
-    options = _context_options(settings, context, False)
-    device()
-    with simulating(Path(onnxruntime_qnn.get_qnn_htp_path()), into) as found, _failing(NOT_WHOLE):
-        _session(model, provider_options(precision, soc, settings, None), options)
-    simulation = found.simulation()
-    for path in into.glob(f"{context.stem}*"):
-        path.unlink()
-    return simulation.us
-
-
 def _context_options(settings: Settings, context: Path, embed: bool) -> dict[str, str]:
     return {
         **settings.session,
@@ -303,28 +285,18 @@ def reloaded(
     settings: Settings,
     samples: Sequence[Sample],
     *,
-    profile: Path | None = None,
     cpu: bool = False,
     took: list[float] | None = None,
 ) -> list[Sample]:
-    """Run a compiled model as a device would, without its original model.
-
-    A profile needs RUNS runs, because a single one varies too much. With `cpu`, nodes beside the contexts run
-    on the CPU; their times are in the profile's .json."""
+    """Run a compiled model as a device would, without its original model. With `cpu`, nodes beside the
+    contexts run on the CPU."""
     doing("run")
-    provider = provider_options(None, soc, settings, profile)
+    provider = provider_options(None, soc, settings, None)
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, FALLBACK: "0" if cpu else "1"}
-    recorded = profile.with_suffix("") if profile and cpu else None
     with _failing(f"{context} cannot be loaded", "compile it again"):
-        session = _session(context, provider, wanted, settings.dynamic, profile=recorded)
-    outputs = [run(session, sample, settings, took) for sample in samples]
-    if profile is not None:
-        for _ in range(RUNS - len(samples)):
-            run(session, samples[0], settings)
-    if profile and recorded:
-        shutil.move(session.end_profiling(), profile.with_suffix(".json"))
-    return outputs
+        session = _session(context, provider, wanted, settings.dynamic)
+    return [run(session, sample, settings, took) for sample in samples]
 
 
 def on_htp(
@@ -361,11 +333,8 @@ def _session(
     dynamic: Mapping[str, str] | None = None,
     *,
     severity: int = ERRORS_ONLY,
-    profile: Path | None = None,
 ) -> Any:
     options = _options(severity)
-    if profile:
-        options.enable_profiling, options.profile_file_prefix = True, str(profile)
     for name, value in session.items():
         options.add_session_config_entry(name, value)
     options.add_provider_for_devices([device()], dict(provider))

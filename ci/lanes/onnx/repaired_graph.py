@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.events import SourcePlace, places_of
 from ci.lanes.onnx.graph import (
     REWRITTEN,
     NotCompilable,
@@ -26,6 +25,7 @@ from ci.lanes.onnx.graph import (
 from ci.lanes.onnx.rewrites import FOLDED, REWRITES
 from ci.lanes.onnx.rewriting import OnnxMatch, Rewriting
 from ci.lanes.onnx.samples import calibration_samples
+from ci.lanes.onnx.source_places import SourcePlace, places_of
 from ci.lanes.onnx.suite import OnnxCase
 from ci.lanes.onnx.values import values_of
 from ci.pipeline.models.arrays import Array, Sample

@@ -12,7 +12,6 @@ from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
 from ci.lanes.onnx.compile import cwd, require_installed, setup_of
 from ci.lanes.onnx.context import nodes_beside_context, read_context, soc_of
-from ci.lanes.onnx.events import slowest
 from ci.lanes.onnx.graph import fix_dimensions, is_context, load_graph, open_inputs, signature_of
 from ci.lanes.onnx.options import described, parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, logs_folder, require_file, say, search_path, step
@@ -36,16 +35,14 @@ def run_model(
     chip: str | None,
     options: Sequence[str],
     output: Path | None,
-    profile: Path | None,
     timeout: float,
     *,
     as_it_is: bool,
 ) -> int:
     """`onnx run`."""
-    for flag, file in (("--output", output), ("--profile-run", profile)):
-        if file and (file.is_dir() or not file.parent.is_dir()):
-            problem = "it is a directory" if file.is_dir() else "its directory is not there"
-            raise UsageError(f"{flag} {file}: {problem}", fix="name a file in a directory that is there")
+    if output and (output.is_dir() or not output.parent.is_dir()):
+        problem = "it is a directory" if output.is_dir() else "its directory is not there"
+        raise UsageError(f"--output {output}: {problem}", fix="name a file in a directory that is there")
     written = [output] if output else []
     require_own(written, str(path))
     require_installed()
@@ -57,7 +54,6 @@ def run_model(
     if context.record is None:
         say(f"{record_path(path)} is missing, so a changed file cannot be detected")
     more = {"soc": soc, "settings": settings.as_dict(), "as_it_is": as_it_is}
-    more["profile"] = str(profile.absolute()) if profile else ""
     with step(f"running {path} on {soc}"):
         outputs, _ = asked(path, inputs, timeout, do="run", **more)
     for name, array in outputs.items():
@@ -72,8 +68,6 @@ def run_model(
             keep_origins(written, str(path))
         finally:
             part.unlink(missing_ok=True)
-    for cost in slowest(profile) if profile else []:
-        print(f"  {cost}")
     return 0
 
 
@@ -103,7 +97,7 @@ def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
     soc = named[0] if named else soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
     inputs = read_inputs(files, context.signature) if files else drawn(context.signature)
-    more = {"soc": soc, "settings": settings.as_dict(), "profile": "", "cpu": True, "repeat": repeat}
+    more = {"soc": soc, "settings": settings.as_dict(), "cpu": True, "repeat": repeat}
     with step(f"running {model.typed} on {soc}"):
         outputs, facts = asked(path, inputs, timeout, do="run", **more)
     beside = nodes_beside_context(path)

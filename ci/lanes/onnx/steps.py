@@ -18,7 +18,6 @@ from ci.engine.workers.child import blame, doing
 from ci.lanes.onnx import provider
 from ci.lanes.onnx.choices import NONE, Choices, choices_of
 from ci.lanes.onnx.context import ContextRecord, nodes_beside_context, read_context, require_fit
-from ci.lanes.onnx.events import SourcePlace, places_of, slowest
 from ci.lanes.onnx.flexible import write_flexible
 from ci.lanes.onnx.graph import (
     REWRITTEN,
@@ -39,6 +38,7 @@ from ci.lanes.onnx.graph import (
 )
 from ci.lanes.onnx.options import Settings
 from ci.lanes.onnx.samples import OUTPUTS, Divided, calibration_samples, divided, resembling
+from ci.lanes.onnx.source_places import SourcePlace, places_of
 from ci.lanes.onnx.suite import OnnxCase, OnnxRun, calibrating, command_for_one
 from ci.pipeline.accuracy import (
     FLOAT_KIND,
@@ -126,7 +126,6 @@ def write_context(
     embed: bool,
     most: int | None = None,
     log: Path | None = None,
-    profile: Path | None = None,
 ) -> tuple[dict[str, Any], list[Sample]]:
     """Compile the quantized model to `path`, run, reload and run again, and compare the result with the
     request. Returns the facts for a reply, and the outputs of the session that compiled it.
@@ -154,7 +153,7 @@ def write_context(
     if not context.build_ids or not context.soc_id:
         raise CheckFailed(f"{path} says neither which QNN made it nor for which chip", fix="compile it again")
     require_fit(context, build, soc_id=soc.id, arch=soc.arch)
-    again = provider.reloaded(path, soc, settings, samples[:1], profile=profile)
+    again = provider.reloaded(path, soc, settings, samples[:1])
     record = ContextRecord(
         model=path.name,
         files={file.name: hash_file(file) for file in (path, *context.beside)},
@@ -355,10 +354,9 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
         message = f"{path} is a flexible context for {context.record.soc}, which the emulator cannot run"
         raise UsageError(message, fix="to run it here, compile it for one chip, without --and-soc")
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
-    profile = Path(order["profile"]) if order["profile"] else None
     took, cpu, settings = list[float](), order.get("cpu", False), Settings(**order["settings"])
     samples = [sample] * order.get("repeat", 1)
-    outputs = provider.reloaded(path, soc, settings, samples, profile=profile, cpu=cpu, took=took)
+    outputs = provider.reloaded(path, soc, settings, samples, cpu=cpu, took=took)
     save(Path(order["outputs"]), outputs[-1:])
     return {"build_id": installed_build(), "milliseconds": took}
 
@@ -390,14 +388,13 @@ def _contexts(order: Mapping[str, Any], run: OnnxRun, into: Path) -> dict[str, A
     soc, log, stem = order["soc"], Path(order["log"]), order.get("stem", "model_ctx")
     settings = Settings(**order["settings"]) if "settings" in order else run.settings(soc)
     first, *others = order.get("forms", ("beside", "embedded"))
-    profile = into / first / f"{stem}_profile.csv" if run.profiling or order.get("profiled") else None
 
     def write(form: str, **more: Any) -> tuple[dict[str, Any], list[Sample]]:
         (into / form).mkdir(parents=True)
         path = into / form / f"{stem}.onnx"
         return write_context(order, soc, settings, path, embed=form == "embedded", **more)
 
-    measured, outputs = write(first, log=log, profile=profile)
+    measured, outputs = write(first, log=log)
     if order.get("keeps_outputs") and measured["near"]:
         for file in (Path(order["prepared"]) / EXPECTED, Path(order["quantized"]) / REFERENCE):
             if file.is_file():
@@ -409,7 +406,6 @@ def _contexts(order: Mapping[str, Any], run: OnnxRun, into: Path) -> dict[str, A
         first: {**measured, "bytes": size},
         **{form: facts for form, (facts, _) in again.items()},
         "forms_equal": all(_equal(outputs[:1], other) for _, other in again.values()),
-        "slowest": [str(cost) for cost in slowest(profile)] if profile and run.profiling else [],
     }
 
 
@@ -518,12 +514,6 @@ def order_estimate(order: Mapping[str, Any]) -> dict[str, Any]:
         "shapes": shapes_of(graph, nodes),
         "size": size_of(load_graph(provider.folded(Path(order["source"]), into))),
     }
-
-
-def order_simulate(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Have QNN simulate the chip; the trace and the costs are left in the step's folder."""
-    us = provider.simulated(Path(order["model"]), *_target_of(order), Path(order["into"]))
-    return {"build_id": installed_build(), "us": us}
 
 
 def order_diverge(order: Mapping[str, Any]) -> dict[str, Any]:

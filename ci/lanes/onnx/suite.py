@@ -52,7 +52,6 @@ class OnnxRun(MixedRun):
     """Whether it is compiled with what `qnn-ci repair` rewrites for this build."""
     options: dict[str, Scalar] = Field(default={})
     """Options of the provider, the session and the run: `python -m ci onnx options`."""
-    profiling: bool = False
     budget: dict[str, Milliseconds] = Field(default={})
     """What a phone may take at most, by forecast: { "Galaxy S25" = "2 ms" }."""
     forecast: bool = False

@@ -140,7 +140,6 @@ class CompileOne(OneModelStep):
 
     embed: bool
     verify: bool
-    profiled: bool
     several_precisions: bool
     and_socs: tuple[str, ...]
     options: Mapping[str, Value]
@@ -165,8 +164,7 @@ class CompileOne(OneModelStep):
 
     def files(self, program: OnnxProgram, folder: Path) -> list[Path]:
         """What the user gets of a result."""
-        profile = folder.glob("*/*_profile*") if self.profiled else ()
-        return sorted({*profile, *(folder / self.form).glob(f"{self.stem(program)}*")})
+        return sorted((folder / self.form).glob(f"{self.stem(program)}*"))
 
     def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
         common = super().key(program, memo, environ)
@@ -180,20 +178,19 @@ class CompileOne(OneModelStep):
             "options": dict(self.options),
             "files of options": files,
             "embed": self.embed,
-            "profiled": self.profiled,
             "verify": self.verify,
         }
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         """A stage's own result has no files of these names."""
         kinds = {path.suffix for path in self.files(program, result.folder)} if result.folder else set()
-        whole = {".onnx", *([".csv"] if self.profiled else ())} <= kinds
+        whole = ".onnx" in kinds
         if program.case.metric and result.folder:
             whole = whole and (result.folder / OUTPUTS).is_file()
         return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
 
     def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
-        common = {"stem": self.stem(program), "verify": self.verify, "profiled": self.profiled}
+        common = {"stem": self.stem(program), "verify": self.verify}
         common["keeps_outputs"] = program.case.metric is not None
         if self.suite:
             return common
@@ -213,7 +210,7 @@ class CompileOne(OneModelStep):
         if len(chips) == 1:
             return reply
         folder = ask.into / self.form
-        for path in [path for path in folder.iterdir() if path.suffix != ".csv"]:
+        for path in list(folder.iterdir()):
             path.unlink()
         more = {**of_run, **self.asked(program), "path": str(folder / f"{self.stem(program)}.onnx")}
         into = str(empty_folder(ask.scratch / program.soc / "flexible"))
