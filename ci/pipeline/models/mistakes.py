@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ci.pipeline.models import model_lines
 from ci.pipeline.models.user_model import SAMPLE_FILES, BadFactory
+from provisioning.base.commands import Fix, quoted
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 RETURN = "`return model, (x,)`"
@@ -186,7 +187,8 @@ def of_syntax(error: SyntaxError) -> BadFactory:
 def no_samples(folder: Path) -> BadFactory:
     expected = f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}"
     if not folder.is_dir():
-        return BadFactory(f"{expected}, found no such folder", f"mkdir {folder}, with a file for each sample")
+        fix = Fix("{}, and write a file for each sample into it", quoted("mkdir", folder))
+        return BadFactory(f"{expected}, found no such folder", fix)
     names = sorted(path.name for path in folder.iterdir())
     if not names:
         fix = f'`numpy.save("{folder}/0.npy", array)`, a file for each sample, of the shape of the input'
