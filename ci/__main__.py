@@ -78,7 +78,7 @@ VERBS = {
     "forecast": Verb("ci.model_commands.forecast", "estimate latency on phones without one", "onnx"),
     "run": Verb(
         "ci.model_commands.run",
-        "run a compiled program: outputs, time, placement, and a comparison with another run",
+        "run a compiled program: its outputs and time, or what a language model says; compare two runs",
         "executorch",
     ),
     "repair": Verb(
@@ -101,13 +101,16 @@ VERBS = {
         "print the suite as a CI matrix, in shards of equal length",
     ),
     "inspect": Verb("ci.inspect.verb", "show what is inside a program, and whether an SDK can load it"),
-    "onnx": Verb("ci.lanes.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider", "onnx"),
     "test_onnx": Verb(
         "ci.lanes.onnx.verb",
         "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider",
         "onnx",
     ),
-    "llm": Verb("ci.lanes.llm", "compile Hugging Face checkpoints for Genie, and run them", "llm"),
+    "check": Verb(
+        "ci.lanes.llm.check_verb",
+        "compare a compiled language model with the float model, part by part",
+        "llm",
+    ),
     "test_llm": Verb(
         "ci.lanes.llm.verb",
         "run language models on the HTP emulator, and compare their text with the float model's",

@@ -1,24 +1,44 @@
-"""`run`: the outputs of a compiled program for the user's inputs, and how far those of another one are."""
+"""`run`: the outputs of a compiled program for the user's inputs, and how far those of another one are; or
+what a language model says."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ci.pipeline.compile_flags import LANES, ONNX, add_dimension, add_option, program_to_run
-from ci.pipeline.options import OneModel
+from ci.pipeline.compile_flags import (
+    CHECKPOINT,
+    LANES,
+    ONNX,
+    PYTORCH,
+    add_dimension,
+    add_option,
+    present_in,
+    program_to_run,
+)
+from ci.pipeline.options import LANGUAGE_TIMEOUT, OneModel
 from provisioning.base import answer
-from provisioning.base.command_line import STARTED_IN, Parser, add_timeout, count, repeatable, valued
-from provisioning.base.commands import leave_out
+from provisioning.base.command_line import (
+    STARTED_IN,
+    TIMEOUT,
+    Parser,
+    count,
+    duration,
+    repeatable,
+    switch,
+    valued,
+)
+from provisioning.base.commands import leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.selection import add_selection
 from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
+    from ci.lanes.llm.commands import Emulated
     from ci.pipeline.models.arrays import Sample
     from ci.pipeline.ran import Ran
     from provisioning.base.findings import Metric
@@ -28,7 +48,17 @@ EXAMPLES = """\
   qnn-ci run out/net_ctx.onnx --input x=x.npy --repeat 20 --compare net.onnx
   qnn-ci run net.onnx --dimension batch=1
   qnn-ci run context.bin --input x.npy --compare outputs
+  qnn-ci run out/ "The answer is" --tokens 20
+  qnn-ci run out/ --chat "What is a rope?"
 """
+
+TAKEN_BY = {
+    **dict.fromkeys(("input", "output", "repeat", "compare"), (PYTORCH, ONNX)),
+    **dict.fromkeys(("dimension", "as_it_is"), (ONNX,)),
+    **dict.fromkeys(("chat", "system", "tokens"), (CHECKPOINT,)),
+}
+"""The kinds of model that a flag is for, where it is not for all."""
+TOKENS = 32
 
 
 class RunsPrograms(Protocol):
@@ -40,14 +70,19 @@ class RunsPrograms(Protocol):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument("model", metavar="PROGRAM", help="a .pte, an .onnx, or a QNN context binary")
+    parser.add_argument(
+        "model",
+        metavar="PROGRAM",
+        help="a .pte, an .onnx, a QNN context binary, or the folder of a language model",
+    )
+    parser.add_argument("prompt", metavar="TEXT", nargs="?", help="what a language model goes on with")
     repeatable(
         parser, "--input", "[NAME=]FILE", ".npy of an input, in order or by name, or .npz with all [drawn]"
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="write an .npy for each output there"
     )
-    valued(parser, "--repeat", "N", "run it N times [%(default)s]", type=count, default=1)
+    valued(parser, "--repeat", "N", "run it N times [1]", type=count)
     valued(
         parser,
         "--compare",
@@ -55,21 +90,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "compare with another program, a plain .onnx, or a folder that -o wrote; exit 1 if"
         " the outputs differ too much",
     )
-    add_option(parser)
-    add_dimension(parser)
-    add_timeout(parser, "a run")
+    onnx = parser.add_argument_group(ONNX)
+    add_option(onnx)
+    add_dimension(onnx)
+    switch(onnx, "--as-it-is", "run it even if another QNN build made it or it is for another chip")
+    language = parser.add_argument_group("language models")
+    switch(language, "--chat", "put TEXT into the checkpoint's chat template")
+    valued(language, "--system", "TEXT", "the system message of the template")
+    valued(language, "--tokens", "N", f"at most [{TOKENS}]", type=count)
+    help = f"end a run after S seconds [{TIMEOUT:g}; of a language model {LANGUAGE_TIMEOUT:g}]"
+    valued(parser, "--timeout", "S", help, type=duration)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
     from ci.pipeline.lane_model import of_lane
     from ci.pipeline.model_report import ModelReport, reported
     from ci.pipeline.ran import as_text, compared, outputs_in, write
 
-    model, output, inputs, repeat = program_to_run(args, args.model), args.output, args.input, args.repeat
-    typed = args.compare
-    if args.dimension and model.lane != ONNX:
-        message = f"--dimension is for {ONNX}: the sizes of {model.typed} are fixed"
-        raise UsageError(message, fix=leave_out("--dimension"))
+    model, output, inputs = program_to_run(args, args.model), args.output, args.input
+    typed, repeat = args.compare, args.repeat or 1
+    _require_taken(model, present_in(args), args.prompt)
+    if model.lane == CHECKPOINT:
+        from ci.lanes.llm import commands
+
+        folder, tokens = Parser.user_folder() / model.typed, args.tokens or TOKENS
+        how = (args.chat, args.system or "", tokens, model.work.timeout, model.selection)
+        prompt = commands.Prompt(folder, args.prompt, *how, emulated or commands.Emulated())
+        return commands.run_model(prompt)
     model = replace(model, dimensions=tuple(args.dimension))
     # Before -o writes one.
     is_folder = bool(typed) and (Parser.user_folder() / typed).is_dir()
@@ -97,6 +144,21 @@ def run(args: argparse.Namespace) -> int:
         return int(beside.differ)
 
     return reported("run", model, [], work)
+
+
+def _require_taken(model: OneModel, present: Collection[str], prompt: str | None) -> None:
+    """Refuse flags that this kind of model ignores: the user would believe that they worked."""
+    for name in sorted(present):
+        if model.lane not in TAKEN_BY.get(name, (model.lane,)):
+            flag = f"--{name.replace('_', '-')}"
+            kinds = " and ".join(TAKEN_BY[name])
+            raise UsageError(f"{flag} is for {kinds}, not for {model.typed}", fix=leave_out(flag))
+    if prompt and model.lane != CHECKPOINT:
+        message = f"{prompt!r}: a text is for language models, and {model.typed} is none"
+        raise UsageError(message, fix="--input FILE.npy names an input")
+    if not prompt and model.lane == CHECKPOINT:
+        message = f"{model.typed}: a language model wants a text to go on with"
+        raise UsageError(message, fix=session("run", model.typed, "The answer is"))
 
 
 def _outputs(other: OneModel, inputs: Sample, lane: str) -> Sample:

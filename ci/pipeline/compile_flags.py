@@ -8,17 +8,17 @@ from pathlib import Path
 
 from ci.pipeline.flags import add_choice, add_work, host_selection, work_of
 from ci.pipeline.models.user_model import MODEL_HELP, user_model
-from ci.pipeline.options import RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
+from ci.pipeline.options import LANGUAGE_TIMEOUT, RUN_TIMEOUT, Compiling, Language, OneModel, WorkOptions
 from ci.pipeline.precision import precision_named, scheme_named
 from provisioning.base.chips import chip_named
-from provisioning.base.command_line import Parser, count, duration, repeatable, switch, valued
+from provisioning.base.command_line import TIMEOUT, Parser, count, duration, repeatable, switch, valued
 from provisioning.base.commands import leave_out
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import Selection
 
 PRECISION_HELP = "fp16, 8a8w, 16a8w, 16a4w … [fp16; a quantized model as it is]"
-OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"
+OPTION_HELP = "a setting of the provider, the session or the run (docs/options.md lists them)"
 
 PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
 
@@ -61,8 +61,9 @@ def lane_of(model: str | None, folder: Path) -> str:
         return PYTORCH
     if model.endswith(".onnx"):
         return ONNX
-    # A folder in the Hugging Face format, or what is often taken for one.
-    files = (folder / model / name for name in ("config.json", "adapter_config.json"))
+    # A folder in the Hugging Face format, what is often taken for one, or what `compile` wrote for Genie.
+    names = ("config.json", "adapter_config.json", "genie_config.json")
+    files = (folder / model / name for name in names)
     return CHECKPOINT if any(file.is_file() for file in files) else PYTORCH
 
 
@@ -96,7 +97,7 @@ def add_dimension(parser: argparse._ActionsContainer) -> None:
 def one_model_of(args: argparse.Namespace) -> OneModel:
     """MODEL. Refuses flags that its kind of model ignores: the user would believe that they worked."""
     lane = lane_of(args.model, Parser.user_folder())
-    present = {name for name, value in vars(args).items() if value}
+    present = present_in(args)
     for name, flag in {"suite": "--suite", "precision_file": "--precision-file"}.items():
         if lane == CHECKPOINT and name in present:
             raise UsageError(f"{flag} has no effect on a checkpoint", fix=leave_out(flag))
@@ -127,6 +128,11 @@ def one_model_of(args: argparse.Namespace) -> OneModel:
         dimensions=tuple(args.dimension),
         options=tuple(args.option),
     )
+
+
+def present_in(args: argparse.Namespace) -> set[str]:
+    """The names of the flags that were typed, or have a default."""
+    return {name for name, value in vars(args).items() if value}
 
 
 def check_model(args: argparse.Namespace, folder: Path) -> None:
@@ -161,8 +167,11 @@ def model_or_suite_of(args: argparse.Namespace) -> OneModel:
 def program_to_run(args: argparse.Namespace, typed: str) -> OneModel:
     """A program that is compiled already: the command's own, or the one that it is compared with."""
     lane = lane_of(typed, Parser.user_folder())
-    options = tuple(args.option) * (lane == ONNX)
-    return OneModel(selection_of(args), typed, lane, WorkOptions(args.timeout), options=options)
+    usual = LANGUAGE_TIMEOUT if lane == CHECKPOINT else TIMEOUT
+    program = OneModel(selection_of(args), typed, lane, WorkOptions(args.timeout or usual))
+    if lane != ONNX:
+        return program
+    return replace(program, options=tuple(args.option), as_it_is=args.as_it_is)
 
 
 def require_one_chip(selection: Selection) -> None:

@@ -12,6 +12,9 @@ from provisioning.base.settings import Selection
 
 RUN_TIMEOUT = 300.0
 """Seconds after which a run on the emulator ends, unless --run-timeout says otherwise."""
+LANGUAGE_TIMEOUT = 4 * 3600.0
+"""The same for language models: one with a billion weights takes minutes to compile, and seconds for each
+token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class OneModel:
     dimensions: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     """Settings of ONNX Runtime's provider, NAME=VALUE."""
+    as_it_is: bool = False
+    """Run a compiled .onnx even where its build or chip is another."""
     calibration: int | None = None
     """How many samples calibrate at most."""
     inferences: int | None = None

@@ -13,7 +13,7 @@ from provisioning.base.findings import Finding, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import size
 
-STAGES = ("test_llm", "llm_check")
+STAGES = ("test_llm", "check")
 WIDTH, HEIGHT = 100.0, 20.0
 """Of a drawing."""
 FIGURES = {

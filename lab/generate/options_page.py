@@ -11,7 +11,7 @@ HEAD = """\
 # Options of ONNX Runtime's QNN provider
 
 What can `--option NAME=VALUE` of `qnn-ci compile net.onnx`, or `options = { … }` in a suite, set?
-`qnn-ci onnx options` prints the same. Unknown names, bad values and options without effect are refused
+Unknown names, bad values and options without effect are refused
 ([ONNX](onnx.md)).
 """
 SCOPES = {

@@ -19,6 +19,7 @@ from pydantic import Field
 from ci.artifacts.compiled_onnx import read_model
 from ci.diagnose.explain import nearest
 from ci.pipeline.accuracy import Pair, Unusable, compare
+from ci.pipeline.ran import outputs_in
 from ci.upgrades.builds import builds_named, environment_of
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import Fix, logged, session
@@ -37,7 +38,7 @@ TABLES: Mapping[Lane, str] = {
     "executorch": "measured programs",
 }
 
-MODEL, INPUTS, OWN = "model_ctx.onnx", "inputs.npz", "own.npz"
+MODEL, INPUTS, OWN = "model_ctx.onnx", "inputs.npz", "own"
 SUMS = "SHA256SUMS"
 
 AGE = ("context-binary-newer", "context-binary-refused")
@@ -138,7 +139,7 @@ def measure(
             keep(stored, place, ("context", INPUTS, OWN))
         met: dict[str, RuntimeResult] = {}
         for runtime in runtimes:
-            output = place / f"on-{runtime.qnn}.npz"
+            output = place / f"on-{runtime.qnn}"
             result = _run(context, output, runtime, place, timeout)
             if result.result == "same":
                 result = compared_with_maker(_sqnr(place / OWN, output), golden)
@@ -269,11 +270,11 @@ def _inputs(context: Path, place: Path) -> None:
 
 
 def _run(context: Path, output: Path, runtime: Runtime, place: Path, timeout: float) -> RuntimeResult:
-    flags = ["--input", str(place / INPUTS), "--output", str(output), "--as-it-is"]
-    flags += ["--timeout", f"{timeout:g}"]
+    flags = ["--input", str(place / INPUTS), "-o", str(output), "--as-it-is"]
+    flags += ["--timeout", f"{timeout:g}", "--reports", str(place / "reports")]
     log = place / f"on-{runtime.qnn}.log"
-    code = _process(["onnx", "run", str(context), *flags], runtime, log, 2 * timeout)
-    if code == 0 and output.is_file():
+    code = _process(["run", str(context), *flags], runtime, log, 2 * timeout)
+    if code == 0 and output.is_dir():
         return RuntimeResult(result="same")
     text = log.read_text(encoding="utf-8", errors="replace")
     line = next((line for line in text.splitlines() if line.startswith("error: ")), f"exit code {code}")
@@ -290,10 +291,7 @@ def _process(arguments: Sequence[str], runtime: Runtime, log: Path, timeout: flo
 
 
 def _sqnr(reference: Path, other: Path) -> float:
-    import numpy as np
-
-    with np.load(reference) as wanted, np.load(other) as actual:
-        return sqnr({name: wanted[name] for name in wanted}, {name: actual[name] for name in actual})
+    return sqnr(outputs_in(reference), outputs_in(other))
 
 
 def sqnr(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> float:

@@ -239,8 +239,7 @@ def test_a_template_that_raises_is_refused_in_a_line(tmp_path: Path, template: s
 
 
 def command(*arguments: str | Path, code: int = 0, seconds: float = 600) -> str:
-    words = () if arguments[0] == "compile" else ("llm",)
-    ended = typed(*words, *arguments, timeout=seconds)
+    ended = typed(*arguments, timeout=seconds)
     assert ended.returncode == code, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
 
@@ -298,7 +297,7 @@ HEALTHY: list[tuple[str, dict[str, Any], Sequence[str]]] = [
 
 
 def checked(folder: Path, kind: str, changes: dict[str, Any], flags: Sequence[str], *, lora: bool) -> Any:
-    """The row of `llm check`'s report on a checkpoint in two files, of texts that it was not quantized by."""
+    """The row of `check`'s report on a checkpoint in two files, of texts that it was not quantized by."""
     model = write_checkpoint(folder / "model", model_type=kind, **changes)
     in_shards(model)
     text, other, out = folder / "text.txt", folder / "other.txt", folder / "out"
@@ -311,7 +310,7 @@ def checked(folder: Path, kind: str, changes: dict[str, Any], flags: Sequence[st
     command("compile", model, *flags, *calibrated, "-o", out)
     few, reports = ("--tokens", "254", "--prefixes", "6"), folder / "reports"
     sys.stdout.write(command("check", out, "--text", other, *few, "--reports", reports))
-    return json.loads((reports / "llm_check.json").read_text())["metrics"]["programs"]["out"]
+    return json.loads((reports / "check.json").read_text())["metrics"]["programs"]["out"]
 
 
 @pytest.mark.whole
@@ -390,8 +389,8 @@ class TestCompile:
         largest = max(sum(path.stat().st_size for path in out.glob(f"{kind}_*.bin")) for kind in KINDS)
         for bytes_loaded, code in ((largest, 0), (largest - 1, 2)):
             monkeypatch.setattr("ci.lanes.llm.commands.EMULATOR_BYTES", bytes_loaded)
-            arguments = ["llm", *map(str, check), str(other), "--first-choice", "0.5"]
-            assert main("python -m ci", "", {"llm": VERBS["llm"]}, arguments) == code
+            arguments = [*map(str, check), str(other), "--first-choice", "0.5"]
+            assert main("python -m ci", "", {"check": VERBS["check"]}, arguments) == code
         config = json.loads((out / "genie_config.json").read_text())
         config["dialog"]["engine"]["model"]["positional-encoding"]["rope-theta"] = 100
         (out / "genie_config.json").write_text(json.dumps(config))

@@ -345,7 +345,7 @@ def test_of_a_quantized_model(
 
 
 def checked(model: Path, folder: Path) -> str:
-    """The verdict of `llm check` on a checkpoint compiled with what is planted in this process alone."""
+    """The verdict of `check` on a checkpoint compiled with what is planted in this process alone."""
     from ci.lanes.llm.checkpoint_compile import order_compile
     from ci.lanes.llm.genie import RECORD
 
@@ -358,15 +358,15 @@ def checked(model: Path, folder: Path) -> str:
     kept = kept_by_compile(model, folder / "calibration.txt", "genie", "u16u8")
     (out / RECORD).write_text(json.dumps({**order, "checkpoint": str(model), "calibrated by": [], **kept}))
     reports, text = folder / "reports", folder / "judged.txt"
-    ended = typed("llm", "check", out, "--text", text, "--reports", reports, timeout=TIMEOUT)
+    ended = typed("check", out, "--text", text, "--reports", reports, timeout=TIMEOUT)
     assert ended.returncode in (0, 1), ended.stdout + ended.stderr
     missed = [
         finding.message
-        for finding in Report.read(reports / "llm_check.json").findings
+        for finding in Report.read(reports / "check.json").findings
         if finding.severity is Severity.ERROR and " against " not in finding.message
     ]
     found = [reader for reader in READERS if any(reader in message for message in missed)]
-    return f"`llm check` ({', '.join(found)})" if ended.returncode else "none"
+    return f"`check` ({', '.join(found)})" if ended.returncode else "none"
 
 
 def no_change(decoder: Any) -> None:

@@ -42,8 +42,7 @@ BUILD = "v2.51.0.260929181845"
 def onnx_command(
     *arguments: str | Path, code: int = 0, cwd: Path = ROOT, verb: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    words = ("onnx",) if arguments[0] in ("run", "options", "operators") else verb
-    ended = typed(*words, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    ended = typed(*verb, *arguments, cwd=cwd, env={**os.environ, "PYTHONWARNINGS": "ignore"})
     assert ended.returncode == code, f"{ended.stdout}\n{ended.stderr}"
     assert "Traceback" not in ended.stderr
     return ended
@@ -206,14 +205,14 @@ class TestRun:
         import onnxruntime
 
         onnx_command(
-            "run", compiled / "net_ctx.onnx", "--input", samples / "0.npy", "--output", tmp_path / "y.npz"
+            "run", compiled / "net_ctx.onnx", "--input", samples / "0.npy", "--output", tmp_path / "outputs"
         )
         session = onnxruntime.InferenceSession(
             conv_model().SerializeToString(), providers=["CPUExecutionProvider"]
         )
         expected = session.run(None, {"x": np.load(samples / "0.npy")})[0]
-        with np.load(tmp_path / "y.npz") as outputs:
-            assert np.abs(outputs["y"] - expected).max() < 0.05 * np.abs(expected).max()
+        output = np.load(tmp_path / "outputs" / "y.npy")
+        assert np.abs(output - expected).max() < 0.05 * np.abs(expected).max()
 
     def test_a_changed_byte_is_reported(self, compiled: Path, samples: Path, tmp_path: Path) -> None:
         copied = Path(shutil.copytree(compiled, tmp_path / "copied"))
@@ -297,11 +296,6 @@ def test_every_option_of_the_table_is_in_the_provider() -> None:
     runtime = b"session.disable_cpu_ep_fallback"
     absent = [name for name in options() if name.encode() not in library and name.encode() != runtime]
     assert absent == []
-
-
-@pytest.mark.whole
-def test_the_node_test_of_each_operator_is_the_one_that_the_installed_onnx_gives() -> None:
-    onnx_command("operators", "--check")
 
 
 OPERATORS = """\

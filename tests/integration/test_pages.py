@@ -19,7 +19,7 @@ from tests.support.typed import FROM_ELSEWHERE, typed
 pytestmark = pytest.mark.heavy
 
 COMPILE = "docs/onnx.md: qnn-ci "
-RUN = f"{COMPILE}onnx run "
+RUN = f"{COMPILE}run "
 README = "README.md: qnn-ci compile net.py:scores --soc SM8750 --precision fp16 -o out"
 CONFIG = "docs/environments.md: qnn-ci "
 SHOWN = {README, f"{CONFIG}provision --offline", f"{CONFIG}store verify qnn-sdk"}
@@ -27,7 +27,7 @@ HELD = SHOWN | {
     f"{COMPILE}compile net.onnx --soc SM8750 --precision 16a8w --per-channel --calibrate samples -o out",
     f"{COMPILE}compile net.onnx --soc SM8650 --and-soc SM8750 -o out",
     f"{COMPILE}inspect out/net_ctx_qnn.bin",
-    f"{RUN}out/net_ctx.onnx --input samples/0.npy --output y.npz",
+    f"{RUN}out/net_ctx.onnx --input samples/0.npy -o outputs",
     f"{RUN}out/net_ctx.onnx --input samples/0.npy",
     f"{RUN}old/m_ctx.onnx --input samples/0.npy",
 }

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ci.pipeline.ran import Ran, write
 from ci.pipeline.runner import Runner
 from lab.golden import contexts, programs
 from lab.golden.contexts import (
@@ -109,9 +110,8 @@ class Builds:
             (folder / "model_ctx.onnx").write_text("")
             (folder / "model_ctx_qnn.bin").write_text(f"{env['QNN']}, number {self.compiled}")
         else:
-            np.savez(
-                command[command.index("--output") + 1], y=np.full(4, 2.0 if env["QNN"] == self.wrong else 1)
-            )
+            outputs = {"y": np.full(4, 2.0 if env["QNN"] == self.wrong else 1)}
+            write(Ran({}, outputs, [1.0], ""), Path(command[command.index("-o") + 1]), "model_ctx.onnx")
         return SimpleNamespace(returncode=0)
 
 

@@ -1,5 +1,5 @@
 """`python -m tests.support.drawn_checkpoints genie|executorch FOLDER SEED …`: checkpoints drawn by chance,
-each compiled right and with a fault planted, and what `llm check` measured of both, as lines of JSON.
+each compiled right and with a fault planted, and what `check` measured of both, as lines of JSON.
 Such lines are kept in tests/unit/drawn_checkpoints.jsonl, so that limits are tried without another run."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 PRECISIONS = {"genie": ("u16u8", "16a4w", "fp16"), "executorch": ("16a8w", "16a4w", "fp16")}
 FLAGS = ("--decode-tokens", "250")
-"""Of `llm check`: decode takes longest by far."""
+"""Of `check`: decode takes longest by far."""
 KEPT = Path(__file__).parents[1] / "unit" / "drawn_checkpoints.jsonl"
 CHOSEN_BY = (None, 1479896)
 """The seeds of those by which the floors were chosen; those without one were drawn before this module."""
@@ -106,7 +106,7 @@ def drawn() -> list[dict[str, Any]]:
 
 
 def replayed(line: Mapping[str, Any]) -> list[str]:
-    """What `llm check` says by today's limits of the logits and the parts that a line holds."""
+    """What `check` says by today's limits of the logits and the parts that a line holds."""
     figures, bounds, rows = _unpacked(line)
     missed = list(figure_problems(figures, bounds))
     missed += choice_problems(line["choices"], bounds) if line["choices"] else []

@@ -1,5 +1,5 @@
 """`python -m tests.support.planted_decoders WAY MODEL FOLDER [FAULT …]`: a trained checkpoint compiled with
-each fault planted, and what `llm check` says of it, as lines of JSON. A way has a process of its own: two
+each fault planted, and what `check` says of it, as lines of JSON. A way has a process of its own: two
 QNNs do not fit into one."""
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ BELOW_THE_NOISE = frozenset(
 
 
 def part_of(fault: str, way: str) -> str:
-    """What `llm check` calls the part that has the fault: through Genie each layer is a part."""
+    """What `check` calls the part that has the fault: through Genie each layer is a part."""
     layer = FAULTS[fault].layer
     return f"layers {layer} to {layer}:" if WAYS[way].through == "genie" else f"layers 0 to {PARTS - 1}:"
 
@@ -261,17 +261,17 @@ FEW = ("--tokens", str(TOKENS), "--prefixes", str(PREFIXES))
 
 def check(out: Path, reports: Path, ask: Callable[..., Any], *flags: str) -> dict[str, Any]:
     """The row of the report, and its errors."""
-    from ci.lanes import llm
+    from ci.lanes.llm import check_verb
     from ci.lanes.llm.commands import Emulated
     from provisioning.base.command_line import guarded
     from tests.support.typed import parsed
 
-    words = ["check", str(out), "--reports", str(reports), *flags]
+    words = [str(out), "--reports", str(reports), *flags]
     with contextlib.redirect_stdout(sys.stderr):
         emulated = Emulated(lambda *_: contextlib.nullcontext(ask))
-        arguments = parsed(llm, *words)
-        code = guarded(lambda: llm.run(arguments, emulated), debug=False)
-    report = json.loads((reports / "llm_check.json").read_text())
+        arguments = parsed(check_verb, *words)
+        code = guarded(lambda: check_verb.run(arguments, emulated), debug=False)
+    report = json.loads((reports / "check.json").read_text())
     errors = [finding["message"] for finding in report["findings"] if finding["severity"] == "error"]
     rows = report["metrics"].get("programs", {})
     return {"code": code, "errors": errors, "row": next(iter(rows.values()), {})}

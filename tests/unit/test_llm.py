@@ -22,8 +22,7 @@ from ci.__main__ import VERBS
 from ci.engine.trouble import InTrouble
 from ci.engine.work import Failure, Result
 from ci.engine.workers.child import reporting
-from ci.lanes import llm
-from ci.lanes.llm import verb
+from ci.lanes.llm import check_verb, verb
 from ci.lanes.llm import worker as llm_worker
 from ci.lanes.llm.architecture import (
     INDEX,
@@ -76,6 +75,7 @@ from ci.lanes.llm.verdicts import (
     window_of,
 )
 from ci.lanes.llm.work import float_of
+from ci.model_commands import run as run_command
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Report
@@ -398,7 +398,7 @@ class TestCheckpoint:
             read_architecture(tmp_path)
 
     def compiled(self, command: Sequence[str], model: Path, *flags: str) -> int:
-        verbs = {name: VERBS[name] for name in ("llm", "compile")}
+        verbs = {name: VERBS[name] for name in ("check", "compile")}
         return main(
             "python -m ci", "", verbs, [*command, str(model), "-o", str(model.parent / "out"), *flags]
         )
@@ -505,7 +505,7 @@ class TestCheckpoint:
         # An installed copy has no other command.
         monkeypatch.setattr("provisioning.base.commands.CLONE", False)
         assert self.compiled(["compile"], whole_checkpoint) == 0
-        assert f"try it: qnn-ci llm run {out} " in capsys.readouterr().out
+        assert f"try it: qnn-ci run {out} " in capsys.readouterr().out
         _, order = asked
         rows = windows_of(whole_checkpoint, shape, order)
         record = json.loads((out / "compiled.json").read_text())
@@ -519,7 +519,7 @@ class TestCheckpoint:
         (out / "compiled.json").write_text(earlier)
         assert self.compiled(["compile"], whole_checkpoint, "-o", "out") == 0 and len(asked) == 3
         assert (out / "prefill_0.bin").exists() and not (out / "prefill_1.bin").exists()
-        assert "left to llm check" in capsys.readouterr().err
+        assert "left to check" in capsys.readouterr().err
         assert "rounding" not in json.loads((out / "compiled.json").read_text())
 
     @pytest.mark.parametrize(
@@ -820,7 +820,7 @@ def save_tokenizer(folder: Path, words: Mapping[str, int] | None = None) -> None
 
 def found_by(folder: Path) -> list[Finding]:
     """By the last check."""
-    return [*Report.read(folder / "reports" / "llm_check.json").findings]
+    return [*Report.read(folder / "reports" / "check.json").findings]
 
 
 def messages(folder: Path) -> str:
@@ -869,10 +869,11 @@ def test_what_is_said_keeps_the_space_that_its_first_word_begins_with(
     )
 
 
-def run_llm(emulated: Emulated, *words: object) -> int:
-    """The exit code of `llm`, with these in place of processes."""
-    arguments = parsed(llm, *map(str, words))
-    return guarded(lambda: llm.run(arguments, emulated), debug=False)
+def run_llm(emulated: Emulated, name: str, *words: object) -> int:
+    """The exit code of `run` or `check`, with these in place of processes."""
+    verb = {"run": run_command, "check": check_verb}[name]
+    arguments = parsed(verb, *words)
+    return guarded(lambda: verb.run(arguments, emulated), debug=False)
 
 
 class TestCheck:
@@ -1277,7 +1278,7 @@ class TestCheck:
     def test_a_report_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parts = [part(0, "prefill", 24, 24), part(1, "prefill", 30, 30)]
         assert self.check(tmp_path, monkeypatch, parts=parts) == 0
-        report = Report.read(tmp_path / "reports" / "llm_check.json")
+        report = Report.read(tmp_path / "reports" / "check.json")
         [row] = report.metrics["programs"].values()  # type: ignore[union-attr]
         assert isinstance(row, dict) and row["verdict"] == "pass" and row["precision"] == "16a8w"
         assert {"figures", "parts", "speed"} <= set(row)

@@ -1,4 +1,4 @@
-"""`llm check`: the verdicts on a compiled checkpoint. Workers measure; this asks them."""
+"""`check`: the verdicts on a compiled checkpoint. Workers measure; this asks them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TEXTS, SAID = 3, 24
 
 @dataclass(frozen=True, slots=True)
 class JudgedText:
-    """What of a text `llm check` reads: known before any worker starts. `compile` measures by the same tokens
+    """What of a text `check` reads: known before any worker starts. `compile` measures by the same tokens
     of our own text what rounding costs."""
 
     text: Path
@@ -162,7 +162,7 @@ class CheckOptions:
 
 
 def check_model(options: CheckOptions) -> int:
-    stage = StageRun("llm_check", "", "", session("llm", *sys.argv[2:]))
+    stage = StageRun("check", "", "", session("check", *sys.argv[2:]))
     reports, name = options.selection.reports, options.model.absolute().name
     with stage.reported(reports, "llm-refused", name):
         check = prepared(options)

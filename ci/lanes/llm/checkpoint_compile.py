@@ -32,7 +32,7 @@ skel and scripts to push and run it. With genie-t2t-run of the official SDK it i
 Genie puts the token that begins a text first by itself: leave it out of the prompt.
 """
 CHECKED = """
-The .onnx files are for `llm check` alone.
+The .onnx files are for `check` alone.
 """
 SHARED = """
 Prefill and decode share their weights in each binary, which the emulator refuses: compile without
@@ -162,5 +162,5 @@ def write_binaries(
 
 
 def on_cpu_name(kind: str, part: int) -> str:
-    """The quantized graph, which `llm check` runs on the CPU."""
+    """The quantized graph, which `check` runs on the CPU."""
     return f"{kind}_{part}_cpu.onnx"

@@ -292,7 +292,7 @@ def require_loadable(sizes: Mapping[str, int], *kinds: str) -> None:
             raise UsageError(
                 f"the binaries of {kind} have {size(sizes[kind])}, and the emulator loads only some"
                 f" {size(EMULATOR_BYTES)} in one process",
-                fix="llm check --on parts judges each part by itself, and --on cpu a quantized model;"
+                fix="check --on parts judges each part by itself, and --on cpu a quantized model;"
                 " --precision 16a8w about halves the binaries",
             )
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from ci.engine.jobs import available_memory
 from ci.engine.work import Result
-from ci.lanes.llm import HELD_OUT, LONG, PREFIXES, TOKENS
 from ci.lanes.llm.architecture import Architecture
 from ci.lanes.llm.beginning import load_tokenizer
+from ci.lanes.llm.check_verb import HELD_OUT, PREFIXES, TOKENS
 from ci.lanes.llm.commands import EMULATOR_BYTES, compile_order, record_of, sizes_of
 from ci.lanes.llm.genie import CONFIG, RECORD, ROUNDING
 from ci.lanes.llm.prompts import hashed_runs, require_tokenizer, windows, windows_of
@@ -25,7 +25,7 @@ from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, MeasureRounding, float
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product, not_taken
-from ci.pipeline.options import Compiling, OneModel
+from ci.pipeline.options import LANGUAGE_TIMEOUT, Compiling, OneModel
 from ci.pipeline.output import SCRATCH
 from ci.pipeline.precision import written_name
 from ci.pipeline.steps import require_done, run_step
@@ -42,7 +42,7 @@ ROUNDED = ("model", "adapter", "precision", "parts", "context", "prefill", "cali
 KEPT = ("judged", "noise", "tie", "parts", "ranges", "cpu_seconds", "peak")
 FLOAT, FLOAT_LEAST = 4.5, 1.6e9
 """Bytes of memory for each weight while float reads, and beside them: 6.8 GB for the 1.24 billion of 1B."""
-LATER = "what rounding alone costs is left to llm check"
+LATER = "what rounding alone costs is left to check"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         selection, work = self.model.selection, self.model.work
         lowers = self.order["do"] == "compile program"
         qnn_environment = ready_environment(selection, os.environ) if lowers else None
-        work = replace(work, timeout=LONG if work.timeout == TIMEOUT else work.timeout, jobs=1)
+        work = replace(work, timeout=LANGUAGE_TIMEOUT if work.timeout == TIMEOUT else work.timeout, jobs=1)
         logs = selection.reports.absolute() / "llm"
         return LlmPlan(tuple(programs), selection, work, logs, {}, qnn_environment)
 
@@ -103,7 +103,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         return {COMPILED: compiled, ROUNDING: rounding}
 
     def _rounding(self, plan: LlmPlan, compiled: Mapping[str, Result]) -> dict[str, Result]:
-        """What `llm check` will hold it to, if it reads our own text. Of a text that a user names it measures
+        """What `check` will hold it to, if it reads our own text. Of a text that a user names it measures
         this itself, and so where this does not work."""
         # It imports what may lack until require_installed() has said so.
         from ci.lanes.llm.check import digest_of, judged_text
@@ -195,5 +195,5 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
             " see its README.md"
         ]
         if genie and not order["shared"] and sizes_of(result.folder / CONFIG)["decode"] <= EMULATOR_BYTES:
-            words.append(f"try it: {session('llm', 'run', output, 'The answer is')}")
+            words.append(f"try it: {session('run', output, 'The answer is')}")
         return Product(files, words, stale=stale)

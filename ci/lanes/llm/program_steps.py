@@ -38,7 +38,7 @@ from ci.lanes.llm.reference import greedy_text, load_reference
 from ci.pipeline.models.arrays import Array
 
 METHODS = {"prefill": PREFILL_METHOD, "decode": DECODE_METHOD}
-"""By what `llm check` calls a kind of graph."""
+"""By what `check` calls a kind of graph."""
 SHIPPED = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TEMPLATE,
 )  # fmt: skip
@@ -53,7 +53,7 @@ this folder to the device with the runner and QNN's libraries, and run in it:
     ./qnn_llama_runner --model_path {program} --tokenizer_path tokenizer.json --eval_mode 1 \\
         {version}--prompt "The answer is"
 
-The .pt2 files are for `llm check` alone.
+The .pt2 files are for `check` alone.
 """
 
 
@@ -182,7 +182,7 @@ def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_cpu_file(out: Path, method: str) -> Path:
-    """The quantized method, which `llm check` runs on the CPU."""
+    """The quantized method, which `check` runs on the CPU."""
     return out / f"{method}_cpu.pt2"
 
 

@@ -303,7 +303,7 @@ LIMITS: dict[str, dict[str, float]] = {
     }.items()
     for name in names
 }
-"""Of `llm check` by precision, where the command line names no other."""
+"""Of `check` by precision, where the command line names no other."""
 FP16_LEAST_DB, QUANTIZED_LEAST_DB, CHIP_DB, LOSS_DB = 30.0, 10.0, 6.0, 4.0
 """A part is wrong below the least of its precision (where rounding alone leaves little more, LOSS_DB below
 that), and a quantized one also if it is CHIP_DB worse than on the CPU, or at most places LOSS_DB worse than
@@ -326,7 +326,7 @@ left 23 dB at most."""
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What `llm check` holds a checkpoint to: limits, or what rounding alone costs it where that is less."""
+    """What `check` holds a checkpoint to: limits, or what rounding alone costs it where that is less."""
 
     limits: Mapping[str, float]
     rounding: Mapping[str, Figures]

@@ -122,28 +122,6 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Value]:
     return values
 
 
-def described() -> str:
-    lines: list[str] = []
-    for scope in SCOPES:
-        lines.append(f"{scope} options")
-        for option in options().values():
-            if option.scope == scope and not (option.set_by or option.no_context):
-                where = f" (only on {option.platform})" if option.platform else ""
-                lines.append(f"  {option.name}={_choice(option)}  {option.summary}{where}")
-    return "\n".join(lines)
-
-
-def _choice(option: Option) -> str:
-    return {
-        "flag": "0|1",
-        "enum": "|".join(option.values),
-        "integer": "N" if option.least is None else f"N>={option.least}",
-        "text": "TEXT",
-        "file": "FILE",
-        "lora": "FILE",
-    }[option.kind]
-
-
 def _text(option: Option, value: Value, where: str) -> str:
     text = str(int(value)) if isinstance(value, bool | int) else value
     if option.set_by:

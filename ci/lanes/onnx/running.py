@@ -1,8 +1,7 @@
-"""`onnx run` and `onnx options`. Work is done by one worker process."""
+"""`run` of ONNX models. Work is done by one worker process."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,62 +12,17 @@ from ci.artifacts.record import record_path
 from ci.lanes.onnx.compile import cwd, require_installed, setup_of
 from ci.lanes.onnx.context import nodes_beside_context, read_context, soc_of
 from ci.lanes.onnx.graph import fix_dimensions, is_context, load_graph, open_inputs, signature_of
-from ci.lanes.onnx.options import described, parse_assignments, settings_of
-from ci.lanes.onnx.orders import dimensions_of, logs_folder, require_file, say, search_path, step
-from ci.pipeline.models.arrays import Sample, save, save_one, saved
+from ci.lanes.onnx.options import parse_assignments, settings_of
+from ci.lanes.onnx.orders import dimensions_of, logs_folder, say, search_path, step
+from ci.pipeline.models.arrays import Sample, save, saved
 from ci.pipeline.models.inputs import drawn, read_inputs
 from ci.pipeline.options import OneModel
-from ci.pipeline.output import keep_origins, require_own
-from ci.pipeline.precision import PRECISIONS
 from ci.pipeline.ran import Ran, require_program
 from ci.pipeline.steps import asking
-from provisioning.base.chips import chip_named
 from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.rendering.text import plural
 from provisioning.manifest import soc_named
-
-
-def run_model(
-    path: Path,
-    files: Sequence[str],
-    chip: str | None,
-    options: Sequence[str],
-    output: Path | None,
-    timeout: float,
-    *,
-    as_it_is: bool,
-) -> int:
-    """`onnx run`."""
-    if output and (output.is_dir() or not output.parent.is_dir()):
-        problem = "it is a directory" if output.is_dir() else "its directory is not there"
-        raise UsageError(f"--output {output}: {problem}", fix="name a file in a directory that is there")
-    written = [output] if output else []
-    require_own(written, str(path))
-    require_installed()
-    require_file(path)
-    context = read_context(path)
-    soc = chip_named(chip) if chip else soc_of(context)
-    settings = settings_of(parse_assignments(options), soc=soc_named(soc), embed=not context.beside)
-    inputs = read_inputs(files, context.signature)
-    if context.record is None:
-        say(f"{record_path(path)} is missing, so a changed file cannot be detected")
-    more = {"soc": soc, "settings": settings.as_dict(), "as_it_is": as_it_is}
-    with step(f"running {path} on {soc}"):
-        outputs, _ = asked(path, inputs, timeout, do="run", **more)
-    for name, array in outputs.items():
-        shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])
-        shape = ", ".join(map(str, array.shape))
-        print(f"{name}: {array.dtype}[{shape}]  {shown}{', …' if array.size > 4 else ''}")
-    if output:
-        part = output.with_name(f".{output.name}.{os.getpid()}.npz")
-        try:
-            save_one(part, outputs)
-            part.replace(output)
-            keep_origins(written, str(path))
-        finally:
-            part.unlink(missing_ok=True)
-    return 0
 
 
 def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
@@ -97,7 +51,10 @@ def ran(model: OneModel, files: Sequence[str], repeat: int) -> Ran:
     soc = named[0] if named else soc_of(context)
     settings = settings_of(parse_assignments(model.options), soc=soc_named(soc), embed=not context.beside)
     inputs = read_inputs(files, context.signature) if files else drawn(context.signature)
+    if context.record is None:
+        say(f"{record_path(path)} is missing, so a changed file cannot be detected")
     more = {"soc": soc, "settings": settings.as_dict(), "cpu": True, "repeat": repeat}
+    more["as_it_is"] = model.as_it_is
     with step(f"running {model.typed} on {soc}"):
         outputs, facts = asked(path, inputs, timeout, do="run", **more)
     beside = nodes_beside_context(path)
@@ -118,11 +75,3 @@ def asked(model: Path, inputs: Sample, timeout: float, **order: Any) -> tuple[Sa
         files = {"model": str(model.absolute()), "inputs": str(given), "outputs": str(outputs)}
         facts = ask(cwd=cwd(), **files, **order)
         return saved(outputs)[0], facts
-
-
-def list_options() -> int:
-    print(described())
-    print("precisions")
-    for precision in PRECISIONS.values():
-        print(f"  {precision.name}  {precision.summary}")
-    return 0

@@ -83,7 +83,7 @@ def look(model: Path, dimensions: Mapping[str, Size], into: Path) -> Path:
     graph = load_graph(model)
     if is_context(graph):
         message = f"{model} is compiled already"
-        raise UsageError(message, fix=commands.session("onnx", "run", model, "--input", "FILE.npy"))
+        raise UsageError(message, fix=commands.session("run", model, "--input", "FILE.npy"))
     beside = external_files(graph, model.parent)
     if dimensions:
         fix_dimensions(graph, dimensions)

@@ -51,7 +51,7 @@ class OnnxRun(MixedRun):
     repaired: bool = False
     """Whether it is compiled with what `qnn-ci repair` rewrites for this build."""
     options: dict[str, Scalar] = Field(default={})
-    """Options of the provider, the session and the run: `python -m ci onnx options`."""
+    """Options of the provider, the session and the run: docs/options.md."""
     budget: dict[str, Milliseconds] = Field(default={})
     """What a phone may take at most, by forecast: { "Galaxy S25" = "2 ms" }."""
     forecast: bool = False

@@ -187,8 +187,8 @@ def of_syntax(error: SyntaxError) -> BadFactory:
 def no_samples(folder: Path) -> BadFactory:
     expected = f"{folder}: expected samples as {', '.join(SAMPLE_FILES)}"
     if not folder.is_dir():
-        fix = Fix("{}, and write a file for each sample into it", quoted("mkdir", folder))
-        return BadFactory(f"{expected}, found no such folder", fix)
+        create = Fix("{}, and write a file for each sample into it", quoted("mkdir", folder))
+        return BadFactory(f"{expected}, found no such folder", create)
     names = sorted(path.name for path in folder.iterdir())
     if not names:
         fix = f'`numpy.save("{folder}/0.npy", array)`, a file for each sample, of the shape of the input'

@@ -1,0 +1,90 @@
+"""`check`: a compiled language model, compared with the float model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.pipeline.options import LANGUAGE_TIMEOUT
+from provisioning.base.command_line import add_timeout, count, switch, valued
+from provisioning.base.selection import selection_of
+from provisioning.base.settings import MANIFESTS
+
+if TYPE_CHECKING:
+    from ci.lanes.llm.commands import Emulated
+
+EXAMPLES = """\
+  qnn-ci check out/ --text held-out.txt
+  qnn-ci check out/ --on parts
+"""
+
+HELD_OUT = MANIFESTS / "texts" / "held-out.txt"
+"""Ours, which no model was trained on when it was written."""
+TOKENS, PREFIXES = 1000, 40
+"""Of a text that are judged, unless the command line says otherwise."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="DIR", help="what compile wrote")
+    valued(parser, "--text", "FILE", "a text that did not calibrate it [one of qnn-ci's own]", type=Path)
+    valued(parser, "--checkpoint", "FOLDER", "the float model [the one that was compiled]", type=Path)
+    valued(parser, "--prefixes", "N", "[%(default)s]", type=count, default=PREFIXES)
+    valued(parser, "--tokens", "N", "tokens of the text to read [%(default)s]", type=count, default=TOKENS)
+    valued(parser, "--decode-tokens", "N", "fewer for decode, if the model is large [--tokens]", type=count)
+    parser.add_argument(
+        "--on",
+        choices=("both", "cpu", "parts"),
+        default="both",
+        help="cpu: run the quantized graphs on the CPU; parts: judge each part by itself, if the model is too"
+        " large for the emulator",
+    )
+    switch(parser, "--where", "print each part, even if the whole is right")
+    limits = parser.add_argument_group("limits, beside those of the precision")
+    for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
+        limits.add_argument(f"--{name}", type=_share if name == "first-choice" else float, metavar="X")
+    add_timeout(parser, "the run", LANGUAGE_TIMEOUT)
+    group = parser.add_argument_group("where things are")
+    group.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
+    group.add_argument("--store", type=Path, help="where QNN is, for ExecuTorch's programs [user cache]")
+    group.add_argument("--profile", help="of QNN, for ExecuTorch's programs [QNN_CI_PROFILE, wheels]")
+    # What was compiled says for which chip.
+    parser.set_defaults(soc=None, target=None)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share above 0 and up to 1, found {text!r}")
+    return share
+
+
+def run(args: argparse.Namespace, emulated: Emulated | None = None) -> int:
+    from ci.lanes.llm import check, commands
+
+    limits = {
+        "first_choice": args.first_choice,
+        "perplexity_ratio": args.perplexity_ratio,
+        "divergence": args.divergence,
+        "divergence_99": args.divergence_99,
+        "regret": args.regret,
+    }
+    return check.check_model(
+        check.CheckOptions(
+            args.model,
+            args.text or HELD_OUT,
+            args.checkpoint,
+            args.prefixes,
+            args.tokens,
+            args.decode_tokens,
+            args.on,
+            args.where,
+            limits,
+            args.timeout,
+            selection_of(args),
+            emulated or commands.Emulated(),
+        )
+    )
