@@ -52,6 +52,7 @@ def page() -> str:
         "avoid it? Each fault has a command that shows it and a fix. `qnn-ci validate`, `inspect` and the",
         "stages name the faults of your build. Generated from",
         "[known_faults.toml](../manifests/known_faults.toml): add yours there and run `nox -s generate`.",
+        "Commands that name a file of `manifests/` are for a clone of the repository.",
         "",
         *NOTHING_ON_DEVICES.splitlines(),
         "",
