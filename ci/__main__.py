@@ -41,9 +41,6 @@ VERBS = {
         "run any of ExecuTorch's own suites on the HTP emulator: operators in every scheme, passes, models",
         "upstream",
     ),
-    "compare": Verb(
-        "ci.upgrades.compare.verb", "compare one suite on several QNN builds, program by program"
-    ),
     "diagnose": Verb(
         "ci.inspect.diagnose",
         "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001",

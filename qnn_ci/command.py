@@ -36,7 +36,7 @@ SESSIONS_ALONE = ("github", "image", "lock", "release", "site")
 
 MAP = {
     "one model": ("example", "compile", "audit", "run", "divergence", "tune", "repair", "forecast"),
-    "a gate": ("gate", "report", "compare", "diagnose"),
+    "a gate": ("gate", "report", "diagnose"),
     "devices and builds": ("build_android", "bundle"),
     "environment": ("provision", "validate"),
 }
@@ -83,8 +83,6 @@ def program_of(verb: str, arguments: Sequence[str], folder: Path) -> tuple[str, 
     if verb == "shell":
         in_image = bool(arguments) and arguments[0].startswith("--image")
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
-    if verb == "compare":
-        return "ci", command_line.parsed(CI[verb], arguments).lane
     if verb in ONE_MODEL:
         typed = command_line.parsed(CI[verb], arguments)
         if not typed.model and (lane := getattr(typed, "lane", None)):

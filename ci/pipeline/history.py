@@ -35,7 +35,7 @@ def add_history(metrics: Mapping[str, Metric], stage: str, profile: str, store: 
     rows = metrics.get("programs")
     suites: dict[Path, dict[str, dict[str, Metric]]] = {}
     for name, row in rows.items() if isinstance(rows, dict) else ():
-        if isinstance(row, dict) and _values(row):
+        if isinstance(row, dict) and figures_of(row):
             suites.setdefault(Path(str(row["suite"])), {})[name] = row
     for suite, programs in suites.items():
         repository = repository_of(suite)
@@ -43,7 +43,7 @@ def add_history(metrics: Mapping[str, Metric], stage: str, profile: str, store: 
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         folder = store / "cache" / "memo" / "figures" / digest[:32]
         try:
-            _write(folder, _commit(repository), {name: _values(row) for name, row in programs.items()})
+            _write(folder, _commit(repository), {name: figures_of(row) for name, row in programs.items()})
             known = _read(folder)
         except OSError as error:
             sys.stderr.write(f"warning: the figures of earlier runs: {error}\n")
@@ -92,7 +92,8 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
     return by_program
 
 
-def _values(row: Mapping[str, Metric]) -> dict[str, float]:
+def figures_of(row: Mapping[str, Metric]) -> dict[str, float]:
+    """Of a program's row: what is compared with another run's."""
     numbers = {}
     for values, names in ((row.get("figures"), FIGURES), (row.get("costs"), COSTS), (row, PLACES)):
         for name in names:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.pipeline.baseline import Tolerances, load_tolerances
-from ci.pipeline.history import COSTS, FIGURES, MOST
+from ci.pipeline.history import COSTS, FIGURES, MOST, figures_of
 from ci.report.values import Row, entries, in_unit, mapping, number, rows_of, word
 from provisioning.base.documents import Model
 from provisioning.base.findings import Report
@@ -76,8 +76,12 @@ class Changes(Model):
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
-def changes_of(reports: Iterable[Report]) -> Changes:
-    """Of all programs in the reports, which may be of several jobs."""
+def changes_of(reports: Iterable[Report], before: Iterable[Report] = ()) -> Changes:
+    """Of all programs in the reports, which may be of several jobs. Each is compared with what `before` has
+    of it, in the same stage; with none, with the last commit that its history has."""
+    earlier = {
+        (report.stage, name): row for report in before for name, row in rows_of(report, "programs").items()
+    }
     tolerances, since = load_tolerances(), set[str]()
     compared, alone = set[tuple[str, str]](), set[tuple[str, str]]()
     found: dict[tuple[str, str, str], ChangedFigure] = {}
@@ -86,7 +90,10 @@ def changes_of(reports: Iterable[Report]) -> Changes:
             continue
         for key, row in rows_of(report, "programs").items():
             name = one_line(key)[:LONGEST] or "?"
-            history = [mapping(entry) for entry in entries(row.get("history"))][-MOST:]
+            history: list[Row] = [mapping(entry) for entry in entries(row.get("history"))][-MOST:]
+            if earlier:
+                pair = (earlier.get((report.stage, key)), row)
+                history = [values for shown in pair if shown and (values := figures_of(shown))]
             if len(history) < 2:
                 alone.add((lane, name))
                 continue

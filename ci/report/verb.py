@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from provisioning.base.command_line import repeatable, switch
-from provisioning.base.errors import EnvironmentLacking
+from provisioning.base import answer
+from provisioning.base.command_line import repeatable, switch, valued
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import SCHEMA, Outcome, Report
 from provisioning.base.rendering.code_scanning import code_quality, sarif
 from provisioning.base.rendering.job_summary import markdown
@@ -24,6 +25,7 @@ from provisioning.base.settings import reports_path
 EXAMPLES = """\
   nox -s report
   nox -s report -- --format html -o site/index.html
+  nox -s report -- --against reports-of-another-profile
   python -m ci report --format markdown --check
 """
 
@@ -43,6 +45,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reports", type=Path, help="where reports are [QNN_CI_REPORTS, reports/]")
     repeatable(parser, "--expect", "STAGE", "a stage that must have run")
+    valued(
+        parser,
+        "--against",
+        "FOLDER",
+        "say only what became worse since the reports in this folder; exit 1 if anything did",
+        type=Path,
+    )
     switch(parser, "--check", "exit 1 unless all stages passed")
 
 
@@ -59,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
             f"there is no directory of reports at {directory}",
             fix="nox, which runs the stages that write them",
         )
+    if args.against:
+        return worse_than(args.against, directory)
     reports = collect(directory, stage_names(), args.expect or ())
     output = args.output or (directory / "index.html" if args.format == "html" else None)
     if args.format is None or args.format == "console":
@@ -77,6 +88,30 @@ def run(args: argparse.Namespace) -> int:
         for path in publish(reports, directory, os.environ):
             sys.stdout.write(f"wrote {path}\n")
     return 1 if args.check and worst(reports) is not Outcome.PASS else 0
+
+
+def worse_than(folder: Path, directory: Path) -> int:
+    from ci.report.changes import LANES, WORSE, changes_of, in_words
+
+    def reports_in(where: Path) -> list[Report]:
+        files = [where / f"{stage}.json" for stage in LANES]
+        if not any(file.is_file() for file in files):
+            raise EnvironmentLacking(
+                f"{where}: expected reports of programs ({', '.join(LANES)}) in it, found none",
+                fix="run the suite with --reports FOLDER",
+            )
+        return [Report.read(file) for file in files if file.is_file()]
+
+    changes = changes_of(reports_in(directory), reports_in(folder))
+    for change in changes.changes:
+        before, now = in_words(change.what, change.before), in_words(change.what, change.now)
+        write(f"{change.program}: {WORSE[change.what]} {before} → {now}\n", sys.stdout)
+    sys.stdout.write(
+        f"{changes.worse} of {changes.compared} programs are worse than in {folder},"
+        f" {changes.not_compared} are not in both\n"
+    )
+    answer.add(changes=changes.model_dump(by_alias=True))
+    return CheckFailed.exit_code if changes.worse else 0
 
 
 def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:

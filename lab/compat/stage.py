@@ -15,8 +15,7 @@ from packaging.version import Version
 
 from ci.diagnose.explain import causes
 from ci.engine.workers.parent import tail
-from ci.upgrades import releases
-from ci.upgrades.builds import provision, with_sdk
+from lab.builds import provision, releases, with_sdk
 from lab.stage import stage_run
 from provisioning import compat
 from provisioning.base.commands import Fix, logged

@@ -20,7 +20,7 @@ from ci.artifacts.compiled_onnx import read_model
 from ci.diagnose.explain import nearest
 from ci.pipeline.accuracy import Pair, Unusable, compare
 from ci.pipeline.ran import outputs_in
-from ci.upgrades.builds import builds_named, environment_of
+from lab.builds import builds_named, environment_of
 from provisioning.base.accepted import Accepted, Values, accept
 from provisioning.base.commands import Fix, logged, session
 from provisioning.base.documents import Model

@@ -25,9 +25,9 @@ from provisioning.base.settings import ROOT
 
 EXAMPLES = """\
   nox -s lab -- pins write dist/pins
-  nox -s lab -- pins apply dist/pins --text reports/compare/table.md
-  nox -s lab -- pins releases reports/compare/table.md
-  nox -s lab -- pins messages reports/compare/table.md --list reports/compare/messages.json
+  nox -s lab -- pins apply dist/pins --text reports/pins/table.md
+  nox -s lab -- pins releases reports/pins/table.md
+  nox -s lab -- pins messages reports/pins/table.md --list reports/pins/messages.json
 """
 
 FOLDER = "manifests"
@@ -190,7 +190,7 @@ def _text(name: str, file: Path) -> str:
 
 def _page(text: Path) -> str:
     """Only a table: what would be HTML, or call somebody, is shown as text."""
-    data = _bytes(text.name, text, LARGEST_TEXT, "name the table of compare")
+    data = _bytes(text.name, text, LARGEST_TEXT, "name the table of the report")
     shown = visible(data.decode("utf-8", "replace"))
     return shown.replace("<", "&lt;").replace("@", "@\u200b").replace("](", "]\\(")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ci.diagnose.tables import failure_rules
 from ci.inspect.messages import PrintedMessage, Printer, messages_of
-from ci.upgrades.builds import provision
+from lab.builds import provision
 from provisioning.base.rendering.text import plural
 from provisioning.base.settings import store_path
 from provisioning.compat import load_builds

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ci.upgrades.builds import with_sdk
+from lab.builds import with_sdk
 from lab.compat import stage
 from provisioning.base.accepted import accept
 from provisioning.base.command_line import guarded

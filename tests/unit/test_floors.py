@@ -22,7 +22,7 @@ FLOORS = (
     {"work"},
     {"pipeline"},
     {"operators"},
-    {"lanes", "upgrades", "builds", "parity", "signing", "device", "inspect", "report"},
+    {"lanes", "builds", "parity", "signing", "device", "inspect", "report"},
     {
         "model_commands",
         "gate",

@@ -34,7 +34,6 @@ REASONS = {
     "unit/test_api.py": PROCESS,
     "unit/test_build_install.py": "CMake's answer of a configured project is written by hand",
     "unit/test_cause.py": "a lane without a compiler answers",
-    "unit/test_compare.py": PROCESS,
     "unit/test_diagnose.py": "what is searched is counted on its way",
     "unit/test_distributions.py": "which folders an interpreter installs to is known to the process alone",
     "unit/test_inspect_files.py": "whether this is a clone is known to the process alone",

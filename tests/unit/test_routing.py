@@ -43,8 +43,6 @@ def folder(tmp_path: Path) -> Path:
         ("tune --suite models.toml --lane onnx --floor 30dB", "onnx"),
         ("tune --suite models.toml -k net.onnx --floor 30dB", "executorch"),
         ("forecast net.onnx --precision 8a8w", "onnx"),
-        ("compare --case executorch", "onnx"),
-        ("compare --lane=executorch --case onnx", "executorch"),
     ],
 )
 def test_the_environment_is_that_of_the_model_or_the_lane(folder: Path, words: str, environment: str) -> None:

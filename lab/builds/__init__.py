@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.upgrades import releases
+from lab.builds import releases
 from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.errors import IntegrityError, UnknownName, UsageError

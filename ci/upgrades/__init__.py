@@ -1,1 +1,0 @@
-"""What an upgrade of QNN or ExecuTorch changes, and which pairs work."""
