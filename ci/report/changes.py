@@ -28,10 +28,12 @@ LANES: dict[str, Lane] = {
 }  # fmt: skip
 
 What = Literal[
+    "passed",
     "ddr_read", "ddr_written", "pte_bytes", "context_bytes", "cpu_operators",
     "sqnr_db", "reference_sqnr_db", "agreement", "top1",
 ]  # fmt: skip
 WORSE: dict[What, str] = {
+    "passed": "passes no more:",
     "cpu_operators": "left HTP: operators on the CPU",
     "sqnr_db": "less exact: SQNR",
     "reference_sqnr_db": "less exact: SQNR against the quantized model",
@@ -76,12 +78,15 @@ class Changes(Model):
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
-def changes_of(reports: Iterable[Report], before: Iterable[Report] = ()) -> Changes:
+def changes_of(reports: Iterable[Report], before: Iterable[Report] | None = None) -> Changes:
     """Of all programs in the reports, which may be of several jobs. Each is compared with what `before` has
-    of it, in the same stage; with none, with the last commit that its history has."""
+    of it, in the same stage; without `before`, with the last commit that its history has."""
     earlier = {
-        (report.stage, name): row for report in before for name, row in rows_of(report, "programs").items()
+        (report.stage, name): row
+        for report in before or ()
+        for name, row in rows_of(report, "programs").items()
     }
+    lost = {*earlier}
     tolerances, since = load_tolerances(), set[str]()
     compared, alone = set[tuple[str, str]](), set[tuple[str, str]]()
     found: dict[tuple[str, str, str], ChangedFigure] = {}
@@ -91,9 +96,10 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report] = ()) -> Chan
         for key, row in rows_of(report, "programs").items():
             name = one_line(key)[:LONGEST] or "?"
             history: list[Row] = [mapping(entry) for entry in entries(row.get("history"))][-MOST:]
-            if earlier:
+            if before is not None:
                 pair = (earlier.get((report.stage, key)), row)
-                history = [values for shown in pair if shown and (values := figures_of(shown))]
+                history = [_judged(shown) for shown in pair if shown is not None]
+                lost.discard((report.stage, key))
             if len(history) < 2:
                 alone.add((lane, name))
                 continue
@@ -102,6 +108,7 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report] = ()) -> Chan
             since.add(commit if re.fullmatch(COMMIT, commit) else "")
             for change in _worse(lane, name, history, tolerances):
                 found[lane, name, change.what] = change
+    alone |= {(LANES[stage], one_line(key)[:LONGEST] or "?") for stage, key in lost if stage in LANES}
     order = list(WORSE)
     every = sorted(found.values(), key=lambda change: (order.index(change.what), change.lane, change.program))
     changes = Changes(
@@ -120,6 +127,10 @@ def changes_of(reports: Iterable[Report], before: Iterable[Report] = ()) -> Chan
     return changes
 
 
+def _judged(row: Row) -> Row:
+    return {**figures_of(row), "passed": float(row.get("verdict") == "pass")}
+
+
 def _worse(lane: Lane, name: str, history: Sequence[Row], tolerances: Tolerances) -> Iterator[ChangedFigure]:
     for what in WORSE:
         before, now = (number(run, what) for run in history[-2:])
@@ -134,7 +145,7 @@ def is_worse(what: What, before: float, now: float, tolerances: Tolerances) -> b
         return now < before - (tolerances.sqnr_margin_db if what.endswith("_db") else SHARE)
     if what in COSTS:
         return now > tolerances.costs[what].most(before)
-    return now > before
+    return now < before if what == "passed" else now > before
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -147,6 +158,8 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def in_words(what: What, value: float) -> str:
+    if what == "passed":
+        return "pass" if value else "fail"
     if what.endswith(("_db", "_bytes")) or what in COSTS:
         return in_unit(what, value)
     return f"{value:.6g}"

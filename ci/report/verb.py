@@ -103,6 +103,8 @@ def worse_than(folder: Path, directory: Path) -> int:
         return [Report.read(file) for file in files if file.is_file()]
 
     changes = changes_of(reports_in(directory), reports_in(folder))
+    if not changes.compared:
+        raise CheckFailed(f"no program is in both {directory} and {folder}", fix="run one suite for both")
     for change in changes.changes:
         before, now = in_words(change.what, change.before), in_words(change.what, change.now)
         write(f"{change.program}: {WORSE[change.what]} {before} → {now}\n", sys.stdout)

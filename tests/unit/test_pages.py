@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ HELD = {
     "docs/chips.md: qnn-ci validate --soc 618",
     "docs/signing.md: qnn-ci sign_lpai --soc SM8650",
     "docs/onnx.md: qnn-ci compile net.onnx --option htp_perfomance_mode=burst -o out",
+    "docs/upgrades.md: qnn-ci report --reports after --against before",
 }
 
 
@@ -35,6 +37,8 @@ def test_a_page_shows_what_is_printed(
     write(conv_model(), tmp_path / "net.onnx")
     log = failure_rules()["datatypes-mismatch"].example
     (tmp_path / "build.log").write_text(log, encoding="utf-8")
+    for name, build in (("before", "2.51.0"), ("after", "2.49.40")):
+        shutil.copytree(ROOT / "tests" / "support" / "two_builds" / build, tmp_path / name)
     package, verbs = ("provisioning", PROVISIONING) if example.words[0] in PROVISIONING else ("ci", VERBS)
     monkeypatch.chdir(tmp_path)
     main(f"python -m {package}", "", verbs, example.words)
