@@ -19,7 +19,7 @@ VERBS = {
     "forecast": Verb(
         "lab.forecast.verb", "fit the constants of forecasts to what AI Hub measured on phones", "forecast"
     ),
-    "site": Verb("lab.site", "build the pages as a website in dist/site", "site"),
+    "site": Verb("lab.site", "build the pages as a website in dist/site", "lint"),
     "operators": Verb("lab.operators.verb", "make the table of operators of what test_upstream gave", "lint"),
     "onnx_operators": Verb("lab.onnx_operators.verb", "choose the node test of each ONNX operator", "onnx"),
     "upstream_reports": Verb("lab.upstream_reports.verb", "print issues to file upstream"),

@@ -81,9 +81,7 @@ TOOLS = {
         session("generate"),
         [PYTHON, "-m", "lab", "generate"],
     ),
-    "site": Linter(
-        [PYTHON, "-m", "ci", "site", "--check"], "correct the link in the page that is named above"
-    ),
+    "site": Linter([PYTHON, "-m", "lab", "site"], "correct the link in the page that is named above"),
     "locks": Linter([PYTHON, "-m", "provisioning", "lock", "--check"], session("lock")),
     # The strictest persona; a comment beside a line answers a false alarm.
     "zizmor": Linter(

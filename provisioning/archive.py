@@ -124,7 +124,7 @@ class _Source:
             self.members = zipfile.ZipFile(self._file).infolist()
             for member in self.members:
                 member.filename = _whole_name(member)
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError) as error:
+        except (zipfile.BadZipFile, RuntimeError, ValueError, OverflowError, OSError) as error:
             self._file.close()
             raise self.error("", "a zip archive", str(error)) from error
 
