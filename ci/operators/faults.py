@@ -83,7 +83,7 @@ def _concerned(fault: Fault, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator
             and (not fault.of_number or node.get("of_number"))
             and (not fault.kinds or not {*fault.kinds}.isdisjoint(node.get("kinds", ())))
             and (fault.first is None or fault.first == node.get("first"))
-            and (not fault.ranks or not {*fault.ranks}.isdisjoint(node.get("ranks", ())))
+            and (not fault.ranks or any(len(shape) in fault.ranks for shape in node.get("shapes", ())))
         ):
             yield node
 

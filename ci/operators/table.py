@@ -261,12 +261,13 @@ def better_than(operator: str, scheme: str, soc: str) -> str:
     return next((other for other in _better(scheme) if _is_good(chips, {soc}, other)), "")
 
 
-def operators_in(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, set[int]]:
-    """The operators of a program's nodes, but for added ones, with the ranks of their tensors."""
-    operators: dict[str, set[int]] = {}
+def operators_in(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
+    """The operators of a program's nodes, but for added ones, with the shapes of their tensors: `1x3x8x8`."""
+    operators: dict[str, set[str]] = {}
     for node in nodes.values():
         if not node.get("added"):
-            operators.setdefault(node["operator"], set()).update(node.get("ranks", ()))
+            shapes = ("x".join(map(str, shape)) for shape in node.get("shapes", ()))
+            operators.setdefault(node["operator"], set()).update(shapes)
     return operators
 
 
@@ -279,12 +280,13 @@ SAID: Mapping[tuple[str, ...], str] = {
 
 
 def inexact(
-    operators: Iterable[str] | Mapping[str, Collection[int]], scheme: str, soc: str = DEFAULT_SOC
+    operators: Iterable[str] | Mapping[str, Collection[str]], scheme: str, soc: str = DEFAULT_SOC
 ) -> Iterator[Inexact]:
     """Those of these operators that lose accuracy, then those that quantizing loses, then those that do not
     compile, with the scheme to use instead. Where all is well with a chip's own cases, those of SM8650 count:
-    it has more. A mapping gives the ranks of their tensors: shapes of other ranks do not count."""
-    ranks = operators if isinstance(operators, Mapping) else {}
+    it has more. A mapping gives the shapes of their tensors: other shapes do not count, nor do ExecuTorch's
+    tests, whose arguments the table does not have."""
+    shapes_of = operators if isinstance(operators, Mapping) else {}
     found = ((operator, *_row(operator)) for operator in sorted(set(operators)))
     rows = {name: (operator, chips) for operator, name, chips in found}
     for results, verb in SAID.items():
@@ -294,7 +296,8 @@ def inexact(
             if own is None or (set(FAILING).isdisjoint(own.results) and _says_more(usual, own)):
                 few = f"{soc} was not measured" if own is None else f"{soc} was measured with fewer cases"
                 place, cell = DEFAULT_SOC, usual
-            words = cell and _where(cell, results, ranks.get(operator, ()), with_plain=not own or cell is own)
+            shapes, with_plain = shapes_of.get(operator), not own or cell is own
+            words = cell and _where(cell, results, shapes, with_plain=with_plain)
             if cell is None or not words:
                 continue
             better = next((name for name in _better(scheme) if _is_good(chips, {soc, place}, name)), "")
@@ -320,30 +323,30 @@ def _says_more(usual: Cell | None, own: Cell) -> bool:
     return usual is not None and usual.cases > own.cases and usual.result not in FAILING
 
 
-def _where(cell: Cell, results: tuple[str, ...], ranks: Collection[int] = (), *, with_plain: bool) -> str:
-    """The inputs and tests that gave one of these results; empty if none did."""
+def _where(cell: Cell, results: tuple[str, ...], shapes: Collection[str] | None, *, with_plain: bool) -> str:
+    """The inputs and tests that gave one of these results; empty if none did with these shapes."""
     alike = {name: case for name, case in sorted(cell.others.items()) if case.result in results}
     inputs = [
         f"{name}{f' ({figure})' if (figure := case.figure.strip()) else ''}"
         for name, case in alike.items()
-        if _is_input(name, ranks) and (with_plain or not name.startswith(PLAIN))
+        if _is_input(name, shapes) and (with_plain or not name.startswith(PLAIN))
     ]
     tests = [name for name in alike if " " not in name]
     parts = [f"with inputs {', '.join(inputs)}"] if inputs else []
     if cell.result in results:
         figure = Case(cell.result, cell.db).figure.strip()
         parts.append(f"in its usual cases{f' ({figure})' if figure else ''}")
-    elif tests and "lost" not in results:
+    elif tests and shapes is None and "lost" not in results:
         # What quantizing loses in a test comes of the test's values: of a model its own figures tell.
         parts.append(f"in ExecuTorch's tests {', '.join(tests)}")
     return " and ".join(parts)
 
 
-def _is_input(form: str, ranks: Collection[int] = ()) -> bool:
-    """Not a test, a shape of a rank that the model has not, nor a form that the operator need not have."""
+def _is_input(form: str, shapes: Collection[str] | None = None) -> bool:
+    """Not a test, a shape that the model has not, nor a form that the operator need not have."""
     kind, _, sizes = form.partition(" ")
-    of_another_rank = bool(ranks) and kind == "shape" and sizes.count("x") + 1 not in ranks
-    return bool(sizes) and not of_another_rank and not form.startswith(f"{IN_CHAIN}, ")
+    of_another_shape = shapes is not None and kind == "shape" and sizes not in shapes
+    return bool(sizes) and not of_another_shape and not form.startswith(f"{IN_CHAIN}, ")
 
 
 def failure_of(cell: Cell) -> str:

@@ -243,6 +243,29 @@ def test_audit_names_them_with_the_command(given: Any, tmp_path: Path) -> None:
     assert json.loads(json.dumps(rows))["16a8w"]["inexact"][0]["operator"] == "aten.log.default"
 
 
+@pytest.mark.parametrize(
+    ("operator", "shapes", "scheme", "warns"),
+    [
+        # What ExecuTorch's test "combinations" loses comes of its padding.
+        ("aten.max_pool2d.default", [[1, 16, 48, 48], [1, 16, 96, 96]], "fp16", False),
+        ("aten.any.dim", [[1], [7]], "8a8w", True),
+        ("aten.any.dim", [[1], [16]], "8a8w", False),
+        ("aten.any.dim", [[1, 1], [1, 7]], "8a8w", False),
+    ],
+)
+def test_audit_warns_of_what_was_measured_with_this_nodes_shapes_alone(
+    tmp_path: Path, operator: str, shapes: list[list[int]], scheme: str, warns: bool
+) -> None:
+    facts: dict[str, Any] = {
+        "nodes": {"node": {"operator": operator, "shapes": shapes}},
+        "kept_on_cpu": None,
+        "left": [],
+        "delegates": 1,
+        "ddr": {"read": 1, "written": 1},
+    }
+    assert bool(audit.row_of(Result(facts, tmp_path), scheme, "SM8650")["inexact"]) is warns
+
+
 TYPES = f"{REFUSES}: Tensor 0 and 0 have mismatching datatypes"
 
 

@@ -213,14 +213,14 @@ def delegated_nodes(program: Any, source: Any) -> dict[str, dict[str, Any]]:
 
 
 def traits_of(node: Any) -> dict[str, Any]:
-    """Operator, line and module; the ranks of its tensors, its output's first size, the type that a cast
+    """Operator, line and module; the shapes of its tensors, its output's first size, the type that a cast
     takes, and whether its module was called before: by these a known fault concerns it or not."""
     return {
         "operator": _lowered_name(node),
         "line": source_of(node)[0],
         "module": module_of(node),
-        "ranks": sorted(
-            value.dim()
+        "shapes": sorted(
+            [int(size) for size in value.shape]
             for operand in (node, *node.all_input_nodes)
             if isinstance(value := operand.meta.get("val"), torch.Tensor)
         ),
