@@ -199,7 +199,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("ci", "provisioning", "manifests"):
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=bytecode)
     # Modules that are beside them count by their names.
-    for name in ("noxfile.py", "qnn_ci", "tests"):
+    for name in ("noxfile.py", "qnn_ci", "tests", "lab"):
         (copy / name).symlink_to(ROOT / name)
     monkeypatch.setattr("ci.engine.inputs.ROOT", copy)
     return copy
