@@ -20,6 +20,10 @@ QNN_SDK: ComponentName = "qnn-sdk"
 ANDROID_NDK: ComponentName = "android-ndk"
 NDK_HEADER = "ndk-version.h"
 """In the sysroot of its compiler."""
+NDK_PREBUILT = Path("toolchains/llvm/prebuilt/linux-x86_64")
+NDK_RUNTIME = Path("sysroot/usr/lib/aarch64-linux-android/libc++_shared.so")
+"""Below it."""
+NDK_TOOLCHAIN = Path("build/cmake/android.toolchain.cmake")
 HEXAGON_SDK: ComponentName = "hexagon-sdk"
 EXECUTORCH_SOURCE: ComponentName = "executorch-source"
 EXECUTORCH_RUNTIME: ComponentName = "executorch-runtime"

@@ -11,9 +11,8 @@ from ci.builds.programs import BuildTool, find_compiler, find_program
 from ci.builds.recipes import Recipe
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
-from provisioning.components import ANDROID_NDK, identity_of
+from provisioning.components import ANDROID_NDK, NDK_TOOLCHAIN, identity_of
 
-NDK_TOOLCHAIN = Path("build/cmake/android.toolchain.cmake")
 _C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
 
 

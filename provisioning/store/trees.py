@@ -170,9 +170,20 @@ class Trees:
         return wrong
 
     def quick_check(self, tree: Tree) -> list[Difference]:
-        """Differences that show without reading content; a thousand times as fast as `verify`."""
-        results = (difference(tree.root, item, content=False) for item in tree.inventory.items)
-        return [result for result in results if result is not None]
+        """Differences that show in directory entries; in content, of files that changed since the tree was
+        made or proved here. A thousand times as fast as `verify`."""
+        proved = self._proof(tree).stat().st_mtime_ns if self.is_proved(tree) else None
+        changed = {
+            item.path
+            for item in tree.inventory.items
+            if proved is not None and _changed_at(tree.root / item.path) >= proved
+        }
+        results = (difference(tree.root, item, content=item.path in changed) for item in tree.inventory.items)
+        wrong = [result for result in results if result is not None]
+        if changed and not wrong:
+            # A link from another tree changes the time too.
+            self.mark_proved(tree)
+        return wrong
 
     def _leased(self, trees: Sequence[Tree]) -> Tree | None:
         """The first of these trees that `gc` has not just removed."""
@@ -181,6 +192,14 @@ class Trees:
                 self.mark_used(tree.root.name)
                 return tree
         return None
+
+
+def _changed_at(path: Path) -> int:
+    """When the file's content, mode or links changed last, which nobody can set back."""
+    try:
+        return path.lstat().st_ctime_ns
+    except OSError:
+        return 0
 
 
 def _stamp(path: Path) -> str:

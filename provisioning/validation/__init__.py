@@ -37,6 +37,8 @@ class Problem:
     message: str
     fix: str = ""
     severity: Severity | None = None
+    also: tuple[str, ...] = ()
+    """Further subjects that are wrong for the same cause."""
 
 
 class NotApplicable(Exception):
@@ -88,6 +90,8 @@ class Result:
     state: State
     findings: tuple[Finding, ...]
     reason: str = ""
+    wrong: frozenset[str] = frozenset()
+    """The subjects of its errors, also those that another's finding names."""
 
 
 _RULES: dict[str, Rule] = {}
@@ -128,14 +132,11 @@ def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
     """Apply each rule to every context. A rule's result is the worst of them, with all findings. Of a file
     that is wrong for one cause, the rule that names it speaks alone."""
     results = [_joined([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
-    wrong = {
-        result.rule.id: {finding.subject for finding in result.findings if finding.severity is Severity.ERROR}
-        for result in results
-    }
+    wrong = {result.rule.id: result.wrong for result in results}
     return [_without_told(result, wrong) for result in results]
 
 
-def _without_told(result: Result, wrong: Mapping[str, set[str]]) -> Result:
+def _without_told(result: Result, wrong: Mapping[str, frozenset[str]]) -> Result:
     subjects = {subject for id_ in result.rule.text.told_by for subject in wrong.get(id_, ())}
     findings = tuple(finding for finding in result.findings if finding.subject not in subjects)
     if len(findings) == len(result.findings):
@@ -163,7 +164,8 @@ def _joined(results: Sequence[Result], contexts: Sequence[Context]) -> Result:
             where = "" if of_all else f" (for {', '.join(context.targets)})"
             findings[replace(finding, message=f"{finding.message}{where}")] = None
     worst = min(results, key=lambda result: _WORST_FIRST.index(result.state))
-    return replace(worst, findings=tuple(findings))
+    wrong = frozenset[str]().union(*(result.wrong for result in results))
+    return replace(worst, findings=tuple(findings), wrong=wrong)
 
 
 def _apply(rule_: Rule, context: Context) -> Result:
@@ -184,7 +186,9 @@ def _apply(rule_: Rule, context: Context) -> Result:
         Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.fix or rule_.text.whole_fix)
         for p in problems
     )
-    return Result(rule_, _state_of(findings), findings)
+    errors = [p for p in problems if (p.severity or rule_.severity) is Severity.ERROR]
+    wrong = frozenset(subject for p in errors for subject in (p.subject, *p.also))
+    return Result(rule_, _state_of(findings), findings, wrong=wrong)
 
 
 @dataclass(frozen=True, slots=True)

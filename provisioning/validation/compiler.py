@@ -13,6 +13,7 @@ from provisioning.known_faults import faults_of
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import Context, Need
 from provisioning.validation.probe import Answer
+from provisioning.validation.variables import hiding_packages
 from provisioning.validation.versions import holders_of_build_ids, tree_of
 
 _NO_DEVICE = 14001
@@ -56,10 +57,11 @@ def known_faults(context: Context) -> Iterator[Problem]:
         versions.add(("executorch", executorch.partition("+")[0]))
     if provider := context.profile.onnx.get("onnxruntime-qnn"):
         versions.add(("onnxruntime-qnn", provider))
-    for product, version in sorted(versions):
-        if faults := faults_of(product, version):
-            ids = ", ".join(fault.id for fault in faults)
-            yield Problem(f"{product} {version}", f"{plural(len(faults), 'known fault')}: {ids}")
+    counts = {f"{product} {version}": len(faults_of(product, version)) for product, version in versions}
+    products = sorted(product for product, count in counts.items() if count)
+    if products:
+        faults = plural(sum(counts.values()), "known fault")
+        yield Problem(", ".join(products), f"{faults}; a model that meets one has a finding of its own")
 
 
 @rule("compiler-answers", Need.COMPILER)
@@ -69,6 +71,8 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
         if tree.origin == "tree":
             raise NotApplicable("--tree does not check the compiler; an environment is needed")
         raise NotApplicable("the SDK was provisioned for devices only, so it cannot lower models")
+    if hiding_packages(context):
+        raise NotApplicable("python-path tells why the compiler cannot be asked")
     for soc, answer in context.answers.items():
         if answer.step == "absent":
             raise CouldNotRun(

@@ -44,6 +44,8 @@ class Library:
     elf: Elf | None
     unreadable: str = ""
     build_ids: tuple[str, ...] = ()
+    build_pieces: tuple[str, ...] = ()
+    """What it says of its build where it holds no id."""
     pe: Pe | None = None
     """The facts of a Windows library, which is no ELF."""
     fix: str = ""
@@ -93,6 +95,8 @@ class ComponentTree:
     variable: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
     """Version by what states it: `sdk.yaml`, `directory`, `source.properties`, `ndk-version.h`."""
+    unusable: str = ""
+    """Why its compiler cannot build, of an NDK."""
 
     @property
     def named(self) -> str:
@@ -104,6 +108,9 @@ class ComponentTree:
 class Tool:
     path: str
     version: str
+    """Empty if it did not say one."""
+    silence: str = ""
+    """Why it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,6 @@ class Context:
     system_libraries: SystemLibraries = field(default_factory=SystemLibraries)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """The compiler's answer for each SoC."""
-    """Signatures by the skel's place, where a Windows target is chosen."""
     every_target: bool = False
     """`--target all`: a target that the profile cannot have is no mistake then."""
     measured: tuple[Pair, ...] = ()

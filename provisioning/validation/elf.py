@@ -9,6 +9,7 @@ from pathlib import Path
 from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning.base.findings import Severity
+from provisioning.base.rendering.text import plural
 from provisioning.components import ANDROID_NDK, ndk_name
 from provisioning.elf import HEXAGON, Elf
 from provisioning.loadable import Demands, Wrong, complaints
@@ -70,6 +71,29 @@ def elf_machine(context: Context) -> Iterator[Problem]:
         if described is not None:
             demands = Demands(described[0].machine, described[0].bits)
             yield from _complaints(Wrong.MACHINE, library, elf, demands)
+    yield from _of_another_system(context)
+
+
+_FOREIGN_LIBC = {
+    "aarch64-android": ("libc.so.6", "Linux"),
+    "aarch64-linux": ("libc.so", "Android"),
+    "host": ("libc.so", "Android"),
+}
+"""The C library of another system, by which its libraries are known, and that system."""
+
+
+def _of_another_system(context: Context) -> Iterator[Problem]:
+    """One problem for each folder with libraries of another system."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for library, elf in context.readable:
+        system = str(library.system)
+        if system in _FOREIGN_LIBC and _FOREIGN_LIBC[system][0] in elf.needed:
+            places.setdefault((library.directory, system), []).append(library.place)
+    for (directory, system), (first, *others) in places.items():
+        libc, other = _FOREIGN_LIBC[system]
+        more = f", as {'is' if len(others) == 1 else 'are'} {plural(len(others), 'other')} in {directory}"
+        message = f"is for {other}{more if others else ''}: it needs {libc}"
+        yield Problem(first, message, also=tuple(others))
 
 
 @rule("hexagon-arch", Need.LIBRARIES)

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,17 @@ from provisioning import loader_search as loader
 from provisioning.base.commands import captured
 from provisioning.base.settings import DEFAULT_TARGET, TARGETS, Selection
 from provisioning.compat import load_measured
-from provisioning.components import ANDROID_NDK, KINDS, NDK_HEADER, QNN_SDK, identity_of, metadata_text
+from provisioning.components import (
+    ANDROID_NDK,
+    KINDS,
+    NDK_HEADER,
+    NDK_PREBUILT,
+    NDK_RUNTIME,
+    NDK_TOOLCHAIN,
+    QNN_SDK,
+    identity_of,
+    metadata_text,
+)
 from provisioning.elf import X86_64
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve
 from provisioning.manifest import load_profile, soc_named
@@ -34,6 +44,8 @@ _TOOLS = {
 }
 _PACKAGED = frozenset({"cmake"})
 """Programs that Python packages of the same name install."""
+_SECONDS = 20.0
+"""How long a program may take to say its version."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)+|\d+")
 
 
@@ -56,10 +68,12 @@ def gather(
     *,
     tree: Path | None = None,
     resolve: Resolve = resolve,
+    seconds: float = _SECONDS,
 ) -> list[Context]:
     """Resolve the environments (or take `tree` as the QNN SDK) and read what the chosen rules need.
 
-    Every target is judged against its own trees: there is a context for each set of trees.
+    Every target is judged against its own trees: there is a context for each set of trees. A program gets
+    `seconds` to say its version.
     """
     profile = load_profile(selection.profile)
     socs = {name: soc_named(name) for name in selection.socs}
@@ -69,7 +83,7 @@ def gather(
         # The compiler and the tools are other processes: they run while this one reads libraries.
         tools = _TOOLS if Need.TOOLS in needs else ()
         variables = resolved[0].variables
-        host = pool.submit(_host, variables, profile.packages, tools) if Need.HOST in needs else None
+        host = pool.submit(_host, variables, profile.packages, tools, seconds) if Need.HOST in needs else None
         asking = Need.COMPILER in needs and tree is None
         answers = [
             {soc: pool.submit(ask, soc, group.variables) for soc in socs if asking and _lowers(group)}
@@ -127,7 +141,7 @@ def _resolved(selection: Selection, environ: Mapping[str, str], resolve: Resolve
             groups[key] = replace(groups[key], targets=(*groups[key].targets, target))
             continue
         trees = {
-            name: ComponentTree(root.path, root.origin, root.variable, stated_versions(name, root.path))
+            name: looked_at(name, root.path, root.origin, root.variable)
             for name, root in environment.roots.items()
         }
         groups[key] = _Resolved((target,), trees, environment.merged(environ))
@@ -142,6 +156,27 @@ def _of_ndk_header(root: Path) -> str:
             defined = dict(re.findall(r"#define __NDK_(MAJOR|MINOR|BUILD)__ (\d+)", text))
             if len(defined) == 3:
                 return ".".join(defined[part] for part in ("MAJOR", "MINOR", "BUILD"))
+    return ""
+
+
+def looked_at(component: str, path: Path, origin: str, variable: str = "") -> ComponentTree:
+    unusable = why_unusable(path) if component == ANDROID_NDK else ""
+    return ComponentTree(path, origin, variable, stated_versions(component, path), unusable)
+
+
+def why_unusable(ndk: Path, seconds: float = _SECONDS) -> str:
+    """Why an NDK cannot build for Android on this machine; empty if it can. Its compiler is run."""
+    compiler, shared = ndk / NDK_PREBUILT / "bin" / "clang++", ndk / NDK_PREBUILT / NDK_RUNTIME
+    if not compiler.exists():
+        others = sorted(path.name for path in (ndk / NDK_PREBUILT).parent.glob("*"))
+        return f"has no {compiler.relative_to(ndk)}" + (f", but {', '.join(others)}" if others else "")
+    if not (ndk / NDK_TOOLCHAIN).is_file():
+        return f"has no {NDK_TOOLCHAIN}, by which CMake builds for Android"
+    version, silence = _answer([str(compiler), "--version"], dict(os.environ), seconds)
+    if not version:
+        return f"{compiler.relative_to(ndk)} does not run here: {silence}"
+    if read(shared, "").elf is None:
+        return f"{shared.relative_to(ndk)}: {read(shared, '').unreadable}"
     return ""
 
 
@@ -179,9 +214,11 @@ def _system_libraries(sdk_libraries: Iterable[Library]) -> loader.SystemLibrarie
     return loader.SystemLibraries(known, directories, provides)
 
 
-def _host(variables: Mapping[str, str], packages: Collection[str], names: Collection[str]) -> Host:
+def _host(
+    variables: Mapping[str, str], packages: Collection[str], names: Collection[str], seconds: float
+) -> Host:
     with ThreadPoolExecutor(len(_TOOLS)) as pool:
-        tools = {name: pool.submit(_tool, name, variables) for name in names}
+        tools = {name: pool.submit(_tool, name, variables, seconds) for name in names}
         release = _os_release()
         libc, glibc = platform.libc_ver()
         if hasattr(os, "confstr") and "CS_GNU_LIBC_VERSION" in os.confstr_names:
@@ -211,7 +248,7 @@ def _os_release() -> dict[str, str]:
         return {}
 
 
-def _tool(name: str, variables: Mapping[str, str]) -> Tool | None:
+def _tool(name: str, variables: Mapping[str, str], seconds: float) -> Tool | None:
     """The program that PATH finds. The interpreter's own directory comes first, as in its environment."""
     search = os.pathsep.join([str(Path(sys.executable).parent), variables.get("PATH", os.defpath)])
     path = shutil.which(name, path=search)
@@ -224,9 +261,19 @@ def _tool(name: str, variables: Mapping[str, str]) -> Tool | None:
     ):
         # The package's metadata has the version; its script would start another Python to print it.
         return Tool(path, known[name])
+    return Tool(path, *_answer([path, *_TOOLS[name]], variables, seconds))
+
+
+def _answer(command: Sequence[str], variables: Mapping[str, str], seconds: float) -> tuple[str, str]:
+    """(the version that a program prints, else why it printed none)"""
     try:
-        done = captured([path, *_TOOLS[name]], timeout=30, env=dict(variables))
-    except (OSError, subprocess.TimeoutExpired):
-        return Tool(path, "")
+        done = captured(command, timeout=seconds, env=dict(variables))
+    except subprocess.TimeoutExpired:
+        return "", f"it gave no answer within {seconds:g} s"
+    except OSError as error:
+        return "", error.strerror or str(error)
     number = _NUMBER.search(done.stdout)
-    return Tool(path, number[0] if number else "")
+    if done.returncode or number is None:
+        words = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        return "", f"it ended with exit code {done.returncode}" + (f": {words[-1][:200]}" if words else "")
+    return number[0], ""

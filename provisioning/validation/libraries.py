@@ -14,7 +14,7 @@ from provisioning.symbol_versions import version_key
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import ComponentTree, Context, Need
 from provisioning.validation.tables import TargetLibraries
-from provisioning.validation.versions import holders_of_build_ids, tree_of
+from provisioning.validation.versions import holders_of_build_ids, of_another_build, tree_of
 
 
 def _directory(context: Context, wanted: TargetLibraries) -> str | None:
@@ -160,9 +160,5 @@ def one_build_id(context: Context) -> Iterator[Problem]:
     holders = holders_of_build_ids(context)
     counted = Counter(build_id for library in holders for build_id in library.build_ids)
     common = max(counted, key=lambda build_id: (counted[build_id], build_id))
-    for library in holders:
-        if others := [build_id for build_id in library.build_ids if build_id != common]:
-            yield Problem(
-                library.place,
-                f"is of build {', '.join(others)}, {counted[common]} other libraries are of {common}",
-            )
+    for place, others in of_another_build(context, common).items():
+        yield Problem(place, f"is of build {others}, {counted[common]} other libraries are of {common}")

@@ -14,8 +14,9 @@ from pathlib import Path
 from provisioning import elf as elves
 from provisioning import pe
 from provisioning.base.commands import quoted
-from provisioning.build_id import build_ids
+from provisioning.build_id import build_ids, build_pieces
 from provisioning.elf import LINKER_SCRIPT, NotElf
+from provisioning.validation import tables
 from provisioning.validation.context import Library
 
 LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?|.+\.dll")
@@ -23,16 +24,26 @@ LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?|.+\.dll")
 
 def read(path: Path, place: str) -> Library:
     try:
-        if path.suffix == pe.SUFFIX:
-            return Library(path, place, None, build_ids=build_ids(path), pe=pe.read(path))
-        elf = elves.read(path)
-        return Library(path, place, elf, build_ids=build_ids(path))
+        dll = pe.read(path) if path.suffix == pe.SUFFIX else None
+        elf = elves.read(path) if dll is None else None
+        ids = build_ids(path)
+        return Library(
+            path, place, elf, build_ids=ids, build_pieces=() if ids else _pieces(path, dll), pe=dll
+        )
     except (NotElf, pe.BrokenPe) as error:
         return Library(path, place, None, error.reason)
     except OSError as error:
         if path.is_symlink() and not path.exists():
             return Library(path, place, None, f"a link to {path.readlink()}, which is not there")
         return _not_read(path, place, error)
+
+
+def _pieces(path: Path, dll: pe.Pe | None) -> tuple[str, ...]:
+    """Of QNN's own libraries only: others have versions and dates of their own."""
+    if not re.fullmatch(tables.libraries().own, path.name):
+        return ()
+    version = ".".join(dll.version.split(".")[:3]) if dll else ""
+    return build_pieces(path) or tuple(filter(None, [version]))
 
 
 def libraries(root: Path, read: Callable[[Path, str], Library] = read) -> list[Library]:

@@ -16,6 +16,7 @@ from provisioning.sources.directory import adopt
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, same_path
 
+_ADAPTOR = "backends/qualcomm/python/PyQnn*.so"
 _ENV = Fix('eval "$({})"', ("env",))
 
 
@@ -102,6 +103,40 @@ def adsp_library_path(context: Context) -> Iterator[Problem]:
     # The colon of a drive, as in C:\skels, separates nothing.
     if ":" in re.sub(r"(?:^|(?<=;))[A-Za-z]:(?=[\\/])", "", value):
         yield Problem("ADSP_LIBRARY_PATH", f"{value} is separated by `:`, FastRPC splits at `;`")
+
+
+def hiding_packages(context: Context) -> dict[str, list[str]]:
+    """The pinned packages which each folder of PYTHONPATH hides. An adaptor shows a build on purpose."""
+    hidden: dict[str, list[str]] = {}
+    for entry in filter(None, context.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        folders = {name: Path(entry, name) for name in context.profile.packages}
+        names = [
+            name
+            for name, folder in folders.items()
+            if folder.is_dir()
+            and not any(folder.glob(_ADAPTOR))
+            and not any(folder.parent.glob(f"{name}-*.dist-info"))
+        ]
+        if names:
+            hidden[entry] = names
+    return hidden
+
+
+@rule("python-path")
+def python_path(context: Context) -> Iterator[Problem]:
+    if not context.environ.get("PYTHONPATH"):
+        raise NotApplicable("PYTHONPATH is not set")
+    entries = context.environ["PYTHONPATH"].split(os.pathsep)
+    hidden = hiding_packages(context)
+    kept = ":".join(entry for entry in entries if entry not in hidden)
+    fix = quoted("export", f"PYTHONPATH={kept}") if kept else "unset PYTHONPATH"
+    for entry, names in hidden.items():
+        yield Problem(
+            "PYTHONPATH",
+            f"{entry} holds a folder {' and a folder '.join(names)}, which Python imports instead of the"
+            " installed package",
+            f"leave the folder out: {fix}",
+        )
 
 
 @rule("sdk-root")

@@ -11,8 +11,8 @@ from provisioning import overlay
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
-from provisioning.build_id import version_in
-from provisioning.components import ANDROID_NDK, HEXAGON_SDK, NDK_HEADER, QNN_SDK, ndk_name
+from provisioning.build_id import is_piece_of, version_in
+from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, NDK_HEADER, QNN_SDK, ndk_name
 from provisioning.manifest import Requirement, refused_by
 from provisioning.store.trees import Trees
 from provisioning.symbol_versions import version_key
@@ -36,6 +36,16 @@ def holders_of_build_ids(context: Context) -> list[Library]:
     if not holders:
         raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
     return holders
+
+
+def of_another_build(context: Context, build_id: str) -> dict[str, str]:
+    """What libraries say of their build, by place, where it contradicts this id; that may lack its end."""
+    said = {
+        library.place: [held for held in library.build_ids if not held.startswith(build_id)]
+        or [piece for piece in library.build_pieces if not is_piece_of(piece, build_id)]
+        for library in context.libraries
+    }
+    return {place: ", ".join(ids) for place, ids in said.items() if ids}
 
 
 def host_of(context: Context) -> Host:
@@ -92,31 +102,38 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
         expected["sdk.yaml"] = stated
     for source, build_id in expected.items():
         # A profile without a build id still pins the version, with which every id begins.
-        wrong = {
-            library.place: others
-            for library in holders
-            if (others := [held for held in library.build_ids if not held.startswith(build_id)])
-        }
-        ids = sorted({held for others in wrong.values() for held in others})
-        if len(wrong) == len(holders) and len(ids) == 1:
+        wrong = of_another_build(context, build_id)
+        ids = {wrong.get(library.place, build_id) for library in holders}
+        if len(ids) == 1 and (whole := ids.pop()) != build_id:
             yield Problem(
                 tree.named,
-                f"all {len(wrong)} QNN libraries hold build id {ids[0]}, expected {build_id} of {source}",
+                f"all {len(holders)} QNN libraries hold build id {whole}, expected {build_id} of {source}",
             )
-            continue
+            wrong = of_another_build(context, whole)
         for place, others in wrong.items():
-            yield Problem(place, f"holds build id {', '.join(others)}, expected {build_id} of {source}")
+            yield Problem(place, f"is of build {others}, expected {build_id} of {source}")
 
 
 @rule("store-tree")
 def store_tree(context: Context) -> Iterator[Problem]:
     for name, place in context.trees.items():
-        store = Trees(place.path.parents[1])
-        for tree in store.trees(place.path.name) if place.origin == "store" else ():
-            # What was made or proved here needs no second proof.
-            if tree.root != place.path or store.is_proved(tree):
+        root = place.path.parent if KINDS[name].inside else place.path
+        store = Trees(root.parents[1])
+        for tree in store.trees(root.name) if place.origin == "store" else ():
+            if tree.root != root:
                 continue
-            if wrong := store.against_pins(tree, context.profile.pins[name]):
+            proved = store.is_proved(tree)
+            pins = context.profile.pins[name]
+            wrong = store.quick_check(tree) if proved else store.against_pins(tree, pins)
+            if wrong is None:
+                wrong = store.verify(tree)
+                yield Problem(
+                    place.named,
+                    "was not made here, and git has no hash of its files: only its inventory was compared",
+                    Fix("prove it by its download: {}", ("provision", "--component", name)),
+                    Severity.WARNING,
+                )
+            if wrong:
                 more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
                 yield Problem(place.named, f"{wrong[0]}{more}")
 
@@ -156,10 +173,6 @@ def ndk_revision(context: Context) -> Iterator[Problem]:
     if revision is None:
         yield Problem(tree.named, "has no source.properties with a Pkg.Revision: it is no Android NDK")
         return
-    compilers = tree.path / "toolchains/llvm/prebuilt"
-    if not any(os.access(clang, os.X_OK) for clang in compilers.glob("*/bin/clang*")):
-        yield Problem(tree.named, f"has no clang that runs below {compilers.relative_to(tree.path)}/*/bin")
-        return
     header = tree.stated.get(NDK_HEADER)
     if header is not None and header != revision:
         yield Problem(
@@ -176,6 +189,13 @@ def ndk_revision(context: Context) -> Iterator[Problem]:
             tree.named,
             f"is {ndk_name(revision)}, profile {context.profile.name} pins {ndk_name(pin.version)}",
         )
+
+
+@rule("ndk-usable")
+def ndk_usable(context: Context) -> Iterator[Problem]:
+    tree = tree_of(context, ANDROID_NDK)
+    if tree.unusable:
+        yield Problem(tree.named, tree.unusable)
 
 
 @rule("hexagon-sdk-version")
@@ -256,9 +276,12 @@ def cmake_version(context: Context) -> Iterator[Problem]:
     if tool is None:
         yield Problem("cmake", f"is not on PATH, at least {wanted.floor} is required")
     elif not tool.version:
-        raise CouldNotRun(f"{tool.path} does not say its version")
+        raise CouldNotRun(f"{tool.path} does not say its version: {tool.silence}")
     else:
         yield from _compared("cmake", f"{tool.version} ({tool.path})", wanted)
+
+
+_REINSTALL = "run it by hand, and reinstall it or put another one before it on PATH"
 
 
 @rule("compiler-version", Need.HOST, Need.TOOLS)
@@ -267,14 +290,19 @@ def compiler_version(context: Context) -> Iterator[Problem]:
     wanted = {name: context.profile.host[name] for name in ("gcc", "clang") if name in context.profile.host}
     if not wanted:
         raise NotApplicable(f"profile {context.profile.name} names no compiler")
-    problems: dict[str, list[Problem]] = {}
-    for name, requirement in wanted.items():
-        tool = host.tools.get(name)
-        if tool is not None and tool.version:
-            problems[name] = list(_compared(name, f"{tool.version} ({tool.path})", requirement))
-    if not problems:
+    tools = {name: tool for name in wanted if (tool := host.tools.get(name)) is not None}
+    if not tools:
         floors = " or ".join(f"{name} {requirement.floor}" for name, requirement in wanted.items())
         yield Problem("compiler", f"neither {' nor '.join(wanted)} is on PATH; {floors} is required")
+        return
+    problems = {
+        name: list(_compared(name, f"{tool.version} ({tool.path})", wanted[name]))
+        for name, tool in tools.items()
+        if tool.version
+    }
+    if not problems:
+        for name, tool in tools.items():
+            yield Problem(name, f"{tool.path} does not say its version: {tool.silence}", _REINSTALL)
         return
     # One good compiler is enough: judge only the one with the fewest problems.
     yield from min(problems.values(), key=lambda group: [p.severity is not Severity.NOTE for p in group])

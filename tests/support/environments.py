@@ -9,14 +9,16 @@ from typing import Any
 
 from provisioning.base.settings import TARGETS
 from provisioning.compat import PASSED, STEPS, Pair
+from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation.context import ComponentTree, Context, Host, Tool
 from provisioning.validation.context import Library as Found
-from provisioning.validation.gather import stated_versions
+from provisioning.validation.gather import looked_at
 from provisioning.validation.probe import Answer
 from provisioning.validation.scan import libraries, read
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
+from tests.support.scripts import script
 from tests.support.windows import dll
 
 PROFILE = "qnn-2.48"
@@ -80,15 +82,18 @@ def write_ndk(root: Path, revision: str = NDK, of_compiler: str = "") -> Path:
     parts = zip(("MAJOR", "MINOR", "BUILD"), (of_compiler or revision).split("."), strict=True)
     defines = [f"#define __NDK_{name}__ {value}\n" for name, value in parts]
     (include / "ndk-version.h").write_text("#pragma once\n" + "".join(defines))
-    clang = root / "toolchains/llvm/prebuilt/linux-x86_64/bin/clang"
+    clang = root / NDK_PREBUILT / "bin" / "clang++"
     clang.parent.mkdir()
-    clang.touch(0o755)
+    script(clang, "echo Android clang version 17.0.2")
+    library("libc++_shared.so", AARCH64, content=b"").write(root / NDK_PREBUILT / NDK_RUNTIME)
+    (root / NDK_TOOLCHAIN).parent.mkdir(parents=True)
+    (root / NDK_TOOLCHAIN).touch()
     (root / "source.properties").write_text(f"Pkg.Desc = Android NDK\nPkg.Revision = {revision}\n")
     return root
 
 
 def users_tree(component: str, variable: str, path: Path) -> ComponentTree:
-    return ComponentTree(path, "directory", variable, stated_versions(component, path))
+    return looked_at(component, path, "directory", variable)
 
 
 def host(**changes: Any) -> Host:
@@ -137,6 +142,7 @@ def context_of(base: Path, **changes: Any) -> Context:
         "ADSP_LIBRARY_PATH": "/opt/qnn;/vendor/dsp/cdsp",
         "ANDROID_NDK_ROOT": str(ndk),
         "ANDROID_NDK_HOME": str(ndk),
+        "PYTHONPATH": str(base / "own"),
     }
     context = Context(
         profile=load_profile(PROFILE),

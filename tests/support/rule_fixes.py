@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from provisioning.components import NDK_PREBUILT
 from tests.support.elves import Library
 from tests.support.environments import NDK, PROFILE, X86, library, write_ndk, write_sdk
 from tests.support.windows import dll
@@ -144,6 +145,18 @@ def other_ndk(site: Site) -> None:
     site.flags += ["--profile", PROFILE, "--target", "aarch64-android"]
 
 
+def broken_ndk(site: Site) -> None:
+    other_ndk(site)
+    root = write_ndk(site.folder / "broken", NDK)
+    (root / NDK_PREBUILT / "bin" / "clang++").write_bytes(b"")
+    site.environ["ANDROID_NDK_ROOT"] = str(root)
+
+
+def hidden_executorch(site: Site) -> None:
+    (site.folder / "src" / "executorch").mkdir(parents=True)
+    site.environ["PYTHONPATH"] = str(site.folder / "src")
+
+
 BUILD = "gcc -shared -o {lib}/libX.so {folder}/x.c"
 BUILD_ANDROID = (
     "clang --target=aarch64-linux-gnu -shared -fPIC -nostdlib -fuse-ld=lld -o {lib}/libX.so {folder}/x.c"
@@ -202,6 +215,13 @@ ROWS = (
         "point ANDROID_NDK_ROOT to the pinned NDK",
         "export ANDROID_NDK_ROOT={folder}/pinned",
     ),
+    Row(
+        "ndk-usable",
+        broken_ndk,
+        "install the NDK for Linux on x86-64 again",
+        "export ANDROID_NDK_ROOT={folder}/pinned",
+    ),
+    Row("python-path", hidden_executorch, "unset PYTHONPATH"),
     Row(
         "required-libraries",
         lacking(f"lib/{X86}/libHtpPrepare.so"),

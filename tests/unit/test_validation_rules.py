@@ -12,19 +12,22 @@ from typing import Any
 import pytest
 
 from provisioning.base.findings import Severity
-from provisioning.components import ndk_name
+from provisioning.build_id import version_in
+from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, ndk_name
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.overlay import describe
+from provisioning.store import Store
 from provisioning.store.tree_plan import definition_of
 from provisioning.validation import Result, State, catalogue, check
-from provisioning.validation.context import ComponentTree, Context
+from provisioning.validation.context import ComponentTree, Context, Tool
 from provisioning.validation.probe import Answer
 from provisioning.validation.scan import libraries
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.environments import (
     ANDROID,
     BUILD,
+    LINUX,
     OTHER_BUILD,
     PROFILE,
     SOCS,
@@ -38,8 +41,9 @@ from tests.support.environments import (
     write_sdk,
 )
 from tests.support.environments import host as this_host
+from tests.support.http_server import FileServer
 from tests.support.rule_fixes import NOT_RUN, ROWS
-from tests.support.sdk_archives import tree_at
+from tests.support.sdk_archives import component, sdk_zip, tree_at
 from tests.support.windows import dll
 
 DLL = "lib/aarch64-windows-msvc/QnnHtp.dll"
@@ -131,9 +135,53 @@ def versioned_sdk(text: str) -> Arrange:
     return arrange
 
 
-def without_compilers(base: Path) -> Context:
-    (write_ndk(base / "ndk") / "toolchains/llvm/prebuilt/linux-x86_64/bin/clang").unlink()
+CLANG = str(NDK_PREBUILT / "bin" / "clang++")
+MACHO = bytes.fromhex("cffaedfe 07000001 03000000")
+"""Of a program for macOS."""
+
+
+def spoilt_ndk(place: str, content: bytes | None) -> Arrange:
+    """The healthy environment, whose NDK has other bytes there, or lacks the file."""
+
+    def arrange(base: Path) -> Context:
+        file = write_ndk(base / "ndk") / place
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+        return context_of(base)
+
+    return arrange
+
+
+def ndk_of_macos(base: Path) -> Context:
+    folder = write_ndk(base / "ndk") / NDK_PREBUILT
+    folder.rename(folder.with_name("darwin-x86_64"))
     return context_of(base)
+
+
+def glibc_in_android(base: Path) -> Context:
+    """What somebody gets who copies the folder of Linux over that of Android."""
+    sdk = write_sdk(base / "sdk")
+    for file in (sdk / "lib" / LINUX).iterdir():
+        shutil.copy(file, sdk / "lib" / ANDROID)
+    return context_of(base)
+
+
+def python_path(*adaptor: str) -> Arrange:
+    """A folder executorch/ on PYTHONPATH, with these files."""
+
+    def arrange(base: Path) -> Context:
+        for file in ("__init__.py", *adaptor):
+            place = base / "src" / "executorch" / file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+        return environ({"PYTHONPATH": f"{base}/src"})(base)
+
+    return arrange
+
+
+SILENT_GCC = {"gcc": Tool("/usr/bin/gcc", "", "it gave no answer within 20 s")}
 
 
 def properties_are_a_pipe(base: Path) -> Context:
@@ -209,8 +257,53 @@ def forged_tree(base: Path) -> Context:
     return replace(context_of(base), profile=profile, trees={"qnn-sdk": ComponentTree(root, "store")})
 
 
+def tree_made_here(base: Path) -> tuple[Context, Path]:
+    """A tree that the store made itself, and one of its files."""
+    files = sdk_zip(base / "sdk.zip")
+    with FileServer(files) as server:
+        sdk = component(server.url("/sdk.zip"), files)
+        tree = Store(base / "store").provision("qnn-sdk", sdk)
+    assert Store(base / "store").is_proved(tree)
+    context = replace(context_of(base), trees={"qnn-sdk": ComponentTree(tree.root, "store")})
+    return context, tree.root / HTP
+
+
+def flipped_bit(base: Path) -> Context:
+    """Its length, mode and times are as before."""
+    context, file = tree_made_here(base)
+    status = file.stat()
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(content)
+    file.chmod(0o444)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return context
+
+
+def replaced_library(base: Path) -> Context:
+    context, file = tree_made_here(base)
+    library("libQnnHtp.so", content=f"{OTHER_BUILD}\0".encode()).write(base / "other.so")
+    (base / "other.so").replace(file)
+    return context
+
+
+def of_another_date(name: str = "libQnnSystem.so") -> Arrange:
+    """libQnnSystem.so holds no whole id, but its end alone."""
+    return host(name, content=b"\x0049\0" + OTHER_BUILD.rpartition(".")[2].encode() + b"\0Text")
+
+
+def of_another_version(base: Path) -> Context:
+    return host("libGenie.so", content=b"\0AISW_VERSION: 2.31.0\0")(base)
+
+
 ERRORS: list[tuple[str, str, Arrange]] = [
     ("store-tree", "qnn-sdk-2.49", forged_tree),
+    ("store-tree", "qnn-sdk-2.37", flipped_bit),
+    ("store-tree", "qnn-sdk-2.37", replaced_library),
+    ("qnn-build-id", SYSTEM, of_another_date()),
+    ("one-build-id", SYSTEM, of_another_date()),
+    ("one-build-id", "libGenie.so", of_another_version),
     ("pe-machine", DLL, placed(DLL, dll(0x8664))),
     ("pe-version", DLL, version_resource("2.51.0.0")),
     ("elf-readable", DLL, placed(DLL, dll()[:200])),
@@ -218,7 +311,18 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("one-build-id", DLL, placed(DLL, dll(content=f"{OTHER_BUILD}\0".encode()))),
     ("qnn-version", "/sdk", versioned_sdk("product: QAIRT\nversion: 2.31.0.250130\n")),
     ("ndk-revision", "/ndk", ndk_of("26.3.11579264")),
-    ("ndk-revision", "/ndk", without_compilers),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, None)),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, b"")),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, MACHO)),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, Library(machine=AARCH64, program=True).encode())),
+    ("ndk-usable", "/ndk", spoilt_ndk(CLANG, b"#!/bin/sh\nexit 1\n")),
+    ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_TOOLCHAIN), None)),
+    ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_PREBUILT / NDK_RUNTIME), None)),
+    ("ndk-usable", "/ndk", spoilt_ndk(str(NDK_PREBUILT / NDK_RUNTIME), b"")),
+    ("ndk-usable", "/ndk", ndk_of_macos),
+    ("elf-machine", f"lib/{ANDROID}/", glibc_in_android),
+    ("python-path", "PYTHONPATH", python_path()),
+    ("compiler-version", "gcc", machine(tools=SILENT_GCC)),
     ("ndk-revision", "/ndk", properties_are_a_pipe),
     ("elf-machine", "libX.so", host("libX.so", program=True)),
     ("variables-contradict", "LD_PRELOAD", environ({"LD_PRELOAD": "/opt/other/lib/x/libQnnHtp.so"})),
@@ -296,9 +400,18 @@ FIRING = [
 ]
 
 SILENT: list[tuple[str, Arrange]] = [
+    ("store-tree", lambda base: tree_made_here(base)[0]),
+    (
+        "one-build-id",
+        host("libQnnSystem.so", content=b"\x0049\0" + BUILD.rpartition(".")[2].encode() + b"\0Text"),
+    ),
+    ("one-build-id", host("libGenie.so", content=f"AISW_VERSION: {version_in(BUILD)}\0".encode())),
+    # Another library's date and version are not of QNN.
+    ("one-build-id", host("libX.so", content=b"\x00260101101010\0AISW_VERSION: 1.0.0\0")),
     # Beside the healthy environment, in which every rule is silent.
     ("python-packages", machine(packages={name: f"{version}+cpu" for name, version in PACKAGES.items()})),
     ("compiler-version", changed(host=with_tool("gcc", "8.5.0"))),
+    ("python-path", python_path("backends/qualcomm/python/PyQnnManagerAdaptor.so")),
     ("elf-readable", placed(f"lib/{X86}/libX.so", b"INPUT(-lfoo)")),
     ("library-name", placed(DLL, dll(name="qnnhtp.dll"))),
     ("library-name", placed(f"lib/{X86}/libX.so", Library(soname="libX.so.1"))),
@@ -322,6 +435,20 @@ def test_a_rule_is_silent_where_nothing_is_wrong(rule: str, arrange: Arrange, tm
     result = result_of(rule, arrange(tmp_path))
     # Not applicable would be silent too, and would prove nothing.
     assert (result.state, result.findings) == (State.PASS, ())
+
+
+def errors_of(context: Context) -> list[str]:
+    findings = [finding for result in check([context], catalogue().values()) for finding in result.findings]
+    return [finding.rule for finding in findings if finding.severity is not Severity.NOTE]
+
+
+def test_libraries_of_another_system_are_one_finding(tmp_path: Path) -> None:
+    assert errors_of(glibc_in_android(tmp_path)) == ["elf-machine"]
+
+
+def test_a_hidden_executorch_is_one_finding(tmp_path: Path) -> None:
+    context = answered(Answer("adaptor", detail="ImportError"))(tmp_path)
+    assert errors_of(replace(context, environ=python_path()(tmp_path).environ)) == ["python-path"]
 
 
 def test_every_rule_has_a_case_that_makes_it_fire() -> None:
