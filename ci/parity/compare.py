@@ -557,13 +557,23 @@ def _schemas(findings: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) 
             place = (one or other or in_buck[path]).place
             report(place, path, path, sides["has"], f", and {sides['lacks']} does not")
             continue
-        here, there = ({word for word in rule.command if word.startswith("--")} for rule in (one, other))
+        here, there = (_flags_of_program(rule) for rule in (one, other))
         for flag in sorted(here ^ there):
             sides = _has_and_lacks(flag in here)
             place = (one if flag in here else other).place
             report(place, flag, path, sides["has"], f" with {flag}, {sides['lacks']} without")
         if one.command[:1] != other.command[:1]:
             report(one.place, path, path, "Buck", f" by {one.command[0]}, and CMake by {other.command[0]}")
+
+
+def _flags_of_program(rule: GeneratingRule) -> set[str]:
+    """The long flags of a command, each with its value where that is a word and no path."""
+    flags: set[str] = set()
+    for word, after in zip(rule.command, (*rule.command[1:], ""), strict=True):
+        if word.startswith("--"):
+            value = re.fullmatch(r"[\w+]+", after)
+            flags.add(f"{word}={after}" if value else word)
+    return flags
 
 
 def _labels(findings: Findings, tree: Tree, bucks: Sequence[Side]) -> None:

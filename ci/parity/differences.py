@@ -176,7 +176,9 @@ class Findings:
 
     def stale(self, table: str, position: int, what: str, why: str) -> Difference:
         place = TreePlace(self.source.name, self.source.line(table, position))
-        return self._difference("parity-stale-entry", place, what, table, why=why)
+        difference = self._difference("parity-stale-entry", place, what, table, why=why)
+        difference.note = True
+        return difference
 
 
 def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:

@@ -158,7 +158,8 @@ def _dependencies(checked: Checked) -> set[tuple[str, str]]:
 
 def _counted(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
     """Each finding with the variants that it is for, and how often."""
-    counted = Counter((_identity(row), name) for row in checked.differences for name in row.variants or [""])
+    found = (*checked.differences, *checked.notes)
+    counted = Counter((_identity(row), name) for row in found for name in row.variants or [""])
     variants: dict[tuple[str, ...], frozenset[tuple[str, int]]] = {}
     for (identity, name), times in counted.items():
         variants[identity] = variants.get(identity, frozenset()) | {(name, number) for number in range(times)}

@@ -228,7 +228,7 @@ class Pin(Model):
 
 
 class Deliberate(Model):
-    """An intended difference. If no finding needs it any more, it is an error."""
+    """An intended difference. If no finding needs it any more, that is a note."""
 
     rule: Rule
     what: str | tuple[str, ...]

@@ -53,8 +53,8 @@ class _Reader:
         self.result.packages = {posixpath.dirname(file) for file in self.texts}
         self.naming: dict[str, list[ExecutedCommand]] = {}
         """Events by the elements of their arguments; files and directories by their paths."""
-        self.written: dict[str, TreePlace] = {}
-        """Where the last part of a path, or another word, was first stored in a variable."""
+        self.written: dict[str, list[TreePlace]] = {}
+        """Where the last part of a path, or another word, was stored in a variable."""
         self.generated: set[str | None] = set()
         self.aliases: dict[str, str] = {}
         self.declared: dict[str, ExecutedCommand] = {}
@@ -106,7 +106,7 @@ class _Reader:
         for word in command.words:
             for piece in re.split(r"[;/\s]", word.literal):
                 if piece:
-                    self.written.setdefault(piece, TreePlace(event.file, word.line))
+                    self.written.setdefault(piece, []).append(TreePlace(event.file, word.line))
 
     def _place(self, target: str, element: str, text: str) -> TreePlace:
         """Where a target got a value: the line that names it, if there is one."""
@@ -124,8 +124,13 @@ class _Reader:
         line = self._line(event, element)
         if line is not None:
             return TreePlace(event.file, line)
-        last = element.rpartition("/")[2]
-        return self.written.get(last) or self.written.get(posixpath.splitext(last)[0]) or event.place
+        return self._writing(element) or event.place
+
+    def _writing(self, path: str) -> TreePlace | None:
+        """Where a file's name, or its stem, was written: of several places the one nearest to the file."""
+        last = path.rpartition("/")[2]
+        places = self.written.get(last) or self.written.get(posixpath.splitext(last)[0]) or []
+        return max(places, key=lambda place: len(posixpath.commonprefix((place.file, path))), default=None)
 
     def _place_of_flag(self, target: str, flag: str) -> TreePlace:
         """The place of one of several flags in a text: CMAKE_CXX_FLAGS, or the target's COMPILE_FLAGS."""
@@ -302,7 +307,7 @@ class _Reader:
             else:
                 matched = set(self.tree.match(path))
             for file in matched:
-                self.written.setdefault(posixpath.basename(file), event.place)
+                self.written.setdefault(posixpath.basename(file), []).append(event.place)
             shown = pattern.removeprefix(f"{SOURCE}/")
             self.result.globs.append(Glob(shown, event.folder, event.place, frozenset(matched)))
 
@@ -331,16 +336,16 @@ class _Reader:
     def _inputs(
         self, elements: Sequence[str], folders: Sequence[str], event: ExecutedCommand
     ) -> Iterator[tuple[str, NamedItem]]:
-        for element in elements:
+        for element in (element for element in elements if not element.startswith("-")):
             paths = [path for folder in folders if (path := in_tree(element, folder)) is not None]
             existing = [path for path in paths if path in self.tree.files]
             for path in existing or paths[-1:]:
                 line = self._line(event, path)
-                place = self.written.get(posixpath.basename(path), event.place)
-                item = NamedItem(path, TreePlace(event.file, line) if line else place)
+                place = TreePlace(event.file, line) if line else self._writing(path) or event.place
+                item = NamedItem(path, place)
                 if existing:
                     yield path, item
-                elif path.endswith(SCHEMAS) and path not in self.generated:
+                elif path.endswith((*SCHEMAS, ".yaml")) and path not in self.generated:
                     self.result.missing.append(item)
 
 
