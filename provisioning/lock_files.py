@@ -1,7 +1,7 @@
-"""manifests/environments.toml → manifests/locks/<environment>.txt, by uv: hashes and no addresses.
+"""manifests/environments.toml → manifests/locks/ENVIRONMENT.txt, by `uv pip compile`: hashes, no addresses.
 
-Torch is named in a comment, `# torch: torch==…`, and what only its CUDA build needs is left out: its builds
-differ by index and have their hashes in manifests/torch/ (torch_builds.py).
+Torch and what only its CUDA build needs are not in them, because its builds differ by index. Two files have
+their hashes: manifests/torch/cpu.txt the CPU build, and index.txt the package index's own with its CUDA.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import pip_settings
+from provisioning.base import toml
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_environments, load_profile
+from provisioning.python_environments import TORCH, uv_program
 
 SCHEMA = 1
 LOCKS = MANIFESTS / "locks"
@@ -34,19 +35,26 @@ HOST = (
     "python_full_version < '3.14'",
 )
 SUPPORTED = " and ".join(HOST)
-EXEMPT = "torch"
 CUDA_ONLY = re.compile(r"nvidia-.+|cuda-.+|triton")
-FIRST_LINE = "# Written by `nox -s lock` from manifests/environments.toml; not to be edited."
+CPU, INDEX = "cpu.txt", "index.txt"
+PYTORCHS_INDEX = ("--torch-backend=cpu",)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One pinned requirement: its line without hashes, its hashes, and the packages that require it."""
+    """One pinned requirement: its line without hashes, and its hashes."""
 
     name: str
     line: str
     hashes: tuple[str, ...]
-    via: frozenset[str]
+
+    @property
+    def version(self) -> str:
+        return self.line.partition("==")[2].partition(";")[0].strip()
+
+    @property
+    def text(self) -> str:
+        return " \\\n".join([self.line, *(f"    --hash={value}" for value in self.hashes)])
 
 
 def lock_path(environment: str) -> Path:
@@ -58,134 +66,191 @@ def lockable() -> list[str]:
 
 
 def inputs_of(environment: str) -> tuple[str, ...]:
-    """Every requirement of an environment, includes and the profile's packages among them, sorted."""
-    known = load_environments()
-    requirements: set[str] = set()
-
-    def take(name: str, above: tuple[str, ...]) -> None:
-        if name in above or name not in known:
-            raise ManifestError(
-                MANIFESTS / "environments.toml",
-                f"{above[-1]}.include" if above else "(top)",
-                expected="no circle" if name in above else f"one of {', '.join(sorted(known))}",
-                found=" → ".join([*above, name]) if name in above else name,
-            )
+    """Every requirement of an environment, with those that it includes and the profile's packages."""
+    known, requirements, waiting = load_environments(), set[str](), [environment]
+    for name in waiting:
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise ManifestError(MANIFESTS / "environments.toml", "include", expected=names, found=name)
         own = known[name]
         requirements.update(own.requires)
+        waiting += [included for included in own.include if included not in waiting]
         if own.profile:
             profile = load_profile(own.profile)
-            packages = profile.onnx if own.lane == "onnx" else profile.packages
             marker = f"; python_version >= '{own.python}'" if own.python else ""
-            # Sessions install torch separately, by exactly this text.
-            requirements.update(
-                f"{package}=={version}{'' if package == EXEMPT else marker}"
-                for package, version in packages.items()
-            )
-        for included in own.include:
-            take(included, (*above, name))
-
-    take(environment, ())
+            for package, version in (profile.onnx if own.lane == "onnx" else profile.packages).items():
+                # Sessions install torch separately, by exactly this text.
+                requirements.add(f"{package}=={version}{'' if package == 'torch' else marker}")
     return tuple(sorted(requirements))
 
 
-def digest_of(inputs: Sequence[str]) -> str:
+def torch_pin() -> str:
+    """`torch==VERSION`, as the environments pin it; empty if none does."""
+    pins = {line for name in lockable() for line in inputs_of(name) if name_of(line) == "torch"}
+    if len(pins) > 1:
+        found = " and ".join(sorted(pins))
+        raise ManifestError(
+            MANIFESTS / "environments.toml", "(environments)", expected="one version of torch", found=found
+        )
+    return "".join(pins)
+
+
+def header(inputs: Sequence[str], megabytes: int | None = None) -> list[str]:
+    """The comments of a lock file: all that its content follows from."""
     canonical = json.dumps([SCHEMA, OLDEST_PYTHON, SUPPORTED, *inputs])
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return [
+        "# Written by `nox -s lock` from manifests/environments.toml; not to be edited.",
+        f"# inputs-sha256: {hashlib.sha256(canonical.encode()).hexdigest()}",
+        *(f"# input: {requirement}" for requirement in inputs),
+        *(f"# torch: {requirement}" for requirement in inputs if name_of(requirement) == "torch"),
+        *([f"# room: {megabytes} MB"] if megabytes else []),
+    ]
 
 
-def problems(path: Path, wanted: Sequence[str]) -> list[str]:
-    """What is stale or wrong in the lock file of an environment that wants these inputs. Needs no network."""
+def problems(path: Path, inputs: Sequence[str], megabytes: int | None = None) -> list[str]:
+    """What is stale or wrong in the lock file of an environment with these inputs. Needs no network."""
     if not path.is_file():
         return [f"{path.name}: there is no lock file for the environment {path.stem!r}"]
-    text = path.read_text(encoding="utf-8")
-    recorded = tuple(_comments(text, "input"))
-    messages = [
-        f"{path.name}: {line} was added to the environment" for line in wanted if line not in recorded
-    ]
-    messages += [f"{path.name}: {line} is no longer required" for line in recorded if line not in wanted]
-    if not messages and _comments(text, "inputs-sha256") != [digest_of(wanted)]:
-        messages.append(f"{path.name}: inputs-sha256 is not that of its inputs")
-    entries = parse(text)
-    messages += [
-        f"{path.name}: {entry.line!r} is no requirement"
-        for entry in entries
-        if not _is_requirement(entry.line)
-    ]
-    messages += [f"{path.name}: {entry.line} has no hash" for entry in entries if not entry.hashes]
-    messages += [f"{path.name}: holds an address: {line}" for line in text.splitlines() if "://" in line]
-    if not messages:
-        messages += [
-            f"{path.name}: {line} is required but not pinned" for line in _unmet(wanted, entries, text)
-        ]
-    return messages
+    text, comments = path.read_text(encoding="utf-8"), header(inputs, megabytes)
+    entries, lines = parse(text), text.splitlines()
+    written = {*comments, *_text([], entries).splitlines()}
+    messages = [f"lacks the line `{comment}`" for comment in comments if comment not in lines]
+    messages += [f"holds the line `{line}`" for line in lines if line not in written or "://" in line]
+    messages += [f"{entry.line} has no hash" for entry in entries if not entry.hashes]
+    return [f"{path.name}: {message}" for message in messages or _unmet(inputs, entries)]
 
 
-def _is_requirement(line: str) -> bool:
-    from packaging.requirements import InvalidRequirement, Requirement
+def _unmet(inputs: Sequence[str], entries: Sequence[Entry]) -> list[str]:
+    """What the pins do not fit."""
+    from packaging.requirements import Requirement
 
-    try:
-        Requirement(line)
-    except InvalidRequirement:
-        return False
-    return True
+    unmet = []
+    for wanted in map(Requirement, inputs):
+        versions = [entry.version for entry in entries if entry.name == name_of(wanted.name)]
+        fits = [wanted.specifier.contains(version, prereleases=True) for version in versions]
+        if wanted.name != "torch" and not (fits and all(fits)):
+            unmet.append(f"{wanted} is required but not pinned")
+    return unmet
 
 
-def regenerate(environment: str, *, upgrade: bool = False, upgrade_packages: Sequence[str] = ()) -> bool:
-    """Regenerate one lock file, keeping pins that still fit; returns whether it changed."""
-    path = lock_path(environment)
+def regenerate(environment: str, upgrade: Sequence[str] = ()) -> bool:
+    """Regenerate one lock file, keeping the pins that still fit; returns whether it changed."""
+    path, inputs = lock_path(environment), inputs_of(environment)
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
-    inputs = inputs_of(environment)
-    arguments = ["--upgrade"] if upgrade else [f"--upgrade-package={name}" for name in upgrade_packages]
-    entries = without_cuda(parse(resolve(environment, inputs, old, arguments)))
-    new = render(inputs, entries, load_environments()[environment].megabytes)
-    if new == old:
-        return False
-    replace_text(path, new)
-    return True
+    entries = [entry for entry in resolve(inputs, *upgrade, old=old) if not _of_torch(entry)]
+    return _write(path, header(inputs, load_environments()[environment].megabytes), entries)
+
+
+def torch_problems(pin: str, folder: Path = TORCH) -> list[str]:
+    """What the recorded builds of `torch_pin()` lack. Needs no network."""
+    builds = ((folder / CPU, f"{pin}+cpu"), (folder / INDEX, pin))
+    return [
+        f"torch/{path.name}: has no {line} with a hash"
+        for path, line in builds
+        if pin and not any(entry.line == line and entry.hashes for entry in _recorded(path))
+    ]
+
+
+def record_torch(pin: str, folder: Path = TORCH) -> list[Path]:
+    """Record the builds that the user's index has, beside those on record; returns the files that changed."""
+    line = f"{pin}+cpu"
+    hashes = {value for entry in _recorded(folder / CPU) if entry.line == line for value in entry.hashes}
+    for index in ((), PYTORCHS_INDEX):
+        hashes |= {digest for _, digest in _wheels(line, *index)}
+    own = [entry for entry in resolve([pin]) if _of_torch(entry)]
+    # An index with both builds offers the CPU build for the plain pin too.
+    own = own if pin in [entry.line for entry in own] else _recorded(folder / INDEX)
+    files = {
+        CPU: (
+            "The CPU build of torch, of every index that was asked.",
+            [Entry("torch", line, tuple(sorted(hashes)))],
+        ),
+        INDEX: ("The package index's own build of torch, and what only it needs.", own),
+    }
+    return [
+        folder / name
+        for name, (comment, entries) in files.items()
+        if _write(folder / name, [f"# {comment}", "# Written by `nox -s lock -- --torch`."], entries)
+    ]
+
+
+def cpu_wheel(tag: str, recorded: Path) -> str:
+    """The address, with its hash, of PyTorch's own CPU build for x86-64 Linux and a Python such as "cp311".
+
+    Empty if that is not on record or cannot be had."""
+    for entry in _recorded(recorded):
+        for url, digest in _wheels(entry.line, *PYTORCHS_INDEX):
+            if f"-{tag}-{tag}-" in url and url.endswith("x86_64.whl") and digest in entry.hashes:
+                return f"{url}#{digest.replace(':', '=')}"
+    return ""
+
+
+def _wheels(line: str, *flags: str) -> list[tuple[str, str]]:
+    """Addresses and hashes; none where no index has this version, or it cannot be reached."""
+    try:
+        answer = uv_pip_compile([line], "--no-deps", *flags, output="pylock.toml", portable=False)
+    except (UsageError, UpstreamError):
+        return []
+    wheels = [wheel for package in toml.loads(answer)["packages"] for wheel in package["wheels"]]
+    # Those of a local folder have no address. pip would install none without a hash.
+    return [
+        (wheel.get("url", ""), f"sha256:{wheel['hashes']['sha256']}") for wheel in wheels if "hashes" in wheel
+    ]
+
+
+def resolve(requirements: Sequence[str], *flags: str, old: str = "") -> list[Entry]:
+    """The pins and hashes of requirements; those of `old` are kept where they fit."""
+    return parse(uv_pip_compile(requirements, *flags, "--generate-hashes", old=old))
+
+
+def uv_pip_compile(
+    requirements: Sequence[str], *flags: str, output: str = "lock.txt", old: str = "", portable: bool = True
+) -> str:
+    """If not `portable`, folders of this machine count too, which have the wheels of one platform."""
+    uv = uv_program()
+    if uv is None:
+        raise EnvironmentLacking("uv, which resolves the lock files, is not installed", fix=session("lock"))
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-lock-") as scratch:
+        folder = Path(scratch)
+        # uv reads supported environments only from a project.
+        (folder / "pyproject.toml").write_text(
+            f'[project]\nname = "locks"\nversion = "0"\nrequires-python = ">={OLDEST_PYTHON}"\n'
+            f'[tool.uv]\nenvironments = ["{SUPPORTED}"]\n',
+            encoding="utf-8",
+        )
+        (folder / "inputs.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        if old:
+            (folder / output).write_text(old, encoding="utf-8")
+        command = [uv, "pip", "compile", "inputs.in", "--output-file", output, "--quiet", "--universal"]
+        command += ["--python-version", OLDEST_PYTHON, "--python", sys.executable]
+        command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
+        environ = {**os.environ, **pip_settings.uv_variables(os.environ, portable=portable)}
+        done = captured([*command, *pip_settings.uv_flags(os.environ), *flags], cwd=folder, env=environ)
+        answer = done.stderr.strip()
+        if "unsatisfiable" in answer or "No solution found" in answer:
+            message = f"{', '.join(requirements)} cannot be resolved:\n{answer}"
+            raise UsageError(message, fix="change the requirements in manifests/environments.toml")
+        if done.returncode:
+            raise UpstreamError(
+                f"uv could not resolve {', '.join(requirements)}:\n{answer}",
+                fix=Fix("check the package index that pip or uv is set to, then run `{}` again", ("lock",)),
+            )
+        return (folder / output).read_text(encoding="utf-8")
 
 
 def parse(text: str) -> list[Entry]:
-    """The requirements of a lock file, with uv's `# via` annotations where it has them."""
-    entries: list[Entry] = []
+    """The requirements of a lock file."""
+    entries = []
     for line in map(str.strip, text.replace("\\\n", " ").splitlines()):
-        if line.startswith("# via ") and entries:
-            via = frozenset(part.strip() for part in line.removeprefix("# via ").split(","))
-            entries[-1] = replace(entries[-1], via=via)
-        elif line and not line.startswith("#"):
+        if line and not line.startswith("#"):
             pin, *hashes = re.split(r"\s+--hash=", line)
-            entries.append(Entry(name_of(pin), _plain(pin), tuple(sorted(hashes)), frozenset()))
+            entries.append(Entry(name_of(pin), _plain(pin), tuple(sorted(hashes))))
     return entries
 
 
-def without_cuda(entries: Iterable[Entry]) -> list[Entry]:
-    """Drop torch, what only its CUDA build requires, and whatever nothing else requires."""
-    kept = list(entries)
-    while True:
-        names = {entry.name for entry in kept}
-        wanted = [
-            entry
-            for entry in kept
-            if any(
-                requiring.startswith("-r ")
-                or (requiring in names and not (requiring == EXEMPT and CUDA_ONLY.fullmatch(entry.name)))
-                for requiring in entry.via
-            )
-        ]
-        if len(wanted) == len(kept):
-            return [entry for entry in kept if entry.name != EXEMPT]
-        kept = wanted
-
-
-def render(inputs: Sequence[str], entries: Iterable[Entry], megabytes: int | None = None) -> str:
-    lines = [FIRST_LINE, f"# inputs-sha256: {digest_of(inputs)}"]
-    lines += [f"# input: {requirement}" for requirement in inputs]
-    lines += [f"# torch: {requirement}" for requirement in inputs if name_of(requirement) == EXEMPT]
-    lines += [f"# room: {megabytes} MB"] if megabytes else []
-    return "\n".join([*lines, *map(text_of, entries), ""])
-
-
-def text_of(entry: Entry) -> str:
-    return " \\\n".join([entry.line, *(f"    --hash={value}" for value in entry.hashes)])
+def name_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""
 
 
 def _plain(line: str) -> str:
@@ -195,75 +260,21 @@ def _plain(line: str) -> str:
     return line
 
 
-def resolve(environment: str, inputs: Sequence[str], old: str, arguments: Sequence[str]) -> str:
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-lock-") as scratch:
-        folder = Path(scratch)
-        # uv reads supported environments only from a project.
-        folder.joinpath("pyproject.toml").write_text(
-            f'[project]\nname = "locks"\nversion = "0"\nrequires-python = ">={OLDEST_PYTHON}"\n'
-            f'[tool.uv]\nenvironments = ["{SUPPORTED}"]\n',
-            encoding="utf-8",
-        )
-        folder.joinpath("inputs.in").write_text("\n".join(inputs) + "\n", encoding="utf-8")
-        output = folder / "lock.txt"
-        if old:
-            output.write_text(old, encoding="utf-8")
-        command = [
-            *(uv(), "pip", "compile", "inputs.in", "--output-file", "lock.txt", "--quiet"),
-            *("--universal", "--python-version", OLDEST_PYTHON, "--python", sys.executable),
-            *("--generate-hashes", "--no-header", "--annotation-style", "line"),
-            *("--no-emit-index-url", "--no-emit-find-links"),
-            *pip_settings.uv_flags(os.environ),
-            *arguments,
-        ]
-        environ = {**os.environ, **pip_settings.uv_variables(os.environ, portable=True)}
-        done = captured(command, cwd=folder, env=environ)
-        if done.returncode:
-            answer = done.stderr.strip()
-            if "unsatisfiable" in answer or "No solution found" in answer:
-                raise UsageError(
-                    f"the environment {environment!r} cannot be resolved:\n{answer}",
-                    fix="change its requirements in manifests/environments.toml",
-                )
-            raise UpstreamError(
-                f"uv could not resolve the environment {environment!r}:\n{answer}",
-                fix=Fix("check the package index that pip or uv is set to, then run `{}` again", ("lock",)),
-            )
-        return output.read_text(encoding="utf-8")
+def _of_torch(entry: Entry) -> bool:
+    return entry.name == "torch" or CUDA_ONLY.fullmatch(entry.name) is not None
 
 
-def uv() -> str:
-    beside = Path(sys.executable).with_name("uv")
-    if beside.is_file():
-        return str(beside)
-    if on_path := shutil.which("uv"):
-        return on_path
-    raise EnvironmentLacking("uv, which resolves the lock files, is not installed", fix=session("lock"))
+def _recorded(path: Path) -> list[Entry]:
+    return parse(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
-def _unmet(inputs: Sequence[str], entries: Sequence[Entry], text: str) -> list[str]:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    pins = [Requirement(entry.line) for entry in entries]
-    pins += [Requirement(line) for line in _comments(text, "torch")]
-    unmet = []
-    for requirement in inputs:
-        wanted = Requirement(requirement)
-        versions = [
-            next(iter(pin.specifier)).version
-            for pin in pins
-            if canonicalize_name(pin.name) == canonicalize_name(wanted.name)
-        ]
-        if not versions or not all(wanted.specifier.contains(v, prereleases=True) for v in versions):
-            unmet.append(requirement)
-    return unmet
+def _text(comments: Sequence[str], entries: Sequence[Entry]) -> str:
+    return "\n".join([*comments, *(entry.text for entry in entries), ""])
 
 
-def _comments(text: str, key: str) -> list[str]:
-    return [line.removeprefix(f"# {key}: ") for line in text.splitlines() if line.startswith(f"# {key}: ")]
-
-
-def name_of(requirement: str) -> str:
-    match = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""
+def _write(path: Path, comments: Sequence[str], entries: Sequence[Entry]) -> bool:
+    text = _text(comments, entries)
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return False
+    replace_text(path, text)
+    return True

@@ -107,8 +107,7 @@ def locked_packages(manifests: Path) -> list[Item]:
         # Torch's line is a comment for installers, because its build differs by index.
         text = file.read_text(encoding="utf-8").replace("# torch: ", "")
         for entry in parse(text):
-            version = entry.line.partition("==")[2].partition(";")[0].strip()
-            hashes.setdefault((entry.name, version), set()).update(entry.hashes)
+            hashes.setdefault((entry.name, entry.version), set()).update(entry.hashes)
     return [
         Item(
             name,

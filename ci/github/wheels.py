@@ -19,9 +19,8 @@ from provisioning.base.commands import captured, session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.foreign import visible
-from provisioning.lock_files import LOCKS, lock_path
+from provisioning.lock_files import LOCKS, cpu_wheel, lock_path
 from provisioning.python_environments import KEPT_WHEELS, TORCH
-from provisioning.torch_builds import cpu_wheel
 
 SCHEMA = 1
 """Raise it when older wheels are of no use."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.image.sealed import is_sealed, seal, unseal
-from provisioning import torch_builds
 from provisioning.base.commands import captured, session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
+from provisioning.lock_files import CPU, cpu_wheel
 from provisioning.python_environments import TORCH
 
 LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
@@ -58,7 +58,7 @@ def fill(lock: Path, into: Path, wanted: WheelTarget, torch: Path = TORCH) -> bo
     into.mkdir(parents=True)
     _download(["--require-hashes", "-r", str(lock)], into, wanted)
     if any(line.startswith("# torch: ") for line in text.splitlines()):
-        _fetch_torch(into, wanted, torch / torch_builds.CPU)
+        _fetch_torch(into, wanted, torch / CPU)
     (into / LOCK).write_text(text, encoding="utf-8")
     seal(into, request)
     return True
@@ -69,7 +69,7 @@ def _fetch_torch(into: Path, wanted: WheelTarget, recorded: Path) -> None:
         _download(["--require-hashes", "-r", str(recorded)], into, wanted)
     except UpstreamError as error:
         # pip does not know PyTorch's own index, and uv does.
-        if wheel := torch_builds.cpu_wheel(f"cp{wanted.python.replace('.', '')}", recorded):
+        if wheel := cpu_wheel(f"cp{wanted.python.replace('.', '')}", recorded):
             _download([wheel], into, wanted)
             return
         raise EnvironmentLacking(

@@ -45,9 +45,8 @@ def table() -> str:
 def _newest_package(name: str) -> str:
     # onnxruntime-qnn is made for no older Python.
     newest = f"{name}; python_version >= '3.11'"
-    entries = lock_files.parse(lock_files.resolve("releases", [newest], "", ["--no-deps"]))
-    versions = [entry.line.partition("==")[2].partition(";")[0].strip() for entry in entries]
-    return max(versions, key=Version)
+    entries = lock_files.resolve([newest], "--no-deps")
+    return max((entry.version for entry in entries), key=Version)
 
 
 def _newest_ndk(name: str) -> str:

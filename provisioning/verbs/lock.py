@@ -1,28 +1,24 @@
-"""`lock`: record hashes that manifests lack, regenerate the lock files, or check that none of it is stale."""
+"""`lock`: regenerate the lock files, record hashes that manifests lack, or check that none of it is stale."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.base.command_line import repeatable, switch
 from provisioning.base.commands import session
-from provisioning.base.errors import CheckFailed, ManifestError, UnknownName, UpstreamError
+from provisioning.base.errors import CheckFailed, UnknownName, UpstreamError
 from provisioning.base.files import replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import MANIFESTS, store_path
 
 if TYPE_CHECKING:
-    from tomlkit.items import Table
-
-    from provisioning.manifest import Component
     from provisioning.store import Store
-    from provisioning.store.inventory import Origin
 
 EXAMPLES = """\
   nox -s lock
@@ -50,65 +46,68 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from provisioning import lock_files, torch_builds
+    from provisioning import lock_files
     from provisioning.base.settings import profile_names
+    from provisioning.store import Store
 
-    environments, profiles = lock_files.lockable(), args.profile or profile_names()
+    profiles = args.profile or profile_names()
     if args.check:
-        return _check(environments, profiles)
+        return _check(profiles)
     if args.torch:
         return _record_torch()
+    store = Store(store_path(args.store))
+    _record_components(store, profiles, args.component, licences.named(args.accept, os.environ))
+    _record_wheels(store)
     # If a component or profile is named, only that is done.
-    _record(store_path(args.store), profiles, args.component, args.accept)
-    if args.upgrade or not (args.component or args.profile):
-        everything = "" in (args.upgrade or [])
-        packages = [package for package in args.upgrade or [] if package]
-        for name in environments:
-            changed = lock_files.regenerate(name, upgrade=everything, upgrade_packages=packages)
-            sys.stdout.write(f"manifests/locks/{name}.txt: {'written' if changed else 'unchanged'}\n")
-        if torch_builds.problems(torch_builds.requirement()):
-            return _record_torch()
-    return 0
+    if args.upgrade is None and (args.component or args.profile):
+        return 0
+    upgrade = [f"--upgrade-package={name}" if name else "--upgrade" for name in args.upgrade or []]
+    for name in lock_files.lockable():
+        changed = lock_files.regenerate(name, upgrade)
+        sys.stdout.write(f"manifests/locks/{name}.txt: {'written' if changed else 'unchanged'}\n")
+    return _record_torch() if lock_files.torch_problems(lock_files.torch_pin()) else 0
 
 
 def _record_torch() -> int:
-    from provisioning import torch_builds
+    from provisioning import lock_files
 
-    pin = torch_builds.requirement()
-    changed = torch_builds.record(pin)
-    for path in changed:
-        sys.stdout.write(f"manifests/torch/{path.name}: written\n")
-    if not changed:
-        sys.stdout.write("manifests/torch: unchanged\n")
-    if problems := torch_builds.problems(pin):
+    pin = lock_files.torch_pin()
+    changed = lock_files.record_torch(pin)
+    sys.stdout.writelines(f"manifests/torch/{path.name}: written\n" for path in changed)
+    if problems := lock_files.torch_problems(pin):
         raise UpstreamError(
             f"not every build of torch could be recorded: {'; '.join(problems)}",
             fix="name an index that has it: PIP_EXTRA_INDEX_URL=URL before the same command",
         )
+    if not changed:
+        sys.stdout.write("manifests/torch: unchanged\n")
     return 0
 
 
-def _check(environments: list[str], profiles: list[str]) -> int:
-    from provisioning import lock_files, torch_builds
-    from provisioning.manifest import every_component, load_profile, load_socs
+def _check(profiles: Sequence[str]) -> int:
+    from provisioning import lock_files
+    from provisioning.manifest import every_component, load_environments, load_profile, load_socs
     from provisioning.store import pinned
 
     load_socs()
-    for name in profiles:
-        for component, pins in load_profile(name).components.items():
+    for profile in profiles:
+        for component, pins in load_profile(profile).components.items():
             if not pins.pinned:
                 sys.stdout.write(
-                    f"note: {name}: {component} {pins.version} is not locked (no hash is on record)\n"
+                    f"note: {profile}: {component} {pins.version} is not locked (no hash is on record)\n"
                 )
+    environments, known = lock_files.lockable(), load_environments()
     problems = []
     for name in environments:
-        problems += lock_files.problems(lock_files.lock_path(name), lock_files.inputs_of(name))
+        problems += lock_files.problems(
+            lock_files.lock_path(name), lock_files.inputs_of(name), known[name].megabytes
+        )
     problems += [
         f"{path.name}: no environment of that name"
         for path in sorted(lock_files.LOCKS.glob("*.txt"))
-        if path.stem not in lock_files.lockable()
+        if path.stem not in environments
     ]
-    problems += torch_builds.problems(torch_builds.requirement())
+    problems += lock_files.torch_problems(lock_files.torch_pin())
     components = [component for _, component in every_component()]
     problems += pinned.strangers(MANIFESTS / pinned.LISTS.name, components)
     if problems:
@@ -117,39 +116,41 @@ def _check(environments: list[str], profiles: list[str]) -> int:
     return 0
 
 
-def _record(where: Path, profiles: Sequence[str], named: Sequence[str], accept: Sequence[str]) -> None:
-    """Record the pins of the named components, provisioning them; of others, what the store has already."""
+def _record_components(
+    store: Store, profiles: Sequence[str], names: Sequence[str], accept: Mapping[str, str]
+) -> None:
+    """Provision these components, and put into their profiles which bytes they are."""
     from provisioning.manifest import load_profile
-    from provisioning.store import Store
 
-    store = Store(where)
     known = {name for profile in profiles for name in load_profile(profile).components}
-    for name in named:
+    for name in names:
         if name not in known:
             raise UnknownName(f"no component {name!r} in {', '.join(profiles)}", name, known)
-    accepted = licences.named(accept, os.environ)
     for profile in profiles:
+        path = MANIFESTS / "profiles" / f"{profile}.toml"
         for name, component in load_profile(profile).pins.items():
-            if named and name not in named:
+            if name not in names:
                 continue
-            if _complete(component):
-                if named:
-                    sys.stdout.write(f"{profile}: {name} {component.version} is locked\n")
-                continue
-            tree = (
-                store.provision(name, component, accept=accepted, progress=for_stream())
-                if named
-                else store.find_any(name, component)
-            )
-            if tree is None:
-                sys.stdout.write(
-                    f"{profile}: {name} {component.version}: not recorded, as it was never fetched here "
-                    f"({session('lock', '--profile', profile, '--component', name)})\n"
-                )
-                continue
+            tree = store.provision(name, component, accept=accept, progress=for_stream())
+            sources = {part.name: part.source for part in component.parts}
             for origin in tree.inventory.origins:
-                _record_origin(profile, name, component, origin)
-    _record_wheels(store)
+                keys = sources[origin.part].recordable(origin.sha256, origin.size)
+                replace_text(path, with_source_keys(path, name, origin.part, keys))
+            sys.stdout.write(f"{profile}: {name} {component.version} is locked\n")
+
+
+def with_source_keys(path: Path, component: str, part: str, keys: Mapping[str, str | int]) -> str:
+    """The text of the profile at `path` with `keys` in the source of one part.
+
+    What is there already stays: a pin is changed by hand, with the reason in the commit."""
+    import tomlkit
+
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    parts = document["components"][component]["parts"]
+    source = next(row["source"] for row in parts if row["name"] == part)
+    for key, value in keys.items():
+        source.setdefault(key, value)
+    return document.as_string()
 
 
 def _record_wheels(store: Store) -> None:
@@ -167,56 +168,3 @@ def _record_wheels(store: Store) -> None:
     sys.stdout.write(f"manifests/{path.name}: {'unchanged' if lists == before else 'written'}\n")
     for name in absent:
         sys.stdout.write(f"note: the files of {name} are not recorded, because it was never fetched here\n")
-
-
-def _record_origin(profile: str, name: str, component: Component, origin: Origin) -> None:
-    path = MANIFESTS / "profiles" / f"{profile}.toml"
-    before = path.read_text(encoding="utf-8")
-    source = next(part.source for part in component.parts if part.name == origin.part)
-    keys = source.recordable(origin.sha256, origin.size)
-    after = with_source_keys(path, name, origin.part, keys)
-    if after != before:
-        replace_text(path, after)
-        pairs = ", ".join(f"{key} {value}" for key, value in keys.items())
-        sys.stdout.write(f"{path.name}: {name}: {origin.part}: recorded {pairs}\n")
-
-
-def with_source_keys(path: Path, component: str, part: str, keys: dict[str, str | int]) -> str:
-    """The text of the profile at `path` with `keys` in the source of one part; the rest stays as it is.
-
-    A key that is there with another value is an error: a pin is changed by hand, with the reason in the
-    commit.
-    """
-    import tomlkit
-    from tomlkit.exceptions import TOMLKitError
-
-    from provisioning.base.documents import parse
-    from provisioning.manifest import Profile
-
-    try:
-        document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    except TOMLKitError as error:
-        raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
-    profile = parse(document.unwrap(), Profile, path)
-    parts = profile.pins[component].parts
-    number = next(index for index, candidate in enumerate(parts) if candidate.name == part)
-    source = parts[number].source
-    for key, value in keys.items():
-        recorded = getattr(source, key)
-        if recorded not in (None, value):
-            raise ManifestError(
-                path,
-                f"components.{component}.parts.{number}.source.{key}",
-                expected=f"{recorded} (as recorded)",
-                found=str(value),
-            )
-    written: Table = document["components"][component]["parts"][number]["source"]
-    for key, value in keys.items():
-        if key not in written:
-            written.append(key, value)
-    parse(document.unwrap(), Profile, path)
-    return document.as_string()
-
-
-def _complete(component: Component) -> bool:
-    return component.pinned and all(getattr(part.source, "size", 0) is not None for part in component.parts)

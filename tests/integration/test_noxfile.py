@@ -12,13 +12,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from provisioning import lock_files, python_environments, torch_builds
+from provisioning import lock_files, python_environments
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from provisioning.python_environments import PythonEnvironments
@@ -157,7 +156,7 @@ class TestTorch:
         self.record(torch, self.PLAIN, "0" * 64)
         self.offer(torch, self.WHEEL, recorded=False)
         pin = "torch==2.13.0"
-        assert torch_builds.record(pin, torch) and torch_builds.problems(pin, torch) == []
+        assert lock_files.record_torch(pin, torch) and lock_files.torch_problems(pin, torch) == []
         assert self.install(torch) == "torch-2.13.0+cpu.dist-info"
 
 
@@ -248,9 +247,7 @@ class TestKeptWheels:
     def test_no_requirement_of_a_lock_file_is_lost_on_the_way(self, lock: str) -> None:
         text = (ROOT / "manifests" / "locks" / f"{lock}.txt").read_text(encoding="utf-8")
         parts = python_environments.requirements_of(text)
-        assert lock_files.parse("\n".join(parts)) == [
-            replace(entry, via=frozenset()) for entry in lock_files.parse(text)
-        ]
+        assert lock_files.parse("\n".join(parts)) == lock_files.parse(text)
 
     def test_a_source_archive_among_them_is_not_built(self, kept: Path) -> None:
         (kept / self.WHEELS[1]).rename(kept / "mine-1.0.tar.gz")

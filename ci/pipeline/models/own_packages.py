@@ -200,7 +200,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
             except ToolkitError:
                 shutil.rmtree(home, ignore_errors=True)
                 raise
-            replace_text(stamp, "".join(map(_line_of, resolved)))
+            replace_text(stamp, "".join(f"{entry.text}\n" for entry in resolved))
             if needs.project:
                 replace_text(packages / f"{name}.json", json.dumps({"home": home.name, "read": read}))
             _remove_unused(packages)
@@ -212,7 +212,7 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
         folder=home / "environment",
         variables={**passed, LOCKED: sysconfig.get_paths()["purelib"]},
         declared=values,
-        versions={entry.name: _version(entry) for entry in entries},
+        versions={entry.name: entry.version for entry in entries},
         lock=hashlib.sha256(text.encode()).hexdigest(),
         without_hash=tuple(sorted({entry.name for entry in entries} - hashed)),
         elsewhere=tuple((home / ELSEWHERE).read_text(encoding="utf-8").splitlines()),
@@ -323,7 +323,7 @@ def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) ->
     if not pip_settings.has_several_indexes(os.environ) or os.environ.get(STRATEGY):
         return
     hashed = {entry.name for _, text in _texts(needs) for entry in _hashed(text)}
-    mine = {entry.name: _version(entry) for entry in entries if entry.name not in hashed}
+    mine = {entry.name: entry.version for entry in entries if entry.name not in hashed}
     (home / "mine.in").write_text("".join(f"{name}=={mine[name]}\n" for name in mine), encoding="utf-8")
     try:
         _compiled(needs, home, ["--no-deps"], "mine.in", strategy="first-index")
@@ -335,16 +335,8 @@ def _elsewhere(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) ->
         ) from error
     best = lock_files.parse(_compiled(needs, home, [], strategy="unsafe-best-match"))
     for entry in best:
-        if entry.name in mine and _version(entry) != mine[entry.name]:
-            yield f"{entry.name} {mine[entry.name]} (another has {_version(entry)})\n"
-
-
-def _line_of(entry: lock_files.Entry) -> str:
-    return f"{lock_files.text_of(entry)}\n"
-
-
-def _version(entry: lock_files.Entry) -> str:
-    return entry.line.partition("==")[2].partition(" ")[0]
+        if entry.name in mine and entry.version != mine[entry.name]:
+            yield f"{entry.name} {mine[entry.name]} (another has {entry.version})\n"
 
 
 def _compiled(
@@ -353,7 +345,7 @@ def _compiled(
     # Versions in a file that is there already would be preferred.
     output = home / f"{wanted}.{strategy}.txt"
     command = ["pip", "compile", wanted, "--constraint", "locked.txt", "--output-file", output.name]
-    command += ["--quiet", "--generate-hashes", "--no-header", "--annotation-style", "line"]
+    command += ["--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
     if name := _project_name(needs):
         # uv keeps what a project needs, and does not see a change of the files that its pyproject.toml names.
@@ -383,7 +375,7 @@ def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> d
     _checked(needs, _uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home))
     asks = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     site = Path(captured([python, "-c", asks]).stdout.strip())
-    (home / "install.txt").write_text("".join(map(_line_of, entries)), encoding="utf-8")
+    (home / "install.txt").write_text("".join(f"{entry.text}\n" for entry in entries), encoding="utf-8")
     into = ["pip", "install", "--quiet", "--no-deps", "--python", str(python)]
     builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
     if entries:
