@@ -1,4 +1,4 @@
-"""What the real partitioner leaves on the CPU of the shipped operators, and why; and what it can quantize."""
+"""What the real partitioner leaves on the CPU of our suites' operators, and why; and what it can quantize."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tests.support.lowering_suites import Done, run
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
+OPERATORS = "ci/pipeline/models/shipped/operators.py"
+SUITES = (ROOT / "manifests/suites/models.toml", ROOT / "lab/suites/models.toml")
 DELEGATED = ("op_gelu", "op_gelu_tanh", "op_cumprod_as_sum", "op_grouped_attention")
 WORDS = (
     *("op_erf/fp16/", "op_cumprod/", "op_repeated_attention/", "op_gelu/fp16/", "op_gelu_tanh/"),
@@ -22,7 +24,8 @@ WORDS = (
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     words = [part for word in WORDS for part in ("-k", word)]
-    return run("test_lowering", tmp_path_factory.mktemp("audit"), *words)
+    suites = [part for path in SUITES for part in ("--suite", path)]
+    return run("test_lowering", tmp_path_factory.mktemp("audit"), *suites, *words)
 
 
 def _left(done: Done, case: str) -> list[Finding]:
@@ -33,11 +36,11 @@ def _left(done: Done, case: str) -> list[Finding]:
     ]
 
 
-def _line(text: str) -> str:
-    """Where the shipped operators have it, as a finding writes it."""
-    lines = (ROOT / "ci/pipeline/models/shipped/operators.py").read_text().splitlines()
+def _line(text: str, file: str = OPERATORS) -> str:
+    """Where a model has it, as a finding writes it."""
+    lines = (ROOT / file).read_text().splitlines()
     (number,) = [index for index, line in enumerate(lines, 1) if text in line]
-    return f"ci/pipeline/models/shipped/operators.py:{number} `"
+    return f"{file}:{number} `"
 
 
 @pytest.mark.whole
@@ -77,7 +80,8 @@ def test_what_is_suggested_and_exact_gelu_are_delegated_whole(done: Done, case: 
 @pytest.mark.whole
 def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
     findings = _left(done, "op_repeated_attention")
-    assert findings and all(_line("k.repeat_interleave(") in finding.message for finding in findings)
+    line = _line("k.repeat_interleave(", "lab/models/operators.py")
+    assert findings and all(line in finding.message for finding in findings)
     assert all("fold the heads of a group" in finding.fix for finding in findings)
 
 

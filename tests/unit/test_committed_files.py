@@ -26,7 +26,11 @@ def fits(file: Path, text: str) -> bool:
 
 
 def test_each_manifest_fits_the_schema_that_it_names() -> None:
-    naming = [file for file in MANIFESTS.rglob("*.toml") if file.read_text().startswith("#:schema ")]
+    naming = [
+        file
+        for file in [*MANIFESTS.rglob("*.toml"), *(ROOT / "lab/suites").glob("*.toml")]
+        if file.read_text().startswith("#:schema ")
+    ]
     assert {"wheels.toml", "socs.toml", "environments.toml", "models.toml"} <= {path.name for path in naming}
     assert [file for file in naming if not fits(file, file.read_text(encoding="utf-8"))] == []
 

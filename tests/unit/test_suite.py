@@ -16,8 +16,10 @@ from ci.pipeline.baseline import load_baseline, load_tolerances
 from ci.pipeline.measured_thresholds import accepted_figures, derived
 from ci.pipeline.precision import SCHEMES
 from provisioning.base.errors import ManifestError, UsageError
-from provisioning.base.settings import MANIFESTS
+from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.fixes import load_fixes
+
+NIGHTLY = ROOT / "lab/suites/models.toml"
 
 MINE = """\
 schema = 2
@@ -111,6 +113,8 @@ class TestShipped:
         [
             (SHIPPED, "executorch", programs, ("pte_bytes",)),
             (ONNX, "onnx", programs_of_onnx(ONNX), ("context_bytes", "ddr_read")),
+            (NIGHTLY, "executorch", programs_of(NIGHTLY), ("pte_bytes",)),
+            (NIGHTLY, "onnx", programs_of_onnx(NIGHTLY), ("context_bytes", "ddr_read")),
         ],
     )
     def test_every_program_has_a_baseline_and_thresholds_are_it_less_the_margin(
@@ -144,11 +148,15 @@ class TestShipped:
         assert thresholds and min(threshold.sqnr_db or 0 for threshold in thresholds if threshold) >= least
 
     def test_every_fix_of_an_operator_on_the_cpu_is_proved_by_a_case_without_anything_there(self) -> None:
-        accepted = (MANIFESTS / "accepted").glob("*-repaired.json")
+        accepted = [
+            *(MANIFESTS / "accepted").glob("*-repaired.json"),
+            *(ROOT / "lab/suites").glob("*-repaired.json"),
+        ]
         repaired = "".join(path.read_text(encoding="utf-8") for path in accepted)
+        programs = [*self.programs, *programs_of(NIGHTLY)]
         for fix in load_fixes():
             by_rewrite = fix.rewrite and fix.rewrite in repaired and not fix.proof
             if not fix.operators or fix.where == "builder" or by_rewrite:
                 continue
-            proofs = [program for program in self.programs if program.case_name == fix.proof]
+            proofs = [program for program in programs if program.case_name == fix.proof]
             assert proofs and all(program.cpu_budget == 0 for program in proofs)

@@ -5,39 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ci.pipeline.models.shipped.vision import EncoderLayer, Inputs
+from ci.pipeline.models.shipped.vision import Inputs
 
 FAR = -100.0
 """What masks add where a token must not look: as good as minus infinity, and kind to quantization."""
-
-
-class Bert(nn.Module):
-    def __init__(self, words: int, length: int, width: int, layers: int, heads: int) -> None:
-        super().__init__()
-        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(EncoderLayer(width, heads, post_norm=True) for _ in range(layers))
-        self.pooler = nn.Linear(width, width)
-        self.register_buffer("place", torch.arange(length, dtype=torch.int32)[None], persistent=False)
-
-    def forward(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.norm(self.words(tokens) + self.positions(self.place))
-        for layer in self.layers:
-            x = layer(x, mask)
-        return x, torch.tanh(self.pooler(x[:, 0]))
-
-
-def bert(
-    words: int = 512, length: int = 32, width: int = 128, layers: int = 2, heads: int = 4
-) -> tuple[nn.Module, Inputs]:
-    def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
-        tokens = torch.randint(0, words, (1, length), generator=generator, dtype=torch.int32)
-        kept = int(torch.randint(length // 2, length + 1, (), generator=generator))
-        mask = torch.zeros(1, 1, 1, length)
-        mask[..., kept:] = FAR
-        return tokens, mask
-
-    return Bert(words, length, width, layers, heads).eval(), inputs
 
 
 class RmsNorm(nn.Module):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ci.pipeline.models.shipped import drawn
-from ci.pipeline.models.shipped.drawn import Box, Floats
+from lab.models import drawn
+from lab.models.drawn import Box, Floats
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ci.pipeline.models.factory import seed_of
-from ci.pipeline.models.shipped import drawn
-from ci.pipeline.models.shipped.trained import Outputs
 from ci.pipeline.models.shipped.vision import Inputs
 from ci.pipeline.models.wheels import located
+from lab.models import drawn
+from lab.models.trained import Outputs
 
 WINDOW = 1024
 CENTS_PER_BIN, FIRST_CENTS = 20.0, 1997.3794084376191
