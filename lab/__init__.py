@@ -14,6 +14,8 @@
     nox -s generate                 schemas and pages that are made from code and tables
     nox -s lint                     style, types, generated files, workflows, the tree's hygiene
 
+`suites/` and `models/` are what the nightly rows run beside the default suite.
+
 Each verb is a file or a folder of its name, with its command line in `verb.py` where it is large. Nightly
 rows of manifests/gate.toml call the verbs that measure; a person reads the difference and commits it.
 

@@ -35,7 +35,7 @@ class KnownFix(Model):
     """What of the source line to replace, and by what; both mean the same."""
     write: str = ""
     proof: str = ""
-    """The case of lab/suites/models.toml, or of the default suite, that has nothing left on the CPU with it."""
+    """A case of the default suite, or of lab/suites/models.toml, with it, which leaves nothing on the CPU."""
     rewrite: str = ""
     """The name of what rewrites a graph so."""
     none: str = ""

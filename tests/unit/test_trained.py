@@ -17,10 +17,10 @@ from ci.lanes.onnx.suite import FORM, OnnxRun, command_for_one
 from ci.pipeline.accuracy import Pair, missed
 from ci.pipeline.measured_thresholds import derived
 from ci.pipeline.models.metric import side_by_side
-from lab.models import trained
 from ci.pipeline.models.wheels import PinnedWheel, located, variables
 from ci.pipeline.suite import Thresholds
 from ci.pipeline.suite_file import SuiteFile, parse_suite
+from lab.models import trained
 from provisioning.base.errors import IntegrityError, UsageError
 
 SCORE = """\
