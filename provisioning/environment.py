@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from provisioning import licences
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import (
@@ -226,7 +227,31 @@ def why_no_phone(selection: Selection, environ: Mapping[str, str]) -> str:
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
     """The shortest flags that select the same for `provision`."""
     targets = () if selection.target == DEFAULT_TARGET else (DEFAULT_TARGET, selection.target)
-    return selecting_flags(replace(selection, named_targets=targets), environ)
+    chosen = replace(selection, named_targets=targets)
+    return [*selecting_flags(chosen, environ), *_consents(chosen)]
+
+
+def _consents(selection: Selection) -> list[str]:
+    """The flags without which `provision` refuses what this selection lacks: licences, bytes on trust."""
+    from provisioning.manifest import load_profile
+    from provisioning.store.trees import Trees
+
+    profile, store = load_profile(selection.profile), Trees(selection.store)
+    absent = [
+        pin
+        for name, pin in profile.pins.items()
+        if (pin.licence is not None or not pin.pinned)
+        and name not in profile.optional
+        and serves(name, selection.named_targets)
+        and store.find_any(name, pin) is None
+    ]
+    return licences.flags(selection.store, absent)
+
+
+def serves(component: str, targets: Collection[str]) -> bool:
+    """Whether one of the targets needs it; none stands for all. One that names no target is for all."""
+    needing = KINDS[component].needed_by
+    return not targets or not needing or bool(set(targets).intersection(needing))
 
 
 def selecting_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "QNN_CI_ACCEPT_LICENCES"
 FLAG = "--accept-licence"
+TRUST = "--trust-first-download"
+"""Takes components whose hash the manifest does not name."""
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +32,14 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help=f"accept a vendor's licence; may be repeated [{VARIABLE}=ID,ID]",
     )
+
+
+def flags(store: Path, components: Iterable[Component]) -> list[str]:
+    """The flags with which these components, which are not in the store, can be fetched into it."""
+    absent = list(components)
+    lacking = missing(store, {str(number): component for number, component in enumerate(absent)}, {})
+    accepting = [word for licence in lacking for word in (FLAG, licence)]
+    return accepting + ([] if all(component.pinned for component in absent) else [TRUST])
 
 
 def recorded(store: Path) -> dict[str, dict[str, str]]:

@@ -32,7 +32,6 @@ from provisioning.base.files import hash_file, replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import ROOT
 from provisioning.lock_files import lock_path
-from provisioning.verbs.provision import in_ci
 
 if TYPE_CHECKING:
     from provisioning.store import Store, Tree
@@ -88,9 +87,8 @@ def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
             f"the image {plan.name} needs components whose licence was not accepted yet: {listed}",
             fix=session("provision", "--profile", plan.profile.name, *accept),
         )
-    locked = in_ci(os.environ)
     return {
-        name: store.provision(name, component, locked=locked, progress=for_stream())
+        name: store.provision(name, component, progress=for_stream())
         for name, component in plan.components.items()
     }
 

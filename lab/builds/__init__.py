@@ -48,7 +48,7 @@ def with_sdk(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
 def provision(build: Build, pinned: Component, store: Store) -> Path:
     """The root of this build's tree. The profile's own build is the tree that everything else uses too."""
     component = build.component(pinned)
-    tree = store.provision(QNN_SDK, component, HOST, locked=True, progress=progress.for_stream())
+    tree = store.provision(QNN_SDK, component, HOST, progress=progress.for_stream())
     library = tree.root / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
     ids = build_ids(library)
     if ids != (build.build_id,):
@@ -68,7 +68,7 @@ def environment_of(
         dropped = ("QNN_CI_PROFILE", "QNN_SDK_ROOT")
         others = {name: value for name, value in environ.items() if name not in dropped}
         packages, shown = build.packages(), progress.for_stream()
-        tree = store.provision(ONNX_PACKAGES, packages, HOST, locked=True, progress=shown)
+        tree = store.provision(ONNX_PACKAGES, packages, HOST, progress=shown)
         return releases.first_on_path(tree.root, build.package, build.version, others)
     pinned = load_profile(compat.load_builds().profile).components[QNN_SDK]
     return with_sdk(environ, provision(build, pinned, store))

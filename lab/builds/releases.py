@@ -45,7 +45,7 @@ def tree_of(release: Release, store: Store) -> Path:
         )
     want = FileSelection(targets=frozenset({"x86_64-linux"}))
     shown = progress.for_stream()
-    return store.provision(EXECUTORCH_PACKAGE, release.package(), want, locked=True, progress=shown).root
+    return store.provision(EXECUTORCH_PACKAGE, release.package(), want, progress=shown).root
 
 
 def variables_of(release: Release | None, store: Store, environ: Mapping[str, str]) -> dict[str, str]:

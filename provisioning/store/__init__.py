@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from provisioning import licences
@@ -36,7 +36,7 @@ from provisioning.store.pinned import Pinned
 from provisioning.store.tree_plan import EVERYTHING, FileSelection
 from provisioning.store.trees import Tree, Trees
 
-__all__ = ["EVERYTHING", "FileSelection", "Store", "Tree", "require_pins"]
+__all__ = ["EVERYTHING", "FileSelection", "Store", "Tree", "unlocked"]
 
 CACHEDIR_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -51,22 +51,25 @@ class Store(Trees):
         component: Component,
         want: FileSelection = EVERYTHING,
         *,
-        locked: bool = False,
+        trust_first_download: bool = False,
         accept: Mapping[str, str] | None = None,
         progress: Progress = SILENT,
         offline: bool = False,
     ) -> Tree:
         """The tree for `want`; fetched, verified and composed if it is not there yet.
 
-        `accept` maps the ids of licences that the user accepts now to how they were accepted. With `locked`,
-        a component whose bytes the manifest does not name is refused, and a tree that was not made here is
-        proved first.
+        `accept` maps the ids of licences that the user accepts now to how they were accepted. A tree that was
+        not made here is proved first. Bytes that the manifest does not name are fetched only with
+        `trust_first_download`; they must be the named SDK by what is inside.
         """
-        if locked:
-            require_pins(component_name, component)
+        proved = component.pinned or trust_first_download
+        if proved:
             self.prove(component_name, component, want, progress=progress, offline=offline)
-        if (tree := self.find(component_name, component, want)) is not None:
+        tree = self.find(component_name, component, want)
+        if tree is not None and (proved or self.is_proved(tree)):
             return tree
+        if not proved:
+            raise unlocked(self.path, component_name, component)
         self.accept({component_name: component}, accept or {})
         root = self.root_of(component_name, component, want)
         with self._working_on(root.name, progress):
@@ -222,14 +225,13 @@ class Store(Trees):
         (staging / "tree").rename(tree.root)
 
 
-def require_pins(name: str, component: Component) -> None:
-    """Refuse a component whose bytes the manifest does not name."""
-    if not component.pinned:
-        raise Unlocked(
-            f"{name} {component.version} is not locked: its manifest names no sha256, "
-            "and --locked (the default when CI is set) takes only bytes that are known",
-            fix=session("lock", "--component", name),
-        )
+def unlocked(store: Path, name: str, component: Component, flags: Sequence[str] = ()) -> Unlocked:
+    """The manifest does not name this component's bytes. `flags` select its profile."""
+    command = ("provision", *flags, "--component", name, *licences.flags(store, [component]))
+    return Unlocked(
+        f"{name} {component.version} is not locked: no hash of it is public, so the manifest names none",
+        fix=Fix("if you trust the server that sends it: {}", command),
+    )
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +88,7 @@ class Assembly:
         files = _in_parallel(self._files_of, parts)
         items = self._compose(files)
         origins = tuple(file.origin for file in files)
-        self._check_identity(items)
+        self._check_identity()
         if self.name == QNN_SDK and not any(item.path == "sdk.yaml" for item in items):
             text = sdk_yaml(self.component, origins, items)
             items = sorted([*items, self._write("sdk.yaml", text)], key=lambda item: item.path)
@@ -209,34 +210,22 @@ class Assembly:
                 source.where[item.path].rename(target)
         return items
 
-    def _check_identity(self, items: Sequence[Item]) -> None:
-        """Without a pinned hash, check that version and build ids inside are those of the manifest."""
+    def _check_identity(self) -> None:
+        """Without a pinned hash, check that version and build are those of the manifest in every library."""
         if self.component.pinned:
             return
-        from provisioning.build_id import build_ids
-
         root = self.staging / "tree"
-        component = self.component
         actual = identity_of(self.name, root).version
-        if actual and not _same_version(actual, component.version):
+        if actual and not _same_version(actual, self.component.version):
             raise IntegrityError(
-                f"{self.name}: expected version {component.version}, found {actual} inside what was fetched",
+                f"{self.name}: expected version {self.component.version}, found {actual} in what was fetched",
                 fix="correct the version or the address in the manifest",
             )
-        if self.name != QNN_SDK:
-            return
-        ids: dict[str, str] = {}
-        for item in items:
-            if item.kind == "file" and "/lib" in item.path and ".so" in item.path:
-                for build_id in build_ids(root / item.path):
-                    ids.setdefault(build_id, item.path)
-        if component.build_id and ids and component.build_id not in ids:
-            ids.setdefault(component.build_id, "the manifest")
-        if len(ids) > 1:
-            words = ", ".join(f"{build_id} ({path})" for build_id, path in sorted(ids.items()))
+        if self.name == QNN_SDK and (wrong := _of_another_build(root, self.component)):
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise IntegrityError(
-                f"{self.name}: expected one build id in all libraries, found {words}",
-                fix="this is not the SDK that the manifest names: check its address",
+                f"{self.name}: what was fetched is not the SDK that the manifest names: {wrong[0]}{more}",
+                fix="fetch it from its vendor: unset QNN_CI_MIRROR",
             )
 
     def _write(self, path: str, text: str) -> Item:
@@ -244,6 +233,26 @@ class Assembly:
         target.write_text(text, encoding="utf-8")
         target.chmod(READ_ONLY)
         return Item(path, "file", target.stat().st_size, hash_file(target), READ_ONLY, "", GENERATED)
+
+
+def _of_another_build(root: Path, component: Component) -> list[str]:
+    """What shows that libraries below `root` are not of the component's build."""
+    from provisioning.validation import tables
+    from provisioning.validation.scan import libraries
+
+    build_id, table = component.build_id or f"v{component.version}", tables.libraries()
+    wrong, holders = [], 0
+    for library in libraries(root):
+        foreign = library.of_another_build(build_id)
+        own = re.fullmatch(table.own, library.name) is not None and not library.path.is_symlink()
+        holders += bool(library.build_ids)
+        if own and library.unreadable:
+            wrong.append(f"{library.place}: {library.unreadable}")
+        elif foreign:
+            wrong.append(f"{library.place}: expected build {build_id}, found {', '.join(foreign)}")
+        elif own and table.names_build(library.name) and not (library.build_ids or library.build_pieces):
+            wrong.append(f"{library.place}: expected build {build_id}, found no build id")
+    return wrong if wrong or holders else [f"no library holds build id {build_id}"]
 
 
 def _origin(tree: Tree, part: str) -> Origin | None:

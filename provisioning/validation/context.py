@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from provisioning.base.settings import WINDOWS
+from provisioning.build_id import is_piece_of
 from provisioning.elf import HEXAGON, X86_64, Elf
 from provisioning.loader_search import SystemLibraries
 from provisioning.pe import Pe
@@ -54,6 +55,12 @@ class Library:
     @property
     def name(self) -> str:
         return self.path.name
+
+    def of_another_build(self, build_id: str) -> list[str]:
+        """What it says of its build that contradicts this id, which may lack its end."""
+        return [held for held in self.build_ids if not held.startswith(build_id)] or [
+            piece for piece in self.build_pieces if not is_piece_of(piece, build_id)
+        ]
 
     @property
     def own_name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache, cached_property
 from typing import Annotated, Literal
 
@@ -71,14 +72,22 @@ class LibraryTable(Model):
         expected = self.own_names.get(name, name)
         return own_name if own_name.lower() != expected.lower() else ""
 
+    def names_build(self, name: str) -> bool:
+        """Whether libraries of this name say of which build they are, in every SDK that was seen."""
+        return self._needed_by_targets.fullmatch(name) is not None
+
     @cached_property
     def _required(self) -> re.Pattern[str]:
-        names = [name for lpai in self.lpai.values() for name in (*lpai.libraries, *lpai.skels)]
+        lpai = [name for table in self.lpai.values() for name in (*table.libraries, *table.skels)]
+        return re.compile("|".join([self._needed_by_targets.pattern, *_of_any_arch(lpai)]))
+
+    @cached_property
+    def _needed_by_targets(self) -> re.Pattern[str]:
+        names: list[str] = []
         for target in self.targets.values():
             names += [name for group in target.libraries for name in group]
             names += [*target.soc_libraries, *target.skels]
-        patterns = {re.escape(name.rpartition("/")[2]).replace(r"\{arch\}", r"\d+") for name in names}
-        return re.compile("|".join(sorted(patterns)))
+        return re.compile("|".join(_of_any_arch(names)))
 
     def directory(self, name: str) -> tuple[Directory, int | None] | None:
         """The row of a directory under lib/, and its Hexagon arch; None if no row fits."""
@@ -87,6 +96,11 @@ class LibraryTable(Model):
                 arch = fitting.groupdict().get("arch")
                 return directory, int(arch) if arch else None
         return None
+
+
+def _of_any_arch(names: Iterable[str]) -> list[str]:
+    """Patterns of these file names, whatever their folder and arch."""
+    return sorted({re.escape(name.rpartition("/")[2]).replace(r"\{arch\}", r"\d+") for name in names})
 
 
 class DeviceSystem(Model):

@@ -11,7 +11,7 @@ from provisioning import overlay
 from provisioning.base.commands import Fix
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
-from provisioning.build_id import is_piece_of, version_in
+from provisioning.build_id import version_in
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, KINDS, NDK_HEADER, QNN_SDK, ndk_name
 from provisioning.manifest import Requirement, refused_by
 from provisioning.store.trees import Trees
@@ -40,11 +40,7 @@ def holders_of_build_ids(context: Context) -> list[Library]:
 
 def of_another_build(context: Context, build_id: str) -> dict[str, str]:
     """What libraries say of their build, by place, where it contradicts this id; that may lack its end."""
-    said = {
-        library.place: [held for held in library.build_ids if not held.startswith(build_id)]
-        or [piece for piece in library.build_pieces if not is_piece_of(piece, build_id)]
-        for library in context.libraries
-    }
+    said = {library.place: library.of_another_build(build_id) for library in context.libraries}
     return {place: ", ".join(ids) for place, ids in said.items() if ids}
 
 

@@ -131,7 +131,9 @@ def _record_components(
         for name, component in load_profile(profile).pins.items():
             if name not in names:
                 continue
-            tree = store.provision(name, component, accept=accept, progress=for_stream())
+            tree = store.provision(
+                name, component, trust_first_download=True, accept=accept, progress=for_stream()
+            )
             sources = {part.name: part.source for part in component.parts}
             for origin in tree.inventory.origins:
                 keys = sources[origin.part].recordable(origin.sha256, origin.size)

@@ -23,7 +23,7 @@ from provisioning.base.selection import add_selection, selection_of
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.base.units import aligned
-from provisioning.components import KINDS, QNN_SDK
+from provisioning.components import QNN_SDK
 
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
@@ -53,10 +53,10 @@ class Row:
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     repeatable(parser, "--component", "NAME", "only this one")
-    parser.add_argument(
-        "--locked",
-        action=argparse.BooleanOptionalAction,
-        help="refuse components whose hash the manifest does not name [when CI is set]",
+    switch(
+        parser,
+        licences.TRUST,
+        "take a component whose hash the manifest does not name: it is looked at inside, and recorded",
     )
     licences.add_flag(parser)
     switch(parser, "--offline", "use only what was fetched before")
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             stage,
             os.environ,
             named=args.component,
-            locked=in_ci(os.environ) if args.locked is None else args.locked,
+            trust=args.trust_first_download,
             accept=args.accept,
             offline=args.offline,
         )
@@ -98,12 +98,13 @@ def provision(
     environ: Mapping[str, str],
     *,
     named: Sequence[str],
-    locked: bool,
+    trust: bool,
     accept: Sequence[str],
     offline: bool,
 ) -> list[Row]:
+    from provisioning.environment import selecting_flags
     from provisioning.manifest import soc_named
-    from provisioning.store import FileSelection, Store, require_pins
+    from provisioning.store import FileSelection, Store, unlocked
 
     store = Store(selection.store)
     want = FileSelection(
@@ -119,12 +120,12 @@ def provision(
             stage.add("own-directory", Severity.NOTE, name, f"{own.source}: {own.where} is used as it is")
             continue
         wrong = {}
-        if locked:
-            require_pins(name, component)
+        if component.pinned or trust:
             wrong = store.prove(name, component, want, progress=progress, offline=offline)
             for tree_name, differences in wrong.items():
                 _note_damage(tree_name, differences, stage)
-        if (tree := store.find(name, component, want)) is not None:
+        tree = store.find(name, component, want)
+        if tree is not None and (component.pinned or store.is_proved(tree)):
             state = _repaired(store, tree, stage, progress, offline)
             rows[name] = _row(name, component, tree, "repaired" if wrong else state)
             stage.artifacts.append(_artifact(tree))
@@ -132,16 +133,24 @@ def provision(
             for damaged in store.uncommitted(name, component, want):
                 _note_damage(damaged.path.removesuffix(".json"), [damaged], stage)
             missing[name] = component
+            if not (component.pinned or trust):
+                raise unlocked(store.path, name, component, selecting_flags(selection, environ))
     accepted = _accepted(store, missing, accept, environ)
     fetched = 0
     for name, component in missing.items():
-        if not component.pinned:
-            _warn_unlocked(name, component, stage, progress)
         absent = {part.name: part for part in component.parts if store.kept(part) is None}
         began = time.monotonic()
         tree = store.provision(
-            name, component, want, locked=locked, accept=accepted, progress=progress, offline=offline
+            name,
+            component,
+            want,
+            trust_first_download=trust,
+            accept=accepted,
+            progress=progress,
+            offline=offline,
         )
+        if not component.pinned:
+            _warn_unlocked(name, tree, stage, progress)
         stage.metrics[f"{name}.seconds"] = round(time.monotonic() - began, 3)
         fetched += sum(
             origin.size
@@ -170,6 +179,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def _chosen(profile: Profile, named: Sequence[str], want: FileSelection) -> dict[str, Component]:
+    from provisioning.environment import serves
     from provisioning.store.tree_plan import selection_of as parts_of
 
     every = profile.pins
@@ -182,15 +192,9 @@ def _chosen(profile: Profile, named: Sequence[str], want: FileSelection) -> dict
         name: component
         for name, component in every.items()
         if name not in profile.optional
-        and _serves(name, want.targets)
+        and serves(name, want.targets)
         and any(parts_of(component, want).values())
     }
-
-
-def _serves(name: str, targets: frozenset[str]) -> bool:
-    """Whether one of the targets needs it. A component that names no target is for all."""
-    needing = KINDS[name].needed_by
-    return not targets or not needing or not targets.isdisjoint(needing)
 
 
 def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
@@ -236,14 +240,17 @@ def _accepted(
     return accepted
 
 
-def _warn_unlocked(name: str, component: Component, stage: StageRun, progress: Progress) -> None:
-    message = (
-        f"{name} {component.version} is not locked: no hash of it is on record, "
-        "so it is checked only by what is inside"
-    )
-    fix = session("lock", "--profile", stage.profile, "--component", name)
-    progress.note(f"warning: {message}\n  try: {fix}")
-    stage.add("unlocked-component", Severity.WARNING, name, message, fix)
+def _warn_unlocked(name: str, tree: Tree, stage: StageRun, progress: Progress) -> None:
+    """What was taken on trust, so that another machine can compare it."""
+    for origin in tree.inventory.origins:
+        if not origin.locked:
+            message = (
+                f"{name} {tree.version} is not locked: {origin.name} was taken on trust, with sha256"
+                f" {origin.sha256}; every library in it is of build {tree.inventory.build_id or tree.version}"
+            )
+            fix = session("lock", "--profile", stage.profile, "--component", name)
+            progress.note(f"warning: {message}\n  try: {fix}")
+            stage.add("unlocked-component", Severity.WARNING, name, message, fix)
 
 
 def _warn_without_libraries(

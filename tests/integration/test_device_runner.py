@@ -26,9 +26,7 @@ TARGET = "aarch64-linux"
 def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     pin = load_profile("wheels").components["executorch-runtime"]
-    package = store.provision(
-        "executorch-runtime", pin, FileSelection(frozenset({TARGET}), frozenset({75})), locked=True
-    )
+    package = store.provision("executorch-runtime", pin, FileSelection(frozenset({TARGET}), frozenset({75})))
     built = build(tmp_path, "--target", TARGET, "--executorch", package.root)
     assert built.returncode == 0, built.stderr
     metrics = json.loads((tmp_path / "reports" / "build_runner.json").read_text("utf-8"))["metrics"]

@@ -14,6 +14,7 @@ from typing import Any
 from provisioning.manifest import Component
 from provisioning.store import Tree
 from provisioning.store.inventory import Inventory
+from tests.support.elves import AARCH64, HEXAGON, X86_64, Library
 from tests.support.http_server import FileServer, Reply
 
 VERSION = "2.37.0.250724"
@@ -37,19 +38,20 @@ def sdk_files(build_id: str = BUILD_ID, version: str = VERSION, filler: int = 20
     """Paths below the SDK's root and their content."""
     noise = random.Random(7)
 
-    def library(name: str) -> bytes:
-        return b"\x7fELF" + name.encode() + noise.randbytes(filler) + b"\0" + build_id.encode() + b"\0"
+    def library(name: str, machine: int = X86_64) -> bytes:
+        content = noise.randbytes(filler) + b"\0" + build_id.encode() + b"\0"
+        return Library(machine=machine, soname=name, content=content).encode()
 
     files = {
         "sdk.yaml": f"product: QAIRT\nversion: {version}\n".encode(),
         "include/QNN/QnnTypes.h": b"#pragma once\n",
         "bin/x86_64-linux-clang/qnn-net-run": library("qnn-net-run"),
         "lib/x86_64-linux-clang/libQnnHtp.so": library("libQnnHtp.so"),
-        "lib/aarch64-android/libQnnHtp.so": library("android"),
+        "lib/aarch64-android/libQnnHtp.so": library("libQnnHtp.so", AARCH64),
     }
     for arch in (73, 75):
         name = f"libQnnHtpV{arch}Skel.so"
-        files[f"lib/hexagon-v{arch}/unsigned/{name}"] = library(name)
+        files[f"lib/hexagon-v{arch}/unsigned/{name}"] = library(name, HEXAGON)
     return files
 
 

@@ -74,7 +74,7 @@ def locks(user: User) -> int:
 def test_afterwards_it_is_provisioned_locked_without_another_download(user: User, server: FileServer) -> None:
     locks(user)
     requests_before = len(server.requests)
-    assert user.types("provision", "--profile", "small", "--locked") == 0
+    assert user.types("provision", "--profile", "small") == 0
     assert len(server.requests) == requests_before
 
 

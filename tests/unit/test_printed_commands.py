@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,11 @@ from provisioning.base.commands import Fix, add_flags, leave_out, quoted, sessio
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.rules import rules
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import ROOT, profile_names
 from provisioning.base.stage_run import StageRun
 from provisioning.fixes import load_fixes
 from provisioning.known_faults import load_faults
+from provisioning.manifest import load_profile
 from tests.support.sources import nodes, our_files, walked
 
 HEAD = re.compile(
@@ -233,6 +235,31 @@ def test_every_command_of_every_rule_parses_in_a_shell_and_by_its_verb() -> None
             if typed != list(command) or not any(_taken(name, words) for name in ANY_OF.get(verb, (verb,))):
                 wrong.append(f"{place}: {quoted(*command)}")
     assert checked > 200 and not wrong, "\n".join(wrong)
+
+
+def _licences(command: Sequence[str]) -> set[str]:
+    """Those of what this `provision` fetches, which without them refuses."""
+    words = dict(pairwise(command))
+    profiles = [words["--profile"]] if "--profile" in words else profile_names()
+    named = words.get("--component")
+    return {
+        pin.licence.id
+        for profile in map(load_profile, profiles)
+        for name, pin in profile.pins.items()
+        if pin.licence is not None and (name == named if named else "--profile" in words)
+    }
+
+
+def test_a_printed_provision_accepts_the_licences_of_what_it_fetches() -> None:
+    lacking = [
+        f"{place}: {licence}"
+        for place, fix in _fixes_of_manifests()
+        for command in fix.commands
+        if command[0] == "provision"
+        for licence in _licences(command)
+        if licence not in command
+    ]
+    assert not lacking, "\n".join(lacking)
 
 
 def test_a_command_that_its_verb_does_not_take_is_seen() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import shlex
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +19,10 @@ from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.manifest import Component
 from provisioning.store import Store
+from tests.support.elves import Library
 from tests.support.http_server import FileServer
 from tests.support.own_manifests import own_manifests, write_profile
-from tests.support.sdk_archives import component, sdk_zip
+from tests.support.sdk_archives import component, sdk_files, sdk_zip, write_zip
 
 NOTHING_IS_MEASURED = 'schema = 1\nprofile = "wheels"\nsoc = "SM8650"\nbuilds = []\n'
 HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
@@ -54,6 +58,10 @@ class User:
         return next(tree.root for tree in Store(self.store).trees() if tree.component == "qnn-sdk")
 
 
+def library_of(build_id: str) -> bytes:
+    return Library(soname="libQnnHtp.so", content=f"{build_id}\0".encode()).encode()
+
+
 @pytest.fixture
 def user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -78,22 +86,57 @@ def test_a_tree_that_lost_a_file_is_repaired_and_that_is_on_the_report(user: Use
     assert user.types("store", "verify") == 0
 
 
-class TestLocked:
+class TestUnlocked:
+    """A component whose hash nobody made public."""
+
     @pytest.fixture
     def unlocked(self, user: User) -> User:
         user.components["qnn-sdk"] = component(user.server.url("/v2.37.zip"))
         return user
 
-    def test_an_unlocked_component_comes_with_a_warning(self, unlocked: User) -> None:
-        assert unlocked.types("provision") == 0
-        assert "warning: qnn-sdk 2.37.0.250724 is not locked" in unlocked.err
-        assert [finding.rule for finding in unlocked.report.findings] == ["unlocked-component"]
+    def serves(self, user: User, **files: bytes) -> None:
+        """The mirror sends an SDK with these in place of its own files."""
+        names = {"htp": HTP, "android": "lib/aarch64-android/libQnnHtp.so"}
+        content = sdk_files() | {names[name]: content for name, content in files.items()}
+        write_zip(user.archive, content)
 
-    @pytest.mark.parametrize("ci", ["true", "woodpecker"])
-    def test_in_ci_it_is_refused(self, unlocked: User, monkeypatch: pytest.MonkeyPatch, ci: str) -> None:
-        monkeypatch.setenv("CI", ci)
+    def test_it_is_refused_and_the_printed_fix_takes_it(self, unlocked: User) -> None:
         assert unlocked.types("provision") == 3
-        assert "nox -s lock -- --component qnn-sdk" in unlocked.err
+        assert not unlocked.store.is_dir()
+        *_, command = [line for line in unlocked.err.splitlines() if "nox -s provision" in line]
+        words = shlex.split(command.partition("nox -s ")[2])
+        assert unlocked.types(*(word for word in words if word != "--")) == 0
+
+    def test_what_it_took_is_recorded(self, unlocked: User) -> None:
+        assert unlocked.types("provision", "--trust-first-download") == 0
+        (finding,) = unlocked.report.findings
+        digest = hashlib.sha256(unlocked.archive.read_bytes()).hexdigest()
+        assert finding.rule == "unlocked-component" and digest in finding.message
+        assert unlocked.types("provision") == 0
+
+    def test_a_copied_store_is_not_taken_for_it(self, unlocked: User) -> None:
+        unlocked.types("provision", "--trust-first-download")
+        shutil.copytree(unlocked.store, unlocked.home / "copy", symlinks=True)
+        assert unlocked.types("provision", "--store", str(unlocked.home / "copy")) == 3
+
+    @pytest.mark.parametrize(
+        "files",
+        [
+            {"htp": b"#!/bin/sh\necho hello\n"},
+            {"htp": b""},
+            {"htp": Library(soname="libQnnHtp.so").encode()},
+            {"htp": library_of("v2.37.0.250601000000")},
+            {"htp": library_of("v2.48.0.260626121212"), "android": library_of("v2.48.0.260626121212")},
+        ],
+    )
+    def test_what_is_not_that_sdk_inside_is_refused(self, unlocked: User, files: dict[str, bytes]) -> None:
+        self.serves(unlocked, **files)
+        assert unlocked.types("provision", "--trust-first-download") == 4
+        assert not list(unlocked.store.glob("trees/*"))
+
+    def test_an_sdk_without_libraries_is_refused(self, unlocked: User) -> None:
+        write_zip(unlocked.archive, {"sdk.yaml": sdk_files()["sdk.yaml"]})
+        assert unlocked.types("provision", "--trust-first-download") == 4
 
 
 class Terminal(io.StringIO):

@@ -122,7 +122,9 @@ class TestIdentityOfUnlockedArchives:
     def provision(self, tmp_path: Path, **changes: str) -> None:
         archive = sdk_zip(tmp_path / "sdk.zip", **changes)
         with FileServer(archive) as server:
-            Store(tmp_path / "store").provision("qnn-sdk", component(server.url("/sdk.zip")))
+            Store(tmp_path / "store").provision(
+                "qnn-sdk", component(server.url("/sdk.zip")), trust_first_download=True
+            )
 
     def test_another_version_inside_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(IntegrityError, match=r"2\.37\.0\.250724.*2\.36\.0"):
@@ -146,7 +148,9 @@ def test_two_different_files_at_one_path_are_refused(tmp_path: Path) -> None:
             for name, server in (("first", first), ("second", second))
         ]
         with pytest.raises(IntegrityError, match=r"LICENSE\.pdf"):
-            Store(tmp_path / "store").provision("qnn-sdk", component("http://127.0.0.1/", parts=parts))
+            Store(tmp_path / "store").provision(
+                "qnn-sdk", component("http://127.0.0.1/", parts=parts), trust_first_download=True
+            )
 
 
 class TestVerifyAndRepair:
@@ -194,7 +198,7 @@ class TestVerifyAndRepair:
         archive = sdk_zip(tmp_path / "sdk.zip")
         store = Store(tmp_path / "store")
         with FileServer(archive) as server:
-            tree = store.provision("qnn-sdk", component(server.url("/sdk.zip")))
+            tree = store.provision("qnn-sdk", component(server.url("/sdk.zip")), trust_first_download=True)
             store.gc(lambda tree: True, all_downloads=True)
             (tree.root / HTP).unlink()
             sdk_zip(archive, filler=1999)

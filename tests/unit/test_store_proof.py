@@ -43,8 +43,8 @@ class House:
     server: FileServer
     sdk: Component
 
-    def provision(self, want: FileSelection = NARROW, *, locked: bool = True, offline: bool = False) -> Tree:
-        return self.store.provision("qnn-sdk", self.sdk, want, locked=locked, offline=offline)
+    def provision(self, want: FileSelection = NARROW, *, offline: bool = False) -> Tree:
+        return self.store.provision("qnn-sdk", self.sdk, want, offline=offline)
 
     def restore(self) -> None:
         """As a CI system's cache does."""
@@ -141,7 +141,7 @@ def test_what_cannot_be_proved_is_refused(house: House) -> None:
     with pytest.raises(EnvironmentLacking, match="qnn-sdk"):
         house.provision(offline=True)
     house.server.paths = {"/sdk.zip": house.server.usual}
-    assert house.provision(locked=False, offline=True)
+    assert house.provision()
 
 
 def test_a_tree_is_proved_once_after_each_restore(house: House) -> None:
@@ -158,11 +158,10 @@ def test_a_tree_is_proved_once_after_each_restore(house: House) -> None:
         house.provision(offline=True)
 
 
-@pytest.mark.parametrize("locked", [True, False])
-def test_a_wider_tree_takes_nothing_from_one_that_was_not_proved(house: House, locked: bool) -> None:
+def test_a_wider_tree_takes_nothing_from_one_that_was_not_proved(house: House) -> None:
     house.restore()
     forge(house.store, SKEL)
-    assert is_true(house.provision(WIDE, locked=locked))
+    assert is_true(house.provision(WIDE))
 
 
 def test_an_inventory_that_claims_more_than_the_tree_has_is_none(house: House) -> None:

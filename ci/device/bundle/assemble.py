@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.device.bundle import checks, contents, manifest, scripts
@@ -19,7 +19,7 @@ from provisioning.base.settings import ANDROID, OFFICIAL_PROFILE, ROOT, WINDOWS,
 from provisioning.base.stage_run import StageRun
 from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK
 from provisioning.dist import BUNDLES, RUNNER, SIGNED, build_of
-from provisioning.environment import resolve, why_no_phone
+from provisioning.environment import provision_flags, resolve, why_no_phone
 from provisioning.manifest import Soc, soc_named
 
 SIGNATURE_SECONDS = 300
@@ -112,15 +112,17 @@ def _strip(program: str, path: Path) -> None:
         raise CheckFailed(f"{quoted(*command)} failed: {done.stderr.strip()[-300:]}", fix="--symbols")
 
 
-FOR_PHONES = Fix(
-    "name by QNN_SDK_ROOT an SDK that has them; or {}, then {}, and compile and bundle with {} as well",
-    (
-        *("provision", "--profile", OFFICIAL_PROFILE, "--target", "x86_64-linux", "--target", ANDROID),
-        *("--component", QNN_SDK, "--component", ANDROID_NDK, "--component", EXECUTORCH_SOURCE),
-    ),
-    ("build_android", "--profile", OFFICIAL_PROFILE),
-    ("--profile", OFFICIAL_PROFILE),
-)
+def _for_phones(selection: Selection) -> Fix:
+    official = replace(selection, profile=OFFICIAL_PROFILE)
+    return Fix(
+        "name by QNN_SDK_ROOT an SDK that has them; or {}, then {}, and compile and bundle with {} as well",
+        (
+            *("provision", *provision_flags(official, os.environ)),
+            *("--component", QNN_SDK, "--component", ANDROID_NDK, "--component", EXECUTORCH_SOURCE),
+        ),
+        ("build_android", "--profile", OFFICIAL_PROFILE),
+        ("--profile", OFFICIAL_PROFILE),
+    )
 
 
 def _require_phone(selection: Selection, fix: str) -> None:
@@ -145,7 +147,7 @@ def _programs(options: BundleOptions, selection: Selection, soc: Soc) -> Draft:
     # Models may be added to a bundle later.
     needs_qnn = options.lpai or not models or any(model.for_qnn for model in models)
     if needs_qnn:  # before an hour of building what no program will run on
-        _require_phone(selection, FOR_PHONES)
+        _require_phone(selection, _for_phones(selection))
     dist = options.dist.absolute() if options.dist else build_of(dist_path() / selection.target)
     runner = options.runner or RUNNER.name
     items = list(contents.built_items(dist, selection, runner))
