@@ -38,7 +38,7 @@ VERBS = {
     ),
     "test_upstream": Verb(
         "ci.lanes.upstream.all_verb",
-        "run any of ExecuTorch's own suites on the HTP emulator: operators in every scheme, passes, models",
+        "run any of ExecuTorch's own suites on the HTP emulator: operators, passes, models",
         "upstream",
     ),
     "diagnose": Verb(

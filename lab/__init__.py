@@ -5,7 +5,8 @@
     nox -s lab -- golden            programs of one build on the runtimes of others → accepted/golden.json
     nox -s lab -- faults            is each fault of manifests/known_faults.toml still there?
     nox -s lab -- forecast          constants fitted to AI Hub's measurements → accepted/forecast.json
-    nox -s lab -- operators FOLDER  the operator table and its page, of what test_upstream gave
+    nox -s lab -- operator_tests SUITE  ExecuTorch's suite for all backends, and our own cases in it
+    nox -s lab -- operators FOLDER  the operator table and its page, of what operator_tests gave
     nox -s lab -- onnx_operators    the node test of each ONNX operator → onnx_tests.json
     nox -s lab -- upstream_reports  issues to file with ExecuTorch
     nox -s lab -- site              docs/ as a website in dist/site

@@ -20,7 +20,10 @@ VERBS = {
         "lab.forecast.verb", "fit the constants of forecasts to what AI Hub measured on phones", "forecast"
     ),
     "site": Verb("lab.site", "build the pages as a website in dist/site", "lint"),
-    "operators": Verb("lab.operators.verb", "make the table of operators of what test_upstream gave", "lint"),
+    "operators": Verb("lab.operators.verb", "make the operator table of what operator_tests gave", "lint"),
+    "operator_tests": Verb(
+        "lab.operators.tests_verb", "measure operators, as the table of operators has them", "upstream"
+    ),
     "onnx_operators": Verb("lab.onnx_operators.verb", "choose the node test of each ONNX operator", "onnx"),
     "upstream_reports": Verb("lab.upstream_reports.verb", "print issues to file upstream"),
     "pins": Verb("lab.pins", "pass newer pins to the job that proposes them"),

@@ -165,7 +165,7 @@ def _diagnose_operator(subject: str, operator: str, scheme: str) -> Diagnosis:
     from ci.pipeline.precision import scheme_named
 
     scheme = scheme_named(scheme)
-    lines = [f"{row.message}: {row.command}" for row in inexact([operator], scheme)]
+    lines = [row.message for row in inexact([operator], scheme)]
     return Diagnosis(subject, operators=tuple(filter(None, [measured(operator, scheme), *lines])))
 
 

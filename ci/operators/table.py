@@ -1,6 +1,6 @@
 """The operator table: how each operator works on HTP in each scheme, as measured on the emulator.
 
-The laboratory makes it of what `test_upstream` gave; docs/operators.md shows it.
+It is measured and made in the laboratory; docs/operators.md shows it.
 """
 
 from __future__ import annotations
@@ -56,25 +56,11 @@ MEANINGS: Mapping[Result, tuple[str, str]] = {
 
 WORST_FIRST: tuple[Result, ...] = tuple(reversed([*MEANINGS]))
 
-DRAWS = 5
-"""How many inputs a plain case, one in a chain and one of ONNX run with, and are calibrated with."""
-
-PROGRAMS = 3
-"""How many programs a plain case has where scales make the difference."""
-
 IN_CHAIN = "in a chain"
 """The form between two layers; `in a chain, scalar` is another way to write the operator there."""
 
 ALONE = "alone"
 """The form without a chain, where the chain decides."""
-
-SAME_WITHOUT_WEIGHTS: Mapping[str, str] = {
-    "16a4w": "16a8w",
-    "16a4w_block": "16a8w",
-    "16a16w": "16a8w",
-    "8a4w": "8a8w",
-}
-"""Schemes that differ from another one in the weights alone: what has none is tried in the other one."""
 
 
 class Case(NamedTuple):
@@ -226,7 +212,7 @@ def in_db(figure: float | None) -> str:
 
 
 class Inexact(NamedTuple):
-    """An operator that fails in a scheme for some inputs, and the command that shows it."""
+    """An operator that fails in a scheme for some inputs, and the command that shows what was measured."""
 
     operator: str
     message: str
@@ -304,7 +290,7 @@ def inexact(
             instead = f": keep it at {better}" if better else ""
             measured_on = place_of(place, shipped().measured.get(place, ""), few)
             message = f"{name} at {scheme} {verb or f'{failure_of(cell)} for'} {measured_on} {words}{instead}"
-            command = _command(name, scheme, soc, cell, results)
+            command = _command(name, scheme, soc, cell)
             yield Inexact(operator, message, command, results != NOT_COMPILED)
 
 
@@ -367,20 +353,10 @@ def _is_good(chips: Rows, socs: Iterable[str], scheme: str) -> bool:
     return bool(cells) and all(cell.good for cell in cells)
 
 
-def _command(name: str, scheme: str, soc: str, cell: Cell, results: tuple[str, ...]) -> str:
-    """Our own cases show it if there is one; else ExecuTorch's tests."""
+def _command(name: str, scheme: str, soc: str, cell: Cell) -> str:
+    """Qualcomm's newer tests show what they alone measure."""
+    if not cell.newer:
+        return session("diagnose", f"{name}@{scheme}")
+    expression = " or ".join(f"{test}[" for test in cell.newer)
     chip = [] if soc == DEFAULT_SOC else ["--soc", soc]
-    if cell.newer:
-        expression = " or ".join(f"{test}[" for test in cell.newer)
-        return session("test_upstream", "rework-op", "-k", expression, *chip)
-    own = [form for form, case in cell.others.items() if case.result in results and _is_input(form)]
-    if not own:
-        return session("test_upstream", "operators", "--flow", scheme, "-k", f"test_{name}.", *chip)
-    suite = "chains" if all(form.startswith(IN_CHAIN) for form in own) else "values"
-    return session("test_upstream", suite, *flows_of(scheme, suite), "-k", f"*-{name}-*", *chip)
-
-
-def flows_of(scheme: str, suite: str) -> list[str]:
-    """Ranges and shapes of what has no weights are tried in another scheme alone."""
-    same = SAME_WITHOUT_WEIGHTS.get(scheme) if suite == "values" else None
-    return ["--flow", scheme, *(["--flow", same] if same else [])]
+    return session("test_upstream", "rework-op", "-k", expression, *chip)

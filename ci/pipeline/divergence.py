@@ -391,7 +391,7 @@ def as_text(result: Mapping[str, Any]) -> Iterator[str]:
         for known in first.get("known", ()):
             yield f"  suspected: {known['message']}"
             if not known.get("fault"):
-                yield f"    → {known['command']} shows it"
+                yield f"    → {known['command']} shows what was measured"
         yield f"  {plural(len(result['cuts']), 'operator')} measured"
         if result["between"]:
             yield f"the time is up: {between_in_words(result['between'])} may add more"

@@ -46,7 +46,7 @@ SCHEMAS = {
         "ci.operators.table:OperatorTable",
         "What each operator does on HTP in each scheme, as measured",
     ),
-    "values": ("ci.lanes.upstream.value_cases:ValueTable", "Values and shapes that operators are tried with"),
+    "values": ("lab.operators.value_cases:ValueTable", "Values and shapes that operators are tried with"),
     "onnx_tests": (
         "lab.onnx_operators.suite:Rules",
         "How the plain test of each ONNX operator is chosen, where its schema does not say it",

@@ -98,7 +98,7 @@ def _suites() -> Iterator[str]:
     suites = "[all suites](building.md#executorchs-own-tests)"
     yield f"The same for {suites} on {DEFAULT_SOC}; each ledger has the causes:"
     yield from ("", "| suite | tests | do not pass |", "| --- | --- | --- |")
-    for suite in SUITES:
+    for suite in (*SUITES, "zoo"):
         ledger = load_ledger(suite, DEFAULT_PROFILE)
         if record := load_record(suite, DEFAULT_PROFILE, DEFAULT_SOC).tests:
             counts = Counter(row.outcome for row in ledger.expected if row.covers(DEFAULT_SOC))

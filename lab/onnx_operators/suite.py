@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.operators.onnx_tests import node_tests
-from ci.operators.table import DRAWS
 from ci.pipeline.precision import ONNX_PRECISIONS
 from ci.pipeline.suite import Scalar
+from lab.operators.value_cases import DRAWS
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import DEFAULT_SOC, MANIFESTS
 

@@ -1,1 +1,1 @@
-"""The operator table and its page, made of what `test_upstream` gave."""
+"""The operator table and its page, measured by tests of ExecuTorch and ours."""

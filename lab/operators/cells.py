@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from ci.lanes.upstream.ledger import SuiteRecord
-from ci.lanes.upstream.tried import NEWER, NO_OPERATOR, TABLED, Tried, badness, tried_of
 from ci.operators import table
 from ci.operators.names import key_of
+from lab.operators.records import PartsRecord
+from lab.operators.tried import NEWER, NO_OPERATOR, TABLED, Tried, badness, tried_of
+from lab.operators.value_cases import SAME_WITHOUT_WEIGHTS
 from provisioning.manifest import load_socs
 
 OPERATORS = (*TABLED, NEWER)
 """The suites that the table is made from."""
 
 
-def table_of(records: Mapping[str, Mapping[str, SuiteRecord]]) -> table.OperatorTable:
+def table_of(records: Mapping[str, Mapping[str, PartsRecord]]) -> table.OperatorTable:
     """From records by suite and chip."""
     rows: dict[tuple[str, str, str], list[Tried]] = defaultdict(list)
     names: dict[str, str] = {}
@@ -38,7 +39,7 @@ def table_of(records: Mapping[str, Mapping[str, SuiteRecord]]) -> table.Operator
         silent = any(row.form == table.IN_CHAIN and row.result in table.NOT_COMPILED for row in around)
         own = [row for row in every if not (silent and row.chain)]
         if own:
-            similar = rows.get((operator, soc, table.SAME_WITHOUT_WEIGHTS.get(scheme, "")), [])
+            similar = rows.get((operator, soc, SAME_WITHOUT_WEIGHTS.get(scheme, "")), [])
             counted = _counted([*own, *_from_similar_scheme(own, similar)])
             cells.setdefault(operator, {}).setdefault(soc, {})[scheme] = cell_of(counted)
     return table.OperatorTable(

@@ -7,20 +7,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ci.lanes.upstream.ledger import SuiteRecord, load_record, locked, record_of_run, record_path
-from ci.lanes.upstream.table_judge import by_key
-from ci.lanes.upstream.tried import NEWER, TABLED
-from ci.lanes.upstream.value_cases import cases, chains
+from ci.lanes.upstream.ledger import locked
 from ci.operators import onnx_page
 from ci.operators.names import key_of
 from ci.operators.onnx_page import OnnxOperators
-from ci.operators.table import DRAWS, FAILING, LOSES_DB, MEANINGS, PROGRAMS, TABLE, Cell, OperatorTable, read
+from ci.operators.table import FAILING, LOSES_DB, MEANINGS, TABLE, Cell, OperatorTable, read
 from ci.pipeline.precision import MEASURED_SCHEMES, ONNX_PRECISIONS
 from lab.operators.cells import table_of
+from lab.operators.records import FOLDER, PartsRecord, load_record, record_of_run
 from lab.operators.table_file import as_json, updated
+from lab.operators.table_judge import by_key
+from lab.operators.tried import NEWER, TABLED
+from lab.operators.value_cases import DRAWS, PROGRAMS, cases, chains
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
-from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
+from provisioning.base.settings import DEFAULT_SOC, ROOT
 
 PAGE = ROOT / "docs" / "operators.md"
 
@@ -33,8 +34,8 @@ emulator, each against the quantized model on the CPU. `qnn-ci diagnose log@16a4
 measurements of one operator, with the inputs that give wrong results. To measure again, in a clone:
 
 ```console
-$ qnn-ci test_upstream operators values -k 'test_log. or *-log-*' --flow 16a8w
-$ qnn-ci test_upstream chains -k '*-clone-chain] or *-erf-chain]' --flow 8a8w
+$ nox -s lab -- operator_tests operators values -k 'test_log. or *-log-*' --flow 16a8w
+$ nox -s lab -- operator_tests chains -k '*-clone-chain] or *-erf-chain]' --flow 8a8w
 $ qnn-ci test_onnx --suite manifests/suites/onnx_operators.toml -k Softmax/
 ```
 
@@ -66,21 +67,18 @@ appears, or booleans or integers differ.
 """
 
 
-def _records_of(suite: str, profile: str) -> dict[str, SuiteRecord]:
+def _newer_records(folder: Path) -> dict[str, PartsRecord]:
     """By chip."""
-    anywhere = record_path(suite, profile, "*")
-    return {
-        path.stem.removeprefix(f"{profile}-"): load_record(suite, profile, "", path)
-        for path in sorted(anywhere.parent.glob(anywhere.name))
-    }
+    paths = sorted(folder.rglob(record_of_run(Path(), NEWER, "*").name))
+    return {path.stem.rpartition("-")[2]: load_record(path) for path in paths}
 
 
-def _with_newer(records: dict[str, dict[str, SuiteRecord]], profile: str) -> OperatorTable:
+def _with_newer(records: dict[str, dict[str, PartsRecord]]) -> OperatorTable:
     """With what is recorded of the newer tests on the same chips. Of an operator that has cases of ours they
     count only beside these, which a run of a part leaves out."""
     chips, now = {soc for rows in records.values() for soc in rows}, by_key(table_of(records))
-    newer = {soc: record for soc, record in _records_of(NEWER, profile).items() if soc in chips}
-    every = table_of({**records, NEWER: {**newer, **records.get(NEWER, {})}})
+    newer = {soc: record for soc, record in _newer_records(FOLDER).items() if soc in chips}
+    every = table_of({**records, NEWER: newer})
     ours = {key_of(case.operator) for case in (*cases(), *chains())}
     kept: dict[str, dict[str, dict[str, Cell]]] = {}
     for name, rows in every.cells.items():
@@ -92,22 +90,26 @@ def _with_newer(records: dict[str, dict[str, SuiteRecord]], profile: str) -> Ope
     return every.model_copy(update={"cells": kept})
 
 
-def accept_table(folder: Path, profile: str = DEFAULT_PROFILE) -> None:
+def accept_table(folder: Path) -> None:
     """Write the table of the records below a folder, which may be of several runs, chips and shards, and its
     page. A cell that has more cases stays."""
-    records: dict[str, dict[str, SuiteRecord]] = defaultdict(dict)
+    records: dict[str, dict[str, PartsRecord]] = defaultdict(dict)
     for suite in TABLED:
         for path in sorted(folder.rglob(record_of_run(Path(), suite, "*").name)):
-            soc, record = path.stem.rpartition("-")[2], load_record(suite, profile, "", path)
-            before = records[suite].get(soc, SuiteRecord(record.measured))
-            records[suite][soc] = SuiteRecord(record.measured, {**before.tests, **record.tests})
+            soc, record = path.stem.rpartition("-")[2], load_record(path)
+            before = records[suite].get(soc, PartsRecord(record.measured))
+            records[suite][soc] = PartsRecord(record.measured, {**before.tests, **record.tests})
     if not records:
         raise UsageError(
             f"{folder} has no record of {', '.join(TABLED)}: it needs operators/SUITE-CHIP.json",
-            fix="name the reports of a run of test_upstream, or the artifacts of a nightly one",
+            fix="name the reports of a run of operator_tests, or the artifacts of a nightly one",
         )
     with locked():
-        table, fewer = updated(read(TABLE), _with_newer(records, profile))
+        for soc, record in _newer_records(folder).items():
+            path = FOLDER / f"{NEWER}-{soc}.json"
+            before = load_record(path)
+            replace_text(path, PartsRecord(record.measured, {**before.tests, **record.tests}).as_json())
+        table, fewer = updated(read(TABLE), _with_newer(records))
         replace_text(TABLE, as_json(table))
         replace_text(PAGE, markdown(table))
     left = f"; {fewer} cells stay as they were: they have more cases than these records" if fewer else ""

@@ -1,4 +1,4 @@
-"""`operators`: the table of operators and its page, made of records of `test_upstream`."""
+"""`operators`: the table of operators and its page, made of records of `operator_tests`."""
 
 from __future__ import annotations
 

@@ -1,19 +1,20 @@
-"""The issues: manifests/upstream/reports.toml has a sentence for each mistake."""
+"""The issues: lab/upstream_reports/reports.toml has a sentence for each mistake."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.lanes.upstream.ledger import DIRECTORY, ExpectedTests, Kind, Ledger, load_ledger
-from ci.lanes.upstream.tried import TABLED
+from ci.lanes.upstream.ledger import ExpectedTests, Kind, Ledger, load_ledger
+from lab.operators.tried import TABLED
 from provisioning.base.documents import Model, load
 
-REPORTS = DIRECTORY / "reports.toml"
+REPORTS = Path(__file__).with_name("reports.toml")
 
 
 class UpstreamReport(Model):
@@ -40,7 +41,7 @@ def print_reports(profile: str, suites: Collection[str]) -> None:
     reports = [row for row in load(REPORTS, Reports).report if not set(suites).isdisjoint(row.suites())]
     if not reports:
         sys.stderr.write(
-            f"{', '.join(suites)}: no mistake of upstream is known (manifests/upstream/reports.toml)\n"
+            f"{', '.join(suites)}: no mistake of upstream is known (lab/upstream_reports/reports.toml)\n"
         )
     for row in reports:
         sys.stdout.write(f"# {row.title}\n\n{row.text.strip()}\n\n")

@@ -19,10 +19,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.lanes.upstream.suite import SUITES
+    from lab.operators.suites import SUITES as OWN
     from lab.upstream_reports.reports import print_reports
 
+    suites = [*SUITES, *OWN]
     for name in args.suites:
-        if name not in SUITES:
-            raise UnknownName(f"{name} is no suite", name, SUITES)
-    print_reports(DEFAULT_PROFILE, args.suites or [*SUITES])
+        if name not in suites:
+            raise UnknownName(f"{name} is no suite", name, suites)
+    print_reports(DEFAULT_PROFILE, args.suites or suites)
     return 0

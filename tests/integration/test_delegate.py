@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ci.lanes.upstream.ledger import RecordedTest, load_ledger, load_record
-from ci.lanes.upstream.value_cases import cases, chains
-from ci.operators.names import key_of, names_of
-from ci.operators.table import DRAWS, shipped
+from ci.lanes.upstream.ledger import load_record
 from provisioning.base.findings import Report, Severity
 from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
@@ -25,17 +19,6 @@ from tests.support.typed import typed
 __all__ = ["dist", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
-NAMED = """
-import json
-import executorch.backends.qualcomm.builders
-from executorch.backends.qualcomm.builders import node_visitor_manager
-from executorch.backends.qualcomm.partition import common_defs
-
-listed = [operator for row in vars(common_defs).values() if isinstance(row, list) for operator in row]
-names = [*node_visitor_manager._node_visitor_dict, *(operator.__name__ for operator in listed)]
-print(json.dumps(names))
-"""
-"""Prints the operators that the partitioner knows: with a builder, or in one of its lists."""
 
 ONE = "*TestQNNQuantizedOperator.test_qnn_backend_abs"
 
@@ -59,18 +42,12 @@ def delegate(base: Path, *flags: str, **variables: str) -> tuple[int, Report]:
     return done.returncode, Report.read(base / "reports" / "test_delegate.json")
 
 
-def recorded(base: Path, suite: str) -> Mapping[str, RecordedTest]:
-    """What a run measured of a suite."""
-    return load_record(suite, "wheels", "", base / f"reports/operators/{suite}-SM8650.json").tests
-
-
 @pytest.mark.whole
 def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path: Path) -> None:
     done = typed("test_delegate", "--list", "--reports", tmp_path / "reports", env=environment())
     tests = [line.split()[2] for line in done.stdout.splitlines()[:-1]]
     recorded = load_record("delegate", "wheels", "SM8650").tests
     assert (len(tests), set(tests)) == (374, set(recorded))
-    assert set(load_ledger("delegate", "wheels").sample) <= recorded.keys()
 
 
 def test_a_test_passes_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path) -> None:
@@ -99,62 +76,3 @@ def test_an_operator_that_a_copy_of_executorch_lowers_wrongly_is_found(tmp_path:
     (finding,) = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     assert code == 1 and finding.subject.endswith("test_qnn_backend_abs")
     assert report.metrics["failed"] == 1 and report.metrics["cached"] == 0
-
-
-@pytest.mark.whole
-def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> None:
-    words = ["operators", "-k", "test_abs.test_abs_shapes", "--flow", "8a8w", "--sample", "1/1"]
-    for cached in (0, 1):
-        done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
-        report = Report.read(tmp_path / "reports" / "test_upstream.json")
-        assert (done.returncode, report.metrics["passed"], report.metrics["cached"]) == (0, 1, cached)
-    (measured,) = recorded(tmp_path, "operators").values()
-    assert {part.result for part in measured.parts} == {"whole"} and len(measured.parts) >= 3
-    assert all((part.sqnr_db or 0) > 40 for part in measured.parts)
-
-
-@pytest.mark.whole
-def test_an_operator_on_the_cpu_alone_is_whole_in_a_chain_with_a_figure_of_each_draw(tmp_path: Path) -> None:
-    words = ["chains", "-k", "*-clone-chain] or *-erf-chain]", "--flow", "8a8w", "--no-cache"]
-    done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
-    assert done.returncode == 0, done.stderr
-    clone, erf = (
-        recorded(tmp_path, "chains")[f"test_chains[qnn_8a8w-{name}-chain]"].parts[0]
-        for name in ("clone", "erf")
-    )
-    figures = [draw.sqnr_db or 0 for draw in clone.draws]
-    assert clone.result == "whole" and len(figures) == DRAWS and 30 < min(figures) < max(figures)
-    # HTP has no erf, and takes the layers around it.
-    assert (erf.result, erf.cpu) == ("cpu", ("aten::erf",))
-    # The table says the same, or it would be an error.
-    assert shipped().cells["erf"]["SM8650"]["8a8w"].result == "cpu"
-
-
-@pytest.mark.long("imports ExecuTorch's partitioner")
-def test_every_operator_that_the_partitioner_names_has_a_row_and_a_chain() -> None:
-    """By the wheel's own lists. Quantizing adds the rest to any model."""
-    asked = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=True)
-    named = set(json.loads(asked.stdout.splitlines()[-1]))
-    rows = {name for case in chains() for name in names_of(case.operator)}
-    of_every_model = ("quantized_decomposed.", "getitem")
-    missing = {
-        name
-        for name in named
-        if not name.startswith(of_every_model) and key_of(name.removeprefix("dim_order_ops.")) not in rows
-        if key_of(name.removeprefix("qnn_custom.")) not in rows
-    }
-    assert len(named) > 100 and missing == set()
-    assert {case.operator for case in chains()} >= {case.operator for case in cases()}
-
-
-@pytest.mark.whole
-def test_an_operator_is_compared_with_the_float_model_and_with_the_quantized_one(tmp_path: Path) -> None:
-    words = ["values", "-k", "*-softmax-plain* or *-logsigmoid-plain*", "--flow", "16a8w", "--no-cache"]
-    done = typed("test_upstream", *words, "--reports", str(tmp_path / "reports"), env=environment())
-    assert done.returncode == 0, done.stderr
-    tests = recorded(tmp_path, "values")
-    softmax, logsigmoid = (
-        tests[f"test_values[qnn_16a8w-{name}-plain]"].parts[0] for name in ("softmax", "logsigmoid")
-    )
-    assert softmax.result == "whole" and (softmax.quantized_db or 0) - (softmax.float_db or 0) > 40
-    assert logsigmoid.result == "float"

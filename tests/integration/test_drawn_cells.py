@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.tried import LAYERS_LOSE
-from ci.lanes.upstream.value_cases import CHAIN, ValueCase, cases, chains
 from ci.operators.onnx_page import shipped
 from ci.operators.onnx_tests import node_tests
 from ci.operators.table import ALONE, IN_CHAIN, PLAIN, Case, Cell, read
 from ci.pipeline.lost_parts import LEAST_DB
+from lab.operators.tried import LAYERS_LOSE
+from lab.operators.value_cases import CHAIN, ValueCase, cases, chains
 from provisioning.base.settings import ROOT
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import soc_named

@@ -1,4 +1,4 @@
-"""`test_upstream` on two small suites, through the command: choice of tests, the table, what is recorded."""
+"""`test_upstream` on two small suites, through the command: choice of tests, what is recorded."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 
 from ci.engine import trouble
-from ci.lanes.upstream import choice, stage
 from ci.lanes.upstream import ledger as ledgers
 from ci.lanes.upstream.ledger import load_ledger, load_record
-from ci.operators.table import read
-from lab.operators import pages
-from lab.operators.pages import accept_table
 from provisioning.base.findings import Report, Severity
 from tests.support.upstream_suite import Suite
-
-TABLE = "manifests/operators.json"
 
 TESTS = """\
 import os, signal, time
@@ -76,10 +70,6 @@ def both(suite: Suite, *flags: str) -> tuple[int, Report]:
     return suite.run("passes", "qat", *flags, stage="test_upstream")
 
 
-def measured(table: Path) -> set[str]:
-    return {operator for operator, chips in read(table).cells.items() if "SM8650" in chips}
-
-
 @pytest.mark.whole
 def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(suite: Suite) -> None:
     code, _ = both(suite, "-k", "conv1d", "-k", "relu")
@@ -91,36 +81,10 @@ def test_an_expression_need_match_in_one_suite_and_a_mistyped_one_runs_nothing(s
     assert (code, suite.executed) == (0, set())
 
 
-def tabled(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if both suites measured operators."""
-    for module in (choice, stage, pages):
-        monkeypatch.setattr(module, "TABLED", ("passes", "qat"))
-
-
-@pytest.mark.long("runs tests of each suite")
-def test_the_table_of_a_run_has_all_its_suites(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    tabled(suite, monkeypatch)
-    code, report = both(suite, "-k", "relu or conv1d")
-    assert code == 0
-    assert len([artifact for artifact in report.artifacts if artifact.kind == "record"]) == 2
-    assert not (suite.root / TABLE).exists() and not load_record("passes", "wheels", "SM8650").tests
-    accept_table(suite.root / "reports")
-    assert {"relu", "conv1d"} <= measured(suite.root / TABLE)
-
-
 def test_a_shard_is_not_accepted(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("passes", "-k", "relu", "--accept", "--shard", "1/2")
     assert suite.command(*flags, stage="test_upstream") == 2
     assert "--shard" in capsys.readouterr().err and not suite.executed_so_far()
-
-
-def test_a_suite_that_is_compared_with_the_table_is_not_accepted(
-    suite: Suite, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert suite.command("operators", "passes", "--accept", stage="test_upstream") == 2
-    error = capsys.readouterr().err
-    assert "operators" in error and "test_upstream -- passes --accept" in error
-    assert not suite.executed_so_far()
 
 
 @pytest.mark.whole

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from ci.lanes.upstream.ledger import Ledger, RecordedTest, SuiteRecord
-from ci.lanes.upstream.table_judge import TableJudge, by_key
-from ci.lanes.upstream.value_cases import CHAIN, chains
+from ci.lanes.upstream.ledger import Ledger
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.table import EXACT, TABLE, Cell, OperatorTable, read, shipped
 from ci.pipeline.precision import MEASURED_SCHEMES
 from lab.operators.cells import table_of
 from lab.operators.pages import accept_table, markdown
+from lab.operators.records import MeasuredTest, PartsRecord
 from lab.operators.table_file import as_json, updated
+from lab.operators.table_judge import TableJudge, by_key
+from lab.operators.value_cases import CHAIN, chains
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import load_socs
@@ -29,9 +30,9 @@ Parts = RecordedPart | tuple[RecordedPart, ...]
 WHOLE, ON_CPU = RecordedPart("whole", 50), RecordedPart("cpu")
 
 
-def record(tests: Mapping[str, Parts]) -> SuiteRecord:
+def record(tests: Mapping[str, Parts]) -> PartsRecord:
     rows = {name: test if isinstance(test, tuple) else (test,) for name, test in tests.items()}
-    return SuiteRecord("x", {test: RecordedTest(1, 1, parts, "x") for test, parts in rows.items()})
+    return PartsRecord("x", {test: MeasuredTest(parts, "x") for test, parts in rows.items()})
 
 
 def table(
@@ -283,7 +284,7 @@ def test_a_table_is_made_of_the_records_of_several_runs(
         path = tmp_path / f"nightly/{number}/operators/values-SM8650.json"
         path.parent.mkdir(parents=True)
         path.write_text(record(tests).as_json())
-    (newer := tmp_path / "manifests/rework-op/wheels-SM8650.json").parent.mkdir(parents=True)
+    (newer := tmp_path / "manifests/rework-op/rework-op-SM8650.json").parent.mkdir(parents=True)
     passed = RecordedPart("passed", 96.0)
     newer.write_text(record({"test_mha[16a]": passed, "test_exp[16a]": passed}).as_json())
     accept_table(tmp_path / "nightly")

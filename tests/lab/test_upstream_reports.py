@@ -31,7 +31,7 @@ def test_each_entry_of_the_ledger_that_is_no_choice_of_upstream_has_a_report(sui
     reports = [row for row in load(REPORTS, Reports).report if suite in row.suites()]
     entries = [row for row in ledger.expected if row.outcome in REPORTED]
     lacking = [entry for entry in entries if not any(upstream_reports.shows(entry, row) for row in reports)]
-    assert lacking == [], "write a report of them: manifests/upstream/reports.toml"
+    assert lacking == [], "write a report of them: lab/upstream_reports/reports.toml"
 
 
 def test_a_report_can_name_several_patterns_and_outcomes() -> None:
@@ -60,7 +60,7 @@ def test_a_report_is_printed_with_its_tests_and_its_command(capsys: pytest.Captu
     (prelu,) = (issue for issue in issues if "prelu" in issue.splitlines()[0])
     # The table of operators has no row for each test.
     assert "Tests:" not in prelu
-    assert prelu.splitlines()[-1].startswith("    nox -s test_upstream -- operators -k ")
+    assert prelu.splitlines()[-1].startswith("    nox -s lab -- operator_tests operators -k ")
 
 
 def test_suites_without_a_report_say_so(capsys: pytest.CaptureFixture[str]) -> None:

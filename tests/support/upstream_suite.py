@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -209,13 +209,13 @@ class Suite:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
-    def ledger(self, outcomes: Mapping[str, Kind], sample: Iterable[str] = ()) -> None:
+    def ledger(self, outcomes: Mapping[str, Kind]) -> None:
         """Expect these outcomes, by names without their class."""
         rows = tuple(
             ExpectedTests(test=f"TestOps.test_{name}", outcome=outcome, cause=f"known: {name}")
             for name, outcome in outcomes.items()
         )
-        book = Ledger("delegate", "wheels", rows, tuple(f"TestOps.test_{name}" for name in sample))
+        book = Ledger("delegate", "wheels", rows)
         self.write(ledgers.ledger_path("delegate", "wheels"), book.as_toml())
 
     def run(self, *flags: str, stage: str = "test_delegate") -> tuple[int, Report]:

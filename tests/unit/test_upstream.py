@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.engine.jobs import Job
 from ci.lanes.upstream.ledger import (
     ExpectedTests,
     Ledger,
@@ -17,7 +16,7 @@ from ci.lanes.upstream.ledger import (
     load_ledger,
     load_record,
 )
-from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
+from ci.lanes.upstream.verdict import UpstreamVerdict
 from ci.pipeline.expression import matcher
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
@@ -101,9 +100,8 @@ def test_two_entries_for_one_test_and_chip_are_refused(
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    parts = (RecordedPart("part", 55.1, ("aten::view",)), RecordedPart("dies"), RecordedPart("whole", 70.0))
     tests = {
-        "T.a[x]": RecordedTest(1.5, 20, parts, "executorch 2", ("it “dies”", "an error")),
+        "T.a[x]": RecordedTest(1.5, 20, "executorch 2", ("it “dies”", "an error")),
         "T.b": RecordedTest(2.0, 3, measured="executorch 2"),
         "T.c": RecordedTest(2.0, 3, measured="executorch 1"),
     }
@@ -127,6 +125,4 @@ def test_the_committed_ledgers_are_complete() -> None:
     profiles = {path.stem for path in (MANIFESTS / "profiles").glob("*.toml")}
     assert {path.stem for path in (MANIFESTS / "upstream").glob("*/*.toml")} <= profiles
     book, costs = load_ledger("delegate", "wheels"), load_record("delegate", "wheels", "SM8650").tests
-    assert {row.test for row in book.expected} | set(book.sample) <= costs.keys()
-    jobs = [Job(test, costs[test].seconds) for test in book.sample]
-    assert len(jobs) >= 20 and sum(job.seconds for job in jobs) <= 150
+    assert {row.test for row in book.expected} <= costs.keys()

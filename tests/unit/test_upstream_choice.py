@@ -10,13 +10,13 @@ import pytest
 
 from ci.gate.table import gate_table
 from ci.lanes.upstream import all_verb
-from ci.lanes.upstream.choice import UNMEASURED, sample_of
-from ci.lanes.upstream.ledger import Ledger, RecordedTest, load_record, record_path
-from ci.lanes.upstream.tried import TABLED
-from ci.lanes.upstream.verdict import RecordedPart
+from ci.lanes.upstream.choice import sample_of
+from ci.lanes.upstream.ledger import load_record, record_path
 from ci.operators.table import shipped
 from ci.pipeline.expression import matcher
 from ci.pipeline.shards import parse_shard
+from lab.operators import tests_verb
+from lab.operators.tried import TABLED
 from provisioning.base.errors import UsageError
 from provisioning.base.selection import selection_of
 from provisioning.base.settings import MANIFESTS
@@ -25,44 +25,27 @@ TESTS = [f"test_{number}" for number in range(400)]
 SLOWER, CORES = 2, 2
 """GitHub's cores may be half as fast as those that the lengths were recorded on."""
 
-LEDGER = Ledger("operators", "wheels")
-
 
 def test_the_parts_of_a_sample_are_disjoint_and_together_the_whole() -> None:
-    recorded = {test: RecordedTest(1, 1, (RecordedPart("bad_test"),)) for test in TESTS[:300]}
-    parts = [set(sample_of(f"{index}/4", TESTS, LEDGER, recorded)) for index in (1, 2, 3, 4)]
+    parts = [set(sample_of(f"{index}/4", TESTS)) for index in (1, 2, 3, 4)]
     assert set.union(*parts) == set(TESTS) and sum(map(len, parts)) == len(TESTS)
 
 
-def test_a_sample_without_a_number_has_no_test_that_measured_nothing() -> None:
-    all_of_them = sample_of("", TESTS, LEDGER, {})
-    measured = RecordedTest(1, 1, (RecordedPart("bad_test"), RecordedPart("wrong", 3.0)))
-    recorded = dict.fromkeys(all_of_them, measured)
-    assert sample_of("", TESTS, LEDGER, recorded) == all_of_them
-    nothing = [RecordedTest(1, 1, (RecordedPart(result),)) for result in UNMEASURED]
-    recorded |= dict(zip(all_of_them, nothing, strict=False))
-    assert sample_of("", TESTS, LEDGER, recorded) == all_of_them[len(nothing) :]
-    assert len(all_of_them) > len(nothing)
-
-
 def test_a_small_suite_has_a_sample_too() -> None:
-    assert sample_of("", TESTS[:1], LEDGER, {}) == TESTS[:1]
-
-
-def test_the_ledgers_own_sample_goes_before() -> None:
-    own = Ledger("operators", "wheels", sample=("test_7", "test_gone"))
-    assert sample_of("", TESTS, own, {}) == ["test_7"]
+    assert sample_of("", TESTS[:1]) == TESTS[:1]
 
 
 def test_nightly_runs_all_that_is_recorded_in_shards_of_an_hour_at_most() -> None:
-    parser = argparse.ArgumentParser()
-    all_verb.configure(parser)
+    parsers = {"test_upstream": argparse.ArgumentParser(), "lab": argparse.ArgumentParser()}
+    all_verb.configure(parsers["test_upstream"])
+    tests_verb.configure(parsers["lab"])
     nightly: set[Path] = set()
     tabled: set[tuple[str, str]] = set()
     for row in gate_table().row.values():
-        if row.stage != "test_upstream" or row.when != "nightly":
+        words = shlex.split(row.arguments)
+        if row.when != "nightly" or not (row.stage == "test_upstream" or words[:1] == ["operator_tests"]):
             continue
-        args = parser.parse_args(shlex.split(row.arguments))
+        args = parsers[row.stage].parse_args(words if row.stage == "test_upstream" else words[1:])
         chosen, seconds = matcher(args.expressions, whole=True), 0.0
         soc = selection_of(args, {}).soc
         tabled.update((suite, soc) for suite in args.suites if suite in TABLED)

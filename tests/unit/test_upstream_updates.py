@@ -9,7 +9,7 @@ import pytest
 
 from ci.artifacts.compiler_log import CRASHES
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import load_ledger, load_record, locked
+from ci.lanes.upstream.ledger import RecordedTest, SuiteRecord, load_ledger, load_record, locked
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from tests.support.own_manifests import own_ledgers
 
@@ -76,8 +76,14 @@ def test_an_update_removes_what_upstream_has_removed(folder: Path) -> None:
 
 def test_a_remembered_verdict_does_not_change_what_its_test_costs(folder: Path) -> None:
     update(judge(folder), verdict("a", "passed", seconds=7.0))
-    remembered = UpstreamVerdict(
-        "a", "passed", parts=(RecordedPart("whole", 60.0),), cpu_seconds=0.1, cached=True
-    )
+    remembered = UpstreamVerdict("a", "passed", cpu_seconds=0.1, cached=True)
     row = update(judge(folder), remembered).record.tests["a"]
-    assert (row.seconds, row.megabytes, row.parts) == (7.0, 1, (RecordedPart("whole", 60.0),))
+    assert (row.seconds, row.megabytes) == (7.0, 1)
+
+
+def test_records_of_parts_of_a_suite_add_up() -> None:
+    first = UpstreamVerdict("a", "passed", cpu_seconds=2, peak=5 << 20)
+    both = SuiteRecord().with_verdicts([first], "x").with_verdicts([UpstreamVerdict("b", "passed")], "y")
+    assert (both.tests["a"], both.tests.keys()) == (RecordedTest(2, 5, "x"), {"a", "b"})
+    ended = UpstreamVerdict("a", "timeout", cpu_seconds=900)
+    assert both.with_verdicts([ended], "z").tests["a"] == RecordedTest(2, 5, "z")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from hashlib import sha256
@@ -16,11 +16,9 @@ from ci.engine.progress import Line, progress
 from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
-from ci.lanes.upstream.ledger import NOT_RUN, Ledger, RecordedTest, SuiteRecord, load_ledger, load_record
+from ci.lanes.upstream.ledger import Ledger, SuiteRecord, load_ledger, load_record
 from ci.lanes.upstream.process import UpstreamPlan, Workers
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
-from ci.lanes.upstream.table_judge import TableJudge
-from ci.lanes.upstream.tried import TABLED
 from ci.pipeline.expression import matcher
 from ci.pipeline.installed import find_as_workers
 from ci.pipeline.options import Choice
@@ -31,18 +29,27 @@ from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
 from provisioning.environment import resolve
 
+JudgedBy = Callable[[Ledger, str, Path, SuiteRecord], Judge]
+"""What judges a suite on a chip, by its ledger and record; the path is that of its logs."""
+
 START_SECONDS = 15.0
 """A worker's start. Less work than this is not shared."""
 
 
 def prepare(
-    suites: Sequence[UpstreamSuite], options: UpstreamOptions, environ: Mapping[str, str], started: ExitStack
+    suites: Sequence[UpstreamSuite],
+    options: UpstreamOptions,
+    environ: Mapping[str, str],
+    started: ExitStack,
+    judged_by: JudgedBy,
 ) -> list[UpstreamPlan]:
     """The suites with tests that the flags choose. All are listed before the first test runs, so that a
     mistyped expression does not cost hours. Of several suites, an expression need match in one alone."""
     choice = options.choice
     alone = len(suites) > 1
-    plans = {suite.name: make_plan(suite, options, environ, to_list_alone=alone) for suite in suites}
+    plans = {
+        suite.name: make_plan(suite, options, environ, judged_by, to_list_alone=alone) for suite in suites
+    }
     for plan in plans.values():
         started.callback(plan.workers.close)
     jobs = [Job(name) for name in plans]
@@ -61,7 +68,7 @@ def prepare(
     for name, plan in plans.items():
         tests = listed[name]
         unmatched -= {word for word in unmatched if any(map(matcher([word]), tests))}
-        chosen = choose(plan, choice, options.flows, options.sample, tests)
+        chosen = choose(plan, choice, options.sample, tests)
         # A suite that has lost all its tests is no suite without a match.
         if chosen or not tests:
             slots = min(plan.slots, 1 + int(sum(job.seconds for job in chosen) / START_SECONDS))
@@ -75,13 +82,18 @@ def prepare(
         version = plan.machinery.versions["executorch"]
         raise UsageError(
             f"no test of executorch {version} matches {quoted(*flags)}",
-            fix=session(plan.suite.stage, "--list"),
+            fix=session(*plan.suite.command, "--list"),
         )
     return runs
 
 
 def make_plan(
-    suite: UpstreamSuite, options: UpstreamOptions, environ: Mapping[str, str], *, to_list_alone: bool
+    suite: UpstreamSuite,
+    options: UpstreamOptions,
+    environ: Mapping[str, str],
+    judged_by: JudgedBy,
+    *,
+    to_list_alone: bool,
 ) -> UpstreamPlan:
     """Everything except the list of tests, which may need a worker."""
     selection, work = options.selection, options.work
@@ -95,10 +107,8 @@ def make_plan(
     logs = Path(selection.reports, suite.folder).absolute()
     record = load_record(suite.name, selection.profile, selection.soc)
     on = machinery(qnn_environment, environment, runner, selection.store)
-    judge = (TableJudge if suite.name in TABLED else Judge)(
-        load_ledger(suite.name, selection.profile), selection.soc, logs, record
-    )
-    if suite.name not in TABLED and on.is_of_another_release(record.measured):
+    judge = judged_by(load_ledger(suite.name, selection.profile), selection.soc, logs, record)
+    if on.is_of_another_release(record.measured):
         judge = replace(judge, record=SuiteRecord(), of_another_release=True)
         if options.accept:
             raise UsageError(
@@ -108,12 +118,12 @@ def make_plan(
             )
     usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
     setup = WorkerSpec(
-        command=("-m", "ci.lanes.upstream.worker", suite.name, str(logs)),
+        command=("-m", suite.worker, suite.name, str(logs)),
         environment=environment,
         logs=logs,
         timeout=work.timeout,
         imports="the tests",
-        fix=Fix("run it as `{}`, which installs what they need", (suite.stage,)),
+        fix=Fix("run it as `{}`, which installs what they need", suite.command),
         forks=True,
     )
     return UpstreamPlan(
@@ -130,31 +140,19 @@ def make_plan(
     )
 
 
-def choose(
-    plan: UpstreamPlan, choice: Choice, flows: Sequence[str], sample: str | None, tests: Sequence[str]
-) -> list[Job]:
+def choose(plan: UpstreamPlan, choice: Choice, sample: str | None, tests: Sequence[str]) -> list[Job]:
     """The tests that the flags name, sorted."""
     matches = matcher(choice.words, whole=True)
-    of_flow = [f"[qnn_{flow}".removesuffix("_fp16") + end for flow in flows for end in ("-", "]")]
-    part = sample_of(sample, tests, plan.judge.ledger, plan.costs)
-    wanted = (test for test in part if not flows or any(start in test for start in of_flow))
-    jobs = [plan.job(test) for test in wanted if matches(test)]
+    jobs = [plan.job(test) for test in sample_of(sample, tests) if matches(test)]
     return sorted(shard(jobs, *parse_shard(choice.shard or "1/1")), key=lambda job: job.name)
 
 
 SAMPLE = 40
-"""Of so many measured tests, `--sample` has one."""
+"""Of so many tests, `--sample` has one."""
 
 
-UNMEASURED = ("bad_test", "no_kernel", *NOT_RUN)
-"""Results of parts that ran nothing, or compared nothing."""
-
-
-def sample_of(
-    part: str | None, tests: Sequence[str], ledger: Ledger, recorded: Mapping[str, RecordedTest]
-) -> Sequence[str]:
-    """The tests of `--sample`: the ledger's own choice, or some that measured something when they were
-    recorded. Of `--sample I/N`: every N-th of all tests; the N parts together are the whole.
+def sample_of(part: str | None, tests: Sequence[str]) -> Sequence[str]:
+    """The tests of `--sample`: a few. Of `--sample I/N`: every N-th; the N parts together are the whole.
 
     A hash chooses the same tests each time, and other tests that come or go do not change the choice."""
     if part is None:
@@ -162,16 +160,7 @@ def sample_of(
     if part:
         index, count = parse_shard(part, "--sample")
         return [test for test in tests if _hash(test) % count == index - 1]
-    known = set(tests)
-    if own := [test for test in ledger.sample if test in known]:
-        return own
-    measuring = [test for test in tests if (row := recorded.get(test)) is None or _measured(row)]
-    return [test for test in measuring if _hash(test) % SAMPLE == 0] or measuring[:1]
-
-
-def _measured(row: RecordedTest) -> bool:
-    """A record without parts does not tell."""
-    return not row.parts or any(part.result not in UNMEASURED for part in row.parts)
+    return [test for test in tests if _hash(test) % SAMPLE == 0] or tests[:1]
 
 
 def _hash(test: str) -> int:

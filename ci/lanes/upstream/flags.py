@@ -16,9 +16,8 @@ from provisioning.base.settings import Selection
 class UpstreamOptions:
     selection: Selection
     choice: Choice
-    flows: tuple[str, ...]
     sample: str | None
-    """I/N; empty for the ledger's own, and None for all tests."""
+    """I/N; empty for a few, and None for all tests."""
     work: WorkOptions
     list_only: bool
     fail_fast: bool
@@ -26,9 +25,8 @@ class UpstreamOptions:
     accept: bool
 
 
-def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The flags that all suites share; returns those that choose tests, for more of them."""
-    parser.set_defaults(flows=None)
+def add_tests(parser: argparse.ArgumentParser) -> None:
+    """The flags that all suites share."""
     add_selection(parser)
     choice = parser.add_argument_group("which tests")
     repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
@@ -36,7 +34,7 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         choice,
         "--sample",
         "I/N",
-        "the ledger's sample of quick, different tests; I/N: every N-th test, the same each time",
+        "a few tests; I/N: every N-th test, the same each time",
         nargs="?",
         const="",
     )
@@ -49,15 +47,13 @@ def add_tests(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first unexpected result")
     switch(how, "--resume", "continue an interrupted run")
     switch(how, "--keep", "keep the files of tests that pass too")
-    add_accept(how, "outcomes, lengths and figures, in the ledgers of manifests/upstream")
-    return choice
+    add_accept(how, "outcomes and lengths, in the ledgers of manifests/upstream")
 
 
 def options_of(args: argparse.Namespace) -> UpstreamOptions:
     return UpstreamOptions(
         selection=host_selection(args),
         choice=Choice(words=tuple(args.expressions), shard=args.shard or ""),
-        flows=tuple(args.flows or ()),
         sample=args.sample,
         work=work_of(args),
         list_only=args.list,

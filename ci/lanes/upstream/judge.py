@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,12 +11,10 @@ from ci.artifacts.compiler_log import CRASHES
 from ci.diagnose.explain import Explanation, nearest
 from ci.engine.trouble import MACHINE
 from ci.engine.workers.parent import tail
-from ci.lanes.upstream.adapters import GOOD, ORDER
 from ci.lanes.upstream.ledger import (
     NOT_RUN,
     UNKNOWN,
     Ledger,
-    RecordedTest,
     SuiteRecord,
     ledger_path,
     load_ledger,
@@ -24,17 +22,13 @@ from ci.lanes.upstream.ledger import (
     locked,
     record_path,
 )
-from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict, reasons_of
-from ci.pipeline.losses import MOST_DB
+from ci.lanes.upstream.verdict import UpstreamVerdict, reasons_of
 from ci.pipeline.reason import words_of
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 from provisioning.base.stage_run import StageRun
-
-SAME_DB = 1.0
-"""Equal inputs give equal figures: an SQNR has changed if it differs by more than this."""
 
 GOOD_OR_NOT_RUN = ("passed", *NOT_RUN)
 
@@ -77,24 +71,16 @@ class Judge:
         )
 
     def changes(self, verdict: UpstreamVerdict) -> list[tuple[str, bool]]:
-        """Each reason and part that was another when it was recorded: both values, whether it is worse."""
-        before = self._before(verdict)
-        parts = _changed_parts(before.parts, verdict.parts) if before.parts else []
-        return [*self._changed_reasons(verdict), *parts]
-
-    def _changed_reasons(self, verdict: UpstreamVerdict) -> list[tuple[str, bool]]:
-        """A reason that is gone makes nothing worse."""
-        old, new = self._before(verdict).reasons, reasons_of(verdict)
+        """Reasons that were others when they were recorded, and whether that is worse. A reason that is gone
+        makes nothing worse."""
+        if self.ends_by_chance(verdict.test):
+            return []
+        old, new = self.record.tests.get(verdict.test, UNKNOWN).reasons, reasons_of(verdict)
         before, now = set(map(words_of, old)), set(map(words_of, new))
         if not before or not now or before == now:
             return []
         text = f"the reason was `{'; '.join(old)}` when it was recorded, and is `{'; '.join(new)}`"
         return [(text, not now < before)]
-
-    def _before(self, verdict: UpstreamVerdict) -> RecordedTest:
-        """What was recorded of a test, to compare with; nothing of one that ends by chance."""
-        recorded = self.record.tests.get(verdict.test, UNKNOWN)
-        return UNKNOWN if self.ends_by_chance(verdict.test) else recorded
 
     def passes_by_chance(self, verdict: UpstreamVerdict) -> bool:
         """Such a pass does not replace a failure that was recorded."""
@@ -157,26 +143,9 @@ class Judge:
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
             stage.artifacts.append(Artifact.of("log", log))
 
-    def note_changes(
-        self, stage: StageRun, verdicts: Iterable[UpstreamVerdict], tests: Collection[str]
-    ) -> None:
-        """What --accept accepts: a note for every verdict that is not the recorded one."""
-        rule = f"{rules_of(stage)}-recorded"
-        for verdict in sorted(verdicts, key=lambda row: row.test):
-            before, changes = self.expected(verdict.test), [text for text, _ in self.changes(verdict)]
-            known = verdict.test in self.record.tests or self.ledger.entry(verdict.test, self.soc)
-            if known and verdict.outcome != before and self.is_surprise(verdict):
-                changes.insert(0, f"was {before}, and is {verdict.outcome}: {verdict.reason}".rstrip(": "))
-            if changes:
-                again = self.again(stage, verdict.test)
-                stage.add(rule, Severity.NOTE, verdict.test, "; ".join(changes), again)
-        for test in self.gone(tests):
-            removed = "removed: the suite does not have it any more"
-            stage.add(rule, Severity.NOTE, test, removed, self.command(stage, "--list"))
-
     def gone(self, tests: Collection[str]) -> list[str]:
         """What the ledger or the record names and the suite no longer has."""
-        named = {row.test for row in self.ledger.expected} | {*self.ledger.sample, *self.record.tests}
+        named = {row.test for row in self.ledger.expected} | {*self.record.tests}
         return [] if self.of_another_release else sorted(named.difference(tests))
 
     def again(self, stage: StageRun, test: str, *flags: str) -> Fix:
@@ -220,9 +189,9 @@ class Judge:
             # Another run may have written since this one read them.
             ledger, record = load_ledger(suite, profile), load_record(suite, profile, self.soc)
             now = replace(self, ledger=ledger, record=record)
-            stale = {verdict.test for verdict in verdicts if now._changed_reasons(verdict)}
+            stale = {verdict.test for verdict in verdicts if now.changes(verdict)}
             ledger = ledger.updated(verdicts, causes, self.soc, stale).only(known)
-            record = now.recorded(verdicts, measured).only(known)
+            record = record.with_verdicts(verdicts, measured).only(known)
             for path, text in (
                 (ledger_path(suite, profile), ledger.as_toml()),
                 (record_path(suite, profile, self.soc), record.as_json()),
@@ -230,19 +199,6 @@ class Judge:
                 replace_text(path, text)
                 sys.stderr.write(f"wrote {path}\n")
         return replace(self, ledger=ledger, record=record)
-
-    def recorded(self, verdicts: Iterable[UpstreamVerdict], measured: str) -> SuiteRecord:
-        """The record with these verdicts. Of a test that ends by chance it keeps a failure."""
-        new = [
-            verdict
-            for verdict in verdicts
-            if verdict.outcome != "passed" or not self._failed_by_chance(verdict.test)
-        ]
-        return self.record.with_verdicts(new, measured)
-
-    def _failed_by_chance(self, test: str) -> bool:
-        parts = self.record.tests.get(test, UNKNOWN).parts
-        return self.ends_by_chance(test) and any(part.result not in GOOD for part in parts)
 
     def _cause(self, verdict: UpstreamVerdict) -> str:
         """Equal for equal failures, so that the ledger names them together; figures are in the record."""
@@ -253,43 +209,3 @@ class Judge:
         if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
             return f"{verdict.reason.rstrip('.')}. {known.cause}"
         return verdict.reason or verdict.outcome
-
-
-def _changed_parts(old: Sequence[RecordedPart], new: Sequence[RecordedPart]) -> list[tuple[str, bool]]:
-    changes = [
-        (f"{part.name or f'part {index}'} was {before} when it was recorded, and is {part}", worse > 0)
-        for index, (before, part) in enumerate(zip(old, new, strict=False))
-        if (worse := _worse(before, part))
-    ]
-    if len(old) != len(new):
-        worse = len(new) < len(old) or any(part.result not in GOOD for part in new[len(old) :])
-        changes.append((f"had {len(old)} parts when it was recorded, and has {len(new)}", worse))
-    return changes
-
-
-def _worse(before: RecordedPart, now: RecordedPart) -> float:
-    """Above 0 if a part is worse than it was, below if it is better, 0 if it is the same."""
-    if before.result != now.result:
-        return ORDER.index(before.result) - ORDER.index(now.result)
-    old, new = {*before.cpu}, {*now.cpu}
-    if before.in_float is not None and now.in_float is not None:
-        old, new = old | {*before.in_float}, new | {*now.in_float}
-    if left := new - old:
-        # The figure may be better for it: the CPU and fp16 are more exact.
-        return len(left)
-    if before.sqnr_db is None or now.sqnr_db is None:
-        # What is not compared any more is worse.
-        lost = float(now.sqnr_db is None) - float(before.sqnr_db is None)
-    else:
-        lost = _lost(before.sqnr_db, now.sqnr_db)
-    # A coarser quantizer is farther from the float model, and HTP as near to the quantized one as before, or
-    # nearer.
-    if lost <= 0 and before.float_db is not None:
-        to_float = 1.0 if now.float_db is None else _lost(before.float_db, now.float_db)
-        lost = to_float if to_float > 0 else lost or to_float
-    return lost or -float(bool(old - new))
-
-
-def _lost(before: float, now: float) -> float:
-    lost = min(before, MOST_DB) - min(now, MOST_DB)
-    return lost if abs(lost) > SAME_DB else 0.0

@@ -1,13 +1,12 @@
-"""What is expected of each test (manifests/upstream/<suite>/<profile>.toml), and what it cost, why it did not
-pass and what each of its parts gave when it was recorded (<profile>-<chip>.json)."""
+"""What is expected of each test (manifests/upstream/<suite>/<profile>.toml); what it cost, and why it did not
+pass, when it was recorded (<profile>-<chip>.json)."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import textwrap
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
 
-from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict, reasons_of
+from ci.lanes.upstream.verdict import UpstreamVerdict, reasons_of
 from provisioning.base.accepted import Accepted, Values, load_accepted
 from provisioning.base.accepted import locked as locked_folder
 from provisioning.base.documents import Model, load
@@ -32,13 +31,6 @@ HEADER = """\
 # `by_chance`: it passes or ends so by chance. Without `socs` an entry holds for every chip.
 # `nox -s test_upstream -- {suite} --accept` rewrites this file.
 schema = 1
-"""
-
-SAMPLE = """
-# A fixed choice of quick and different tests for CI: `--sample`.
-sample = [
-{tests}
-]
 """
 
 Kind = Literal[
@@ -88,7 +80,6 @@ class Group(Model):
 
 class LedgerFile(Model):
     schema_: Literal[1] = Field(alias="schema")
-    sample: tuple[str, ...] = ()
     expected: tuple[Group, ...] = ()
 
 
@@ -97,7 +88,6 @@ class Ledger:
     suite: str
     profile: str
     expected: tuple[ExpectedTests, ...] = ()
-    sample: tuple[str, ...] = ()
 
     def entry(self, test: str, soc: str) -> ExpectedTests | None:
         return next((row for row in self.expected if row.test == test and row.covers(soc)), None)
@@ -136,17 +126,10 @@ class Ledger:
         return replace(self, expected=_joined(expected))
 
     def only(self, names: Collection[str]) -> Ledger:
-        return replace(
-            self,
-            expected=tuple(row for row in self.expected if row.test in names),
-            sample=tuple(test for test in self.sample if test in names),
-        )
+        return replace(self, expected=tuple(row for row in self.expected if row.test in names))
 
     def as_toml(self) -> str:
         lines = [HEADER.format(suite=self.suite, profile=self.profile).rstrip()]
-        if self.sample:
-            tests = "\n".join(f"  {json.dumps(test)}," for test in self.sample)
-            lines.append(SAMPLE.format(tests=tests).rstrip())
         groups: dict[tuple[str, tuple[str, ...], str, bool], list[str]] = {}
         for row in self.expected:
             groups.setdefault((row.outcome, row.socs, row.cause, row.by_chance), []).append(row.test)
@@ -199,20 +182,19 @@ def load_ledger(suite: str, profile: str, path: Path | None = None) -> Ledger:
                 )
         rows[row.test].append(row)
     expected = tuple(sorted(itertools.chain(*rows.values()), key=lambda row: (row.test, row.socs)))
-    return Ledger(suite, profile, expected, file.sample)
+    return Ledger(suite, profile, expected)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTest:
-    """What a test took, why it did not pass, and what each of its parts gave."""
+    """What a test took, and why it did not pass."""
 
     seconds: float
     megabytes: int
-    parts: tuple[RecordedPart, ...] = ()
     measured: str = ""
     """The versions that gave these."""
     reasons: tuple[str, ...] = ()
-    """Those of `reasons_of`; none in a record that was written before there were any."""
+    """Those of `reasons_of`; none of a test that passes."""
 
 
 UNKNOWN = RecordedTest(5.0, 900)
@@ -234,18 +216,8 @@ class SuiteRecord:
             old = tests.get(verdict.test, UNKNOWN)
             if not (verdict.outcome in GONE or (verdict.cached and verdict.test in tests)):
                 old = RecordedTest(verdict.cpu_seconds, verdict.peak >> 20)
-            tests[verdict.test] = replace(
-                old, parts=verdict.parts, measured=measured, reasons=reasons_of(verdict)
-            )
+            tests[verdict.test] = replace(old, measured=measured, reasons=reasons_of(verdict))
         return SuiteRecord(measured, tests)
-
-    def versions(self) -> str:
-        """Those of all tests, the last ones first."""
-        older = Counter(row.measured for row in self.tests.values() if row.measured != self.measured)
-        of = len(self.tests)
-        return "; ".join(
-            [self.measured, *(f"{count} of {of} tests with {name}" for name, count in older.items())]
-        )
 
     def only(self, names: Collection[str]) -> SuiteRecord:
         return SuiteRecord(self.measured, {test: row for test, row in self.tests.items() if test in names})
@@ -263,51 +235,12 @@ def _values_of(row: RecordedTest, measured: str) -> Values:
     return {
         "cost": [round(row.seconds, 1), row.megabytes],
         "reasons": list(row.reasons) or None,
-        "parts": [_row_of(part) for part in row.parts] or None,
         "measured": row.measured if row.measured != measured else None,
     }
 
 
-def _row_of(part: RecordedPart) -> list[Any]:
-    row: list[Any] = [part.result, part.sqnr_db, *part.cpu]
-    if part.in_float is not None:
-        row.append([part.float_db, part.quantized_db, *part.in_float])
-    if part.draws:
-        row.append([list(draw if draw.refused else draw[:3]) for draw in part.draws])
-    return row if len(row) > 2 or part.sqnr_db is not None else row[:1]
-
-
-def _part_of(result: str, sqnr_db: float | None = None, *rest: Any) -> RecordedPart:
-    texts: list[str] = []
-    more: dict[str, Any] = {}
-    for row in rest:
-        if isinstance(row, str):
-            texts.append(row)
-        elif row and isinstance(row[0], list):
-            more["draws"] = tuple(map(_draw_of, row))
-        else:
-            float_db, quantized_db, *in_float = row
-            more["float_db"], more["quantized_db"] = _figure(float_db), _figure(quantized_db)
-            more["in_float"] = tuple(map(str, in_float))
-    return RecordedPart(str(result), _figure(sqnr_db), tuple(texts), **more)
-
-
-def _draw_of(row: Sequence[Any]) -> Draw:
-    sqnr_db, float_db, quantized_db = map(_figure, row[:3])
-    return Draw(sqnr_db, float_db, quantized_db, refused=len(row) > 3)
-
-
-def _figure(value: float | None) -> float | None:
-    return None if value is None else float(value)
-
-
 def record_path(suite: str, profile: str, soc: str) -> Path:
     return DIRECTORY / suite / f"{profile}-{soc}.json"
-
-
-def record_of_run(reports: Path, suite: str, soc: str) -> Path:
-    """What a run gave, in the form of a committed record."""
-    return reports / "operators" / f"{suite}-{soc}.json"
 
 
 def load_record(suite: str, profile: str, soc: str, path: Path | None = None) -> SuiteRecord:
@@ -317,7 +250,7 @@ def load_record(suite: str, profile: str, soc: str, path: Path | None = None) ->
     try:
         return SuiteRecord(measured, {test: _recorded_of(row, measured) for test, row in rows.items()})
     except (ValueError, KeyError, TypeError) as error:
-        expected = "cost [seconds, megabytes] of each, and its reasons and [result, dB, …] of its parts"
+        expected = "cost [seconds, megabytes] of each, and its reasons"
         found = f"{type(error).__name__}: {error}"
         raise ManifestError(path, "tests", expected=expected, found=found, fix=AGAIN) from error
 
@@ -327,9 +260,8 @@ AGAIN = "remove it; --accept writes it again"
 
 def _recorded_of(values: Mapping[str, Any], measured: str) -> RecordedTest:
     seconds, megabytes = values["cost"]
-    parts = tuple(_part_of(*part) for part in values.get("parts", ()))
     reasons = tuple(map(str, values.get("reasons", ())))
-    return RecordedTest(float(seconds), int(megabytes), parts, str(values.get("measured", measured)), reasons)
+    return RecordedTest(float(seconds), int(megabytes), str(values.get("measured", measured)), reasons)
 
 
 def _quoted(text: str) -> str:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from ci.engine.jobs import default_slots
 from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.engine.inputs import Roots
     from ci.pipeline.runner import Runner
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
+
+ADAPTERS = "ci.lanes.upstream.adapters"
 
 PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
 
@@ -29,21 +30,27 @@ class UpstreamSuite:
 
     name: str
     path: str
-    """The file or folder, below the package; below this project if it begins with `ci/`."""
+    """The file or folder, below the package; or in full."""
     holds: str
     """What is tested, for the list of suites."""
-    stage: str = "test_upstream"
-    """The command that runs it, and the name of its report."""
+    command: tuple[str, ...] = ("test_upstream",)
+    """What runs it; the last word is the name of its report."""
     classes: tuple[str, ...] = ()
     """Only the tests of these, or functions; of all if empty."""
-    adapter: str = "plain"
-    """How its tests are set up and judged (ci.lanes.upstream.adapters)."""
+    adapter: str = f"{ADAPTERS}:DefaultAdapter"
+    """What sets its tests up, MODULE:CLASS."""
     socs: tuple[str, ...] = ()
     """The chips that its tests know; any if empty."""
     models: bool = False
     """Whether they have models, for which it is searched what the compiler crashes on."""
     warm_up: str = ""
     """A quick test that each worker runs before it starts to fork."""
+    worker: str = "ci.lanes.upstream.worker"
+    """The module of the process that runs its tests."""
+
+    @property
+    def stage(self) -> str:
+        return self.command[-1]
 
     @property
     def folder(self) -> str:
@@ -61,13 +68,13 @@ class UpstreamSuite:
         self.place()
 
     def place(self) -> Path:
-        if self.path.startswith("ci/"):
-            return ROOT / self.path
+        if Path(self.path).is_absolute():
+            return Path(self.path)
         spec = importlib.util.find_spec("executorch")
         if spec is None or not spec.submodule_search_locations:
             raise EnvironmentLacking(
                 "executorch is not installed in this Python, and its tests are what this command runs",
-                fix=Fix("{}, which installs it", (self.stage,)),
+                fix=Fix("{}, which installs it", self.command),
             )
         # Behind an overlay lies the wheel's package: its tests are not for the tree's code.
         path = Path(next(iter(spec.submodule_search_locations)), self.path)
@@ -76,7 +83,7 @@ class UpstreamSuite:
         raise EnvironmentLacking(
             f"the installed executorch {_version('executorch')} has no {self.path}",
             fix=Fix(
-                "name other suites than {}, or run it without EXECUTORCH_ROOT: {}", self.name, (self.stage,)
+                "name other suites than {}, or run it without EXECUTORCH_ROOT: {}", self.name, self.command
             ),
         )
 
@@ -93,22 +100,15 @@ SUITES = {
             "delegate",
             f"{_QUALCOMM}/tests/test_qnn_delegate_x86.py",
             "operators, lowered and run",
-            adapter="compared",
+            adapter=f"{ADAPTERS}:ComparingAdapter",
             warm_up="TestQNNFloatingPointOperator.test_qnn_backend_relu",
-        ),
-        UpstreamSuite(
-            "operators",
-            "backends/test/suite/operators",
-            "each operator in every scheme, compared with the quantized model",
-            adapter="backend",
-            warm_up="test_abs.test_abs_shapes[qnn_8a8w]",
         ),
         UpstreamSuite(
             "models",
             _DELEGATE,
             "models in float and quantized",
             classes=("TestQNNFloatingPointModel", "TestQNNQuantizedModel"),
-            adapter="delegate",
+            adapter=f"{ADAPTERS}:DelegateAdapter",
             models=True,
             warm_up="TestQNNFloatingPointModel.test_qnn_backend_simple_model",
         ),
@@ -117,36 +117,13 @@ SUITES = {
             _DELEGATE,
             "multi-graph contexts, dumps, profiles, skipped nodes and the like",
             classes=("TestQNNFloatingPointUtils", "TestQNNQuantizedUtils"),
-            adapter="delegate",
-        ),
-        UpstreamSuite(
-            "zoo",
-            "backends/test/suite/models",
-            "torchvision's and others' models",
-            adapter="backend",
-            models=True,
-        ),
-        UpstreamSuite(
-            "values",
-            "ci/lanes/upstream/values.py",
-            "operators with other values, shapes and schemes: manifests/upstream/values.toml",
-            classes=("test_values",),
-            adapter="values",
-            warm_up="test_values[qnn_8a8w-relu-plain]",
-        ),
-        UpstreamSuite(
-            "chains",
-            "ci/lanes/upstream/values.py",
-            "operators between two layers, in the forms that models have, with five draws of inputs",
-            classes=("test_chains",),
-            adapter="chains",
-            warm_up="test_chains[qnn_8a8w-relu-chain]",
+            adapter=f"{ADAPTERS}:DelegateAdapter",
         ),
         UpstreamSuite(
             "rework-op",
             f"{_REWORK}/htp/op/v68/test.py",
             "operators, on the chip's architecture",
-            adapter="rework",
+            adapter=f"{ADAPTERS}:Rework",
             socs=_REWORK_SOCS,
             warm_up="test_relu[8a]",
         ),
@@ -154,17 +131,21 @@ SUITES = {
             "rework-feature",
             f"{_REWORK}/htp/feature/v68/test.py",
             "options",
-            adapter="feature",
+            adapter=f"{ADAPTERS}:Feature",
             socs=_REWORK_SOCS,
         ),
         UpstreamSuite(
-            "rework-utils", f"{_REWORK}/utils/test.py", "utilities", adapter="rework", socs=_REWORK_SOCS
+            "rework-utils",
+            f"{_REWORK}/utils/test.py",
+            "utilities",
+            adapter=f"{ADAPTERS}:Rework",
+            socs=_REWORK_SOCS,
         ),
         UpstreamSuite(
             "rework-passes",
             f"{_REWORK}/passes/test.py",
             "graph passes, one by one",
-            adapter="rework",
+            adapter=f"{ADAPTERS}:Rework",
             socs=_REWORK_SOCS,
         ),
         UpstreamSuite("passes", f"{_QUALCOMM}/tests/test_passes.py", "graph passes"),

@@ -27,5 +27,9 @@ def run(args: argparse.Namespace) -> int:
 
     from ci.lanes.upstream.stage import run_suites
     from ci.lanes.upstream.suite import SUITES
+    from provisioning.base.stage_run import StageRun
 
-    return run_suites([replace(SUITES["delegate"], stage="test_delegate")], options_of(args), os.environ)
+    suite = replace(SUITES["delegate"], command=("test_delegate",))
+    options = options_of(args)
+    stage = StageRun.as_typed(suite.stage, options.selection.profile, options.selection.target)
+    return run_suites(stage, [suite], options, os.environ)

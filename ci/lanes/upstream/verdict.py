@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ci.artifacts.compiler_log import CRASHES
 from ci.pipeline.reason import first_line
-from provisioning.base.units import in_decibels
 
 BY_CHANCE = ("memory", "timeout")
 """Outcomes of which a process says something else each time."""
@@ -47,13 +46,6 @@ class RecordedPart:
     """The operators of a quantized model that HTP computes in float; None: not measured."""
     draws: tuple[Draw, ...] = field(default=(), compare=False)
     """Of each draw of inputs, if it ran with several; the figures above are their medians."""
-
-    def __str__(self) -> str:
-        figure = "" if self.sqnr_db is None else f" {in_decibels(self.sqnr_db)}"
-        to_float = "" if self.float_db is None else f" ({in_decibels(self.float_db)} to float)"
-        places = (("on the CPU", self.cpu), ("in fp16", self.in_float or ()))
-        where = "".join(f", {' '.join(names)} {place}" for place, names in places if names)
-        return f"{self.result}{figure}{to_float}{where}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -103,7 +104,7 @@ class Tests:
         from _pytest.config import _prepareconfig
 
         self._models = suite.models
-        self._adapter = adapter = adapters.ADAPTERS[suite.adapter]()
+        self._adapter = adapter = _adapter_of(suite)
         adapter.prepare()
         self._recorder = Recorder(adapter)
         place = suite.place()
@@ -155,6 +156,12 @@ class Tests:
         from ci.operators.partition.failing_operators import naming
 
         return naming(log)
+
+
+def _adapter_of(suite: UpstreamSuite) -> adapters.DefaultAdapter:
+    module, _, name = suite.adapter.partition(":")
+    adapter: type[adapters.DefaultAdapter] = getattr(importlib.import_module(module), name)
+    return adapter()
 
 
 def _name(item: pytest.Item, place: Path) -> str:
@@ -248,9 +255,9 @@ class _KeptDirectory(tempfile.TemporaryDirectory[str]):
         self.cleanup()
 
 
-def start() -> Answer:
+def start(suite: UpstreamSuite) -> Answer:
     """Collect the tests of a suite and run one of them, so that forks find libraries and caches warm."""
-    suite, folder = SUITES[sys.argv[1]], Path.cwd()
+    folder = Path.cwd()
     # Below the logs, whose files are no inputs: some suites write files while they are imported.
     scratch = Path(tempfile.mkdtemp(dir=sys.argv[2]))
     tempfile.tempdir = str(scratch)
@@ -292,4 +299,4 @@ def _seed() -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[-1]), start, forks=True)
+    serve(int(sys.argv[-1]), functools.partial(start, SUITES[sys.argv[1]]), forks=True)

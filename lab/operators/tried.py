@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ci.lanes.upstream.value_cases import CHAIN, cases, chains
 from ci.lanes.upstream.verdict import Draw, RecordedPart
 from ci.operators import table
 from ci.operators.names import REWORK
 from ci.pipeline.lost_parts import LEAST_DB
 from ci.pipeline.precision import MEASURED_SCHEMES
+from lab.operators.value_cases import CHAIN, cases, chains
 
 NEWER = "rework-op"
 """Qualcomm's newer tests. They count where the other suites measure nothing."""

@@ -14,6 +14,20 @@ from ci.operators.table import IN_CHAIN
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 
+DRAWS = 5
+"""How many inputs a plain case, one in a chain and one of ONNX run with, and are calibrated with."""
+
+PROGRAMS = 3
+"""How many programs a plain case has where scales make the difference."""
+
+SAME_WITHOUT_WEIGHTS: Mapping[str, str] = {
+    "16a4w": "16a8w",
+    "16a4w_block": "16a8w",
+    "16a16w": "16a8w",
+    "8a4w": "8a8w",
+}
+"""Schemes that differ from another one in the weights alone: what has none is tried in the other one."""
+
 VALUES = MANIFESTS / "upstream" / "values.toml"
 
 Range = Annotated[tuple[float, ...], Field(min_length=2, max_length=3)]

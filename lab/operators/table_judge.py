@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from ci.lanes.upstream.judge import SAME_DB, Judge
-from ci.lanes.upstream.tried import NO_OPERATOR, Tried, badness, tried_of
+from ci.lanes.upstream.judge import Judge
+from ci.lanes.upstream.ledger import Ledger, SuiteRecord
+from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.operators.names import key_of
 from ci.operators.table import ALONE, IN_CHAIN, WORST_FIRST, Cell, OperatorTable, Rows, shipped
 from ci.pipeline.losses import MOST_DB
+from lab.operators.records import PartsRecord, record_of_run
+from lab.operators.suites import COMMAND
+from lab.operators.tried import NEWER, NO_OPERATOR, TABLED, Tried, badness, tried_of
+from provisioning.base.commands import Fix, session
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact
+from provisioning.base.settings import DEFAULT_SOC
+from provisioning.base.stage_run import StageRun
+
+SAME_DB = 1.0
+"""Equal inputs give equal figures: an SQNR has changed if it differs by more than this."""
 
 
 def by_key(table: OperatorTable) -> Mapping[str, Rows]:
@@ -19,7 +32,16 @@ def by_key(table: OperatorTable) -> Mapping[str, Rows]:
 
 
 @dataclass(frozen=True, slots=True)
-class TableJudge(Judge):
+class LabJudge(Judge):
+    """By a suite's ledger, with the laboratory's commands."""
+
+    def command(self, stage: StageRun, *flags: str) -> Fix:
+        chip = [] if self.soc == DEFAULT_SOC else ["--soc", self.soc]
+        return session(*COMMAND, self.ledger.suite, *flags, *chip)
+
+
+@dataclass(frozen=True, slots=True)
+class TableJudge(LabJudge):
     """What the table says of the tests of a suite on one chip; its ledger has what ends by chance alone."""
 
     cells: Mapping[str, Rows] = field(default_factory=lambda: by_key(shipped()))
@@ -87,3 +109,20 @@ def _is_lower(cell: Cell, row: Tried) -> bool:
     ):
         return False
     return row.worst.db is None or min(cell.db, MOST_DB) - min(row.worst.db, MOST_DB) > SAME_DB
+
+
+def judge_of(ledger: Ledger, soc: str, logs: Path, record: SuiteRecord) -> Judge:
+    return (TableJudge if ledger.suite in TABLED else LabJudge)(ledger, soc, logs, record)
+
+
+def keep_record(
+    stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Mapping[str, UpstreamVerdict]
+) -> None:
+    """Write what a suite of the operator table gave to reports/operators: the table is made of these."""
+    if plan.suite.name not in (*TABLED, NEWER):
+        return
+    known = [row for row in verdicts.values() if not row.fix and not judge.passes_by_chance(row)]
+    path = record_of_run(judge.logs.parents[1], plan.suite.name, judge.soc)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, PartsRecord().with_verdicts(known, plan.machinery.measured_with()).as_json())
+    stage.artifacts.append(Artifact.of("record", path))

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from ci.lanes.upstream.value_cases import ValueCase, cases, chains
-from ci.operators.table import DRAWS, PLAIN, PROGRAMS
-from ci.pipeline.models.shipped.operators import Chained, alone
+from ci.operators.table import PLAIN
+from ci.pipeline.models.shipped.operators import alone
+from lab.models.chained import Chained
+from lab.operators.value_cases import DRAWS, PROGRAMS, ValueCase, cases, chains
 from provisioning.manifest import soc_named
 
 EXACT_SCALES_ARCH = 73

@@ -1,0 +1,109 @@
+"""What a part of an operator's test gave, and what a record keeps of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ci.engine.work import Result
+from ci.lanes.upstream.process import verdict_of as verdict_of_result
+from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
+from ci.operators.table import EXACT
+from lab.operators.adapters import TriedModel, part_of
+from lab.operators.records import MeasuredTest, PartsRecord, load_record
+
+
+def summary(
+    result: str = "SUCCESS",
+    *,
+    sqnr: tuple[float, ...] = (60.0,),
+    on_htp: dict[str, int] | None = None,
+    on_cpu: tuple[str, ...] = (),
+    error: Exception | None = None,
+) -> Any:
+    """As ExecuTorch's suite writes it."""
+    return SimpleNamespace(
+        result=SimpleNamespace(name=result),
+        error=error,
+        tensor_error_statistics=[SimpleNamespace(sqnr=figure) for figure in sqnr],
+        delegated_op_counts=Counter(
+            on_htp or {"aten::abs": 1, "quantized_decomposed::quantize_per_tensor": 1}
+        ),
+        undelegated_op_counts=Counter(dict.fromkeys(on_cpu, 1)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("flow", "outcome", "result", "figure"),
+    [
+        ("qnn_8a8w", summary(), "whole", 60.0),
+        ("qnn_8a8w", summary(on_htp={"aten::abs": 1}), "float", 60.0),
+        ("qnn_8a8w", summary(on_cpu=("aten::erf",)), "part", 60.0),
+        ("qnn_8a8w", summary(on_cpu=("quantized_decomposed::quantize_per_tensor",)), "whole", 60.0),
+        ("qnn_8a8w", summary("SUCCESS_UNDELEGATED", sqnr=()), "cpu", None),
+        ("qnn_8a8w", summary("OUTPUT_MISMATCH_FAIL", sqnr=(-4.0,)), "wrong", -4.0),
+        # ExecuTorch's limits let it pass.
+        ("qnn_8a8w", summary(sqnr=(60.0, 14.4)), "wrong", 14.4),
+        ("qnn_8a8w", summary("LOWER_FAIL", sqnr=(), error=RuntimeError("no")), "dies", None),
+        ("qnn_8a8w", summary("SKIPPED", sqnr=(), error=RuntimeError("shapes")), "bad_test", None),
+        ("qnn_8a8w", summary("SKIPPED", sqnr=(), on_cpu=("aten::median",)), "no_kernel", None),
+        ("qnn_8a8w", summary(sqnr=(math.inf,)), "whole", EXACT),
+        # Outputs of zeros alone, or no outputs: the suite's comparison cannot fail.
+        ("qnn_8a8w", summary(sqnr=(-math.inf,)), "bad_test", None),
+        ("qnn_8a8w", summary(sqnr=()), "bad_test", None),
+        ("qnn_8a8w", summary(sqnr=(50.0, math.nan)), "bad_test", None),
+        ("qnn_8a8w", summary(sqnr=(50.0, 30.0)), "whole", 30.0),
+    ],
+)
+def test_a_part_says_where_it_ran_and_how_exactly(
+    flow: str, outcome: Any, result: str, figure: float | None
+) -> None:
+    tested = part_of(outcome, flow)
+    assert (tested["result"], tested["sqnr_db"]) == (result, figure)
+
+
+def test_a_record_keeps_the_figures_against_the_float_model_and_what_runs_in_float(tmp_path: Path) -> None:
+    measured = TriedModel(True, [Draw(60.0, 52.31, 97.72)], ["aten.mul.Tensor"])
+    tested = part_of(summary(on_cpu=("aten::erf",)), "qnn_16a8w", measured)
+    facts = {"test": "a", "outcome": "passed", "parts": [tested], "problems": []}
+    path = tmp_path / "record.json"
+    path.write_text(PartsRecord().with_verdicts([verdict_of_result("a", Result(facts))], "x").as_json())
+    (kept,) = load_record(path).tests["a"].parts
+    assert (kept.sqnr_db, kept.cpu, kept.in_float) == (60.0, ("aten::erf",), ("aten.mul.Tensor",))
+    assert (kept.float_db, kept.quantized_db) == (52.3, 97.7)
+
+
+def test_records_of_parts_of_a_suite_add_up() -> None:
+    first = UpstreamVerdict("a", "passed", parts=(RecordedPart("whole", 70),), cpu_seconds=2, peak=5 << 20)
+    both = PartsRecord().with_verdicts([first], "x").with_verdicts([UpstreamVerdict("b", "passed")], "y")
+    assert both.tests["a"] == MeasuredTest((RecordedPart("whole", 70),), "x")
+    assert both.tests.keys() == {"a", "b"}
+    assert both.versions() == "y; 1 of 2 tests with x"
+
+
+def drawn(*figures: float, to_float: float = 60.0, cpu: tuple[str, ...] = ()) -> RecordedPart:
+    """A case with a figure of each draw."""
+    draws = tuple(Draw(figure, to_float, to_float) for figure in figures)
+    middle = sorted(figures)[len(figures) // 2]
+    result = "wrong" if middle < 20 else "part" if cpu else "whole"
+    return RecordedPart(
+        result, middle, cpu, in_float=(), float_db=to_float, quantized_db=to_float, draws=draws
+    )
+
+
+def test_a_record_keeps_what_each_draw_gave(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    for part_of_a_test in (
+        drawn(70, 4, 68),
+        RecordedPart("whole", 60, draws=(Draw(60), Draw(61))),
+        RecordedPart("wrong", EXACT, draws=(Draw(EXACT, EXACT, 40.0), Draw(31.0, 31.0, EXACT, refused=True))),
+    ):
+        record = PartsRecord("x", {"a": MeasuredTest((part_of_a_test,))})
+        path.write_text(record.as_json())
+        (kept,) = load_record(path).tests["a"].parts
+        assert (kept, kept.draws) == (part_of_a_test, part_of_a_test.draws)
