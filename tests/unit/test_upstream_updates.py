@@ -84,6 +84,6 @@ def test_a_remembered_verdict_does_not_change_what_its_test_costs(folder: Path) 
 def test_records_of_parts_of_a_suite_add_up() -> None:
     first = UpstreamVerdict("a", "passed", cpu_seconds=2, peak=5 << 20)
     both = SuiteRecord().with_verdicts([first], "x").with_verdicts([UpstreamVerdict("b", "passed")], "y")
-    assert (both.tests["a"], both.tests.keys()) == (RecordedTest(2, 5, "x"), {"a", "b"})
+    assert (both.tests["a"], set(both.tests)) == (RecordedTest(2, 5, "x"), {"a", "b"})
     ended = UpstreamVerdict("a", "timeout", cpu_seconds=900)
     assert both.with_verdicts([ended], "z").tests["a"] == RecordedTest(2, 5, "z")
