@@ -14,8 +14,10 @@ from ci.engine.work import Result
 from ci.lanes.upstream.process import verdict_of as verdict_of_result
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
 from ci.operators.table import EXACT
+from ci.pipeline.expression import matcher
 from lab.operators.adapters import TriedModel, part_of
 from lab.operators.records import MeasuredTest, PartsRecord, load_record
+from lab.operators.tests_verb import in_flows
 
 
 def summary(
@@ -107,3 +109,35 @@ def test_a_record_keeps_what_each_draw_gave(tmp_path: Path) -> None:
         path.write_text(record.as_json())
         (kept,) = load_record(path).tests["a"].parts
         assert (kept, kept.draws) == (part_of_a_test, part_of_a_test.draws)
+
+
+FLOWN = (
+    "test_values[qnn-log-plain]",
+    "test_values[qnn_8a8w-log-plain]",
+    "test_values[qnn_16a4w-log-plain]",
+    "test_values[qnn_16a4w_block-log-plain]",
+    "test_abs.test_abs_shapes[qnn]",
+    "test_abs.test_abs_shapes[qnn_8a8w]",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "flows", "chosen"),
+    [
+        (["*-log-*"], ["8a8w"], {"test_values[qnn_8a8w-log-plain]"}),
+        (["test_abs"], ["fp16"], {"test_abs.test_abs_shapes[qnn]"}),
+        (["test_abs"], ["16a4w", "8a8w"], {"test_abs.test_abs_shapes[qnn_8a8w]"}),
+        (
+            ["test_abs"],
+            ["fp16", "8a8w"],
+            {"test_abs.test_abs_shapes[qnn]", "test_abs.test_abs_shapes[qnn_8a8w]"},
+        ),
+        ([], ["16a4w"], {"test_values[qnn_16a4w-log-plain]"}),
+        (["*-log-*"], [], {name for name in FLOWN if "log" in name}),
+    ],
+)
+def test_a_precision_chooses_its_tests_and_not_those_of_a_longer_name(
+    words: list[str], flows: list[str], chosen: set[str]
+) -> None:
+    matches = matcher(in_flows(words, flows), whole=True)
+    assert {name for name in FLOWN if matches(name)} == chosen
