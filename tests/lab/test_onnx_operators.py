@@ -11,10 +11,11 @@ from ci.lanes.onnx.suite import programs_of
 from ci.operators import onnx_page
 from ci.operators.onnx_page import OnnxOperators
 from ci.operators.onnx_tests import SUITE, Chosen, NodeTests, node_tests
+from ci.operators.table import OperatorTable
 from ci.pipeline.baseline import Recorded, load_baseline
 from ci.pipeline.models.shipped.onnx_nodes import node
 from lab.operators.pages import markdown
-from lab.operators.value_cases import DRAWS, OperatorTable
+from lab.operators.value_cases import DRAWS
 
 
 def test_every_operator_of_the_installed_opset_is_measured_or_left_out_with_a_reason() -> None:
