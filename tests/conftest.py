@@ -11,14 +11,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Generator
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.engine.workers.forked import shared_fork_servers
 from tests.support import engine, long_tests, needs, shards, small_disk, whole
 from tests.support.sources import forget
 
@@ -90,10 +88,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONUNBUFFERED", None)
     # Findings would link to it.
     os.environ.pop("QNN_CI_SITE", None)
-    # With xdist, its workers get it from the process that starts them.
-    servers = ExitStack()
-    servers.enter_context(shared_fork_servers(os.environ))
-    config.add_cleanup(servers.close)
     whole.set_examples(config)
 
 

@@ -18,12 +18,10 @@ from ci.builds.loadable import LoadableFile, check
 from ci.builds.output_folders import alone_in, digests_below, part_of, refuse_foreign, replace_build
 from ci.builds.programs import BuildTool, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.qemu_check import probe_in, sysroot_of, try_runner
-from ci.builds.runner_inputs import inputs_of
 from ci.builds.verb import RUNNER_BUILD_TYPES
 from ci.diagnose.explain import causes
-from ci.engine.inputs import Roots
-from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
 from ci.pipeline.runner import Runner
+from ci.results import CachedResult, CachedResults, Key, folder_digest
 from provisioning import elf
 from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -46,6 +44,8 @@ SOURCE = ROOT / "ci" / "builds" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")
 TARGETS = ("x86_64-linux", "aarch64-linux")
 FOLDERS = (str(RUNNER.parent), str(LIBRARIES))
+KIND = "runner"
+"""Of cached results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +89,46 @@ class RunnerPlan:
     def subject(self) -> str:
         return f"{self.target} {self.build_type}"
 
-    def roots(self) -> Roots:
-        return Roots({"toolkit": ROOT, "python": sys.prefix, "store": self.store})
-
-    def key(self) -> dict[str, Metric]:
-        """What decides the build, except for files, which are recorded as its inputs."""
-        name = self.roots().name
+    def key(self, results: CachedResults) -> Key:
+        """What decides the build: every file that it can read, by its bytes."""
+        package, own = self.executorch.root, Path(__file__).parent
         return {
             "kept": list(FOLDERS),
             "target": self.target,
             "build type": self.build_type,
-            "executorch": f"{self.executorch.version} in {name(str(self.executorch.root))}",
-            "compiler": f"{self.compiler.identity} at {self.compiler.path}",
-            "cmake": self.cmake.identity,
-            "ninja": self.ninja.identity,
+            "sources": folder_digest(SOURCE, "*", results.digest),
+            "own code": {name: results.digest(own / name) for name in OWN_CODE},
+            "executorch": {
+                "version": self.executorch.version,
+                **{part: folder_digest(package / part, "*", results.digest) for part in PACKAGE},
+            },
+            "tools": self._tools(results),
             "remap": list(self.remap),
-            # The compiler looks for headers there.
-            "tools on PATH": [shutil.which(name) for name in ("as", "ld", "ar", "ranlib", "strip")],
+            "variables": {name: os.environ[name] for name in FLAGS if name in os.environ},
         }
+
+    def _tools(self, results: CachedResults) -> dict[str, Metric]:
+        """Two compilers may differ though they have the same version."""
+        paths = {"compiler": self.compiler.path, "cmake": self.cmake.path, "ninja": self.ninja.path}
+        for name in ("cc1plus", "as", "ld", "collect2", "ar", "strip"):
+            asked = captured([self.compiler.path, f"-print-prog-name={name}"]).stdout.strip()
+            # A name without a folder is looked up on PATH by the compiler too.
+            if program := shutil.which(asked):
+                paths[name] = Path(program)
+        digests: dict[str, Metric] = {
+            name: results.digest(path.resolve()) for name, path in sorted(paths.items())
+        }
+        return {**digests, "identity": [tool.identity for tool in (self.compiler, self.cmake, self.ninja)]}
+
+
+OWN_CODE = ("cmake.py", "emulator_runner.py", "output_folders.py", "programs.py")
+FLAGS = (
+    *("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "SOURCE_DATE_EPOCH"),
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
+)
+"""Variables that compilers and CMake obey."""
+PACKAGE = ("include", "lib", "share/cmake")
+"""The folders of executorch's package that a build reads."""
 
 
 def build_and_try(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> None:
@@ -218,11 +240,12 @@ def _package(root: Path) -> Executorch:
 
 
 def described(plan: RunnerPlan) -> str:
-    entry = _memo(plan).find(plan.subject, plan.key())
-    if isinstance(entry, Miss):
-        state = f"to be built: {entry.why}"
+    results = CachedResults(plan.store, KIND)
+    key = plan.key(results)
+    if cached := results.find(key):
+        state = "up to date" if _is_in_dist(plan, cached) else "cached, to be copied"
     else:
-        state = "up to date" if _is_in_dist(plan, entry) else "cached, to be copied"
+        state = f"to be built: {results.difference(plan.subject, key)}"
     lines = {
         "target": plan.target,
         "executorch": f"{plan.executorch.version} in {plan.executorch.root}",
@@ -236,19 +259,14 @@ def described(plan: RunnerPlan) -> str:
     return "".join(f"{line}\n" for line in aligned(lines.items()))
 
 
-def _memo(plan: RunnerPlan, *, reuse: bool = True) -> Memo:
-    build = plan.cmake_build()
-    return Memo(plan.store, "runner", plan.roots(), environ=build.environ(os.environ), reuse=reuse)
-
-
 def _is_in_dist(plan: RunnerPlan, cached: CachedResult) -> bool:
-    return bool(digests_below(plan.dist, FOLDERS) == cached.result["files"])
+    return bool(digests_below(plan.dist, FOLDERS) == cached.facts["files"])
 
 
 def _copy(plan: RunnerPlan, cached: CachedResult, stage: StageRun, glibc: str) -> dict[str, str]:
     """Put a cached build into dist/ if other files are there, and return its files with their digests."""
     assert cached.folder is not None
-    files: dict[str, str] = cached.result["files"]
+    files: dict[str, str] = cached.facts["files"]
     _check(plan, cached.folder, files, stage, glibc)
     if not _is_good(stage):
         return {}
@@ -264,15 +282,17 @@ def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bo
     """Build the runner unless dist/ already has it; returns whether its files are good."""
     with alone_in(plan.folder, "build"), alone_in(plan.dist, "dist"):
         begun = time.monotonic()
-        memo = _memo(plan, reuse=not clean)
-        entry = memo.find(plan.subject, plan.key())
-        stage.metrics["cached"] = isinstance(entry, CachedResult)
-        if isinstance(entry, Miss):
-            sys.stderr.write(f"building the runner: {entry.why}\n")
-            files = _build_and_replace(plan, stage, memo, glibc, jobs)
+        results = CachedResults(plan.store, KIND)
+        key = plan.key(results)
+        cached = None if clean else results.find(key)
+        stage.metrics["cached"] = cached is not None
+        if cached is None:
+            why = "--clean" if clean else results.difference(plan.subject, key)
+            sys.stderr.write(f"building the runner: {why}\n")
+            files = _build_and_replace(plan, stage, results, glibc, jobs)
         else:
-            files = _copy(plan, entry, stage, glibc)
-        memo.close()
+            files = _copy(plan, cached, stage, glibc)
+        results.close()
         stage.artifacts += [
             Artifact(_kind(place), str(plan.dist / place), digest, (plan.dist / place).stat().st_size)
             for place, digest in files.items()
@@ -292,14 +312,13 @@ def _is_good(stage: StageRun) -> bool:
 
 
 def _build_and_replace(
-    plan: RunnerPlan, stage: StageRun, memo: Memo, glibc: str, jobs: int
+    plan: RunnerPlan, stage: StageRun, results: CachedResults, glibc: str, jobs: int
 ) -> dict[str, str]:
     """Put the build into dist/ and return its files with their digests.
 
     After an error the last good build stays, and nothing is returned. The build folder is emptied first:
     Ninja compares times, and a newly installed file may be older than an object."""
-    cmake_build = plan.cmake_build(jobs)
-    started = time.time()
+    cmake_build, key = plan.cmake_build(jobs), plan.key(results)
     cmake_build.run(clean=True)
     with part_of(plan.dist) as part:
         strip = ["--strip"] if plan.build_type == RUNNER_BUILD_TYPES[0] else []
@@ -310,17 +329,15 @@ def _build_and_replace(
         _check(plan, part, files, stage, glibc)
         if not _is_good(stage):
             return {}
-        kept = memo.scratch()
+        kept = results.scratch()
         shutil.copytree(part, kept, dirs_exist_ok=True)
         replace_build(part, plan.dist)
-    # CMake looks for libraries of the package, and a new header may come before another one.
-    folders = [SOURCE / "src", *(plan.executorch.root / part for part in ("lib", "share/cmake"))]
-    touched = inputs_of(plan.folder / "build", plan.ninja, plan.compiler, folders, started)
-    entry = memo.remember(
-        plan.subject, plan.key(), {"files": files}, WorkDone(touched, own=[plan.folder]), kept
-    )
-    if entry.not_remembered:
-        sys.stderr.write(f"the next build starts from the beginning: {entry.not_remembered}\n")
+    if plan.key(results) != key:
+        # Something was installed meanwhile: nobody knows which of the two was built.
+        sys.stderr.write("the next build starts from the beginning: its files changed while it was built\n")
+        shutil.rmtree(kept)
+        return files
+    results.keep(plan.subject, key, {"files": files}, kept)
     return files
 
 

@@ -4,7 +4,7 @@ Little can reach the work, then, and all of that is in its key or no input."""
 
 from __future__ import annotations
 
-import os
+import hashlib
 import resource
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -13,7 +13,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from ci.engine.interpreter import digest_of_value
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
 
@@ -65,13 +64,6 @@ def without_hidden(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str
     return {name: value for name, value in environ.items() if name not in hidden}, hidden
 
 
-def key_of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The values of a closed environment that work may depend on, as digests; and its limits."""
-    names = (*table().fixed, *table().transport.in_key, *table().place.text)
-    values = {name: digest_of_value(environ[name])[:16] for name in sorted(names) if name in environ}
-    return {**values, "limits": " ".join(f"{number}={soft}:{hard}" for number, soft, hard in limits())}
-
-
 def limits() -> Iterator[tuple[int, int, int]]:
     """What a process that does a user's work may use: each limit's number, soft and hard."""
     fixed = {getattr(resource, f"RLIMIT_{name}"): most for name, most in table().limits.items()}
@@ -81,13 +73,6 @@ def limits() -> Iterator[tuple[int, int, int]]:
         if number in fixed:
             soft = hard = fixed[number] if hard == resource.RLIM_INFINITY else min(fixed[number], hard)
         yield number, soft, hard
-
-
-def folders_of_user(environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's folders by the variable that names them."""
-    named = {name: environ.get(name, "") for name in table().place.roots}
-    named["HOME"] = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
-    return {name: folder for name, folder in named.items() if folder.strip("/")}
 
 
 def not_passed(asked: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -106,4 +91,9 @@ def declared(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]
 
 
 def key_of_declared(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: digest_of_value(environ.get(name))[:16] for name in sorted(names)}
+    return {name: _digest(environ.get(name)) for name in sorted(names)}
+
+
+def _digest(value: str | None) -> str:
+    """Values may be secrets."""
+    return "" if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]

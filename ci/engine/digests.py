@@ -7,12 +7,19 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.engine.watch import Stamp, changed_too_recently, stamp_of
 from provisioning.base.files import hash_file, replace_text
+
+Stamp = tuple[int, int, int, int]
+"""Size, mtime, ctime (nanoseconds) and inode: while these are equal, the file is taken for unchanged."""
+
+YOUNG_SECONDS = 2.0
+"""A file that changed more recently than this can change again with the same stamp, so its bytes are
+compared."""
 
 MOST_DIGESTS = 50_000
 
@@ -21,6 +28,15 @@ READS = 5
 
 IMAGES = ("squashfs", "erofs", "iso9660", "udf", "cramfs", "romfs", "fuse")
 """File systems on which another file may have the stamp of an earlier one."""
+
+
+def stamp_of(info: os.stat_result) -> Stamp:
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
+
+
+def changed_too_recently(stamp: Stamp) -> bool:
+    """Whether the stamp is too recent to be trusted; true of a stamp in the future as well."""
+    return max(stamp[1], stamp[2]) / 1e9 > time.time() - YOUNG_SECONDS
 
 
 def mounted_images() -> tuple[str, ...]:
@@ -58,24 +74,17 @@ def _kept_in(path: Path) -> Mapping[str, list[Any]]:
 class Digests:
     """SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent."""
 
-    def __init__(self, store: Path, stamp: Callable[[os.stat_result], Stamp] = stamp_of) -> None:
-        self._path, self._stamp = store / "cache" / "memo" / "digests.json", stamp
-        self._kept = _kept_in(self._path)
-        self._known = dict(self._kept)
-        self._first: dict[str, str] = {}
+    def __init__(self, store: Path) -> None:
+        self._path = store / "cache" / "results" / "digests.json"
+        self._known = dict(_kept_in(self._path))
         self._changed = False
         self._reading = threading.Lock()
         self._images = mounted_images()
 
-    def earlier(self, path: str) -> str:
-        """The digest known when this memory was opened, or else when it was first requested."""
-        kept = self._kept.get(path)
-        return str(kept[4]) if kept else self._first.get(path, "")
-
     def of(self, path: str) -> tuple[str, Stamp]:
         """Raises OSError for anything that is not a readable file."""
         for _ in range(READS):
-            stamp = self._stamp(os.stat(path))
+            stamp = stamp_of(os.stat(path))
             if digest := self._of(path, stamp):
                 return digest, stamp
             # Two workers that end at the same time have read the same libraries.
@@ -97,9 +106,8 @@ class Digests:
         """Empty if it changed meanwhile. A hard link to it, as a backup makes one, also changes its stamp."""
         settled = not (self._on_image(path) or changed_too_recently(stamp))
         digest = (_read_here.get((path, stamp), "") if settled else "") or hash_file(Path(path))
-        if self._stamp(os.stat(path)) != stamp:
+        if stamp_of(os.stat(path)) != stamp:
             return ""
-        self._first.setdefault(path, digest)
         if settled:
             _read_here[path, stamp] = digest
             # Moved to the end, as the most recently used.

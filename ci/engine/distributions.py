@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
-from ci.engine.watch import Stamp, stamp_of_installed
+from ci.engine.digests import Stamp
 from provisioning.base.ahead import Ahead
 from provisioning.base.files import hash_file, replace_text
 
@@ -42,6 +42,13 @@ class Sweep:
     """The digests of files that are not as a RECORD says, by path."""
     started: tuple[str, ...] = ()
     time: int = 0
+
+
+def stamp_of_installed(info: os.stat_result) -> Stamp:
+    """Without its ctime if it has several names: an installer links the files of its cache into each
+    environment that it makes, which sets that for all of them. An edit of such a file is not seen if its size
+    stays and its time is put back."""
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns if info.st_nlink == 1 else 0, info.st_ino
 
 
 def site_folders(packages: Path | str | None = None) -> tuple[str, ...]:
@@ -77,7 +84,7 @@ def swept(folder: str, store: Path | None) -> Sweep:
     """Once in a process; from the store if no file's stamp has changed."""
     stamps, began = stamps_of(folder)
     name = _digest(folder)
-    kept = store / "cache" / "memo" / "installed" / name[:2] / f"{name}.json" if store else None
+    kept = store / "cache" / "results" / "installed" / name[:2] / f"{name}.json" if store else None
     if kept:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads(kept.read_text(encoding="utf-8"))

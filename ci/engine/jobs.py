@@ -1,4 +1,4 @@
-"""Run many jobs on a few slots: longest first, within a memory budget, with an estimate of the time left."""
+"""What pieces of work cost, what the machine has for them, and an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import contextlib
 import itertools
 import os
 import re
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -25,152 +24,6 @@ class Job:
     name: str
     seconds: float = 1.0
     memory: int = 0
-
-
-class Slot(Protocol[R_co]):
-    """Runs one job at a time, in its own thread, and keeps between jobs what is expensive to set up."""
-
-    def run(self, job: Job) -> R_co: ...
-
-    def close(self) -> None:
-        """Release everything. Called from another thread, it also ends the running job."""
-
-
-class Observer(Protocol[R_contra]):
-    """Is called for every job that starts or ends, by one thread at a time."""
-
-    def started(self, job: Job) -> None: ...
-
-    def ended(self, job: Job, result: R_contra, seconds: float) -> None: ...
-
-
-class FunctionSlot(Generic[R]):
-    def __init__(self, function: Callable[[Job], R]) -> None:
-        self._function = function
-
-    def run(self, job: Job) -> R:
-        return self._function(job)
-
-    def close(self) -> None:
-        """A call cannot be ended from outside, so this does nothing."""
-
-
-@dataclass
-class _Run(Generic[R]):
-    waiting: list[Job]
-    memory: int | None
-    observer: Observer[R] | None
-    stop_after: Callable[[Job, R], bool]
-    running: dict[str, Job] = field(default_factory=dict)
-    results: dict[str, R] = field(default_factory=dict)
-    failure: BaseException | None = None
-    stopping: bool = False
-    serving: int = 0
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def take(self) -> Job | None:
-        """The next job that fits, after waiting for memory; None when no job is left."""
-        with self.changed:
-            while not self.stopping and self.waiting:
-                job = self._fitting()
-                if job is not None:
-                    self.waiting.remove(job)
-                    self.running[job.name] = job
-                    if self.observer:
-                        self.observer.started(job)
-                    return job
-                self.changed.wait()
-            return None
-
-    def end(self, job: Job, result: R, seconds: float) -> None:
-        with self.changed:
-            del self.running[job.name]
-            if not self.stopping:
-                self.results[job.name] = result
-                if self.observer:
-                    self.observer.ended(job, result, seconds)
-                self.stopping = self.stop_after(job, result)
-            self.changed.notify_all()
-
-    def leave(self, error: BaseException | None) -> None:
-        with self.changed:
-            self.serving -= 1
-            if error and not self.stopping:
-                self.failure = error
-            self.stopping = self.stopping or error is not None
-            self.changed.notify_all()
-
-    def _fitting(self) -> Job | None:
-        if self.memory is None or not self.running:
-            # With nothing else running, even the largest job may start: waiting would not free more memory.
-            return self.waiting[0]
-        free = self.memory - sum(job.memory for job in self.running.values())
-        return next((job for job in self.waiting if job.memory <= free), None)
-
-
-def run_jobs(
-    jobs: Sequence[Job],
-    slot: Callable[[], Slot[R]],
-    *,
-    slots: int,
-    memory: int | None = None,
-    observer: Observer[R] | None = None,
-    stop_after: Callable[[Job, R], bool] = lambda job, result: False,
-) -> dict[str, R]:
-    """Run every job and return the results by name, in the order in which they ended.
-
-    At most `slots` jobs run at once. The sum of their `memory` stays within the budget, unless a single job
-    is larger. After a result for which `stop_after` is true, the running jobs are ended and no more start. An
-    exception in a slot ends everything and is raised here."""
-    if len({job.name for job in jobs}) != len(jobs):
-        raise ValueError("two jobs have the same name")
-    state = _Run(longest_first(jobs), memory, observer, stop_after)
-    opened: list[Slot[R]] = []
-
-    def serve() -> None:
-        failure = None
-        try:
-            # Create a slot only when there is a job for it.
-            if (job := state.take()) is None:
-                return
-            own = slot()
-            with state.changed:
-                # Whoever ends the run closes all slots that exist by then; a slot created later does nothing.
-                if state.stopping:
-                    return
-                opened.append(own)
-            while job is not None:
-                began = time.monotonic()
-                result = own.run(job)
-                state.end(job, result, time.monotonic() - began)
-                job = state.take()
-        except BaseException as error:
-            # Raised again below, in the caller's thread.
-            failure = error
-        finally:
-            state.leave(failure)
-
-    threads = [threading.Thread(target=serve, daemon=True) for _ in range(max(1, min(slots, len(jobs))))]
-    try:
-        for thread in threads:
-            with state.changed:
-                state.serving += 1
-            thread.start()
-        with state.changed:
-            while state.serving and not state.stopping:
-                state.changed.wait()
-    finally:
-        with state.changed:
-            state.stopping = True
-            state.changed.notify_all()
-        for own in opened:
-            own.close()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(timeout=30)
-    if state.failure is not None:
-        raise state.failure
-    return state.results
 
 
 def longest_first(jobs: Iterable[Job]) -> list[Job]:

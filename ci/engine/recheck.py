@@ -13,9 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ci.engine.entries import digests_of
-from ci.engine.inputs import flat
-from ci.engine.work import Failure, Result, RunOptions, Task, do
+from ci.engine.work import Failure, Result
+from ci.results import digests_in, flat
 from provisioning.base.files import hash_file, replace_text
 
 FACTS = "facts.json"
@@ -60,7 +59,7 @@ class Repeats:
         }
 
     def _digests(self, folder: Path | None) -> dict[str, str]:
-        digests = digests_of(folder, self.digest) if folder else {}
+        digests = digests_in(folder, self.digest)
         return {name: digest for name, digest in digests.items() if not self._is_changing(name)}
 
     def _is_changing(self, name: str) -> bool:
@@ -96,10 +95,9 @@ class RepeatableWork:
 
     step: str
     name: str
-    again: Callable[[Path], Task]
-    """The task for a folder of scratch, with other folders for what it writes."""
-    how: RunOptions
-    """With workers whose memory is FILLED, and without the cache."""
+    again: Callable[[Sequence[str], Path], Mapping[str, Result]]
+    """Does work of these names, in processes whose memory is FILLED and without the cache; it writes to this
+    folder."""
     repeats: Repeats
     logs: Path
 
@@ -119,7 +117,7 @@ def recheck(works: Iterable[RepeatableWork], share: float) -> list[Rechecked]:
     """Do a random share of the work twice, step by step."""
     steps: dict[int, list[RepeatableWork]] = {}
     for work in draw(list(works), share):
-        steps.setdefault(id(work.how), []).append(work)
+        steps.setdefault(id(work.again), []).append(work)
     return [rechecked for drawn in steps.values() for rechecked in _twice(drawn)]
 
 
@@ -128,9 +126,9 @@ def draw(works: Sequence[RepeatableWork], share: float) -> list[RepeatableWork]:
 
 
 def _twice(works: Sequence[RepeatableWork]) -> Iterator[Rechecked]:
-    how = works[0].how
+    names = [work.name for work in works]
     with tempfile.TemporaryDirectory(prefix="qnn-ci-recheck-") as scratch:
-        results = [do([work.again(Path(scratch)) for work in works], how) for _ in range(2)]
+        results = [works[0].again(names, Path(scratch)) for _ in range(2)]
         for work in works:
             first, second = (by_name[work.name] for by_name in results)
             yield _compared(work, first, second)

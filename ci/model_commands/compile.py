@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 
 from ci.pipeline.compile_flags import add_compile, compiling_of, one_model_of
@@ -26,16 +25,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.engine.workers.forked import shared_fork_servers
     from ci.pipeline.compile_one import compile_model, compile_precisions
     from ci.pipeline.lane_model import lane_model
     from ci.pipeline.model_report import reported
+    from ci.work import sharing_templates
 
     precisions: list[str] = list(dict.fromkeys(args.precisions or ()))
     model, suite = one_model_of(args), args.suite and args.suite.absolute()
     how = compiling_of(args)
     if len(precisions) > 1:
-        with shared_fork_servers(os.environ):
+        with sharing_templates():
             return compile_precisions(model, how, precisions, suite)
     model = replace(model, precision=next(iter(precisions), None))
     taken = lane_model(model, how)

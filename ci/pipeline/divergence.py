@@ -316,14 +316,22 @@ def keep_partial(folder: Path, result: Mapping[str, Any]) -> None:
     replace_text(folder / PARTIAL, json.dumps(result))
 
 
+def partial_of(folder: Path) -> dict[str, Any] | None:
+    """What a search knew when it was ended, if it knew anything."""
+    if not (folder / PARTIAL).is_file():
+        return None
+    known: dict[str, Any] = json.loads((folder / PARTIAL).read_text(encoding="utf-8"))
+    return known
+
+
 def ended_in_time(ask: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
     """The search's result; where it was ended, what it knew then."""
     try:
         return ask()
     except WorkerDied as gone:
-        if gone.kind != "timeout" or not (folder / PARTIAL).is_file():
+        known = partial_of(folder) if gone.kind == "timeout" else None
+        if known is None:
             raise
-        known: dict[str, Any] = json.loads((folder / PARTIAL).read_text(encoding="utf-8"))
         return known
 
 

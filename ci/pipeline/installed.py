@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.engine.digests import Digests
-from ci.engine.inputs import key_of
+from ci.results import digest_of
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import replace_text
@@ -44,12 +44,12 @@ def host_libraries(sdk_root: Path, store: Path) -> dict[str, str]:
     digests = Digests(store)
     hashes = {path.name: digests.of(str(path))[0] for path in sorted(libraries.glob("*.so*"))}
     digests.save()
-    return {"build_id": _build_of(htp, hashes[htp.name], store), "libraries": key_of(dict(hashes))}
+    return {"build_id": _build_of(htp, hashes[htp.name], store), "libraries": digest_of(dict(hashes))}
 
 
 def _build_of(library: Path, digest: str, store: Path) -> str:
     """The QNN build that a library of 98 MB names; the store remembers it by the library's digest."""
-    kept = store / "cache" / "memo" / "builds" / digest[:2] / f"{digest}.json"
+    kept = store / "cache" / "results" / "builds" / digest[:2] / f"{digest}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(kept.read_text(encoding="utf-8"))["build"])
     build = ", ".join(build_ids(library)) or "unknown"

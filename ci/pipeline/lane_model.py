@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from ci.pipeline.cached_steps import require_done
 from ci.pipeline.compile_flags import LANES
 from ci.pipeline.lane import Lane, Mine, Results, mine_of
 from ci.pipeline.options import Accept, Choice, Compiling, OneModel, StageOptions
 from ci.pipeline.output import Publish
 from ci.pipeline.precision import written_name
 from ci.pipeline.stage import AnyPlan
-from ci.pipeline.steps import require_done
 from ci.pipeline.suite import AnyProgram
 from ci.pipeline.trial import Outcome
 from provisioning.base.commands import Fix, session

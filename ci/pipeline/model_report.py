@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout, suppress
@@ -68,7 +67,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
     `about` names what was asked for: the same of the same model replaces what was said before. An error of
     usage is no work, and is not in the report."""
     # Imported late: the gate's start needs of this module a name alone.
-    from ci.engine.workers.forked import shared_fork_servers
+    from ci.work import sharing_templates
 
     selection = model.selection
     name = " ".join(filter(None, [model.typed, *about]))
@@ -76,7 +75,7 @@ def reported(verb: str, model: OneModel, about: Iterable[str], work: Callable[[M
     tee = answer.Tee(sys.stdout)
     printed = tee.kept
     try:
-        with redirect_stdout(tee), shared_fork_servers(os.environ):
+        with redirect_stdout(tee), sharing_templates():
             code = work(report)
     except UsageError:
         raise

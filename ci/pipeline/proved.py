@@ -22,7 +22,7 @@ class Proved:
 
 
 def _kept(store: Path, program: str) -> Path:
-    return store / "cache" / "memo" / "proofs" / f"{program}.json"
+    return store / "cache" / "results" / "proofs" / f"{program}.json"
 
 
 def remember(store: Path, program: str, proved: Proved) -> None:

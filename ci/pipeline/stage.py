@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from ci.engine.inputs import roots_of
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo
 from ci.engine.recheck import RepeatableWork
 from ci.engine.trouble import MACHINE
 from ci.engine.work import Result
@@ -87,23 +85,6 @@ def by_packages(programs: Sequence[P], store: Path) -> Iterator[tuple[OwnPackage
     """The programs of suites with equal packages of their own, with these packages installed."""
     for needs in dict.fromkeys(program.needs for program in programs):
         yield installed(needs, store), [program for program in programs if program.needs == needs]
-
-
-def memos_of(
-    programs: Iterable[AnyProgram[Any, Any]],
-    kind: str,
-    store: Path,
-    environ: Mapping[str, str],
-    *,
-    reuse: bool,
-    own: OwnPackages | None = None,
-) -> dict[Path, Memo]:
-    """One memo for each suite, because each has other roots."""
-    packages = own.folder if own else None
-    return {
-        suite: Memo(store, kind, roots_of(suite, store, packages), environ=environ, reuse=reuse)
-        for suite in dict.fromkeys(program.suite for program in programs)
-    }
 
 
 def baselines_of(programs: Iterable[AnyProgram[Any, Any]], profile: str) -> dict[Path, Baseline]:

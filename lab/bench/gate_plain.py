@@ -15,12 +15,15 @@ from ci.pipeline.own_output import forget_torch
 
 
 def run_in_turn(work: Path) -> None:
+    from ci.lanes.executorch.export import ExportedCase
     from ci.lanes.executorch.lower import lower
 
     for program in choose(all_programs([]), tags=["pr"]):
         folder, log = work / program.name.replace("/", "-"), work / "log"
         with output_to(log):
-            facts = lower(program.case, program.run, program.soc, program.search_path, folder, log)
+            exported = ExportedCase.of(program.case, program.search_path)
+            place = program.search_path
+            facts = lower(exported, program.case, program.run, program.soc, place, folder, log)
             if not program.run.emulator_fault:
                 _run(folder, facts)
         forget_torch()

@@ -9,11 +9,11 @@ from ci.engine.work import Result
 from ci.lanes.onnx.compile import plan_of, require_installed
 from ci.lanes.onnx.forecast import EstimateOnnx
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.pipeline.cached_steps import run_cached_step
 from ci.pipeline.expression import matcher
 from ci.pipeline.forecast import ACCEPTED, BY, lower, unsound
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import MANIFEST, PRECISIONS, Forecasts, load_forecasts
-from ci.pipeline.steps import run_step
 from lab.forecast import hub
 from lab.forecast.fitting import WAYS, JudgedPhone, Program, judge, limits_of, quantile
 from lab.stage import stage_run
@@ -103,7 +103,8 @@ def _estimated(
     for ours, precision in PRECISIONS.items():
         if mine := {key: program for key, program in programs.items() if key[1] == precision}:
             plan = plan_of([*mine.values()], selection, work)
-            results = run_step(EstimateOnnx(plan, chips=table.chips(ours, table.phones)), plan.programs)
+            step = EstimateOnnx(plan, chips=table.chips(ours, table.phones))
+            results = run_cached_step(step, plan.programs)
             found |= {key: results[program.name] for key, program in mine.items()}
     return found
 

@@ -1,13 +1,12 @@
-"""The process that runs the tests of the laboratory's suites."""
+"""What the processes that run the tests of the laboratory's suites do."""
 
 from __future__ import annotations
 
-import functools
-import sys
-
-from ci.engine.workers.child import serve
-from ci.lanes.upstream.worker import start
+from ci.lanes.upstream.worker import collect, listed, ran
 from lab.operators.suites import SUITES
 
-if __name__ == "__main__":
-    serve(int(sys.argv[-1]), functools.partial(start, SUITES[sys.argv[1]]), forks=True)
+__all__ = ["listed", "prepare", "ran"]
+
+
+def prepare(suite: str, logs: str) -> None:
+    collect(SUITES[suite], logs)

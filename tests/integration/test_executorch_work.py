@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,20 @@ from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
 from provisioning.base.units import EXACT_DB
 from tests.support.lowering import BASIS, SUITE, make_program
+from tests.support.lowering_worker import FAILS
 from tests.support.scripts import script
 
 ENVIRON = dict(os.environ)
 
 
-STAND_IN = ("-m", "tests.support.lowering_worker")
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_stand_in(monkeypatch)
+
+
+def use_stand_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(compiling, "WORKER", "tests.support.lowering_worker")
+    patch.setattr(compiling, "EXPORT", "tests.support.lowering_worker:export")
 
 
 def compiled(
@@ -52,10 +59,9 @@ def compiled(
     timeout: float = 60,
     basis: compiling.KeyContext = BASIS,
     cache: bool = True,
-    worker: tuple[str, ...] = STAND_IN,
 ) -> dict[str, Result]:
-    plan = plan_of(folder, programs, WorkOptions(timeout, jobs=1, cache=cache, why=True), basis)
-    return compile_programs(replace(plan, worker=worker))
+    work = WorkOptions(timeout, jobs=1, cache=cache, why=True)
+    return compile_programs(plan_of(folder, programs, work, basis))
 
 
 def plan_of(
@@ -74,7 +80,6 @@ def plan_of(
         logs=folder / "logs",
         baselines={program.suite: Baseline(folder / "baseline.json") for program in programs},
         refused={},
-        worker=STAND_IN,
     )
 
 
@@ -100,22 +105,23 @@ class TestCompiling:
 
         assert [cached(), cached()] == [False, True]
         for file, old, new, why in (
-            ("layers.py", "WIDTH = 1", "WIDTH = 2", "layers.py changed"),
-            ("suite.toml", "width = 8", "width = 9", "case.arguments.width: 8 → 9"),
-            ("suite.toml", "files", 'samples = "data"\nfiles', "case.samples:  → data"),
+            ("layers.py", "WIDTH = 1", "WIDTH = 2", "model: 8 → 16"),
+            ("suite.toml", "width = 8", "width = 9", "model: 16 → 18"),
             ("suite.toml", '"SM8650"', '"SM8750"', ""),
-            ("suite.toml", "tags", "calibration = 8\ntags", "run.calibration: nothing → 8"),
+            ("suite.toml", "tags", "per_channel = false\ntags", "run.per_channel: True → False"),
         ):
             change(file, old, new)
             capfd.readouterr()
             assert not cached(), new
             assert f": {why}" in capfd.readouterr().err
-        # What is judged later is not compiled again.
+        # What is judged later is not compiled again, nor what leads to the same model.
         change("suite.toml", "sqnr_db = 20", "sqnr_db = 30")
         change("suite.toml", '["pr"]', '["nightly"]')
         change("suite.toml", "files", "cpu_budget = 1\nfiles")
+        change("layers.py", "WIDTH", "# A comment.\nWIDTH")
+        change("suite.toml", "case.net", "case.other")
         assert cached()
-        assert not cached(compiling.KeyContext(BASIS.python, {**BASIS.sdk, "libraries": "ab"}))
+        assert not cached(compiling.KeyContext({**BASIS.sdk, "libraries": "ab"}))
 
     def test_one_that_fails_is_one_failure_and_the_others_are_done(self, tmp_path: Path) -> None:
         expected = {
@@ -131,8 +137,27 @@ class TestCompiling:
             assert failure and failure.kind == kind and message in failure.message
             assert failure.log and failure.log.read_text().startswith("what it printed\n")
         assert not any(results[program.name].failure for program in good)
-        # All were forks of the same process.
-        assert len({results[program.name].facts["parent"] for program in good}) == 1
+
+    def test_a_case_is_exported_once_for_all_its_programs(self, tmp_path: Path) -> None:
+        text = SUITE.replace('"SM8650"', '"SM8650", "SM8750"')
+        suite = make_program(tmp_path / "suite", text=text).suite
+        results = compiled(tmp_path, *programs_of(suite))
+        assert len(results) == 2 and not any(result.failure for result in results.values())
+        assert (suite.parent / "exports.txt").read_text() == "8\n"
+
+    def test_a_later_stage_of_the_same_run_exports_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        program = make_program(tmp_path / "suite")
+        exports = program.suite.parent / "exports.txt"
+        monkeypatch.setenv("QNN_CI_RUN", "one")
+        assert [compiled(tmp_path, program)[program.name].cached for _ in range(2)] == [False, True]
+        assert exports.read_text() == "8\n"
+        (tmp_path / "suite" / "layers.py").write_text("WIDTH = 3\n")
+        assert not compiled(tmp_path, program)[program.name].cached
+        monkeypatch.setenv("QNN_CI_RUN", "other")
+        assert compiled(tmp_path, program)[program.name].cached
+        assert exports.read_text() == "8\n24\n24\n"
 
     @pytest.mark.parametrize(
         ("what", "rule", "stays"),
@@ -153,14 +178,16 @@ class TestCompiling:
         monkeypatch.setattr(trouble, "BUSY", 0.1)
         program = make_program(tmp_path / "suite")
         compiled(tmp_path, program)
-        failing = ("-c", FAILING.format(what=what))
-        failure = compiled(tmp_path, program, cache=False, timeout=2, worker=failing)[program.name].failure
+        fails = program.suite.parent / FAILS
+        fails.write_text(what)
+        failure = compiled(tmp_path, program, cache=False, timeout=2)[program.name].failure
+        fails.unlink()
         assert failure and failure.rule == rule
         assert failure.exit_code == (3 if rule == "machine" else 1)
-        assert not list((tmp_path / "store/cache/memo/lowering/work").iterdir())
+        assert not list((tmp_path / "store/cache/results/lowering/work").iterdir())
         assert compiled(tmp_path, program)[program.name].cached == stays
 
-    def test_two_cases_of_one_content_are_done_once_and_both_have_it(self, tmp_path: Path) -> None:
+    def test_two_cases_of_one_content_have_one_result(self, tmp_path: Path) -> None:
         text = SUITE + SUITE[SUITE.index("[case") :].replace("case.net", "case.twin")
         make_program(tmp_path, text=text)
         results = list(compiled(tmp_path, *programs_of(tmp_path / "suite.toml")).values())
@@ -189,9 +216,11 @@ class TestCompiling:
 RUN = """
 import sys
 from pathlib import Path
+import pytest
 from ci.lanes.executorch.suite import programs_of
-from tests.integration.test_executorch_work import compiled
+from tests.integration.test_executorch_work import compiled, use_stand_in
 
+use_stand_in(pytest.MonkeyPatch())
 compiled(Path(sys.argv[1]), *programs_of(Path(sys.argv[2])))
 """
 
@@ -218,19 +247,6 @@ def test_a_run_that_is_killed_beside_another_over_the_same_store_leaves_no_stale
     assert compiled(tmp_path, program)[program.name].cached
 
 
-FAILING = """
-import sys
-from ci.engine.workers.child import serve
-from tests.support import lowering_worker
-
-def answer(order):
-    order["case"]["factory"] = "net:{what}"
-    return lowering_worker.answer(order)
-
-serve(int(sys.argv[1]), lambda: answer, forks=True)
-"""
-
-
 VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
 FAULT = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", 'emulator_fault = "could not be loaded"')
 
@@ -251,7 +267,7 @@ class Emulator:
         (folder / "program.pte").write_text(what)
         row = {"dtype": "float32", "shape": [3, 4]}
         facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": [], "left": []}
-        facts["without_time"] = ""
+        facts["without_time"] = what
         for number in range(2):
             for kind, name in (("inputs", "input"), ("expected", "float")):
                 VALUES.tofile(folder / f"{name}_{number}_0.raw")
@@ -267,7 +283,9 @@ class Emulator:
             )
             for what in names
         }
-        plan = plan_of(self.folder, list(programs.values()), WorkOptions(jobs=1, run_timeout=timeout))
+        plan = plan_of(
+            self.folder, list(programs.values()), WorkOptions(jobs=1, why=True, run_timeout=timeout)
+        )
         compiled = {program.name: self.compiled(what) for what, program in programs.items()}
         results = measure(plan, Runner.at(self.runner), compiled)
         return [results[program.name] for program in programs.values()]

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from ci.engine.workers.fork_server import FORK_SERVERS
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment, suite
 from tests.support.onnx_models import conv_model, model_of, write
@@ -60,8 +59,6 @@ class House:
         if full:
             command = with_small(self.folder / full, KILOBYTES, *command)
         environ = {**environment(), "TMPDIR": str(self.folder / "temporary")}
-        # A server of workers that was started outside does not see the disk.
-        environ.pop(FORK_SERVERS, None)
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
         assert "Traceback" not in done.stderr, done.stderr
         return Ended(done.returncode, done.stdout + done.stderr)
@@ -93,7 +90,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
 @pytest.mark.parametrize(
     ("stage", "full"),
     [
-        pytest.param("test_lowering", "store/cache/memo/lowering/work", marks=pytest.mark.whole),
+        pytest.param("test_lowering", "store/cache/results/lowering/work", marks=pytest.mark.whole),
         pytest.param("test_lowering", "temporary", marks=pytest.mark.whole),
         pytest.param("test_emulator", "reports/emulator", marks=pytest.mark.whole),
         ("test_onnx", "reports/onnx"),
@@ -123,7 +120,7 @@ def test_it_ends_with_3_and_what_was_cached_stays(house: House, stage: str, full
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("model", "full"),
-    [("lowering_models.py:net", "temporary"), ("net.onnx", "store/cache/memo/onnx/work")],
+    [("lowering_models.py:net", "temporary"), ("net.onnx", "store/cache/results/onnx/work")],
 )
 def test_compile_ends_with_3(house: House, model: str, full: str) -> None:
     write(conv_model(), house.folder / "net.onnx")

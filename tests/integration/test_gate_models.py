@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.engine.inputs import key_of
 from ci.pipeline.suite_file import accepted_path
+from ci.results import digest_of
 from provisioning.base.accepted import Accepted, accept
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Outcome, Report
@@ -61,7 +61,7 @@ def _give_program(done: Done, giver: str, taker: str) -> None:
     entry = folder.with_name(f"{folder.name.partition('-')[0]}.json")
     document = json.loads(entry.read_text(encoding="utf-8"))["document"]
     document["files"]["program.pte"] = hash_file(paths[taker])
-    entry.write_text(json.dumps({"digest": key_of(document), "document": document}), encoding="utf-8")
+    entry.write_text(json.dumps({"digest": digest_of(document), "document": document}), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

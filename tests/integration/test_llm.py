@@ -437,8 +437,8 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     from ci.lanes.llm.genie import generate
     from ci.lanes.llm.reference import load_reference, text_of
     from ci.lanes.llm.verdicts import LIMITS, compare_text, figures_from, misses
-    from ci.lanes.llm.work import setup_of
-    from ci.pipeline.steps import asking
+    from ci.lanes.llm.work import WORKER, home_of
+    from ci.work import asking
 
     layers = int(os.environ.get("QNN_CI_LAYERS", "2"))
     model, out = write_checkpoint(tmp_path / "model", num_hidden_layers=layers, **LLAMA_1B), tmp_path / "out"
@@ -461,7 +461,7 @@ def test_a_model_of_1bs_true_shape_says_what_float_says(tmp_path: Path) -> None:
     text.write_text((ROOT / "README.md").read_text())
     reading = {"model": str(model), "compiled": str(out), "text": str(text), "cpu": False, "tie": 0.0}
     log = tmp_path / "figures.log"
-    with asking(setup_of("generate", tmp_path, 3600), log) as ask:
+    with asking(home_of("generate", tmp_path), f"{WORKER}:answer", log, 3600) as ask:
         facts = ask(do="figures", kind="prefill", windows=1, length=65, **reading)
     # Of 64 tokens one in float's near ties is 1.6 %.
     limits = {**LIMITS["fp16"], "first_choice": 0.95}

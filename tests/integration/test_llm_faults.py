@@ -22,8 +22,9 @@ from ci.engine.work import Failure, Result
 from ci.lanes.llm.architecture import read_architecture
 from ci.lanes.llm.suite import SUITES, Limits, LlmProgram
 from ci.lanes.llm.verdicts import LIMITS, findings_of
-from ci.lanes.llm.work import environment, setup_of
+from ci.lanes.llm.work import WORKER, environment, home_of
 from ci.pipeline.installed import ready_environment
+from ci.work import asking
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import ROOT, Selection, store_path
@@ -197,14 +198,8 @@ def test_a_rope_of_our_reader_that_only_far_positions_show(
 
 def train(folder: Path) -> Path:
     """The tiny model of the suite, from nothing, in a process of its own."""
-    from ci.engine.workers.parent import Worker
-
-    worker = Worker(setup_of("train", folder / "logs", 900))
-    try:
-        reply = worker.ask({"do": "train", "into": str(folder / "model"), "log": ""})
-    finally:
-        worker.end()
-    assert "error" not in reply, reply
+    with asking(home_of("train", folder), f"{WORKER}:answer", folder / "train.log", 900) as ask:
+        ask(do="train", into=str(folder / "model"))
     return folder / "model"
 
 
@@ -225,12 +220,12 @@ def test_another_kind_of_processor_trains_the_same_bytes(tmp_path: Path) -> None
     script = (
         "import sys, pathlib; from ci.lanes.llm.tiny import train; train(pathlib.Path(sys.argv[1]), steps=3)"
     )
-    setup = setup_of("train", tmp_path, 900)
+    home = home_of("train", tmp_path)
     for folder, command in (("ours", []), ("other", ["qemu-x86_64", "-cpu", "Haswell"])):
         subprocess.run(
             [*command, sys.executable, "-c", script, str(tmp_path / folder)],
             cwd=ROOT,
-            env=dict(setup.environment),
+            env=dict(home.environment),
             check=True,
         )
     weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("ours", "other")]

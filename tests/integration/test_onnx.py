@@ -145,7 +145,7 @@ class TestCompile:
         arguments = (model, "--precision", "u16u8", "--calibrate", samples)
         before = (compiled / "net_ctx_qnn.bin").read_bytes()
         done = onnx_command("compile", *arguments, "-o", compiled)
-        assert "1 cached, 0 to do" in done.stderr and "dB SQNR" in done.stdout
+        assert "cached" in done.stderr and "dB SQNR" in done.stdout
         assert (compiled / "net_ctx_qnn.bin").read_bytes() == before
 
     def test_a_run_that_fails_is_not_repeated_on_the_cpu(self, model: Path, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ class Ask:
 
 
 def run(through: str, folder: Path, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    worker.start("generate" if through == "genie" else "lower")
+    (worker.generate if through == "genie" else worker.lower)()
     folder.mkdir(parents=True, exist_ok=True)
     calibration = folder / "calibration.txt"
     calibration.write_text(" ".join(tiny.texts().calibration))

@@ -17,7 +17,6 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, model_validator
 
-from ci.engine.workers.fork_server import FORK_SERVERS
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import ROOT, store_path
 from provisioning.components import KINDS
@@ -166,13 +165,12 @@ JOB = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "ADSP_LIBRARY_PATH", "LD_LIBRARY
 """Variables of whoever runs the tests that would change what a command does."""
 
 
-SHARED = ("trees", "downloads", "locks", "staging", "cache/memo/runner")
+SHARED = ("trees", "downloads", "locks", "staging", "cache/results/runner")
 """Of the user's store. The runner is built in place, for all tests of a run."""
 
 
 def _shared(factory: pytest.TempPathFactory) -> Path:
-    """The programs and the store of all stages of a run, whichever worker has them: each fork server is for
-    one PATH and one SDK."""
+    """The programs and the store of all stages of a run, whichever worker has them."""
     run = factory.getbasetemp()
     shared = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "stage"
     own = factory.mktemp("stage")
@@ -196,8 +194,7 @@ def _shared(factory: pytest.TempPathFactory) -> Path:
 
 class Stage:
     """Where journeys run: `qnn-ci` and `nox` of this clone on PATH, with this Python for every environment;
-    trees, downloads and the runner of the user's store, and a memory of programs that the run begins empty.
-    Workers come from the servers of the whole run, so that not each command imports torch anew."""
+    trees, downloads and the runner of the user's store, and cached results that the run begins without."""
 
     def __init__(self, factory: pytest.TempPathFactory, table: Journeys) -> None:
         self.factory, self.table = factory, table
@@ -211,7 +208,7 @@ class Stage:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if name not in dropped and (name == FORK_SERVERS or not name.startswith("QNN_CI_"))
+            if name not in dropped and not name.startswith("QNN_CI_")
         }
         return {
             **kept,

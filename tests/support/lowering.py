@@ -25,7 +25,7 @@ thresholds = {{ sqnr_db = 20 }}
 {run}
 """
 
-BASIS = KeyContext("CPython 3.11.0", {"build_id": "v2.49.40.260810104044", "libraries": "aa"})
+BASIS = KeyContext({"build_id": "v2.49.40.260810104044", "libraries": "aa"})
 
 
 def make_program(

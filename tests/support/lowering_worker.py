@@ -1,23 +1,39 @@
-"""Stands in for the process that lowers: does what the factory's name says."""
+"""Stands in for the processes that export and compile: they do what the factory's name says.
+
+A file beside the suite may say something else, which is in no key."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import serve
 from ci.pipeline.models.imports import search_first
 
+FAILS = "fails.txt"
 
-def answer(order: dict[str, Any]) -> dict[str, Any]:
-    print("what it printed")
+
+def prepare() -> None:
+    """There is nothing to import."""
+
+
+def export(order: dict[str, Any]) -> dict[str, Any]:
     search_first(Path(order["search_path"]))
     module, _, what = order["case"]["factory"].partition(":")
+    arguments = order["case"]["arguments"]
+    text = getattr(importlib.import_module(module), what)(**arguments) if what == "make" else what
+    with Path(order["search_path"], "exports.txt").open("a", encoding="utf-8") as stream:
+        stream.write(f"{text}\n")
+    return {"runs": {name: {"rows": {"model": text}} for name in order["runs"]}}
+
+
+def compiled(order: dict[str, Any]) -> dict[str, Any]:
+    print("what it printed")
+    file = Path(order["search_path"], FAILS)
+    what = file.read_text(encoding="utf-8") if file.exists() else order["case"]["factory"].partition(":")[2]
     if what == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif what == "killed":
@@ -34,10 +50,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         Path("/dev/full").write_text("weights")
     elif what == "refuse":
         return {"error": {"kind": "factory", "message": "it is no model", "fix": "", "exit_code": 1}}
-    text = getattr(importlib.import_module(module), what)(**order["case"]["arguments"])
+    module, _, factory = order["case"]["factory"].partition(":")
+    text = getattr(importlib.import_module(module), factory)(**order["case"]["arguments"])
     (Path(order["into"]) / "program.pte").write_text(str(text), encoding="utf-8")
-    return {"left": [], "delegates": 1, "parent": os.getppid()}
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]), lambda: answer, forks=True)
+    return {"left": [], "delegates": 1, "loads": "", "parent": os.getppid()}

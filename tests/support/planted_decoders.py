@@ -291,7 +291,7 @@ def run(way_name: str, model: Path, folder: Path, faults: list[str]) -> Iterator
     from ci.lanes.llm import worker
 
     way, remembered = WAYS[way_name], dict[str, Any]()
-    worker.start(way.worker)
+    getattr(worker, way.worker)()
 
     def ask(**order: Any) -> Any:
         # Of the checkpoint alone.

@@ -20,6 +20,16 @@ def prepare() -> None:
     import numpy  # noqa: F401
 
 
+def prepare_own() -> None:
+    import ci.pipeline.relocation  # noqa: F401
+
+
+def import_late(request: dict[str, Any]) -> dict[str, Any]:
+    import ci.gate.table  # noqa: F401
+
+    return echo(request)
+
+
 def fail_to_prepare() -> None:
     raise ImportError("there is no such library")
 
@@ -82,6 +92,39 @@ def sleep(request: dict[str, Any]) -> dict[str, Any]:
         stream.write(f"{request['name']}\n")
     time.sleep(0.3)
     return {}
+
+
+def export(request: dict[str, Any]) -> dict[str, Any]:
+    """Stays, with a value that the tasks that need it find."""
+    sys.modules[__name__].__dict__["exported"] = request["value"]
+    with Path(request["file"]).open("a") as stream:
+        stream.write(f"{request['value']} {os.getpid()}\n")
+    if request["value"] == "bad":
+        os._exit(3)
+    return {"value": request["value"]}
+
+
+def compile_exported(request: dict[str, Any]) -> dict[str, Any]:
+    """What it found, and what another one left in the export's process."""
+    module = sys.modules[__name__].__dict__
+    before, module["compiled"] = module.get("compiled", 0), 1
+    if request.get("ends"):
+        os._exit(4)
+    return {"value": module["exported"], "before": before, "parent": os.getpid()}
+
+
+def part(request: dict[str, Any]) -> dict[str, Any]:
+    sys.modules[__name__].__dict__["part_was_here"] = True
+    return echo(request) if request["how"] == "echo" else end(request)
+
+
+def in_parts(request: dict[str, Any]) -> dict[str, Any]:
+    """The outcomes of parts in forks, and whether they left anything here."""
+    from ci.work import in_fork
+
+    outcomes = [in_fork(part, {"how": how}) for how in request["parts"]]
+    shown = [outcome if isinstance(outcome, dict) else str(outcome) for outcome in outcomes]
+    return {"outcomes": shown, "left": sys.modules[__name__].__dict__.get("part_was_here", False)}
 
 
 def run_hanging(file: str) -> None:

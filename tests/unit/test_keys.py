@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from ci.engine.inputs import key_of, roots_of
-from ci.engine.memo import CachedResult, Memo, Miss, WorkDone
 from ci.engine.work import Result
-from ci.engine.workers.parent import Worker
 from ci.lanes.executorch.compile import ExecutorchPlan, Lower
 from ci.lanes.executorch.emulate import RunOnEmulator
 from ci.lanes.executorch.suite import SUITES as EXECUTORCH
 from ci.lanes.executorch.suite import ModuleScheme, parse_request
 from ci.lanes.llm.suite import SUITES as LLM
 from ci.lanes.llm.suite import Limits, LlmCase, LlmProgram, LlmRun
-from ci.lanes.llm.work import CompileCheckpoint, Generate, LlmPlan, Train
+from ci.lanes.llm.work import CompileCheckpoint, Generate, LlmPlan
 from ci.lanes.onnx.compile import CompileOnnx, OnnxPlan
 from ci.lanes.onnx.steps import case_of, run_of
 from ci.lanes.onnx.suite import SUITES as ONNX
 from ci.lanes.onnx.suite import programs_of as onnx_programs
-from ci.pipeline.models.own_packages import NO_PACKAGES
+from ci.pipeline.cached_steps import CachedStep
 from ci.pipeline.options import WorkOptions
 from ci.pipeline.runner import Runner
 from ci.pipeline.stage import AnyPlan
-from ci.pipeline.steps import Step, StepTask, tasks_of
 from ci.pipeline.suite import NO_SUITE, AnyProgram, Input, TaskMetric, Thresholds
+from ci.results import CachedResults
 from provisioning.base.settings import Selection
 from tests.support.lowering import BASIS, make_program
 from tests.support.onnx_suites import write_suite
+from tests.support.scripts import script
 
 LIMITS = Limits(first_choice=0.5, perplexity_ratio=2.0, divergence=1.0, divergence_99=1.0, regret=1.0)
 LLM_SUITE = """\
@@ -134,39 +131,29 @@ JUDGED = {
 
 FACTS: Mapping[str, Any] = {"inputs": [], "expected": [], "reference": [], "without_time": "digest"}
 
+BY_CONTENT = {
+    *("factory", "arguments", "model", "dimensions", "samples", "inputs", "inferences", "calibration"),
+}
+"""Fields that say which model and which samples there are: an export gives their bytes."""
+
 
 def _plan(kind: type[AnyPlan[Any]], program: AnyProgram[Any, Any], folder: Path, **more: Any) -> Any:
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder)
     return kind((program,), selection, WorkOptions(), folder / "logs", {}, **more)
 
 
-def _lower(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
+def _lower(program: AnyProgram[Any, Any], folder: Path) -> Lower:
     more = {"environment": {}, "sdk": folder, "basis": BASIS, "refused": {}}
     return Lower(_plan(ExecutorchPlan, program, folder, **more))
 
 
-def _run(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
-    compiled = folder / "compiled"
-    compiled.mkdir(exist_ok=True)
-    plan = cast(Lower, _lower(program, folder)).plan
-    return RunOnEmulator(plan, Runner(Path("runner")), {program.name: Result(FACTS, compiled)})
-
-
-def _onnx(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
+def _onnx(program: AnyProgram[Any, Any], folder: Path) -> CompileOnnx:
     return CompileOnnx(_plan(OnnxPlan, program, folder))
 
 
-def _generate(program: AnyProgram[Any, Any], folder: Path) -> Step[Any]:
+def _generate(program: AnyProgram[Any, Any], folder: Path) -> Generate:
     models = {program.name: Result({"weights": "weights"}, folder)}
     return Generate(_plan(LlmPlan, program, folder, qnn_environment=None), models)
-
-
-@dataclass(frozen=True)
-class Lane:
-    program: Callable[[Path], AnyProgram[Any, Any]]
-    step: Callable[[AnyProgram[Any, Any], Path], Step[Any]]
-    case: Mapping[str, Any]
-    run: Mapping[str, Any]
 
 
 def _llm_program(folder: Path) -> AnyProgram[Any, Any]:
@@ -175,81 +162,19 @@ def _llm_program(folder: Path) -> AnyProgram[Any, Any]:
     return LLM.programs_of(path)[0]
 
 
+@dataclass(frozen=True)
+class Lane:
+    program: Callable[[Path], AnyProgram[Any, Any]]
+    step: Callable[[AnyProgram[Any, Any], Path], CachedStep[Any]]
+    case: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+
 LANES = {
     "test_lowering": Lane(make_program, _lower, EXECUTORCH_CASE, EXECUTORCH_RUN),
-    "test_emulator": Lane(make_program, _run, EXECUTORCH_CASE, EXECUTORCH_RUN),
     "test_onnx": Lane(lambda folder: onnx_programs(write_suite(folder))[0], _onnx, ONNX_CASE, ONNX_RUN),
     "test_llm": Lane(_llm_program, _generate, LLM_CASE, LLM_RUN),
 }
-
-
-class Heard(Exception):
-    """Carries the first order that a worker got."""
-
-
-class Listener:
-    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        raise Heard({name: value for name, value in order.items() if name not in ("into", "log", "folder")})
-
-
-def _key_and_order(lane: Lane, program: AnyProgram[Any, Any], folder: Path) -> tuple[str, Any]:
-    memo = Memo(folder / "store", "any", roots_of(program.suite, folder / "store"), environ=os.environ)
-    step = lane.step(program, folder)
-    task = StepTask(step, program, memo, step.key(program, memo, {}), folder / "scratch")
-    with pytest.raises(Heard) as heard:
-        task.work(cast(Worker, Listener()), {})
-    return key_of(task.key), heard.value.args[0]
-
-
-def test_work_is_compared_with_earlier_work_of_the_same_model_alone(tmp_path: Path) -> None:
-    def subject(program: AnyProgram[Any, Any]) -> str:
-        step = _lower(program, tmp_path)
-        return tasks_of(step, NO_PACKAGES, [program], tmp_path)[0].subject
-
-    program = make_program(tmp_path)
-    of_another = replace(program, case=program.case.model_copy(update={"factory": "others:net"}))
-    alone, other = (replace(case, suite=tmp_path / NO_SUITE) for case in (program, of_another))
-    assert subject(alone) != subject(other)
-    # A suite's case is the same case, whatever model it has now.
-    assert subject(program) == subject(of_another)
-    assert subject(program) != subject(replace(program, suite=tmp_path / "others.toml"))
-
-
-def test_what_a_model_says_is_not_compared_with_its_training(tmp_path: Path) -> None:
-    program = _llm_program(tmp_path)
-    texts = _generate(program, tmp_path)
-    train = Train(_plan(LlmPlan, program, tmp_path, qnn_environment=None))
-    both = [tasks_of(step, NO_PACKAGES, [program], tmp_path)[0] for step in (train, texts)]
-    both[0].memo.remember(both[0].subject, both[0].key, {}, WorkDone())
-    assert both[1].memo.find(both[1].subject, both[1].key) == Miss("not run before")
-
-
-def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes_and_blames_no_other(tmp_path: Path) -> None:
-    """Wherever it is, and whatever else of the same name was compiled before."""
-
-    def task(name: str, config: str) -> StepTask[Any]:
-        folder = tmp_path / name / "model"
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(config)
-        run = LlmRun.model_construct(precision="fp16", socs=("SM8650",))
-        case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
-        program = LlmProgram(folder / NO_SUITE, folder.name, case, run, "SM8650")
-        request = {"model": str(folder), "adapter": "", "calibrate": "", "context": 128}
-        step = CompileCheckpoint(_plan(LlmPlan, program, tmp_path, qnn_environment=None), request)
-        return tasks_of(step, NO_PACKAGES, [program], tmp_path)[0]
-
-    first, moved, other = task("first", "{}"), task("moved", "{}"), task("other-model", '{"a": 1}')
-    assert first.key == moved.key and str(tmp_path) not in json.dumps([first.key, other.key])
-    first.memo.remember(first.subject, first.key, {}, WorkDone())
-    assert isinstance(moved.memo.find(moved.subject, moved.key), CachedResult)
-    assert other.memo.find(other.subject, other.key) == Miss("not run before")
-    other.memo.remember(other.subject, other.key, {}, WorkDone())
-    (tmp_path / "first" / "model" / "config.json").write_text('{"a": 2}')
-    again = first.step.key(first.program, first.memo, {})
-    why = first.memo.find(first.subject, again)
-    assert isinstance(why, Miss) and why.why.startswith("files.config.json: ") and "nothing" not in why.why
-
-
 CHANGES = [
     (name, part, field)
     for name, lane in LANES.items()
@@ -266,18 +191,64 @@ def test_every_field_has_another_value_to_try(tmp_path: Path, name: str) -> None
     assert set(lane.run) == set(type(program.run).model_fields)
 
 
+def _asked(lane: Lane, program: AnyProgram[Any, Any], folder: Path) -> tuple[Any, Any, Any]:
+    """Its key, and what the processes get that build its model and that do its work."""
+    step = lane.step(program, folder)
+    export = step.export(program)
+    key = step.key(program, CachedResults(folder / "store", "any"))
+    return json.loads(json.dumps(key)), export and export.request, step.request(program)
+
+
 @pytest.mark.parametrize(("name", "part", "field"), CHANGES)
-def test_what_the_worker_gets_is_in_the_key(tmp_path: Path, name: str, part: str, field: str) -> None:
+def test_what_the_work_gets_is_in_its_key_or_an_exports(
+    tmp_path: Path, name: str, part: str, field: str
+) -> None:
     lane = LANES[name]
     program = lane.program(tmp_path)
     value = getattr(lane, part)[field]
     assert getattr(getattr(program, part), field) != value
     changed = replace(program, **{part: getattr(program, part).model_copy(update={field: value})})
-    key, order = _key_and_order(lane, program, tmp_path)
-    other_key, other_order = _key_and_order(lane, changed, tmp_path)
-    if key == other_key:
-        assert order == other_order
+    key, export, request = _asked(lane, program, tmp_path)
+    other_key, other_export, other_request = _asked(lane, changed, tmp_path)
+    if key == other_key and request != other_request:
+        assert field in BY_CONTENT and export != other_export
     assert key == other_key or field not in JUDGED
+
+
+def test_what_a_run_on_the_emulator_gets_is_in_its_key(tmp_path: Path) -> None:
+    """Its program and files by their bytes, wherever they lie; what is judged later is in no key."""
+    program = make_program(tmp_path)
+
+    def key(what: str = "", **facts: Any) -> Any:
+        compiled = tmp_path / f"compiled-{what}"
+        compiled.mkdir(exist_ok=True)
+        (compiled / "input_0_0.raw").write_text(what)
+        plan = _lower(program, tmp_path).plan
+        runner = Runner(script(tmp_path / "runner", "exit 0"))
+        step = RunOnEmulator(plan, runner, {program.name: Result({**FACTS, **facts}, compiled)})
+        return step.key(program, CachedResults(tmp_path / "store", "any"))
+
+    first = key()
+    assert key("other") != first and key(without_time="other") != first and key(expected=["row"]) != first
+    assert key() == first and str(tmp_path / "compiled") not in json.dumps(first)
+
+
+def test_what_a_checkpoint_is_compiled_of_is_known_by_its_bytes(tmp_path: Path) -> None:
+    """Wherever it is."""
+
+    def key(name: str, config: str) -> Any:
+        folder = tmp_path / name / "model"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(config)
+        run = LlmRun.model_construct(precision="fp16", socs=("SM8650",))
+        case = LlmCase.model_construct(perplexity=math.inf, runs=(run,))
+        program = LlmProgram(folder / NO_SUITE, folder.name, case, run, "SM8650")
+        order = {"model": str(folder), "adapter": "", "calibrate": "", "context": 128}
+        step = CompileCheckpoint(_plan(LlmPlan, program, tmp_path, qnn_environment=None), order)
+        return step.key(program, CachedResults(tmp_path / "store", "any"))
+
+    first, moved, other = key("first", "{}"), key("moved", "{}"), key("other-model", '{"a": 1}')
+    assert first == moved != other and str(tmp_path) not in json.dumps([first, other])
 
 
 def _same(received: Any, sent: Any) -> bool:

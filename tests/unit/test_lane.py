@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import Field
 
-from ci.engine.memo import Memo
 from ci.engine.recheck import Repeats
-from ci.engine.workers.parent import WorkerSpec
+from ci.pipeline.cached_steps import CachedStep, run_cached_step
 from ci.pipeline.compile_one import compile_model
 from ci.pipeline.lane import Lane, Mine, Results, run
 from ci.pipeline.lane_model import LaneModel, Product
@@ -29,9 +29,10 @@ from ci.pipeline.options import (
     WorkOptions,
 )
 from ci.pipeline.stage import AnyPlan, baselines_of
-from ci.pipeline.steps import Ask, Step, run_step
 from ci.pipeline.suite import NO_SUITE, AnyCase, AnyProgram, AnyRun, Suites
 from ci.pipeline.suite_file import LaneForm
+from ci.results import CachedResults, Key
+from ci.work import Home
 from provisioning.base.errors import ToolkitError, UsageError
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.settings import Selection
@@ -55,48 +56,27 @@ class Program(AnyProgram[ToyCase, ToyRun]):
     pass
 
 
-WORKER = """
-import sys
-from pathlib import Path
-from ci.engine.workers.child import reporting, serve
-
-def work(order):
-    if order["width"] > 90:
-        raise ValueError(f"no program is {order['width']} wide")
-    (Path(order["into"]) / "program").write_text("x" * order["width"])
-    return {"sqnr_db": 10.0 * order["width"]}
-
-def error_of(error, order):
-    return {"kind": "refused", "message": str(error), "fix": "make it narrower"}
-
-serve(int(sys.argv[-1]), lambda: reporting(work, error_of), forks=True)
-"""
-
-
 @dataclass(frozen=True)
-class Compile(Step[Program]):
+class Compile(CachedStep[Program]):
     kind, title, keeps_files, repeats = "toy", "toys", True, Repeats()
+    function = "tests.support.toy_worker:compiled"
     plan: AnyPlan[Program]
-    code: str = WORKER
+    more: Mapping[str, Any]
 
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return {"PATH": "/usr/bin:/bin"}
+    def home(self, own: OwnPackages) -> Home:
+        environment = {"PATH": "/usr/bin:/bin"}
+        return Home(environment, self.plan.logs, "tests.support.toy_worker:prepare", "nothing", "")
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        return WorkerSpec(
-            ("-c", self.code), self.environment(own), self.plan.logs, 60, "nothing", "", forks=True
-        )
-
-    def key(self, program: Program, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Any]:
+    def key(self, program: Program, results: CachedResults) -> Key:
         return program.request
 
-    def work(self, program: Program, ask: Ask) -> Mapping[str, Any]:
-        return ask(width=program.run.width)
+    def request(self, program: Program) -> Mapping[str, Any]:
+        return {"width": program.run.width, **self.more}
 
 
 class Toy(Lane[Program, AnyPlan[Program]]):
     stage, rules = "test_toy", "toy"
-    code = WORKER
+    more: ClassVar[Mapping[str, Any]] = {}
     suites = Suites("test_toy", Path("toy.toml"), Program, LaneForm("toy", ToyCase, ("test_toy",)))
 
     def plan(self, programs: Sequence[Program], options: StageOptions) -> AnyPlan[Program]:
@@ -104,7 +84,7 @@ class Toy(Lane[Program, AnyPlan[Program]]):
         return AnyPlan(tuple(programs), selection, options.work, selection.reports / "toy", baselines)
 
     def do(self, plan: AnyPlan[Program], *, new_baseline: bool) -> Results:
-        return {"toy": run_step(Compile(plan, self.code), plan.programs)}
+        return {"toy": run_cached_step(Compile(plan, self.more), plan.programs)}
 
     def findings(self, plan: AnyPlan[Program], program: Program, mine: Mine) -> Iterator[Finding]:
         if failure := mine["toy"].failure:
@@ -157,7 +137,7 @@ def toys(
     accept: Accept | None = None,
     listed: bool = False,
     work: WorkOptions = WorkOptions(jobs=1),  # noqa: B008
-    code: str = WORKER,
+    more: Mapping[str, Any] = MappingProxyType({}),
     **choice: Any,
 ) -> tuple[int, dict[str, Any]]:
     suite = folder / "toy.toml"
@@ -165,8 +145,7 @@ def toys(
         suite.write_text(SUITE)
     selection = Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder / "reports")
     chosen = Choice(suites=(suite,), **choice)
-    lane = Toy()
-    lane.code = code
+    lane = type("Toy", (Toy,), {"more": more})()
     ended = run(lane, StageOptions(selection, chosen, work, accept or Accept(), listed))
     rows = {} if listed else Report.read(folder / "reports/test_toy.json").metrics["programs"]
     assert isinstance(rows, dict)
@@ -261,9 +240,10 @@ def test_one_model_that_a_suite_gets_is_cached_for_its_stage(tmp_path: Path) -> 
 GOOD = ("net2 or net3 or net4",)
 
 
-def rechecked(folder: Path, code: str = WORKER, share: float = 1.0) -> tuple[int, dict[str, Finding], Any]:
+def rechecked(folder: Path, goes_wrong: str = "", share: float = 1.0) -> tuple[int, dict[str, Finding], Any]:
     """The exit code, the findings by rule, and the programs that were compared."""
-    ended, _ = toys(folder, work=WorkOptions(jobs=1, recheck=share), code=code, words=GOOD)
+    more = {"goes wrong": goes_wrong, "count": str(folder / "count")}
+    ended, _ = toys(folder, work=WorkOptions(jobs=1, recheck=share), more=more, words=GOOD)
     report = Report.read(folder / "reports/test_toy.json")
     return ended, {finding.rule: finding for finding in report.findings}, report.metrics["rechecked"]
 
@@ -276,7 +256,9 @@ def test_programs_that_are_the_same_twice_pass_a_recheck(
     code, findings, names = rechecked(tmp_path)
     assert (code, findings) == (0, {}) and "compiled 3 of 3 programs twice" in capsys.readouterr().err
     assert sorted(names) == [f"net{width}/toy/SM8650" for width in (2, 3, 4)]
-    assert not list((tmp_path / "store/cache/memo/toy/work").iterdir()), "nothing is left of the new results"
+    assert not list((tmp_path / "store/cache/results/toy/work").iterdir()), (
+        "nothing is left of the new results"
+    )
     assert all(row["cached"] for row in toys(tmp_path, words=GOOD)[1].values())
 
 
@@ -284,19 +266,8 @@ def test_a_share_of_few_programs_is_one_of_them(tmp_path: Path) -> None:
     assert len(rechecked(tmp_path, share=0.1)[2]) == 1
 
 
-def counting(folder: Path, then: str) -> str:
-    """A worker that counts what it compiles; `then` may use `count`."""
-    counted = f"""def work(order):
-    path = Path({str(folder / "count")!r})
-    count = int(path.read_text()) + 1 if path.exists() else 1
-    path.write_text(str(count))
-    {then}
-"""
-    return WORKER.replace("def work(order):\n", counted)
-
-
 def test_a_program_that_is_another_each_time_is_named_with_both(tmp_path: Path) -> None:
-    code, findings, _ = rechecked(tmp_path, counting(tmp_path, 'order["width"] += count % 2'))
+    code, findings, _ = rechecked(tmp_path, "another each time")
     finding = findings["recheck-differs"]
     assert code == 1 and "program" in finding.message and "sqnr_db" in finding.message
     both = tmp_path / "reports/toy/differs/toy" / finding.subject
@@ -306,20 +277,16 @@ def test_a_program_that_is_another_each_time_is_named_with_both(tmp_path: Path) 
 
 def test_what_memory_held_by_chance_is_no_difference(tmp_path: Path) -> None:
     """As QNN writes it between a constant's values: it is the same twice where fresh memory is filled."""
-    memory = 'os.environ.get("MALLOC_PERTURB_") or os.urandom(2).hex()'
-    worker = WORKER.replace('"x" * order["width"]', f"({memory})").replace("import sys", "import os, sys")
-    assert rechecked(tmp_path, worker)[:2] == (0, {})
+    assert rechecked(tmp_path, "memory")[:2] == (0, {})
 
 
 def test_a_program_that_compiles_only_once_differs(tmp_path: Path) -> None:
-    fails = 'if count > 6: raise ValueError("no more")'
-    code, findings, _ = rechecked(tmp_path, counting(tmp_path, fails))
+    code, findings, _ = rechecked(tmp_path, "fails later")
     assert code == 1 and "no more" in findings["recheck-differs"].message
 
 
 def test_a_machine_in_trouble_is_no_difference(tmp_path: Path) -> None:
-    full = 'if count > 3: raise OSError(28, "No space left on device")'
-    code, findings, names = rechecked(tmp_path, counting(tmp_path, full))
+    code, findings, names = rechecked(tmp_path, "full disk")
     assert code == 3 and set(findings) == {"recheck-machine"} and names == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,17 +13,17 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
-from ci.engine.watch import Touched, stamp_of
-from ci.engine.workers.parent import Refused, WorkerDied, WorkerSpec
+from ci.lanes.onnx import compile as onnx_compile
+from ci.lanes.onnx import running
 from ci.lanes.onnx.repair import of_suites
 from ci.lanes.onnx.suite import programs_of
 from ci.pipeline.compile_flags import ONNX
-from ci.pipeline.models.arrays import save
 from ci.pipeline.options import Choice, OneModel, WorkOptions
 from ci.pipeline.output import SCRATCH, keep_origins, require_own, writing_into
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
+from tests.support import onnx_worker
 from tests.support.onnx_models import context_model, conv_model, write
 from tests.support.onnx_suites import facts
 from tests.support.own_table import own_table
@@ -114,15 +115,17 @@ REFUSAL = {"kind": "N", "exit_code": 1, "message": "no", "fix": "other", "proble
 
 
 class StandIn:
-    """In the worker's place: answers each order with what it was told to, and keeps the orders."""
+    """In ONNX Runtime's place: answers each part of an order with what it was told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.wrong: dict[str, str] = {}
         self.replies: dict[str, dict[str, Any]] = {
             "prepare": {
-                "model": "looked.onnx",
                 "used": {"compared": 0, "calibrating": 3, "noise": True},
                 "constant": [],
                 "notes": [],
+                "modules": [],
                 "inputs": [],
             },
             "quantize": {"model": "quantized.onnx", "calibrated_by": 3},
@@ -131,59 +134,31 @@ class StandIn:
             "mixed": MIXED,
             "estimate": {"build_id": "v2.0.0.1", "estimates": {}, "refused": {}, "operators": {}},
         }
-        self.setup: WorkerSpec
-        self.orders: list[tuple[str, dict[str, Any]]] = []
-        self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
-        self.gone: WorkerDied | None = None
-        self.touched: dict[str, Any] = {}
-        self.seen, self.written, self.asked = Touched(), list[Path](), dict[str, str]()
-        self.ended = self.unusable = False
 
-    def started(self, setup: WorkerSpec) -> StandIn:
-        self.setup = setup
-        return self
+    def environment(self, own: object = None) -> dict[str, str]:
+        text = json.dumps({"replies": self.replies, "wrong": self.wrong})
+        (self.folder / "replies.json").write_text(text)
+        return {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(self.folder)}
 
-    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        what = order["do"]
-        self.orders.append((what, order))
-        if self.gone:
-            raise self.gone
-        reply = dict(self.replies[what])
-        self.seen |= Touched.of(reply.get("touched", {}))
-        if "error" in reply:
-            raise Refused(reply["error"])
-        if what == "case":
-            for form in order.get("forms", ("beside", "embedded")):
-                for suffix in (".onnx", ".json"):
-                    path = Path(order["into"]) / form / f"{order['stem']}{suffix}"
-                    path.parent.mkdir(exist_ok=True)
-                    path.write_text(form)
-        if what == "prepare":
-            save(Path(order["into"]) / "samples.npz", [{"x": np.zeros(1)}])
-        if order.get("profile"):
-            row = "0,NODE,10,CYCLES,BACKEND,SUB-EVENT,conv:OpId_23 (cycles)\n"
-            Path(order["profile"]).write_text(row)
-        if what == "run":
-            save(Path(order["outputs"]), [self.outputs])
-        return reply
-
-    def keep_to(self, cores: set[int]) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def end(self) -> None:
-        self.ended = True
+    @property
+    def orders(self) -> list[tuple[str, dict[str, Any]]]:
+        file = self.folder / "orders.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(order["do"], order) for order in map(json.loads, lines)]
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
-    worker = StandIn()
-    monkeypatch.setattr("ci.pipeline.steps.Worker", worker.started)
+    (tmp_path / "stand-in").mkdir()
+    stand_in = StandIn(tmp_path / "stand-in")
+    for module in (onnx_compile, running):
+        monkeypatch.setattr(module, "WORKER", onnx_worker.__name__)
+    monkeypatch.setattr(onnx_compile, "environment", stand_in.environment)
     monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    return worker
+    return stand_in
 
 
 def names_in(folder: Path) -> list[str]:
@@ -198,7 +173,7 @@ class TestCompile:
     def test_a_worker_that_crashes_is_reported_with_its_log(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.gone = WorkerDied("crash", "was ended by SIGSEGV")
+        stand_in.wrong = {"do": "anything", "how": "crashes"}
         assert self.compiled(tmp_path) == 1 and not (tmp_path / "out").exists()
         text = capsys.readouterr().err
         assert "SIGSEGV" in text and str(tmp_path / "reports/onnx/net/fp16/SM8650.log") in text
@@ -208,7 +183,7 @@ class TestCompile:
     ) -> None:
         stand_in.replies["case"] = facts(reload_equal=False)
         assert self.compiled(tmp_path, "--no-search") == 1
-        assert not (tmp_path / "out").exists() and stand_in.ended
+        assert not (tmp_path / "out").exists()
         assert f"diagnose -- {tmp_path / 'reports/onnx'}" in capsys.readouterr().err
 
     def test_of_several_precisions_the_first_that_needs_it_is_searched(
@@ -234,8 +209,9 @@ class TestCompile:
             shutil.rmtree(tmp_path / "out")
             return len(stand_in.orders) - before
 
-        assert [orders(), orders(), orders("--no-cache")] == [4, 0, 4]
-        for arguments in (("--embed",), ("--soc", "SM8750"), ("--verify", "none"), ("--calibrate", "x")):
+        # The model is looked at each time.
+        assert [orders(), orders(), orders("--no-cache")] == [4, 1, 4]
+        for arguments in (("--embed",), ("--soc", "SM8750")):
             assert orders(*arguments) == 4, arguments
 
     def test_what_a_suite_gets_is_what_the_user_gets(self, stand_in: StandIn, tmp_path: Path) -> None:
@@ -247,7 +223,7 @@ class TestCompile:
         assert names_in(out) == ["net_ctx.json", "net_ctx.onnx"]
         # The other form is a part of the same result.
         assert self.compiled(tmp_path, "--suite", str(suite), "--embed") == 0
-        assert (out / "net_ctx.onnx").read_text() == "embedded" and len(stand_in.orders) == 3
+        assert (out / "net_ctx.onnx").read_text() == "embedded" and len(stand_in.orders) == 4
 
 
 class TestRun:
@@ -278,13 +254,12 @@ class TestAudit:
         assert code == 0 and list(rows) == ["fp16", "8a8w", "16a8w"]
         compiled = [order["run"]["precision"] for what, order in stand_in.orders if what == "mixed"]
         assert compiled == ["fp16", "u8u8", "u16u8"]
-        orders = len(stand_in.orders)
-        assert self.audited(tmp_path) == (0, rows) and len(stand_in.orders) == orders
+        assert self.audited(tmp_path) == (0, rows)
+        assert [what for what, _ in stand_in.orders].count("mixed") == 3
 
     def test_a_model_that_changed_is_compiled_again(self, stand_in: StandIn, tmp_path: Path) -> None:
         model = tmp_path / "net.onnx"
         write(conv_model(), model)
-        stand_in.replies["prepare"]["touched"] = {"opened": {str(model): stamp_of(model.stat())}}
         self.audited(tmp_path, "--precision", "fp16")
         write(conv_model((1, 3, 9, 9)), model)
         main("qnn-ci", "", VERBS, ["audit", str(model), "--precision", "fp16"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from ci.__main__ import VERBS
-from ci.engine.workers.parent import WorkerSpec
+from ci.engine import trouble
 from ci.lanes.onnx import compile as onnx_compile
 from ci.lanes.onnx.suite import programs_of
 from ci.pipeline.baseline import Recorded, load_baseline
@@ -22,6 +23,7 @@ from provisioning.base.accepted import Values, accept
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report, Severity
+from tests.support import onnx_worker
 from tests.support.onnx_suites import SUITE, facts, write_suite
 
 
@@ -42,57 +44,22 @@ class TestSuite:
         assert words.lower() in caught.value.message.lower()
 
 
-STUB = """\
-import json, os, sys
-replies = os.fdopen(int(sys.argv[1]), "w")
-def reply(message):
-    replies.write(json.dumps(message) + "\\n")
-    replies.flush()
-reply({"touched": {}})
-facts = json.loads(os.environ["FACTS"])
-sys.stdin.readline()
-for line in sys.stdin:
-    order = json.loads(line)
-    with open(os.environ["ORDERS"], "a") as orders:
-        orders.write(f"{order['do']} {order['run']['precision']} {order['soc']}\\n")
-    touched = {"touched": {}}
-    what, soc, *traced = os.environ["CRASH"].split() or ["", ""]
-    if [order["do"], order["soc"]] == [what, soc] and (order.get("trace", True) or not traced):
-        with open(order["log"], "a") as log:
-            log.write(os.environ["WORDS"])
-        late = {"late": 30, "used": float(os.environ["LATE"] or 0)}
-        reply(late if os.environ["LATE"] else {"died": -11, **touched})
-    elif order["do"] == "prepare":
-        used = {"compared": 2, "calibrating": 32}
-        reply({"model": "m", "used": used, "constant": [], "notes": [], **touched})
-    elif order["do"] == "quantize":
-        reply({"model": "m", "calibrated_by": 32, **touched})
-    else:
-        reply({**facts, **touched})
-"""
-
-
 class TestStage:
     @pytest.fixture(autouse=True)
     def _worker(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.answers = facts()
-        self.crash = self.words = self.late = ""
-        self.orders = tmp_path / "orders"
-
-        def setup(logs: Path, **options: Any) -> WorkerSpec:
-            environment = {
-                "FACTS": json.dumps(self.answers),
-                "CRASH": self.crash,
-                "WORDS": self.words,
-                "LATE": self.late,
-                "ORDERS": str(self.orders),
-            }
-            return WorkerSpec(("-c", STUB), environment, logs, 30, "onnxruntime", "install it", forks=True)
-
-        monkeypatch.setattr(onnx_compile, "setup_of", setup)
+        self.wrong: dict[str, str] = {}
+        self.folder = tmp_path
+        environment = {"PATH": os.environ["PATH"], onnx_worker.STAND_IN: str(tmp_path)}
+        monkeypatch.setattr(onnx_compile, "WORKER", onnx_worker.__name__)
+        monkeypatch.setattr(onnx_compile, "environment", lambda own=None: environment)
 
     def stage(self, folder: Path, *arguments: str, text: str = SUITE) -> int:
-        self.orders.write_text("")
+        (self.folder / "orders.jsonl").write_text("")
+        used = {"compared": 2, "calibrating": 32}
+        prepared = {"used": used, "constant": [], "notes": [], "modules": []}
+        replies = {"prepare": prepared, "quantize": {"model": "m", "calibrated_by": 32}, "case": self.answers}
+        (self.folder / "replies.json").write_text(json.dumps({"replies": replies, "wrong": self.wrong}))
         command = ["test_onnx", "--suite", str(write_suite(folder, text)), *self.places(folder), *arguments]
         return main("python -m ci", "", VERBS, command)
 
@@ -108,7 +75,8 @@ class TestStage:
         return thresholds.model_dump(exclude_none=True) if thresholds else {}
 
     def done(self) -> list[str]:
-        return self.orders.read_text().splitlines()
+        orders = map(json.loads, (self.folder / "orders.jsonl").read_text().splitlines())
+        return [f"{order['do']} {order['run']['precision']} {order['soc']}" for order in orders]
 
     def report(self, folder: Path) -> Report:
         return Report.read(folder / "reports/test_onnx.json")
@@ -119,10 +87,10 @@ class TestStage:
 
     @pytest.mark.parametrize(
         ("crash", "bad"),
-        [("case SM8650", ["SM8650"]), ("prepare SM8650", ["SM8650", "SM8750"])],
+        [("case", ["SM8650"]), ("prepare", ["SM8650", "SM8750"])],
     )
     def test_a_crash_concerns_what_needed_the_step(self, tmp_path: Path, crash: str, bad: list[str]) -> None:
-        self.crash = crash
+        self.wrong = {"do": crash, "soc": "SM8650", "how": "crashes"}
         assert self.stage(tmp_path) == 1
         crashes = [finding for finding in self.report(tmp_path).findings if finding.rule == "onnx-crash"]
         assert [finding.subject for finding in crashes] == [f"net/16a8w/{soc}" for soc in bad]
@@ -130,12 +98,12 @@ class TestStage:
         counts = [self.report(tmp_path).metrics[name] for name in ("selected", "failed", "cached")]
         assert (self.report(tmp_path).outcome, counts) == (Outcome.FAIL, [2, len(bad), 0])
         # The failure is done again; what passed is not. Nothing that it reads has changed.
-        self.crash = ""
+        self.wrong = {}
         assert self.stage(tmp_path) == 0
         assert self.report(tmp_path).metrics["cached"] == 2 - len(bad)
 
     def test_a_crash_of_the_trace_alone_is_a_note_that_names_it(self, tmp_path: Path) -> None:
-        self.crash = "case SM8650 traced"
+        self.wrong = {"do": "case", "soc": "SM8650", "how": "crashes", "traced": "yes"}
         assert self.stage(tmp_path) == 0
         assert self.done().count("case u16u8 SM8650") == 2 and self.done().count("case u16u8 SM8750") == 1
         for _ in "12":
@@ -146,7 +114,7 @@ class TestStage:
             assert self.stage(tmp_path) == 0
 
     def test_what_qnn_is_to_refuse_is_not_asked_without_the_trace_that_names_it(self, tmp_path: Path) -> None:
-        self.crash = "case SM8650 traced"
+        self.wrong = {"do": "case", "soc": "SM8650", "how": "crashes", "traced": "yes"}
         refused = SUITE.partition("thresholds")[0] + 'refused = ["Erf"]\n'
         self.answers = {"refused": ["Erf"], "taken": [], "build_id": "v2.51.0"}
         assert self.stage(tmp_path, text=refused) == 1
@@ -154,29 +122,39 @@ class TestStage:
         assert self.done().count("case u16u8 SM8650") == 1
 
     @pytest.mark.parametrize(
-        ("words", "late", "rule", "code"),
+        ("words", "how", "rule", "code"),
         [
-            ("", "29", "onnx-timeout", 1),
-            ("", "1", "onnx-machine", 3),
-            ("terminate called: std::bad_alloc\n", "", "onnx-machine", 3),
+            ("", "computes for ever", "onnx-timeout", 1),
+            ("", "waits for ever", "onnx-machine", 3),
+            ("terminate called: std::bad_alloc", "crashes", "onnx-machine", 3),
         ],
     )
     def test_what_the_machine_does_is_no_result_of_a_recorded_case(
-        self, tmp_path: Path, words: str, late: str, rule: str, code: int
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        words: str,
+        how: str,
+        rule: str,
+        code: int,
     ) -> None:
+        # Other tests run beside this one, and take the processor from what computes.
+        monkeypatch.setattr(trouble, "BUSY", 0.05)
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        self.crash, self.words, self.late = "case SM8650", words, late
-        assert self.stage(tmp_path, "--accept", text=recorded) == code
+        self.wrong = {"do": "case", "soc": "SM8650", "how": how, "words": words}
+        limit = ("--timeout", "2")
+        assert self.stage(tmp_path, "--accept", *limit, text=recorded) == code
         assert self.rules(tmp_path) == {rule}
         agreed = self.agreed(tmp_path)
         assert list(agreed) == ["net/16a8w/SM8750"]
-        assert self.stage(tmp_path, text=recorded) == code and self.rules(tmp_path) == {rule}
+        assert self.stage(tmp_path, *limit, text=recorded) == code and self.rules(tmp_path) == {rule}
 
     def test_a_models_own_error_beside_one_of_the_machine_does_not_make_it_a_verdict(
         self, tmp_path: Path
     ) -> None:
-        self.crash, self.late, self.answers = "case SM8650", "1", facts(reload_equal=False)
-        assert self.stage(tmp_path) == 3
+        self.wrong = {"do": "case", "soc": "SM8650", "how": "waits for ever"}
+        self.answers = facts(reload_equal=False)
+        assert self.stage(tmp_path, "--timeout", "2") == 3
         assert self.rules(tmp_path) == {"onnx-machine", "onnx-reload"}
 
     def test_what_passed_is_remembered_and_judged_by_the_thresholds_of_today(self, tmp_path: Path) -> None:
@@ -215,15 +193,15 @@ class TestStage:
         self, tmp_path: Path
     ) -> None:
         recorded = SUITE.replace("arguments", "recorded = true\narguments").partition("thresholds")[0]
-        self.crash = "case SM8650"
+        self.wrong = {"do": "case", "soc": "SM8650", "how": "crashes"}
         assert self.stage(tmp_path, "--accept", text=recorded) == 0
         agreed = self.agreed(tmp_path)
         assert agreed["net/16a8w/SM8650"].failed == "crash"
         assert "SIGSEGV" in agreed["net/16a8w/SM8650"].message
         assert agreed["net/16a8w/SM8750"].accuracy["reference_sqnr_db"] == 50.0
         assert self.stage(tmp_path, text=recorded) == 0
-        assert self.report(tmp_path).metrics["cached"] == 2 and self.done() == []
-        self.crash = ""
+        assert self.report(tmp_path).metrics["cached"] == 2 and len(self.done()) == 1
+        self.wrong = {}
         near = facts()["beside"]["near"]
         self.answers = facts(near={**near, "reference_sqnr_db": 40.0})
         assert self.stage(tmp_path, "--no-cache", text=recorded) == 1

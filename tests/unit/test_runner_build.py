@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import struct
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,8 @@ import pytest
 from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
 from ci.builds.programs import BuildTool
 from ci.builds.qemu_check import DATA, EXPECTED, TOLERANCE, difference, outputs, try_runner
-from ci.builds.runner_inputs import changed_since
 from ci.pipeline.runner import EXECUTORCHS, OURS, Dialect, Runner, with_names
+from ci.results import CachedResults
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
@@ -82,50 +79,67 @@ def test_a_folder_with_the_users_files_is_refused(tmp_path: Path, folder: str) -
     assert f"--{folder.replace('_', '-')}" in caught.value.fix
 
 
-TOOL = BuildTool(Path("/bin/tool"), "tool 1.0")
-PLAN = RunnerPlan(
-    target="x86_64-linux",
-    build_type="Release",
-    executorch=Executorch(Path("/executorch"), "1.5.1"),
-    compiler=TOOL,
-    cmake=TOOL,
-    ninja=TOOL,
-    remap=(),
-    folder=Path("/build"),
-    dist=Path("/dist"),
-    store=Path("/store"),
-)
+def runner_plan(folder: Path) -> RunnerPlan:
+    for name in (
+        "include/program.h",
+        "lib/libexecutorch.a",
+        "share/cmake/executorch-config.cmake",
+    ):
+        (folder / "package" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "package" / name).write_text(f"{name}\n")
+    tools = {
+        name: BuildTool(script(folder / "bin" / name, "true"), f"{name} 1.0")
+        for name in ("compiler", "cmake", "ninja")
+    }
+    return RunnerPlan(
+        target="x86_64-linux",
+        build_type="Release",
+        executorch=Executorch(folder / "package", "1.5.1"),
+        remap=(),
+        folder=folder / "build",
+        dist=folder / "dist",
+        store=folder / "store",
+        **tools,
+    )
+
+
+def key_of(plan: RunnerPlan) -> Any:
+    return plan.key(CachedResults(plan.store, "runner"))
 
 
 @pytest.mark.parametrize(
-    "change",
+    "change", [{"build_type": "Debug"}, {"target": "aarch64-linux"}, {"remap": ("a=b",)}]
+)
+def test_what_is_asked_for_is_in_the_key_of_a_build(tmp_path: Path, change: dict[str, Any]) -> None:
+    plan = runner_plan(tmp_path)
+    assert key_of(replace(plan, **change)) != key_of(plan)
+
+
+@pytest.mark.parametrize(
+    "file",
     [
-        {"build_type": "Debug"},
-        {"target": "aarch64-linux"},
-        {"remap": ("a=b",)},
-        *({name: BuildTool(Path("/bin/tool"), "tool 1.1")} for name in ("compiler", "cmake", "ninja")),
-        {"executorch": Executorch(Path("/executorch"), "1.5.2")},
-        {"executorch": Executorch(Path("/other"), "1.5.1")},
+        "package/include/program.h",
+        "package/lib/libexecutorch.a",
+        "package/share/cmake/executorch-config.cmake",
+        "bin/compiler",
+        "bin/cmake",
+        "bin/ninja",
     ],
 )
-def test_whatever_decides_the_build_is_in_its_key(change: dict[str, Any]) -> None:
-    assert replace(PLAN, **change).key() != PLAN.key()
+def test_each_byte_that_a_build_can_read_is_in_its_key_whatever_its_time(tmp_path: Path, file: str) -> None:
+    plan, path = runner_plan(tmp_path), tmp_path / file
+    first, stat = key_of(plan), path.stat()
+    os.utime(path, (1, 1))
+    assert key_of(plan) == first
+    path.write_text(path.read_text().replace("e", "E"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert key_of(plan) != first
 
 
-def test_a_file_that_another_environment_shares_since_has_not_changed(tmp_path: Path) -> None:
-    site = tmp_path / "lib/site-packages"
-    (site / "tool-1.dist-info").mkdir(parents=True)
-    file = site / "tool.cmake"
-    file.write_text("set(A 1)\n")
-    digest = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).decode().rstrip("=")
-    (site / "tool-1.dist-info/RECORD").write_text(f"tool.cmake,sha256={digest},9\n")
-    os.utime(file, (1e9, 1e9))
-    started = time.time() - 60
-    (tmp_path / "other.cmake").hardlink_to(file)
-    assert not changed_since(file, started)
-    # With the time that it had before.
-    file.write_text("set(A 2)\n")
-    os.utime(file, (1e9, 1e9))
-    assert changed_since(file, started)
-    file.write_text("set(A 1)\n")
-    assert changed_since(file, started)
+def test_a_variable_that_compilers_obey_is_in_the_key_and_another_folder_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = key_of(runner_plan(tmp_path / "one"))
+    assert key_of(runner_plan(tmp_path / "other")) == first
+    monkeypatch.setenv("CXXFLAGS", "-O0")
+    assert key_of(runner_plan(tmp_path / "one")) != first

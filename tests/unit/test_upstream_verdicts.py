@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from ci.engine.jobs import Job
 from ci.engine.trouble import InTrouble
+from ci.lanes.upstream import worker
 from ci.lanes.upstream.adapters import UpstreamComparison, part
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import (
@@ -21,12 +21,10 @@ from ci.lanes.upstream.ledger import (
     load_ledger,
     load_record,
 )
-from ci.lanes.upstream.process import RunTest
 from ci.lanes.upstream.suite import SUITES, SuiteKeyContext
 from ci.lanes.upstream.verdict import RecordedPart, UpstreamVerdict
 from ci.lanes.upstream.worker import part_of_report, verdict_of
 from ci.pipeline.runner import Runner
-from ci.pipeline.steps import Ask
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity
 from provisioning.base.stage_run import StageRun
@@ -96,7 +94,7 @@ def test_of_a_tree_of_another_release_the_tests_own_verdicts_count(
 )
 def test_only_a_users_tree_is_of_another_release(version: str, another: bool) -> None:
     """A wheel of another release is what a profile was updated to: there the record is out of date."""
-    on = SuiteKeyContext(Path(), Runner(Path()), "SM8650", {}, {"executorch": version}, (), "")
+    on = SuiteKeyContext(Path(), Runner(Path()), "SM8650", {}, {"executorch": version}, (), {}, Path())
     assert on.is_of_another_release("executorch 1.5.1, QNN v2.49") is another
     assert not on.is_of_another_release("")
 
@@ -144,17 +142,18 @@ def test_what_fails_beside_a_part_that_tests_nothing_is_a_failure() -> None:
     ],
 )
 def test_memory_and_a_disk_that_run_out_in_a_model_are_told_from_a_failure_of_it(
-    tmp_path: Path, error: str, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, kind: str
 ) -> None:
     """ExecuTorch's suite takes it for a model that cannot be exported, or for a failure of lowering."""
     reply = {
         "problems": [{"where": "", "what": "RuntimeError: Test failure."}],
         "parts": [part("dies", error=error)],
     }
-    worker: Any = SimpleNamespace(ask=lambda order: reply)
-    ask = Ask(worker, tmp_path / "log", tmp_path, tmp_path, {})
+    monkeypatch.setattr(worker, "collected", [SimpleNamespace(run=lambda *_: reply)])
+    monkeypatch.setattr("resource.setrlimit", lambda *_: None)
+    order = {"test": "t", "into": str(tmp_path), "log": str(tmp_path / "log"), "keep": False}
     with pytest.raises(InTrouble) as raised:
-        RunTest(cast(Any, None)).work(Job("t"), ask)
+        worker.ran(order)
     assert raised.value.trouble.kind == kind
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import resource
 import signal
@@ -14,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from ci.engine import trouble
 from ci.engine.jobs import Job
 from ci.engine.progress import Line
-from ci.engine.workers.parent import WorkerDied
-from ci.work import ChildTask, Home, Outcome, run
+from ci.engine.workers import child
+from ci.engine.workers.parent import Refused, WorkerDied
+from ci.work import ChildTask, Exports, Home, Outcome, run
+from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -123,7 +128,11 @@ def test_a_task_that_dies_says_how_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["computes", "waits"])
-def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(tmp_path: Path, busy: bool) -> None:
+def test_a_task_ends_after_its_limit_with_the_flag_that_gives_it_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    # Other tests run beside this one, and take the processor from what computes.
+    monkeypatch.setattr(trouble, "BUSY", 0.05)
     (outcome,) = done(tmp_path, "hang", {"file": str(tmp_path / "numbers"), "busy": busy}, timeout=1.5)
     died = death(outcome)
     assert died.kind == "timeout" and "--timeout" in died.sentence(tmp_path / "0.log")
@@ -182,6 +191,81 @@ def test_longest_first_and_one_at_a_time_where_memory_allows_no_more(tmp_path: P
     assert begun[0] == "long" and set(begun[1:]) == {"middle", "short"}
 
 
+def exported(folder: Path, *values: str, jobs: int = 2, **known: Outcome) -> dict[str, Outcome]:
+    """Two tasks of each value's export."""
+    log, file = str(folder / "log"), str(folder / "exports")
+    tasks = [
+        ChildTask(
+            f"{value}{number}",
+            "tests.support.tasks:compile_exported",
+            {"log": log, "ends": value == "half" and not number},
+            30,
+            export=value,
+        )
+        for value in values
+        for number in range(2)
+    ]
+    made = {
+        value: ChildTask(value, "tests.support.tasks:export", {"value": value, "file": file, "log": log}, 30)
+        for value in values
+    }
+
+    def settle(task: ChildTask, reply: Mapping[str, Any]) -> ChildTask | Outcome:
+        assert reply["value"] == task.export
+        return known.get(task.name, task)
+
+    exports = Exports(made, settle)
+    return run(tasks, home_in(folder), "toys", lambda *_: Line("ended"), jobs, exports=exports)
+
+
+def exports_made(folder: Path) -> list[str]:
+    return [line.split()[0] for line in (folder / "exports").read_text().splitlines()]
+
+
+def test_an_export_is_made_once_and_each_task_is_a_fork_of_it(tmp_path: Path) -> None:
+    outcomes = exported(tmp_path, "a", "b", a1={"value": "known"})
+    assert sorted(exports_made(tmp_path)) == ["a", "b"]
+    assert {name: reply(outcome)["value"] for name, outcome in outcomes.items()} == {
+        "a0": "a",
+        "a1": "known",
+        "b0": "b",
+        "b1": "b",
+    }
+    assert reply(outcomes["b0"])["before"] == reply(outcomes["b1"])["before"] == 0
+    processes = [int(line.split()[1]) for line in (tmp_path / "exports").read_text().splitlines()]
+    assert not any(map(is_there, processes))
+
+
+def test_a_task_that_dies_leaves_its_export_to_the_others(tmp_path: Path) -> None:
+    outcomes = exported(tmp_path, "half", jobs=1)
+    assert "exit code 4" in str(death(outcomes["half0"])) and reply(outcomes["half1"])["value"] == "half"
+
+
+def test_an_export_that_dies_is_made_once_and_each_of_its_tasks_says_so(tmp_path: Path) -> None:
+    outcomes = exported(tmp_path, "bad", "good")
+    assert all("exit code 3" in str(death(outcomes[f"bad{number}"])) for number in range(2))
+    assert sorted(exports_made(tmp_path)) == ["bad", "good"] and reply(outcomes["good1"])
+
+
+def test_a_part_that_crashes_does_not_end_its_task(tmp_path: Path) -> None:
+    (outcome,) = done(tmp_path, "in_parts", {"parts": ["SIGSEGV", "echo"]})
+    crashed, echoed = reply(outcome)["outcomes"]
+    assert "SIGSEGV" in crashed and echoed["how"] == "echo" and not reply(outcome)["left"]
+
+
+def test_a_run_that_is_to_stop_starts_nothing_more(tmp_path: Path) -> None:
+    tasks = [
+        ChildTask(
+            name, "tests.support.tasks:echo", {"log": str(tmp_path / name)}, 30, cost=Job(name, seconds)
+        )
+        for name, seconds in (("first", 2), ("second", 1))
+    ]
+    outcomes = run(
+        tasks, home_in(tmp_path), "toys", lambda *_: Line(""), 1, stop_after=lambda name, _: name == "first"
+    )
+    assert [*outcomes] == ["first"] and not (tmp_path / "second").exists()
+
+
 def test_imports_that_fail_are_an_environment_that_lacks_something(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking) as caught:
         done(tmp_path, "echo", {}, home=home_in(tmp_path, "fail_to_prepare"))
@@ -212,3 +296,30 @@ def test_where_no_more_files_can_be_opened_it_is_the_machine_and_no_verdict(tmp_
     assert isinstance(first, dict) and lines == ["one", "two"]
     found = death(second).trouble(tmp_path / "1.log")
     assert found and found.kind == "disk"
+
+
+def test_a_log_holds_what_c_and_children_print(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "one.log"
+    with child.output_to(log):
+        ctypes.CDLL(None).printf(b"from C\n")
+        os.write(2, b"an error\n")
+        subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
+    assert sorted(log.read_text(encoding="utf-8").splitlines()) == ["an error", "from C", "from a child"]
+
+
+def test_the_command_of_a_fix_reaches_the_one_that_asked() -> None:
+    def refuse(order: dict[str, Any]) -> dict[str, Any]:
+        raise UsageError("it is so", fix=Fix("read {}, or type {}", "{log}", ("diagnose", "a log")))
+
+    def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(error, UsageError)
+        return {"kind": "refused", "message": error.message, "fix": error.fix, "exit_code": error.exit_code}
+
+    reply = json.loads(json.dumps(child.reporting(refuse, error_of)({})))
+    fix = Refused(reply["error"]).fix
+    assert isinstance(fix, Fix) and fix.command == ("diagnose", "a log") and "{log}" in fix
+
+
+def test_what_a_task_imports_after_its_home_is_said(tmp_path: Path) -> None:
+    (outcome,) = done(tmp_path, "import_late", {})
+    assert "ci/gate/table.py" in reply(outcome)["imported_late"]

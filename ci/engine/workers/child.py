@@ -1,30 +1,21 @@
-"""The worker's own side: import, report ready, then serve one order after another."""
+"""What work uses in its process: its output, what it says that it does, and what it costs."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
-import functools
-import gc
-import io
-import json
 import os
-import resource
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from ci.engine import interpreter, trouble
-from ci.engine.workers.fork_server import FORK_SERVERS, ForkServer
-from ci.engine.workers.watched_fork import in_watched_fork
+from ci.engine import trouble
 from provisioning.base.commands import Fix
 
 _libc = ctypes.CDLL(None)
@@ -53,72 +44,6 @@ GC_THRESHOLD = 10_000
 default of 700 costs a sixth of their time."""
 
 
-def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) -> None:
-    """Serve orders until stdin ends. `start` does the heavy imports and returns the function that serves an
-    order.
-
-    Each reply also has the process's memory, as `resident`. With `forks`, each order is done in a fork of
-    this process, which stays as `start` left it. The first reply then has as `touched` what this process
-    touched, and every other reply what its fork touched (ci.engine.watch.Touched)."""
-    orders = _take_orders()
-    hidden.update(json.loads(orders.readline()))
-    server = ForkServer(descriptor, hidden[FORK_SERVERS]) if FORK_SERVERS in hidden else None
-    if not server:
-        threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
-    if forks:
-        interpreter.begin()
-    faulthandler.enable()
-    # A crash loses what Python still holds back: the log must have what a model printed before it.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
-    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
-    with threads_for_libraries():
-        answer = start()
-    # Imported objects are never garbage: keep later collections from walking them.
-    gc.collect()
-    gc.freeze()
-    touched = {"touched": interpreter.touched()} if forks else {}
-    if server:
-        flush_output()
-        starter = os.getpid()
-        server.fork_for_clients(touched["touched"], orders)
-        _begin_anew(starter, orders)
-    if limit := int(hidden.get(MEMORY, "0")):
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    replies = os.fdopen(descriptor, "w", encoding="utf-8")
-    _say(replies, touched)
-    with contextlib.suppress(KeyboardInterrupt):
-        for line in orders:
-            order = json.loads(line)
-            if forks:
-                work = functools.partial(logged, answer, order)
-                reply = in_watched_fork(work, order["temporary"], order["timeout"], places_of(order))
-            else:
-                reply = logged(answer, order)
-            _say(replies, {**reply, "resident": memory_of_process()})
-
-
-def _begin_anew(starter: int, orders: TextIO) -> None:
-    """In a worker that a fork server forked: what differs from worker to worker."""
-    threading.Thread(target=end_with, args=[starter], daemon=True).start()
-    hidden.clear()
-    hidden.update(json.loads(orders.readline()))
-    # Python's own generator has seen to that itself, and torch's begins alike in every process.
-    if numpy := sys.modules.get("numpy.random"):
-        numpy.seed()
-
-
-def _take_orders() -> TextIO:
-    """The stream of orders. What the user's code and its children find on stdin is empty: they would wait for
-    the next order, or take it away."""
-    orders = os.fdopen(os.dup(0), encoding="utf-8")
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.close(empty)
-    return orders
-
-
 @contextlib.contextmanager
 def threads_for_libraries() -> Iterator[None]:
     """Libraries read the number when they are loaded; the user's code then finds the user's own value."""
@@ -133,7 +58,7 @@ def threads_for_libraries() -> Iterator[None]:
 
 
 def doing(what: str) -> None:
-    """Say what this process does from now on, in a word: whoever waits for it reads that (Worker.doing)."""
+    """Say what this process does from now on, in a word: whoever waits for it reads that."""
     _libc.prctl(_SET_NAME, f"{DOING}{what}"[:_LONGEST_NAME].encode(), 0, 0, 0)
 
 
@@ -245,11 +170,6 @@ def end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os.killpg(0, signal.SIGKILL)
-
-
-def _say(replies: TextIO, message: dict[str, Any]) -> None:
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
 
 
 def flush_output() -> None:

@@ -6,32 +6,33 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ci.artifacts.compiler_log import CRASHES
 from ci.artifacts.program import digest_without_time
-from ci.engine.inputs import python_name, search_key
-from ci.engine.jobs import Job, default_slots, memory_budget
-from ci.engine.memo import Memo
+from ci.engine.jobs import Job, memory_budget
 from ci.engine.progress import Line, failed
 from ci.engine.recheck import Repeats
 from ci.engine.work import Failure, Result, line_of
-from ci.engine.workers.child import MEMORY, THREADS, WARM
-from ci.engine.workers.parent import WorkerDied, WorkerSpec
+from ci.engine.workers.child import MEMORY, WARM
+from ci.engine.workers.parent import Refused, WorkerDied
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.pipeline.accuracy import in_words
+from ci.pipeline.cached_steps import CachedStep, NotCached, run_cached_step
 from ci.pipeline.installed import host_libraries
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan
-from ci.pipeline.steps import Ask, Step, run_step
+from ci.results import CachedResults, Key
+from ci.work import ChildTask, Home
 from provisioning.base.commands import session
-from provisioning.base.findings import Finding, Metric
+from provisioning.base.findings import Finding
 
 LOG = "compile.log"
 COMPILED = "lowering"
 """The step whose files are programs."""
 
-WORKER = ("-m", "ci.lanes.executorch.worker")
+WORKER = "ci.lanes.executorch.worker"
+EXPORT = "ci.lanes.executorch.export:export"
 
 UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 LEAST_MEMORY = 4 << 30
@@ -41,7 +42,6 @@ LEAST_MEMORY = 4 << 30
 class KeyContext:
     """What every program depends on beside its own case and is known before any work."""
 
-    python: str
     sdk: dict[str, str]
 
     @property
@@ -65,20 +65,19 @@ class ExecutorchPlan(AnyPlan[ExecutorchProgram]):
     """End with the float model, with these rewrites where they match."""
     errors_follow: bool = False
     """Whether the command shows each error itself, so that progress need not."""
-    worker: tuple[str, ...] = WORKER
 
 
 def key_context_of(sdk_root: Path, store: Path) -> KeyContext:
-    return KeyContext(python_name(), host_libraries(sdk_root, store))
+    return KeyContext(host_libraries(sdk_root, store))
 
 
 @dataclass(frozen=True)
-class Lower(Step[ExecutorchProgram]):
+class Lower(CachedStep[ExecutorchProgram]):
     kind = COMPILED
-    keeps_files = done_once = True
+    keeps_files = True
     log_in_folder = LOG
     # The log has times of day.
-    repeats = Repeats(changing=(LOG, "without_time"), digest=digest_without_time)
+    repeats: ClassVar[Repeats | None] = Repeats(changing=(LOG, "without_time"), digest=digest_without_time)
 
     plan: ExecutorchPlan
 
@@ -86,42 +85,61 @@ class Lower(Step[ExecutorchProgram]):
     def title(self) -> str:
         return f"programs for QNN {self.plan.basis.build_id}"
 
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return {**self.plan.environment, **own.variables}
+    @property
+    def function(self) -> str:
+        return f"{WORKER}:{'compiled' if self.plan.needs is None else 'rewritten'}"
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        plan, work = self.plan, self.plan.work
-        memory = work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
-        # Warming up takes as long as it saves the first program.
-        variables = {**self.environment(own), MEMORY: str(memory), WARM: "1" if count > 1 else ""}
-        fix, imports = session("test_lowering"), "executorch and torch"
-        return setup_of(plan, plan.worker, variables, threads, work.timeout, fix, imports, own.python)
+    def home(self, own: OwnPackages) -> Home:
+        plan = self.plan
+        memory = plan.work.worker_memory or max(memory_budget() or 0, LEAST_MEMORY)
+        variables = {**plan.environment, **own.variables, MEMORY: str(memory), WARM: "1"}
+        return home_of(variables, plan.logs, own.python)
 
-    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        """The inputs that are known before any work. Code and files are discovered by the work itself."""
-        plan, roots = self.plan, memo.roots
+    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
+        return {**program.order, **self._options}
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        plan = self.plan
+        if plan.needs is not None:
+            return {"needs": [*map(dict, plan.needs)]}
+        return {"keep_going": plan.work.keep_going, "quantize_only": plan.quantize_only}
+
+    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
+        """The run, without what says which inputs the model gets: the export gives them by their bytes."""
+        run = {name: value for name, value in program.request["run"].items() if name != "calibration"}
+        case = {name: program.request["case"][name] for name in ("backend", "non_finite")}
         return {
-            **program.request,
-            "python": plan.basis.python,
-            "QNN": dict(plan.basis.sdk),
-            "suite": roots.name(str(program.search_path)),
-            "working folder": roots.name(str(program.working_folder)),
-            **search_key(roots, environ),
-            **({"quantize only": True} if plan.quantize_only else {}),
-            **({"needs": [*map(dict, plan.needs)]} if plan.needs is not None else {}),
+            "run": run,
+            "case": case,
+            "soc": program.soc,
+            "options": self._options,
+            "QNN": dict(self.plan.basis.sdk),
         }
+
+    def export(self, program: ExecutorchProgram) -> ChildTask:
+        """Of all runs of the case that are wanted."""
+        alike = [row for row in self.plan.programs if _model_of(row) == _model_of(program)]
+        request = {**program.order, "runs": {row.run.name: row.request["run"] for row in alike}}
+        name = f"{program.suite}:{program.case_name}"
+        log = self.plan.logs / f"{program.case_name}.export.log"
+        request["log"] = str(log.absolute())
+        return ChildTask(name, EXPORT, request, self.timeout, self.flag)
+
+    def export_key(self, program: ExecutorchProgram, reply: Mapping[str, Any]) -> Key:
+        of_run = reply["runs"][program.run.name]
+        if "error" in of_run:
+            raise Refused(of_run["error"])
+        if "not cached" in of_run:
+            raise NotCached(of_run["not cached"])
+        rows: Key = of_run["rows"]
+        return rows
 
     def cost(self, program: ExecutorchProgram) -> Job:
         recorded = self.plan.baseline(program).of(program.name)
         seconds = recorded.cpu_seconds if recorded and recorded.cpu_seconds else UNKNOWN_SECONDS
         megabytes = recorded.peak_mb if recorded and recorded.peak_mb else UNKNOWN_MEMORY
         return Job(program.name, seconds, megabytes << 20)
-
-    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
-        plan = self.plan
-        if plan.needs is not None:
-            return ask(**program.order, needs=list(plan.needs))
-        return ask(**program.order, keep_going=plan.work.keep_going, quantize_only=plan.quantize_only)
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
@@ -151,40 +169,14 @@ def _dies_of(log: Path) -> str:
 
 def compile_programs(plan: ExecutorchPlan) -> dict[str, Result]:
     """Every program that is not refused, by name; its files are in the result's folder."""
-    return run_step(Lower(plan), [program for program in plan.programs if program.name not in plan.refused])
+    programs = [program for program in plan.programs if program.name not in plan.refused]
+    return run_cached_step(Lower(plan), programs)
 
 
-def alone(environment: Mapping[str, str], log: Path, timeout: float, again: str) -> WorkerSpec:
-    """The worker that lowers one program, for a command whose result is not cached. Commands that share the
-    server of test_lowering need no process that imports executorch."""
-    return WorkerSpec(
-        command=WORKER,
-        environment={**environment, THREADS: str(default_slots()), WARM: ""},
-        logs=log.parent,
-        timeout=timeout,
-        imports="executorch and torch",
-        fix=again,
-        forks=True,
-    )
+def _model_of(program: ExecutorchProgram) -> tuple[Path, str, object]:
+    return program.suite, program.case_name, program.needs
 
 
-def setup_of(
-    plan: ExecutorchPlan,
-    command: tuple[str, ...],
-    environment: Mapping[str, str],
-    threads: int,
-    timeout: float,
-    session: str,
-    imports: str,
-    python: str = sys.executable,
-) -> WorkerSpec:
-    return WorkerSpec(
-        command=command,
-        environment={**environment, THREADS: str(threads)},
-        logs=plan.logs,
-        timeout=timeout,
-        imports=imports,
-        fix=f"run it as `{session}`, which installs what it needs",
-        forks=True,
-        python=python,
-    )
+def home_of(environment: Mapping[str, str], logs: Path, python: str = sys.executable) -> Home:
+    fix = f"run it as `{session('test_lowering')}`, which installs what it needs"
+    return Home(environment, logs, f"{WORKER}:prepare", "executorch and torch", fix, python)

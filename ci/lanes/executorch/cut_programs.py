@@ -17,14 +17,14 @@ from torch.fx import Interpreter, Node
 
 from ci.engine.workers.child import doing
 from ci.lanes.executorch.accuracy_losses import described
+from ci.lanes.executorch.export import exported_case
 from ci.lanes.executorch.lower import Patterns, compiler_spec, prepared_model, save_raw
-from ci.lanes.executorch.suite import chosen_for, parse_request
+from ci.lanes.executorch.suite import parse_request
 from ci.operators.partition.decisions import is_quantizer, traits_of, varying
 from ci.operators.partition.parts import restore_builtins
 from ci.pipeline.accuracy import Pair, in_files
 from ci.pipeline.divergence import FLOAT_MODEL, Cuts, keep_partial
-from ci.pipeline.models.factory import copied, make, run_copied
-from ci.pipeline.models.samples import inputs_named
+from ci.pipeline.models.factory import copied, run_copied
 from ci.pipeline.runner import Runner
 from provisioning.base.files import empty_folder
 
@@ -152,15 +152,13 @@ def operands_of(node: Node) -> list[Node]:
 def model_of(order: dict[str, Any]) -> tuple[Any, Sequence[tuple[Tensor, ...]]]:
     """The quantized model, or the float one where nothing is quantized, and the samples that are compared."""
     case, run, soc, place = parse_request(order)
-    loaded = make(case.factory, case.arguments, place, inputs_named(case.samples, case.inputs, place))
-    samples, batches, _ = chosen_for(loaded, case, run)
-    torch.set_grad_enabled(False)
-    loaded.model.requires_grad_(False)
+    exported = exported_case(case, place)
+    samples, batches, _ = exported.chosen(case, run)
     if run.quantizes:
-        arguments = (loaded, samples[0], batches, run, case.backend, soc, place)
+        arguments = (exported, samples[0], batches, run, case.backend, soc, place)
         module, _ = prepared_model(*arguments).quantized()
     else:
-        module = torch.export.export(loaded.model, copied(samples[0]), strict=True).module()
+        module = exported.program(samples[0]).module()
     return module, samples
 
 

@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ci.engine.closed import closed
-from ci.engine.memo import Memo
 from ci.engine.work import Result
-from ci.lanes.executorch.compile import Lower, alone
+from ci.engine.workers.parent import WorkerDied
+from ci.lanes.executorch.compile import WORKER, Lower, home_of
 from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, program_of, require_done, stack_of
 from ci.operators.faults import faults_in, versions_of
 from ci.operators.table import better_than, inexact
-from ci.pipeline.divergence import FOREVER, ended_in_time, known_fault, only
+from ci.pipeline.cached_steps import run_cached_step
+from ci.pipeline.divergence import FOREVER, known_fault, only, partial_of
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.operator_script import OperatorScript
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.runner import Runner, ready_runner
-from ci.pipeline.steps import Ask, asking, run_step
-from provisioning.base.commands import session
-from provisioning.base.files import empty_folder
+from ci.results import CachedResults, Key
+from ci.work import asking
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
 
@@ -36,6 +37,7 @@ class SearchCuts(Lower):
     title = "the operator that differs"
     keeps_files = False
     log_in_folder = ""
+    repeats = None
 
     runner: Runner
     least: float
@@ -43,15 +45,20 @@ class SearchCuts(Lower):
     whole: float | None = None
     """The SQNR of all of it, if that is known."""
 
-    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        runner = memo.roots.name(str(self.runner.path))
-        return {**super().key(program, memo, environ), "least": self.least, "runner": runner}
+    @property
+    def function(self) -> str:
+        return f"{WORKER}:searched"
 
-    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
-        folder = empty_folder(ask.scratch / program.name / "cuts")
-        request = {**program.order, "runner": self.runner.order, "cuts": True, "scratch": str(folder)}
+    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
+        runner: dict[str, Metric] = {**self.runner.order, "path": results.digest(self.runner.path)}
+        return {**super().key(program, results), "least": self.least, "runner": runner}
+
+    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
         limits = {"least": self.least, "seconds": self.seconds, "whole": self.whole}
-        return ended_in_time(lambda: ask(**request, **limits), folder)
+        return {**program.order, "runner": self.runner.order, **limits}
+
+    def left(self, program: ExecutorchProgram, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
+        return partial_of(folder) if gone.kind == "timeout" else None
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         """What the time ended goes on the next time."""
@@ -68,7 +75,7 @@ def cuts_of(
     """What the search gave, with what is known of the operator."""
     plan = plan_of_model(model, "divergence", [program])
     runner = ready_runner(os.environ, model.selection.reports)
-    found = run_step(SearchCuts(plan, runner, least, seconds, whole), [program])
+    found = run_cached_step(SearchCuts(plan, runner, least, seconds, whole), [program])
     result = dict(require_done(program, plan, found).facts)
     if result["first"]:
         scheme, soc = program.run.precision, program.soc
@@ -86,7 +93,8 @@ def script_of(
 ) -> OperatorScript:
     plan = plan_of_model(model, "divergence", [program])
     environ, log = closed(plan.environment) | program.needs.environment(os.environ), plan.logs / "script.log"
-    with asking(alone(environ, log, plan.work.timeout, session("divergence")), log) as ask:
+    home = home_of(environ, plan.logs)
+    with asking(home, f"{WORKER}:script", log, plan.work.timeout) as ask:
         chosen = {"operator": operator["node"], "sample": operator["sample"]}
         source = ask(**program.order, before=before, **chosen)
     packages = ", ".join(f"{name} {version}" for name, version in stack_of(plan.basis.build_id).items())

@@ -10,14 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ci.engine.inputs import search_key
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Failure, Result
-from ci.engine.workers.parent import WorkerDied, WorkerSpec
+from ci.engine.workers.parent import WorkerDied
 from ci.lanes.executorch import KEPT, PROGRAM
-from ci.lanes.executorch.compile import COMPILED, LOG, ExecutorchPlan, compile_programs, setup_of
+from ci.lanes.executorch.compile import COMPILED, ExecutorchPlan, compile_programs
 from ci.lanes.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, program_file
 from ci.lanes.executorch.reload import judged, reloads
 from ci.lanes.executorch.run_worker import OUTPUTS
@@ -25,6 +23,7 @@ from ci.lanes.executorch.stage import Lowering
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
 from ci.operators.faults import faults_in, versions_of
 from ci.pipeline.accuracy import in_words, missed, rounded
+from ci.pipeline.cached_steps import CachedStep, run_cached_step
 from ci.pipeline.findings import (
     BEYOND_FIX,
     Causes,
@@ -44,7 +43,7 @@ from ci.pipeline.options import StageOptions
 from ci.pipeline.proved import explained
 from ci.pipeline.runner import Runner, find_runner, ready_runner
 from ci.pipeline.scoring import scores_of
-from ci.pipeline.steps import Ask, Step, run_step
+from ci.results import CachedResults, Key
 from ci.work import Home
 from provisioning.base.commands import Fix, joined, session
 from provisioning.base.files import hash_file
@@ -54,59 +53,53 @@ from provisioning.base.stage_run import StageRun
 RAN = "emulator"
 """The step whose figures are a program's."""
 RELOADED = "reload"
-RUN_WORKER = ("-m", "ci.lanes.executorch.run_worker")
+RUN_WORKER = "ci.lanes.executorch.run_worker"
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 
 @dataclass(frozen=True)
-class RunOnEmulator(Step[ExecutorchProgram]):
+class RunOnEmulator(CachedStep[ExecutorchProgram]):
     kind = RAN
     own_packages = False
     title = "runs on the emulator"
-    shows_cached = True
+    function = f"{RUN_WORKER}:measured"
+    flag = "--run-timeout"
 
     plan: ExecutorchPlan
     runner: Runner
     compiled: Mapping[str, Result]
 
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return self.plan.environment
+    @property
+    def timeout(self) -> float:
+        return self.plan.work.run_timeout
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        timeout = self.plan.work.run_timeout
-        environment, fix = self.environment(own), session("test_emulator")
-        spec = setup_of(self.plan, RUN_WORKER, environment, threads, timeout, fix, "numpy")
-        return replace(spec, flag="--run-timeout")
+    def home(self, own: OwnPackages) -> Home:
+        return home_of_runs(self.plan, own)
 
-    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        compiled = self._compiled(program)
+    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
+        compiled, facts = self._compiled(program), self.compiled[program.name].facts
+        files = {path.name: results.digest(path) for path in sorted(compiled.glob("*.raw"))}
         return {
             "QNN": dict(self.plan.basis.sdk),
-            **search_key(memo.roots, environ),
-            **self._request(program),
+            **self._asked(program),
             # ExecuTorch stamps the time of lowering into a program: an equal one is not run again for that.
-            "program": {
-                **memo.files_of(compiled, without=LOG),
-                PROGRAM: self.compiled[program.name].facts["without_time"],
-            },
-            "runner": memo.roots.name(str(self.runner.path)),
+            "program": facts["without_time"],
+            "files": files,
+            "runner": {**self.runner.order, "path": results.digest(self.runner.path)},
         }
 
     def cost(self, program: ExecutorchProgram) -> Job:
         recorded = self.plan.baseline(program).of(program.name)
         return Job(program.name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
 
-    def reads(self, program: ExecutorchProgram) -> tuple[Path, ...]:
-        return (self._compiled(program),)
-
-    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
+    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
         compiled = self._compiled(program)
-        return ask(
-            runner=self.runner.order,
-            program=str(compiled / PROGRAM),
-            compiled=str(compiled),
-            **self._request(program),
-        )
+        return {
+            "runner": self.runner.order,
+            "program": str(compiled / PROGRAM),
+            "compiled": str(compiled),
+            **self._asked(program),
+        }
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         # What misses its thresholds is run again each time, so that its outputs can be looked at.
@@ -125,7 +118,7 @@ class RunOnEmulator(Step[ExecutorchProgram]):
         fix = "give it longer with --run-timeout" if gone.kind == "timeout" else ""
         return Failure(gone.kind, gone.sentence(log), fix, log)
 
-    def _request(self, program: ExecutorchProgram) -> dict[str, Metric]:
+    def _asked(self, program: ExecutorchProgram) -> dict[str, Metric]:
         facts = self.compiled[program.name].facts
         request: dict[str, Metric] = {name: facts[name] for name in ("inputs", "expected", "reference")}
         return {**request, "non_finite": program.case.non_finite}
@@ -267,12 +260,12 @@ class RunForMetric(RunOnEmulator):
         return ran(result) or not findings_of(program, result, self.compiled[program.name].facts)
 
 
-def home_of_metrics(plan: ExecutorchPlan, own: OwnPackages) -> Home:
+def home_of_runs(plan: ExecutorchPlan, own: OwnPackages) -> Home:
     return Home(
         # numpy's threads would not survive a fork.
         {**plan.environment, **own.variables, "OPENBLAS_NUM_THREADS": "1"},
         plan.logs,
-        "ci.lanes.executorch.run_worker:start",
+        f"{RUN_WORKER}:prepare",
         "numpy",
         session("test_emulator"),
         own.python,
@@ -287,7 +280,7 @@ def measure(
 ) -> dict[str, Result]:
     runnable = [row for row in plan.programs if row.name in compiled and compiled[row.name].folder]
     with_metric = [program for program in runnable if program.case.metric]
-    results = run_step(step(plan, runner, compiled), [row for row in runnable if not row.case.metric])
+    results = run_cached_step(step(plan, runner, compiled), [row for row in runnable if not row.case.metric])
     results |= measured_with_metric(RunForMetric(plan, runner, compiled), with_metric)
     for name, result in results.items():
         source = compiled[name].folder
@@ -302,7 +295,7 @@ def measure(
 
 def measured_with_metric(step: RunForMetric, programs: Sequence[ExecutorchProgram]) -> dict[str, Result]:
     """With the figures of each one's metric. Outputs of what is wrong are copied, to be looked at."""
-    plan, results = step.plan, run_step(step, programs)
+    plan, results = step.plan, run_cached_step(step, programs)
     outputs = {
         name: result.folder / OUTPUTS for name, result in results.items() if ran(result) and result.folder
     }
@@ -316,7 +309,7 @@ def measured_with_metric(step: RunForMetric, programs: Sequence[ExecutorchProgra
         plan,
         [row for row in programs if row.name in outputs],
         outputs,
-        partial(home_of_metrics, plan),
+        partial(home_of_runs, plan),
         "ci.lanes.executorch.run_worker:metric_of",
         request,
     )

@@ -47,8 +47,9 @@ from ci.lanes.executorch.accuracy_losses import (
     worst_losses,
 )
 from ci.lanes.executorch.choices import add_choices
+from ci.lanes.executorch.export import ExportedCase
 from ci.lanes.executorch.scores import units_of
-from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.operators.partition.decisions import (
     DELEGATE,
     CpuOperator,
@@ -74,9 +75,7 @@ from ci.pipeline.models.factory import (
     copied,
     explained,
     find,
-    infer_all,
     is_quantized,
-    make,
     not_compilable,
     refuse_computed,
     refuse_halves,
@@ -85,7 +84,6 @@ from ci.pipeline.models.factory import (
     where_input_changes,
 )
 from ci.pipeline.models.model_lines import source_of
-from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
 from ci.pipeline.own_output import new_text, size_of, text_since
 from provisioning.base.commands import Fix, joined, session
@@ -165,6 +163,7 @@ class BlockSizes(Patterns):
 
 
 def lower(
+    exported: ExportedCase,
     case: ExecutorchCase,
     run: ExecutorchRun,
     soc: str,
@@ -182,14 +181,9 @@ def lower(
     With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
     With `quantize_only`, write the quantized model instead of the program. With `score`, a precision, write
     nothing, and say what each operator loses at the run's precision and at that one, within the seconds."""
-    doing("load")
-    inputs = inputs_named(case.samples, case.inputs, search_path)
-    loaded = make(case.factory, case.arguments, search_path, inputs)
-    samples, batches, used = chosen_for(loaded, case, run)
-    torch.set_grad_enabled(False)
-    loaded.model.requires_grad_(False)
-    doing("run on CPU")
-    expected = infer_all(loaded.model, samples)
+    loaded = exported.loaded
+    samples, batches, used = exported.chosen(case, run)
+    expected = exported.expected(samples)
     require_float32([*samples[0], *expected[0]])
     _require_scheme(loaded.model, run)
     backend = run.backend or case.backend
@@ -199,9 +193,9 @@ def lower(
     on_lpai: dict[str, Any] = {}
     common: dict[str, Any] = {"notes": [list(note) for note in loaded.notes], "used": asdict(used)}
     if score:
-        return scored(loaded, samples[0], batches, run, score, seconds, backend, soc, search_path)
+        return scored(exported, samples[0], batches, run, score, seconds, backend, soc, search_path)
     if run.quantizes:
-        arguments = (loaded, samples[0], batches, run, backend, soc, search_path)
+        arguments = (exported, samples[0], batches, run, backend, soc, search_path)
         module, losses = prepared_model(*arguments).quantized()
         with _step("quantize"):
             doing("run on CPU")
@@ -289,7 +283,7 @@ def compiler_spec(soc: str, run: ExecutorchRun, backend: str = "htp") -> Any:
 
 
 def scored(
-    loaded: ModelWithInputs,
+    exported: ExportedCase,
     sample: tuple[Tensor, ...],
     batches: Sequence[tuple[Tensor, ...]],
     run: ExecutorchRun,
@@ -302,7 +296,7 @@ def scored(
 
     def prepared(precision: str, *batches: tuple[Tensor, ...]) -> Any:
         changed = run.model_copy(update={"precision": precision})
-        return prepared_model(loaded, sample, batches, changed, *where).module
+        return prepared_model(exported, sample, batches, changed, *where).module
 
     # What is not quantized adds nothing that quantizing would take away.
     schemes = [run.precision] if exact == FLOAT else [run.precision, exact]
@@ -414,7 +408,7 @@ def _narrow_shared_zero_points(module: Any) -> None:
 
 
 def prepared_model(
-    loaded: ModelWithInputs,
+    exported_case: ExportedCase,
     sample: tuple[Tensor, ...],
     batches: Sequence[tuple[Tensor, ...]],
     run: ExecutorchRun,
@@ -426,7 +420,7 @@ def prepared_model(
     quantizer = QnnQuantizer(kinds[backend], QcomChipset[soc])
     quantizer.set_default_quant_config(_dtype(run.precision), **_how(run, run.per_channel, run.precision))
     with _step("export"):
-        exported: Any = torch.export.export(loaded.model, copied(sample), strict=True).module()
+        exported: Any = exported_case.program(sample).module()
         floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
     mixed: dict[str, Patterns] = {scheme: Patterns("nodes", names) for scheme, names in run.nodes.items()}
     unquantized = Patterns("unquantized_nodes", [*run.unquantized_nodes, *mixed.pop(FLOAT, ())])
@@ -448,7 +442,7 @@ def prepared_model(
     quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
     with _step("quantize"):
         if run.qat:
-            prepared = _trained(loaded, exported, quantizer, batches)
+            prepared = _trained(exported_case.loaded, exported, quantizer, batches)
         else:
             prepared = prepare_pt2e(exported, quantizer)
             for batch in batches:

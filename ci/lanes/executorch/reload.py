@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.inputs import search_key
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo
 from ci.engine.work import Failure, Result
-from ci.engine.workers.parent import WorkerDied, WorkerSpec
+from ci.engine.workers.parent import WorkerDied
 from ci.lanes.executorch import PROGRAM
-from ci.lanes.executorch.compile import LOG, ExecutorchPlan, setup_of
+from ci.lanes.executorch.compile import ExecutorchPlan
 from ci.lanes.executorch.suite import SUITES, ExecutorchProgram
+from ci.pipeline.cached_steps import CachedStep, run_cached_step
 from ci.pipeline.models.own_packages import OwnPackages
-from ci.pipeline.steps import Ask, Step, run_step
+from ci.results import CachedResults, Key
+from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.units import size
@@ -27,7 +27,7 @@ LEAST_GROWTH = 1 << 20
 
 
 @dataclass(frozen=True)
-class Reload(Step[ExecutorchProgram]):
+class Reload(CachedStep[ExecutorchProgram]):
     kind = "reload"
     own_packages = False
     title = "programs loaded again"
@@ -37,20 +37,33 @@ class Reload(Step[ExecutorchProgram]):
     neighbours: Mapping[str, str]
     """By program, another one of the same chip, because an app may have several models."""
 
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return self.plan.environment
+    function = "ci.lanes.executorch.reload_worker:reloaded"
+    flag = "--run-timeout"
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        command, fix = ("-m", "ci.lanes.executorch.reload_worker"), session("test_emulator", "--reload")
-        environment, timeout = self.environment(own), self.plan.work.run_timeout
-        return setup_of(self.plan, command, environment, threads, timeout, fix, "executorch.runtime")
+    @property
+    def timeout(self) -> float:
+        return self.plan.work.run_timeout
 
-    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        files: list[Metric] = [dict(memo.files_of(folder, without=LOG)) for folder in self.reads(program)]
-        key: dict[str, Metric] = {"program": files[0], "QNN": dict(self.plan.basis.sdk)}
-        if other := self.neighbours.get(program.name):
-            key["beside"] = {"name": other, "files": files[1]}
-        return {**key, **search_key(memo.roots, environ)}
+    def home(self, own: OwnPackages) -> Home:
+        return Home(
+            {**self.plan.environment, "OPENBLAS_NUM_THREADS": "1"},
+            self.plan.logs,
+            "ci.lanes.executorch.reload_worker:prepare",
+            "executorch.runtime",
+            session("test_emulator", "--reload"),
+        )
+
+    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
+        names = [program.name, self.neighbours.get(program.name, program.name)]
+        programs: dict[str, Metric] = {
+            name: {
+                "program": self.compiled[name].facts["without_time"],
+                "inputs": [results.digest(path) for path in sorted(folder.glob("input*.raw"))],
+            }
+            for name in dict.fromkeys(names)
+            if (folder := self.compiled[name].folder)
+        }
+        return {"programs": programs, "QNN": dict(self.plan.basis.sdk)}
 
     def cost(self, program: ExecutorchProgram) -> Job:
         return Job(program.name, SECONDS, MEMORY)
@@ -61,14 +74,10 @@ class Reload(Step[ExecutorchProgram]):
     def log(self, program: ExecutorchProgram) -> Path:
         return self.plan.logs / "reload" / f"{program.name}.log"
 
-    def reads(self, program: ExecutorchProgram) -> tuple[Path, ...]:
-        names = [program.name, self.neighbours.get(program.name, program.name)]
-        return tuple(folder for name in dict.fromkeys(names) if (folder := self.compiled[name].folder))
-
-    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
+    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
         other = self.neighbours.get(program.name)
         beside = {"name": other, **_files(self.compiled[other])} if other else None
-        return ask(**_files(self.compiled[program.name]), other=beside)
+        return {**_files(self.compiled[program.name]), "other": beside}
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         return not list(findings_of(program.name, "", result))
@@ -88,7 +97,7 @@ def reloads(plan: ExecutorchPlan, compiled: Mapping[str, Result]) -> dict[str, R
     programs = [
         row for row in plan.programs if row.name in compiled and not absent_kernels(compiled[row.name])
     ]
-    return run_step(Reload(plan, compiled, neighbours_of(programs)), programs)
+    return run_cached_step(Reload(plan, compiled, neighbours_of(programs)), programs)
 
 
 def absent_kernels(compiled: Result) -> list[str]:

@@ -1,31 +1,28 @@
-"""The process that reloads programs: each order in a fork, with the wheel's ExecuTorch runtime."""
+"""What the processes that reload programs do, with the wheel's ExecuTorch runtime."""
 
 from __future__ import annotations
 
 import gc
 import importlib
-import os
-import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from ci.engine.workers.child import Answer, memory_of_process, serve
+from ci.engine.workers.child import memory_of_process
 
 LOADS = 6
 """How many loads are made; memory is compared after each."""
 
 
-def start() -> Answer:
+def prepare() -> None:
     for name in ("numpy", "executorch.runtime"):
         importlib.import_module(name)
     import torch
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    return reloaded
 
 
 class Loaded:
@@ -108,8 +105,3 @@ def _tensor(folder: Path, row: Mapping[str, Any]) -> Any:
 def _resident() -> int:
     gc.collect()
     return memory_of_process()
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    serve(int(sys.argv[1]), start, forks=True)

@@ -13,13 +13,13 @@ from torch.fx import Node
 from torch.nn.utils import parametrize
 
 from ci.lanes.executorch import REWRITTEN, SAMPLES
+from ci.lanes.executorch.export import exported_case
 from ci.lanes.executorch.rewrites import INPUTS, REWRITES, WEIGHTS, retyped
 from ci.lanes.executorch.rewriting import Exported, NodeMatch, Tensors
-from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun
 from ci.pipeline.models.arrays import Array
-from ci.pipeline.models.factory import REMOVED_BY, computed_weights, is_quantized, make, run_copied
+from ci.pipeline.models.factory import REMOVED_BY, computed_weights, is_quantized, run_copied
 from ci.pipeline.models.model_lines import source_of
-from ci.pipeline.models.samples import inputs_named
 from ci.pipeline.models.user_model import BadFactory
 from ci.pipeline.rewriting import Need, Repaired
 
@@ -32,14 +32,13 @@ def rewritten(
     needs: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Write the model with every rewrite that is needed, matches and is proved, and samples for it."""
-    inputs = inputs_named(case.samples, case.inputs, search_path)
-    loaded = make(case.factory, case.arguments, search_path, inputs)
+    exported = exported_case(case, search_path)
+    loaded = exported.loaded
     if is_quantized(loaded.model):
         message = "the model is already quantized, but rewrites need a float model"
         raise BadFactory(message, "name the float model")
-    compared, calibrating, _ = chosen_for(loaded, case, run)
+    compared, calibrating, _ = exported.chosen(case, run)
     samples = [*compared, *calibrating]
-    torch.set_grad_enabled(False)
     repaired = RepairedModule(loaded.model, compared)
     repaired.apply([Need.read(need) for need in needs])
     if repaired.rewritten:

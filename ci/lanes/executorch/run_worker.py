@@ -1,4 +1,4 @@
-"""The process that runs programs on the emulator: each in a fork that starts the runner and compares."""
+"""What the processes that run programs on the emulator do: each starts the runner and compares."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import importlib
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ci.engine.trouble import InTrouble, how_it_ended, of_ending
-from ci.engine.workers.child import Answer, blame, doing, places_of, reporting, serve, threads
+from ci.engine.workers.child import Meter, blame, doing, places_of, reporting, threads
 from ci.engine.workers.parent import tail
 from ci.pipeline.models.metric import error_of_metric
 from ci.pipeline.runner import LINE_OF_ERROR, Runner, with_names
@@ -25,13 +24,12 @@ TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
 
 
-def start() -> Answer:
+def prepare() -> None:
     for name in ("numpy", "ci.pipeline.lost_parts", "ci.diagnose.explain"):
         importlib.import_module(name)
-    return measured
 
 
-def measured(order: dict[str, Any]) -> dict[str, Any]:
+def _measured(order: dict[str, Any]) -> dict[str, Any]:
     """Figures by threshold name and times, or the broken `rule` with its `message`. Raises InTrouble."""
     from ci.pipeline.accuracy import Unusable, compared, in_files, least_of_a_sample
 
@@ -77,6 +75,12 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
+def measured(order: dict[str, Any]) -> dict[str, Any]:
+    meter = Meter()
+    facts = _measured(order)
+    return {**facts, "cpu_seconds": meter.read()["cpu_seconds"]}
+
+
 def _figures(order: dict[str, Any]) -> dict[str, Any]:
     from ci.pipeline.accuracy import in_files
     from ci.pipeline.models.metric import side_by_side
@@ -112,9 +116,3 @@ def _times(runner: Runner, path: Path) -> dict[str, float]:
         return runner.measured(path)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Unusable("missing", f"the runner wrote no times to {path.name}: {error!r}") from error
-
-
-if __name__ == "__main__":
-    # numpy's threads would not survive a fork.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    serve(int(sys.argv[1]), start, forks=True)

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ci.engine.memo import Memo
 from ci.engine.work import Result
 from ci.lanes.executorch.compile import Lower
 from ci.lanes.executorch.suite import ExecutorchProgram
 from ci.lanes.executorch.user_program import plan_of_model, require_done
+from ci.pipeline.cached_steps import run_cached_step
 from ci.pipeline.divergence import FOREVER
 from ci.pipeline.options import OneModel
-from ci.pipeline.steps import Ask, run_step
-from provisioning.base.findings import Metric
+from ci.results import CachedResults, Key
 
 PYTHON = '''\
 """{comment}"""
@@ -48,6 +47,7 @@ class Score(Lower):
     kind = "scores"
     keeps_files = False
     log_in_folder = ""
+    repeats = None
 
     exact: str
     seconds: float
@@ -56,11 +56,11 @@ class Score(Lower):
     def title(self) -> str:
         return "scores"
 
-    def key(self, program: ExecutorchProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return {**super().key(program, memo, environ), "scored beside": self.exact}
+    def key(self, program: ExecutorchProgram, results: CachedResults) -> Key:
+        return {**super().key(program, results), "scored beside": self.exact}
 
-    def work(self, program: ExecutorchProgram, ask: Ask) -> Mapping[str, Any]:
-        return ask(**program.order, score=self.exact, seconds=self.seconds)
+    def request(self, program: ExecutorchProgram) -> Mapping[str, Any]:
+        return {**program.order, "score": self.exact, "seconds": self.seconds}
 
     def accepts(self, program: ExecutorchProgram, result: Result) -> bool:
         """What the time ended is no score for `tune`."""
@@ -71,7 +71,7 @@ def scores_of(
     model: OneModel, program: ExecutorchProgram, exact: str, seconds: float = FOREVER
 ) -> Mapping[str, Any]:
     plan = plan_of_model(model, "tune", [program])
-    return require_done(program, plan, run_step(Score(plan, exact, seconds), [program])).facts
+    return require_done(program, plan, run_cached_step(Score(plan, exact, seconds), [program])).facts
 
 
 def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:

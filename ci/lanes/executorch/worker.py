@@ -1,4 +1,4 @@
-"""The process that lowers: it imports torch and executorch, lowers a small model of ours, and then forks."""
+"""What the processes that lower do: one imports torch and executorch, and its forks export and compile."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import contextlib
 import importlib
 import math
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import WARM, Answer, hidden, reporting, serve, threads
+from ci.engine.workers.child import WARM, Answer, hidden, reporting
 from provisioning.base.settings import ROOT
 
 IMPORTED_LATE = (
@@ -24,60 +23,83 @@ IMPORTED_LATE = (
 them."""
 
 
-def start() -> Answer:
+OTHERS = ("wrap_context", "cut_programs", "cut_out", "repaired_module")
+"""Modules of this folder whose work has homes of the same imports."""
+
+
+def prepare() -> None:
     import torch
 
-    # A fork can have threads of its own only if this process never had any.
+    # A fork can have threads of its own only if this process never had any; and by one number of them a
+    # model's outputs are the same everywhere.
     torch.set_num_threads(1)
-    importlib.import_module("ci.lanes.executorch.lower")
+    importlib.import_module("ci.pipeline.models.exported")
+    for name in ("lower", *OTHERS):
+        importlib.import_module(f"ci.lanes.executorch.{name}")
+    _choose_kernels()
     for name in IMPORTED_LATE:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     if hidden.get(WARM):
         _warm_up()
-    return reporting(work, error_of)
 
 
-def work(order: dict[str, Any]) -> dict[str, Any]:
-    import torch
+def _choose_kernels() -> None:
+    """ExecuTorch turns some of torch's kernels off when it lowers: what runs before it would have other last
+    bits than what runs after."""
+    from executorch.backends.qualcomm.utils import utils
 
-    torch.set_num_threads(threads())
-    os.chdir(order["working_folder"])
-    return facts_of(order)
+    if choose := getattr(utils, "disable_mkldnn_on_amd", None):
+        choose()
 
 
 def facts_of(order: dict[str, Any]) -> dict[str, Any]:
+    """Of a program that is lowered, quantized or scored."""
+    from ci.lanes.executorch.export import exported_case
     from ci.lanes.executorch.lower import lower
     from ci.lanes.executorch.suite import parse_request
 
-    if "context" in order:
-        from ci.lanes.executorch.wrap_context import write_program
-
-        write_program(order["context"], order["soc"], Path(order["path"]))
-        return {}
-    if "cuts" in order:
-        from ci.lanes.executorch.cut_programs import searched
-
-        return searched(order, Path(order["scratch"]))
-    if "operator" in order:
-        from ci.lanes.executorch.cut_out import order_script
-
-        return order_script(order)
-    if "needs" in order:
-        from ci.lanes.executorch.repaired_module import rewritten
-
-        case, run, _, place = parse_request(order)
-        return rewritten(case, run, place, Path(order["into"]), order["needs"])
-    into = Path(order["into"])
+    case, run, soc, place = parse_request(order)
     return lower(
-        *parse_request(order),
-        into,
+        exported_case(case, place),
+        case,
+        run,
+        soc,
+        place,
+        Path(order["into"]),
         Path(order["log"]),
         keep_going=order.get("keep_going", False),
         quantize_only=order.get("quantize_only", False),
         score=order.get("score", ""),
         seconds=order.get("seconds", math.inf),
     )
+
+
+def _searched(order: dict[str, Any]) -> dict[str, Any]:
+    from ci.lanes.executorch.cut_programs import searched
+
+    return searched(order, Path(order["into"]))
+
+
+def _script(order: dict[str, Any]) -> dict[str, Any]:
+    from ci.lanes.executorch.cut_out import order_script
+
+    return order_script(order)
+
+
+def _rewritten(order: dict[str, Any]) -> dict[str, Any]:
+    from ci.lanes.executorch.repaired_module import rewritten
+    from ci.lanes.executorch.suite import parse_request
+
+    case, run, _, place = parse_request(order)
+    return rewritten(case, run, place, Path(order["into"]), order["needs"])
+
+
+def _wrapped(order: dict[str, Any]) -> dict[str, Any]:
+    from ci.lanes.executorch.wrap_context import write_program
+
+    write_program(order["context"], order["soc"], Path(order["path"]))
+    return {}
 
 
 def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
@@ -101,5 +123,16 @@ def _warm_up() -> None:
         facts_of({**order, "into": folder, "log": str(log)})
 
 
-if __name__ == "__main__":
-    serve(int(sys.argv[1]), start, forks=True)
+def _at_home(work: Answer) -> Answer:
+    """Relative paths of the user's code begin in its suite's folder."""
+
+    def done(order: dict[str, Any]) -> dict[str, Any]:
+        os.chdir(order["working_folder"])
+        return work(order)
+
+    return reporting(done, error_of)
+
+
+compiled, searched, script, rewritten, wrapped = map(
+    _at_home, (facts_of, _searched, _script, _rewritten, _wrapped)
+)

@@ -23,8 +23,8 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     from ci.artifacts.against_sdk import against
     from ci.engine.closed import closed
     from ci.engine.workers.parent import Refused
-    from ci.lanes.executorch.compile import alone
-    from ci.pipeline.steps import asking
+    from ci.lanes.executorch.compile import WORKER, home_of
+    from ci.work import asking
     from provisioning.base.progress import at_work
     from provisioning.components import QNN_SDK
     from provisioning.environment import resolve
@@ -40,10 +40,10 @@ def wrap(context: Path, contents: ContextStrings, selection: Selection, output: 
     log = Path(selection.reports).absolute() / "wrap" / f"{context.name}.log"
     with replacing(output.absolute()) as part:
         environ = closed(environment.merged(os.environ))
-        setup = alone(environ, log, timeout, session("wrap", context, "-o", output))
+        home = home_of(environ, log.parent)
         order = {"context": str(context.absolute()), "soc": soc, "path": str(part)}
         try:
-            with at_work(f"working on {context}"), asking(setup, log) as ask:
+            with at_work(f"working on {context}"), asking(home, f"{WORKER}:wrapped", log, timeout) as ask:
                 ask(**order, working_folder=str(Path.cwd()))
         except Refused as refused:
             message = f"{context}: ExecuTorch cannot take it: {refused.message}"

@@ -30,7 +30,7 @@ from ci.lanes.llm.genie import (
 from ci.lanes.llm.work import float_of
 from ci.pipeline.findings import verdict
 from ci.pipeline.precision import written_name
-from ci.pipeline.steps import Asker
+from ci.work import Asker
 from provisioning.base.commands import leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Finding, Severity

@@ -36,11 +36,11 @@ from ci.lanes.llm.genie import (
 )
 from ci.lanes.llm.prompts import chat_text, require_no_nul, tokens_of, without_beginning, words_after
 from ci.lanes.llm.suite import FOUR_BITS, PRECISIONS
-from ci.lanes.llm.work import environment, setup_of
+from ci.lanes.llm.work import WORKER, environment, home_of
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.options import Language, OneModel
 from ci.pipeline.precision import precision_named, scheme_named, written_name
-from ci.pipeline.steps import Asker, asking
+from ci.work import Asker, asking
 from provisioning.base.command_line import Parser
 from provisioning.base.commands import add_flags, leave_out
 from provisioning.base.errors import UsageError
@@ -163,9 +163,9 @@ def ask_worker(
     """The worker that loads what was compiled: ExecuTorch's has the profile's QNN."""
     log = logs / LOG.name
     if through(record) == "genie":
-        return asking(setup_of("generate", logs, timeout), log)
+        return asking(home_of("generate", logs), f"{WORKER}:answer", log, timeout)
     variables = environment(ready_environment(selection, os.environ))
-    return asking(setup_of("lower", logs, timeout, variables), log)
+    return asking(home_of("lower", logs, variables), f"{WORKER}:answer", log, timeout)
 
 
 @dataclass(frozen=True, slots=True)

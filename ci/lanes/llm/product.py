@@ -22,13 +22,13 @@ from ci.lanes.llm.prompts import hashed_runs, require_tokenizer, windows, window
 from ci.lanes.llm.stage import LanguageModels
 from ci.lanes.llm.suite import LlmCase, LlmProgram, LlmRun
 from ci.lanes.llm.work import CompileCheckpoint, LlmPlan, MeasureRounding, float_of, require_installed
+from ci.pipeline.cached_steps import require_done, run_cached_step
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product, not_taken
 from ci.pipeline.options import LANGUAGE_TIMEOUT, Compiling, OneModel
 from ci.pipeline.output import SCRATCH
 from ci.pipeline.precision import written_name
-from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.suite import NO_SUITE
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
@@ -96,7 +96,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
         layers = plural(shape.num_layers, "layer")
         layers += f" in {order['parts']} parts" if order["parts"] > 1 else ""
         sys.stderr.write(f"{layers} for {order['soc']}, {self._precision}\n")
-        results = run_step(CompileCheckpoint(plan, order), plan.programs)
+        results = run_cached_step(CompileCheckpoint(plan, order), plan.programs)
         compiled = {name: require_done(result) for name, result in results.items()}
         # What shares its weights cannot be checked.
         rounding = {} if order["shared"] else self._rounding(plan, compiled)
@@ -137,7 +137,7 @@ class Checkpoint(LaneModel[LlmProgram, LlmPlan]):
             "texts": texts,
         }
         sys.stderr.write("then what rounding alone costs, by float\n")
-        results = run_step(MeasureRounding(plan, request), plan.programs)
+        results = run_cached_step(MeasureRounding(plan, request), plan.programs)
         for failure in (result.failure for result in results.values() if result.failure):
             sys.stderr.write(f"{LATER}: {failure.message}\n")
         judged_by = digest_of(windows_of(folder, shape, read.order), texts)

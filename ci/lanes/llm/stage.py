@@ -10,10 +10,10 @@ from ci.engine.work import Result
 from ci.lanes.llm.suite import SUITES, LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings, report_row
 from ci.lanes.llm.work import Generate, GenerateByExecutorch, LlmPlan, Train, require_installed
+from ci.pipeline.cached_steps import run_cached_step
 from ci.pipeline.installed import ready_environment
 from ci.pipeline.lane import Lane, Mine, Results
 from ci.pipeline.options import StageOptions
-from ci.pipeline.steps import run_step
 from provisioning.base.findings import Finding, Metric
 from provisioning.base.stage_run import StageRun
 
@@ -36,7 +36,7 @@ class LanguageModels(Lane[LlmProgram, LlmPlan]):
         return LlmPlan(tuple(programs), selection, options.work, logs, {}, qnn_environment)
 
     def do(self, plan: LlmPlan, *, new_baseline: bool) -> Results:
-        models, texts = run_step(Train(plan), plan.programs), dict[str, Result]()
+        models, texts = run_cached_step(Train(plan), plan.programs), dict[str, Result]()
         for through, step in {"genie": Generate, "executorch": GenerateByExecutorch}.items():
             trained = [
                 program
@@ -46,7 +46,7 @@ class LanguageModels(Lane[LlmProgram, LlmPlan]):
                 and not model.failure
             ]
             if trained:
-                texts |= run_step(step(plan, models), trained)
+                texts |= run_cached_step(step(plan, models), trained)
         return {MODELS: models, TEXTS: texts}
 
     def reached(self, mine: Mine) -> bool:

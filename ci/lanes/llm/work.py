@@ -13,24 +13,24 @@ from typing import Any, ClassVar
 
 from ci.engine.closed import closed
 from ci.engine.digests import Digests
-from ci.engine.inputs import Roots, python_name, search_key
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo
 from ci.engine.work import Result
-from ci.engine.workers.parent import WorkerSpec
 from ci.lanes.llm.prompts import TEMPLATE
 from ci.lanes.llm.suite import LlmProgram
 from ci.lanes.llm.verdicts import findings_of, model_findings
+from ci.pipeline.cached_steps import CachedStep
 from ci.pipeline.findings import verdict
 from ci.pipeline.installed import host_libraries, require_packages
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import AnyPlan
-from ci.pipeline.steps import Ask, Step
+from ci.results import CachedResults, Key
+from ci.work import Home
 from provisioning.base.commands import Fix, session
 from provisioning.base.findings import Metric
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
 
+WORKER = "ci.lanes.llm.worker"
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
 MEMORY = 1500 << 20
 WEIGHTS = ".safetensors"
@@ -60,27 +60,15 @@ def environment(qnn_environment: Environment | None = None) -> dict[str, str]:
     return {**variables, **qnn_environment.variables} if qnn_environment else variables
 
 
-def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str] | None = None) -> WorkerSpec:
-    return WorkerSpec(
-        command=("-m", "ci.lanes.llm.worker", work),
-        environment={**(variables or environment()), **(PORTABLE if work == "train" else {})},
-        logs=logs,
-        timeout=timeout,
-        imports="executorch and transformers" if work == "lower" else "onnxruntime-qnn and transformers",
-        fix=session("test_llm"),
-        forks=True,
+def home_of(work: str, logs: Path, variables: Mapping[str, str] | None = None) -> Home:
+    """`work` is a function of worker.py."""
+    return Home(
+        {**(variables or environment()), **(PORTABLE if work == "train" else {})},
+        logs,
+        f"{WORKER}:{work}",
+        "executorch and transformers" if work == "lower" else "onnxruntime-qnn and transformers",
+        session("test_llm"),
     )
-
-
-def key_context_of(
-    roots: Roots, store: Path, qnn_environment: Environment | None = None
-) -> dict[str, Metric]:
-    """What work depends on beside its order; `qnn_environment` where ExecuTorch does it."""
-    variables = environment(qnn_environment)
-    basis: dict[str, Metric] = {"python": python_name(), **search_key(roots, variables)}
-    if qnn_environment:
-        basis["QNN"] = dict(host_libraries(qnn_environment.root(QNN_SDK).path, store))
-    return basis
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,30 +78,33 @@ class LlmPlan(AnyPlan[LlmProgram]):
 
 
 @dataclass(frozen=True)
-class LanguageStep(Step[LlmProgram]):
+class LanguageStep(CachedStep[LlmProgram]):
     own_packages = False
+    function = f"{WORKER}:answer"
 
     plan: LlmPlan
 
     by_executorch: ClassVar[bool] = False
 
     @property
-    def workers(self) -> str:
-        """The kind of work that a worker is warm for."""
+    def work(self) -> str:
+        """The function of worker.py that prepares its processes."""
         return "lower" if self.qnn_environment else "generate"
 
     @property
     def qnn_environment(self) -> Environment | None:
         return self.plan.qnn_environment if self.by_executorch else None
 
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return environment(self.qnn_environment)
+    def home(self, own: OwnPackages) -> Home:
+        return home_of(self.work, self.plan.logs, environment(self.qnn_environment))
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        return setup_of(self.workers, self.plan.logs, self.plan.work.timeout, self.environment(own))
-
-    def basis(self, memo: Memo) -> Mapping[str, Metric]:
-        return key_context_of(memo.roots, self.plan.selection.store, self.qnn_environment)
+    @property
+    def qnn(self) -> Key:
+        """The QNN that ExecuTorch's programs are lowered with."""
+        if not self.qnn_environment:
+            return {}
+        root = self.qnn_environment.root(QNN_SDK).path
+        return {"QNN": dict(host_libraries(root, self.plan.selection.store))}
 
 
 @dataclass(frozen=True)
@@ -122,17 +113,17 @@ class Train(LanguageStep):
 
     kind = "llm-training"
     title = "models"
-    workers = "train"
-    keeps_files = done_once = True
+    work = "train"
+    keeps_files = True
 
-    def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return {"what": "train", **self.basis(memo)}
+    def key(self, program: LlmProgram, results: CachedResults) -> Key:
+        return {"what": "train", **self.qnn}
 
     def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 90.0, MEMORY)
 
-    def work(self, program: LlmProgram, ask: Ask) -> Mapping[str, Any]:
-        return ask(do="train")
+    def request(self, program: LlmProgram) -> Mapping[str, Any]:
+        return {"do": "train"}
 
     def accepts(self, program: LlmProgram, result: Result) -> bool:
         return not list(model_findings(program.case_name, program.case.perplexity, result))
@@ -148,15 +139,16 @@ class Generate(LanguageStep):
     models: Mapping[str, Result]
     """By program."""
 
-    def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
+    def key(self, program: LlmProgram, results: CachedResults) -> Key:
         weights = str(self.models[program.name].facts["weights"])
-        return {"what": "generate", **_asked(program), "weights": weights, **self.basis(memo)}
+        return {"what": "generate", **_asked(program), "weights": weights, **self.qnn}
 
     def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 90.0 if program.run.quantized else 60.0, MEMORY)
 
-    def work(self, program: LlmProgram, ask: Ask) -> Mapping[str, Any]:
-        return ask(do=program.run.through, **_asked(program), model=str(self.models[program.name].folder))
+    def request(self, program: LlmProgram) -> Mapping[str, Any]:
+        model = str(self.models[program.name].folder)
+        return {"do": program.run.through, **_asked(program), "model": model}
 
     def accepts(self, program: LlmProgram, result: Result) -> bool:
         return verdict(list(findings_of(program, result))) == "pass"
@@ -207,10 +199,10 @@ class CompileCheckpoint(LanguageStep):
     keeps_files = by_executorch = True
 
     what: ClassVar[str] = "compile"
-    request: Mapping[str, Any]
+    order: Mapping[str, Any]
 
-    def key(self, program: LlmProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        store, request = self.plan.selection.store, dict(self.request)
+    def key(self, program: LlmProgram, results: CachedResults) -> Key:
+        store, request = self.plan.selection.store, dict(self.order)
         # By what is in them, wherever they are.
         files: dict[str, Metric] = {**digests_of_checkpoint(Path(request.pop("model")), store)}
         if adapter := request.pop("adapter"):
@@ -219,14 +211,14 @@ class CompileCheckpoint(LanguageStep):
         for name, words in {"calibrate": "to calibrate by", "text": "that is judged"}.items():
             if text := request.pop(name, ""):
                 files[f"the text {words}"] = digests_of(store, {text: Path(text)})[text]
-        rest = {"order": request, "files": files, **self.basis(memo)}
+        rest = {"order": request, "files": files, **self.qnn}
         return {"what": self.what, "name": program.case_name, **rest}
 
     def cost(self, program: LlmProgram) -> Job:
         return Job(program.name, 60.0, MEMORY)
 
-    def work(self, program: LlmProgram, ask: Ask) -> Mapping[str, Any]:
-        return ask(**self.request)
+    def request(self, program: LlmProgram) -> Mapping[str, Any]:
+        return self.order
 
 
 @dataclass(frozen=True)

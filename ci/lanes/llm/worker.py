@@ -1,26 +1,17 @@
-"""The process in which models are trained, compiled and run, so that a crash harms nothing else."""
+"""What the processes in which models are trained, compiled and run import, and how they do an order."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve
+from ci.engine.workers.child import UNFORESEEN, reporting
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
 COMPILING = ("torch.onnx", "onnxscript", "onnxruntime.quantization")
-LOWERING = ("ci.lanes.llm.programs",)
-NEEDED = {
-    "train": READING,
-    "read": READING,
-    "generate": (*READING, *COMPILING),
-    "lower": (*READING, *LOWERING),
-}
-"""By the kind of work."""
-
 
 ORDERS = {
     "train": ("ci.lanes.llm.tiny", "order_train"),
@@ -36,21 +27,31 @@ ORDERS = {
     "compile": ("ci.lanes.llm.checkpoint_compile", "order_compile"),
     "compile program": ("ci.lanes.llm.program_steps", "order_program"),
 }
-"""Imported in the fork, so that a change of the judging code does not train again."""
+"""By what an order is to do."""
 
 
-def start(work: str) -> Answer:
-    """Import what every model needs before the first fork."""
+def train() -> None:
+    """Without the modules that judge: a change of them does not train again."""
+    _prepare(READING, ["train"])
+
+
+def generate() -> None:
+    _prepare((*READING, *COMPILING), set(ORDERS) - {"train", "executorch", "compile program"})
+    importlib.import_module("ci.pipeline.qnn_provider").load()
+
+
+def lower() -> None:
+    _prepare(READING, set(ORDERS) - {"train", "genie", "compile"})
+
+
+def _prepare(libraries: Iterable[str], orders: Iterable[str]) -> None:
     import torch
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
     _import_less()
-    for name in NEEDED[work]:
+    for name in (*libraries, *sorted({ORDERS[order][0] for order in orders})):
         importlib.import_module(name)
-    if work == "generate":
-        importlib.import_module("ci.pipeline.qnn_provider").load()
-    return reporting(facts_of, error_of)
 
 
 def _import_less() -> None:
@@ -76,5 +77,4 @@ def error_of(error: Exception, order: dict[str, Any]) -> dict[str, Any]:
     return {"kind": UNFORESEEN, "message": message, "fix": fix, "exit_code": INTERNAL}
 
 
-if __name__ == "__main__":
-    serve(int(sys.argv[-1]), functools.partial(start, sys.argv[1]), forks=True)
+answer = reporting(facts_of, error_of)

@@ -13,9 +13,9 @@ from ci.lanes.onnx.orders import precision_of, search_path
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import mixed, program_of
 from ci.operators.onnx_page import inexact_onnx
+from ci.pipeline.cached_steps import require_done
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import ONNX_PRECISIONS
-from ci.pipeline.steps import require_done
 from provisioning.base.errors import CheckFailed
 from provisioning.fixes import fix_for
 

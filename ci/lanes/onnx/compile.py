@@ -10,19 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ci.diagnose.explain import nearest
 from ci.engine.closed import closed
-from ci.engine.inputs import NO_USER_CODE, python_name, search_key
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.recheck import Repeats
-from ci.engine.watch import Touched
 from ci.engine.work import Failure, Result, line_of
-from ci.engine.workers.child import THREADS
-from ci.engine.workers.parent import WorkerDied, WorkerSpec
+from ci.engine.workers.child import WARM
+from ci.engine.workers.parent import WorkerDied
+from ci.lanes.onnx import FORMS
 from ci.lanes.onnx.crosscheck import CrossChecked
 from ci.lanes.onnx.findings import changed, context_of, findings_of, was_compiled
 from ci.lanes.onnx.options import files_of
@@ -30,6 +28,7 @@ from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxProgram, calibrating
 from ci.pipeline.accuracy import in_words
 from ci.pipeline.baseline import Baseline, load_tolerances
+from ci.pipeline.cached_steps import CachedStep, run_cached_step
 from ci.pipeline.findings import verdict
 from ci.pipeline.installed import require_packages
 from ci.pipeline.models.own_packages import OwnPackages
@@ -37,14 +36,16 @@ from ci.pipeline.options import WorkOptions
 from ci.pipeline.phones import load_forecasts
 from ci.pipeline.scoring import scores_of
 from ci.pipeline.stage import AnyPlan, baselines_of
-from ci.pipeline.steps import Ask, Step, run_step
-from ci.work import Home
-from provisioning.base.command_line import TIMEOUT, Parser
+from ci.results import CachedResults, Key, digest_of
+from ci.work import ChildTask, Home
+from provisioning.base.command_line import Parser
 from provisioning.base.commands import Fix, session
 from provisioning.base.files import empty_folder
 from provisioning.base.findings import Metric
 from provisioning.base.settings import Selection
+from provisioning.manifest import soc_named
 
+WORKER, PROGRAM = "ci.lanes.onnx.worker", "ci.lanes.onnx.program"
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "numpy")
 WORKER_MEMORY = 1400 << 20
@@ -56,12 +57,6 @@ estimate.
 SLACK = 0.01
 """By how much a figure may be off when the same is compiled again."""
 
-FORMS = ("beside", "embedded")
-"""A context that lies beside its .onnx, and one inside; folders of a result."""
-
-FAILED = ("failed", "message")
-"""What a reply has of a case whose failure is a result."""
-
 
 def environment(own: OwnPackages | None = None) -> dict[str, str]:
     """Of the workers, and of what a model reads there."""
@@ -71,28 +66,15 @@ def environment(own: OwnPackages | None = None) -> dict[str, str]:
     return {**variables, **(own.variables if own else {})}
 
 
-def setup_of(
-    logs: Path,
-    *,
-    threads: int = 0,
-    timeout: float = TIMEOUT,
-    forks: bool = False,
-    exports: bool = False,
-    own: OwnPackages | None = None,
-) -> WorkerSpec:
+def home_of(logs: Path, *, exports: bool = False, own: OwnPackages | None = None) -> Home:
     """With `exports`, import what exporting and quantizing need once, before the first fork."""
-    variables = environment(own)
-    if threads:
-        variables[THREADS] = str(threads)
-    return WorkerSpec(
-        command=("-m", "ci.lanes.onnx.worker", *["--fork"] * forks, *["--export"] * exports),
-        environment=variables,
-        logs=logs,
-        timeout=timeout,
-        imports="onnxruntime and onnxruntime-qnn",
-        fix=session("test_onnx"),
-        forks=forks,
-        python=own.python if own else sys.executable,
+    return Home(
+        {**environment(own), WARM: "1"},
+        logs,
+        f"{WORKER}:{'prepare_exporting' if exports else 'prepare'}",
+        "onnxruntime and onnxruntime-qnn",
+        session("test_onnx"),
+        own.python if own else sys.executable,
     )
 
 
@@ -115,15 +97,78 @@ def plan_of(programs: Sequence[OnnxProgram], selection: Selection, work: WorkOpt
     return OnnxPlan(tuple(programs), selection, work, logs, baselines_of(programs, selection.profile))
 
 
+def order_of(program: OnnxProgram) -> dict[str, Any]:
+    """Programs of equal runs share a quantized model."""
+    run = digest_of(program.request["run"])
+    return {**program.order, "cwd": cwd(), "quantized as": run[:16]}
+
+
 @dataclass(frozen=True)
-class CompileOnnx(Step[OnnxProgram]):
+class OnnxStep(CachedStep[OnnxProgram]):
     """Programs of one model share its export; those of one run its quantized model."""
 
+    plan: OnnxPlan
+
+    def home(self, own: OwnPackages) -> Home:
+        # Torch and its exporter, which take seconds to import, are for factories alone.
+        exports = any(program.case.factory for program in self.plan.programs)
+        return home_of(self.plan.logs, exports=exports, own=own)
+
+    def request(self, program: OnnxProgram) -> dict[str, Any]:
+        return {**order_of(program), **self.options(program)}
+
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
+        """What is asked beside the program."""
+        return {}
+
+    def preparing(self, program: OnnxProgram) -> dict[str, Any]:
+        """How the model is prepared."""
+        return {"drawn": True}
+
+    def key(self, program: OnnxProgram, results: CachedResults) -> Key:
+        """The run, and what its model's samples are judged by; the export gives model and samples."""
+        case = program.request["case"]
+        files: list[Metric] = [results.digest(path) for path in files_of(program.run.options)]
+        options = {name: value for name, value in self.options(program).items() if name != "seconds"}
+        return {
+            "run": program.request["run"],
+            "case": {name: case[name] for name in ("non_finite", "recorded")},
+            "chip": soc_named(program.soc).model_dump(mode="json"),
+            "calibrating": calibrating(program.case, program.run),
+            "options": options,
+            "files of options": files,
+        }
+
+    def export(self, program: OnnxProgram) -> ChildTask:
+        name = self.groups[program.name]
+        request = {**program.order, "cwd": cwd(), "preparing": self.preparing(program)}
+        request["log"] = str((self.plan.logs / f"{name}.export.log").absolute())
+        return ChildTask(name, f"{PROGRAM}:export", request, self.timeout, self.flag)
+
+    def export_key(self, program: OnnxProgram, reply: Mapping[str, Any]) -> Key:
+        rows: Key = reply["rows"]
+        return rows
+
+    @cached_property
+    def groups(self) -> dict[str, str]:
+        return model_names(self.plan.programs)
+
+    def cost(self, program: OnnxProgram) -> Job:
+        size = list(self.groups.values()).count(self.groups[program.name])
+        seconds = SECONDS_PREPARE / size + _seconds(program, self.plan.baselines)
+        return Job(program.name, seconds, WORKER_MEMORY)
+
+    def ended(self, program: OnnxProgram, gone: WorkerDied, log: Path) -> Failure:
+        return explained_end(gone, log)
+
+
+@dataclass(frozen=True)
+class CompileOnnx(OnnxStep):
     kind = "onnx"
     title = "programs"
-    shows_cached = True
+    function = f"{PROGRAM}:compiled"
     # A context is never the same to the bit, and ONNX Runtime adds in another order with other threads.
-    repeats = Repeats(
+    repeats: ClassVar[Repeats | None] = Repeats(
         changing=(
             "*.record.files.*",
             "*.record.model",
@@ -136,48 +181,21 @@ class CompileOnnx(Step[OnnxProgram]):
         figures={"*.near.*": SLACK, "*.bytes": SLACK},
     )
 
-    plan: OnnxPlan
     new_baseline: bool = False
     """Whether a cached result that is worse than the baseline counts: it becomes the baseline."""
 
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return environment(own)
+    def preparing(self, program: OnnxProgram) -> dict[str, Any]:
+        """Each run takes as many of the samples as it says, from the first on."""
+        return {"calibration": max(calibrating(program.case, run) for run in program.case.runs)}
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        # Torch and its exporter, which take seconds to import, are for factories alone.
-        exports = any(program.case.factory for program in self.plan.programs)
-        timeout = self.plan.work.timeout
-        return setup_of(
-            self.plan.logs, threads=threads, timeout=timeout, forks=True, exports=exports, own=own
-        )
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
+        return {"chips to estimate": self.chips_to_estimate(program) if program.run.forecast else []}
 
-    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        """What is known before any work. Code, model and files are discovered by the work itself."""
-        roots, request = memo.roots, program.request
-        named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
-        if model := request["case"]["model"]:
-            request["case"]["model"] = roots.name(os.path.abspath(program.file(model)))  # noqa: PTH100
-        return {
-            **request,
-            "python": python_name(),
-            "suite": roots.name(str(program.search_path)),
-            **search_key(roots, environ),
-            "files of options": named,
-            "working folder": roots.name(str(program.working_folder)),
-            **({NO_USER_CODE: True} if program.case.is_data else {}),
-        }
-
-    @cached_property
-    def groups(self) -> dict[str, str]:
-        return model_names(self.plan.programs)
-
-    def group(self, program: OnnxProgram) -> str:
-        return self.groups[program.name]
-
-    def cost(self, program: OnnxProgram) -> Job:
-        size = list(self.groups.values()).count(self.groups[program.name])
-        seconds = SECONDS_PREPARE / size + _seconds(program, self.plan.baselines)
-        return Job(program.name, seconds, WORKER_MEMORY)
+    @staticmethod
+    def chips_to_estimate(program: OnnxProgram) -> list[str]:
+        table = load_forecasts()
+        phones = [*program.run.budget, *table.of_chip(program.soc)]
+        return list(table.chips(program.run.kind, phones))
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         findings = list(findings_of(program, result))
@@ -192,77 +210,6 @@ class CompileOnnx(Step[OnnxProgram]):
         words = in_words(context_of(result)["near"])
         return Line("passed", words) if self.accepts(program, result) else failed(words)
 
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        run, request, group = program.run, program.order, self.groups[program.name]
-        # Each run takes as many of them as it says, from the first on.
-        most = max(calibrating(program.case, run) for run in program.case.runs)
-        request |= self.asked(program)
-        prepared = ask.once(f"{group}/model", do="prepare", cwd=cwd(), **request, calibration=most)
-        of_model = {"prepared": prepared["into"], "source": prepared["model"], "cwd": cwd()}
-        quantized: Mapping[str, Any]
-        try:
-            quantized = ask.once(
-                f"{group}/run {run.name}", do="quantize", **request, **of_model, model=prepared["model"]
-            )
-        except WorkerDied as gone:
-            quantized = self._crash(program, ask, gone)
-        if "failed" in quantized:
-            reply: Mapping[str, Any] = {name: quantized.get(name) for name in FAILED}
-        else:
-            of_run = {"quantized": quantized["into"], "model": quantized["model"]}
-            reply = self.contexts(program, ask, **of_model, **of_run)
-            if program.run.forecast and "failed" not in reply:
-                reply = {**reply, "estimate": self.estimate(program, ask, {**of_model, **of_run})}
-        return {
-            "build_id": prepared.get("build_id", ""),
-            **reply,
-            "used": {**prepared["used"], "calibrating": quantized.get("calibrated_by", 0)},
-            "constant": prepared["constant"],
-            "notes": prepared["notes"],
-            "in_float": quantized.get("in_float", False),
-        }
-
-    def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
-        """What a request for its contexts has beside the program."""
-        return {}
-
-    def contexts(self, program: OnnxProgram, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
-        """The trace of what QNN refuses crashes the provider itself at times. Then it is done without, except
-        where the trace is the result; `trace_crash` has how it ended."""
-        request = {"do": "case", **program.order, **self.asked(program), **of_run}
-        try:
-            return ask(**request)
-        except WorkerDied as gone:
-            if not gone.is_own_crash or program.run.refused or gone.trouble(ask.log):
-                return self._crash(program, ask, gone)
-            crash = explained_end(gone, ask.log).message
-        try:
-            return {**ask(**request, trace=False, into=str(empty_folder(ask.into))), "trace_crash": crash}
-        except WorkerDied as gone:
-            return self._crash(program, ask, gone)
-
-    def estimate(self, program: OnnxProgram, ask: Ask, of_run: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """What QNN says that the model will take; None where the compiler crashes on estimating it."""
-        into, table = empty_folder(ask.scratch / program.name / "estimate"), load_forecasts()
-        phones = [*program.run.budget, *table.of_chip(program.soc)]
-        chips = table.chips(program.run.kind, phones)
-        try:
-            return ask(do="estimate", **program.order, **of_run, into=str(into), chips=list(chips))
-        except WorkerDied as gone:
-            if not gone.is_own_crash or gone.trouble(ask.log):
-                raise
-            return None
-
-    def _crash(self, program: OnnxProgram, ask: Ask, gone: WorkerDied) -> Mapping[str, Any]:
-        """How the process ended, if a crash is a result for this case."""
-        if not (program.case.recorded and gone.is_own_crash) or gone.trouble(ask.log):
-            raise gone
-        ask.touched |= Touched.of(gone.touched or {})
-        return {"failed": "crash", "message": explained_end(gone, ask.log).message}
-
-    def ended(self, program: OnnxProgram, gone: WorkerDied, log: Path) -> Failure:
-        return explained_end(gone, log)
-
 
 @dataclass(frozen=True)
 class CompileForMetric(CompileOnnx):
@@ -274,15 +221,12 @@ class CompileForMetric(CompileOnnx):
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         return True
 
-    def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
-        return {"keeps_outputs": True}
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
+        return {**super().options(program), "keeps_outputs": True}
 
 
 def home_of_metrics(plan: OnnxPlan, own: OwnPackages) -> Home:
-    spec = setup_of(plan.logs, timeout=plan.work.timeout, own=own)
-    return Home(
-        spec.environment, spec.logs, "ci.lanes.onnx.worker:start", spec.imports, spec.fix, spec.python
-    )
+    return home_of(plan.logs, own=own)
 
 
 def with_metrics(
@@ -299,7 +243,7 @@ def with_metrics(
         [row for row in programs if row.name in outputs],
         outputs,
         partial(home_of_metrics, plan),
-        "ci.lanes.onnx.worker:answer",
+        f"{WORKER}:answer",
         lambda program: {},
     )
     found = dict(results)
@@ -330,8 +274,9 @@ def cwd() -> str:
 
 def compile_programs(plan: OnnxPlan, *, new_baseline: bool = False) -> dict[str, Result]:
     with_metric = [program for program in plan.programs if program.case.metric]
-    results = run_step(CompileOnnx(plan, new_baseline), [row for row in plan.programs if not row.case.metric])
-    compiled = run_step(CompileForMetric(plan, new_baseline), with_metric)
+    without = [program for program in plan.programs if not program.case.metric]
+    results = run_cached_step(CompileOnnx(plan, new_baseline), without)
+    compiled = run_cached_step(CompileForMetric(plan, new_baseline), with_metric)
     results |= with_metrics(plan, with_metric, compiled)
     for program in with_metric:
         result, evidence = results[program.name], plan.logs / program.name

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ci.engine.memo import Memo
 from ci.engine.work import Result
 from ci.lanes.onnx import provider
-from ci.lanes.onnx.compile import environment, plan_of, setup_of
+from ci.lanes.onnx.compile import PROGRAM, environment, home_of, order_of, plan_of
 from ci.lanes.onnx.stage import OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import OneModelStep, prepared, program_of, warn_of
+from ci.lanes.onnx.user_program import OneModelStep, program_of, warn_of
 from ci.operators.onnx_page import inexact_onnx
-from ci.pipeline.divergence import FOREVER, ended_in_time, known_fault, only
+from ci.pipeline.cached_steps import require_done, run_cached_step
+from ci.pipeline.divergence import FOREVER, known_fault, only
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.operator_script import OperatorScript
 from ci.pipeline.options import Choice, OneModel
-from ci.pipeline.steps import Ask, asking, require_done, run_step
+from ci.results import CachedResults, Key
+from ci.work import asking
 from provisioning.base.files import empty_folder
-from provisioning.base.findings import Metric
 from provisioning.known_faults import faults_of
 
 
@@ -41,21 +40,13 @@ class SearchOnnxCuts(OneModelStep):
     whole: float | None = None
     """The SQNR of all of it, if that is known."""
 
-    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return {**super().key(program, memo, environ), "least": self.least}
+    function = f"{PROGRAM}:searched"
 
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        began = time.monotonic()
-        common, facts = prepared(program, ask, ask.scratch / program.name, drawn=True)
-        cuts = empty_folder(ask.scratch / program.name / "cuts")
-        limits = {
-            "least": self.least,
-            "seconds": self.seconds - (time.monotonic() - began),
-            "whole": self.whole,
-        }
-        request = {**common, "do": "diverge", "into": str(cuts), **limits}
-        result = ended_in_time(lambda: ask(**request)["result"], cuts)
-        return {**result, "constant": facts["constant"]}
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
+        return {"least": self.least, "seconds": self.seconds, "whole": self.whole}
+
+    def key(self, program: OnnxProgram, results: CachedResults) -> Key:
+        return {**super().key(program, results), "options": {"least": self.least}}
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         """What the time ended goes on the next time."""
@@ -67,7 +58,7 @@ def cuts_of(
 ) -> dict[str, Any]:
     plan = plan_of([program], model.selection, model.work)
     step = SearchOnnxCuts(plan, least=least, seconds=seconds, whole=whole)
-    result = dict(require_done(run_step(step, [program])[program.name]).facts)
+    result = dict(require_done(run_cached_step(step, [program])[program.name]).facts)
     warn_of(result)
     if result["first"]:
         first = result["first"] = dict(result["first"])
@@ -82,15 +73,15 @@ def script_of(
     model: OneModel, program: OnnxProgram, operator: Mapping[str, Any], before: int
 ) -> OperatorScript:
     plan = plan_of([program], model.selection, model.work)
-    setup = setup_of(plan.logs, timeout=plan.work.timeout, exports=bool(program.case.factory))
+    home = home_of(plan.logs, exports=bool(program.case.factory))
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-script-") as scratch,
-        asking(setup, plan.logs / "script.log") as ask,
+        asking(home, f"{PROGRAM}:script", plan.logs / "script.log", plan.work.timeout) as ask,
     ):
-        common, _ = prepared(program, ask, Path(scratch), drawn=True)
-        into = str(empty_folder(Path(scratch) / "cut"))
-        more = {"operator": operator["node"], "sample": operator["sample"]}
-        source = ask(do="script", **{**common, "into": into}, **more, before=before)
+        folders = {"shared": scratch, "into": str(empty_folder(Path(scratch) / "cut"))}
+        more = {"operator": operator["node"], "sample": operator["sample"], "before": before}
+        order = {**order_of(program), "preparing": {"drawn": True}}
+        source = ask(**order, **folders, **more)
     packages = ", ".join(f"{name} {version}" for name, version in provider.packages().items())
     return OperatorScript(packages, source["imports"], source["body"], environment())
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ci.engine.memo import Memo
+from ci.lanes.onnx.compile import PROGRAM
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared, program_of
+from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, program_of
+from ci.pipeline.cached_steps import require_done, run_cached_step
 from ci.pipeline.forecast import Forecasted, by_measurement, forecast, load_fit
 from ci.pipeline.options import OneModel
 from ci.pipeline.phones import load_forecasts
-from ci.pipeline.steps import Ask, require_done, run_step
-from provisioning.base.findings import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +25,13 @@ class EstimateOnnx(OneModelStep):
 
     chips: tuple[str, ...]
 
-    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return {**super().key(program, memo, environ), "chips": list(self.chips)}
+    function = f"{PROGRAM}:estimated"
 
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        common, _ = prepared(program, ask, ask.scratch / program.name, drawn=True, verify=False)
-        return ask(do="estimate", **common, chips=list(self.chips))
+    def preparing(self, program: OnnxProgram) -> dict[str, Any]:
+        return {"drawn": True, "verify": False}
+
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
+        return {"chips to estimate": list(self.chips)}
 
 
 def forecast_of_chip(program: OnnxProgram, estimate: Mapping[str, Any] | None) -> Forecasted | None:
@@ -49,6 +49,6 @@ def forecasted(model: OneModel, phones: Sequence[str], measured: str | None) -> 
     plan, kind = plan_of_model(model, program), program.run.kind
     chips = table.chips(kind, phones if measured is None else table.phones)
     step = EstimateOnnx(replace(plan, programs=plan.programs[:1]), chips=chips)
-    result = require_done(run_step(step, step.plan.programs)[step.plan.programs[0].name])
+    result = require_done(run_cached_step(step, step.plan.programs)[step.plan.programs[0].name])
     found = forecast(kind, result.facts, fit, table)
     return found if measured is None else by_measurement(measured, kind, found, fit, table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 from collections import Counter
@@ -100,6 +101,17 @@ def signature_of(model: onnx.ModelProto) -> GraphSignature:
 def source_digest(model: Path) -> str:
     files = [model, *external_files(load_graph(model), model.parent)]
     return hash_file(model) if len(files) == 1 else " ".join(hash_file(file) for file in files)
+
+
+def digest_without_metadata(path: Path) -> str:
+    """Of a model and its external data. An exporter writes stack traces into the nodes' metadata."""
+    model = load_graph(path)
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.ClearField("doc_string")
+    files = [hash_file(file) for file in external_files(model, path.parent)]
+    text = model.SerializeToString(deterministic=True)
+    return hashlib.sha256(text + "".join(files).encode()).hexdigest()
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:

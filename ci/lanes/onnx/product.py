@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.lanes.onnx.compile import FORMS, OnnxPlan, plan_of, with_metrics
+from ci.lanes.onnx import FORMS
+from ci.lanes.onnx.compile import OnnxPlan, plan_of, with_metrics
 from ci.lanes.onnx.findings import causes_of, findings_of, identity_of
 from ci.lanes.onnx.forecast import forecast_of_chip
 from ci.lanes.onnx.graph import RECIPROCAL, RECIPROCAL_FIX
@@ -16,13 +17,13 @@ from ci.lanes.onnx.stage import COMPILED, OnnxLane
 from ci.lanes.onnx.suite import OnnxProgram
 from ci.lanes.onnx.user_program import CompileOne, constant_inputs, program_of
 from ci.pipeline.accuracy import in_words
+from ci.pipeline.cached_steps import require_done, run_cached_step
 from ci.pipeline.findings import HowJudged, not_in_fp16, verdict_of_one_model
 from ci.pipeline.forecast import Forecasted
 from ci.pipeline.lane import Mine, Results
 from ci.pipeline.lane_model import LaneModel, Product
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.options import Compiling, OneModel
-from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.trial import Outcome
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Severity
@@ -61,7 +62,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
         return plan_of(programs, self.model.selection, work)
 
     def do(self, plan: OnnxPlan) -> Results:
-        results = run_step(self._step(plan), plan.programs)
+        results = run_cached_step(self._step(plan), plan.programs)
         with_metric = [program for program in plan.programs if program.case.metric]
         return {COMPILED: with_metrics(plan, with_metric, results)}
 
@@ -74,7 +75,7 @@ class OnnxModel(LaneModel[OnnxProgram, OnnxPlan]):
             verify=how.verify,
             several_precisions=how.several_precisions,
             and_socs=how.and_socs,
-            options=parse_assignments(self.model.options),
+            users_options=parse_assignments(self.model.options),
         )
 
     def product(self, plan: OnnxPlan, program: OnnxProgram, mine: Mine) -> Product:

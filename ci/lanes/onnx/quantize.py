@@ -11,12 +11,12 @@ from ci.lanes.onnx.findings import causes_of
 from ci.lanes.onnx.product import OnnxModel
 from ci.lanes.onnx.user_program import LossesOfOne, QuantizeOne, constant_inputs, plan_of_model, program_of
 from ci.pipeline.accuracy import in_words
+from ci.pipeline.cached_steps import require_done, run_cached_step
 from ci.pipeline.findings import HowJudged, verdict_of_one_model
 from ci.pipeline.lane_model import Product
 from ci.pipeline.models.inputs import inputs_used
 from ci.pipeline.options import Choice, OneModel
 from ci.pipeline.precision import refuse_floats
-from ci.pipeline.steps import require_done, run_step
 from ci.pipeline.trial import Outcome
 from provisioning.base.files import hash_file
 
@@ -28,7 +28,7 @@ def quantized(taken: OnnxModel) -> Sequence[Product]:
     refuse_floats(program.run.quantizes, kind)
     stem = f"{Path(program.case.model).stem}-{program.run.name}"
     step = QuantizeOne(plan_of_model(taken.model, program), stem=stem)
-    result = require_done(run_step(step, [program])[program.name])
+    result = require_done(run_cached_step(step, [program])[program.name])
     assert result.folder is not None
     facts, files = result.facts, sorted(result.folder.iterdir())
     record = {
@@ -58,6 +58,6 @@ def losses(model: OneModel, _: Choice) -> tuple[str, Sequence[Mapping[str, Any]]
     program = program_of(model)
     refuse_floats(program.run.quantizes, program.run.kind)
     step = LossesOfOne(plan_of_model(model, program))
-    facts = require_done(run_step(step, [program])[program.name]).facts
+    facts = require_done(run_cached_step(step, [program])[program.name]).facts
     words = f"{program.name}: {in_words(facts['near'])} against float {inputs_used(facts)}"
     return f"{words}, both by ONNX Runtime on the CPU", facts["losses"]

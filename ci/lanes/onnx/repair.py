@@ -6,23 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ci.lanes.onnx import EXPORTED, EXPORTED_SAMPLES
 from ci.lanes.onnx.compile import plan_of
 from ci.lanes.onnx.graph import REWRITTEN
 from ci.lanes.onnx.product import OnnxModel
 from ci.lanes.onnx.suite import OnnxProgram, assignments_of, samples_of
-from ci.lanes.onnx.user_program import (
-    EXPORTED,
-    EXPORTED_SAMPLES,
-    ExportOne,
-    RewriteOne,
-    plan_of_model,
-    program_of,
-)
+from ci.lanes.onnx.user_program import ExportOne, RewriteOne, plan_of_model, program_of
+from ci.pipeline.cached_steps import require_done, run_cached_step
 from ci.pipeline.lane import chosen_programs
 from ci.pipeline.models import wheels
 from ci.pipeline.options import Choice, Compiling, OneModel
 from ci.pipeline.rewriting import RewriteChoice, Rewritten, changes_of
-from ci.pipeline.steps import require_done, run_step
 
 
 def of_suites(model: OneModel, choice: Choice) -> Sequence[OnnxModel]:
@@ -37,7 +31,7 @@ def _exported(model: OneModel, programs: Sequence[OnnxProgram]) -> Mapping[str, 
     if not programs:
         return {}
     plan = plan_of(programs, model.selection, model.work)
-    done = {name: require_done(result) for name, result in run_step(ExportOne(plan), programs).items()}
+    done = {name: require_done(result) for name, result in run_cached_step(ExportOne(plan), programs).items()}
     return {name: result.folder for name, result in done.items() if result.folder}
 
 
@@ -70,7 +64,7 @@ def rewritten(taken: OnnxModel, choice: RewriteChoice) -> Rewritten:
     """The model with the rewrites that answer known faults, each proved on the CPU."""
     program = program_of(taken.model)
     step = RewriteOne(plan_of_model(taken.model, program), wanted=choice)
-    result = require_done(run_step(step, [program])[program.name])
+    result = require_done(run_cached_step(step, [program])[program.name])
     assert result.folder is not None
     model = result.folder / REWRITTEN
     return Rewritten(changes_of(result.facts), model if model.is_file() else None)

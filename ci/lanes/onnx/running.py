@@ -9,7 +9,7 @@ from typing import Any
 
 from ci.artifacts.compiled_onnx import CONTEXT_OPERATOR
 from ci.artifacts.record import record_path
-from ci.lanes.onnx.compile import cwd, require_installed, setup_of
+from ci.lanes.onnx.compile import WORKER, cwd, home_of, require_installed
 from ci.lanes.onnx.context import nodes_beside_context, read_context, soc_of
 from ci.lanes.onnx.graph import fix_dimensions, is_context, load_graph, open_inputs, signature_of
 from ci.lanes.onnx.options import parse_assignments, settings_of
@@ -18,7 +18,7 @@ from ci.pipeline.models.arrays import Sample, save, saved
 from ci.pipeline.models.inputs import drawn, read_inputs
 from ci.pipeline.options import OneModel
 from ci.pipeline.ran import Ran, require_program
-from ci.pipeline.steps import asking
+from ci.work import asking
 from provisioning.base.commands import Fix, joined, leave_out, session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.rendering.text import plural
@@ -68,7 +68,7 @@ def asked(model: Path, inputs: Sample, timeout: float, **order: Any) -> tuple[Sa
     with (
         tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
         logs_folder() as logs,
-        asking(setup_of(logs, timeout=timeout), logs / "run.log") as ask,
+        asking(home_of(logs), f"{WORKER}:answer", logs / "run.log", timeout) as ask,
     ):
         given, outputs = (Path(scratch, name) for name in ("inputs.npz", "outputs.npz"))
         save(given, [inputs])

@@ -54,6 +54,7 @@ from ci.pipeline.accuracy import (
 )
 from ci.pipeline.findings import BEYOND_FIX, below_usual, beyond_in_words
 from ci.pipeline.models.arrays import Array, Sample, save, saved
+from ci.pipeline.models.imports import modules_in
 from ci.pipeline.models.inputs import DRAWN_COMPARED, InputsUsed, checked, drawn, most_calibrating
 from ci.pipeline.models.metric import side_by_side
 from ci.pipeline.models.wheels import located
@@ -218,6 +219,7 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
         "build_id": installed_build(),
         "constant": constant,
         "notes": notes,
+        "modules": modules_in(search_path),
     }
     if order.get("drawn"):
         calibration = calibration or [drawn(signature, seed) for seed in range(1, DRAWN)]

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ci.engine.memo import Memo
 from ci.engine.work import Result
+from ci.lanes.onnx.compile import PROGRAM
 from ci.lanes.onnx.suite import OnnxProgram
-from ci.lanes.onnx.user_program import OneModelStep, plan_of_model, prepared
+from ci.lanes.onnx.user_program import OneModelStep, plan_of_model
+from ci.pipeline.cached_steps import require_done, run_cached_step
 from ci.pipeline.divergence import FOREVER
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import precision_named
-from ci.pipeline.steps import Ask, require_done, run_step
-from provisioning.base.files import empty_folder
-from provisioning.base.findings import Metric
 
 PYTHON = '''\
 """{comment}"""
@@ -54,18 +52,10 @@ class ScoresOfOne(OneModelStep):
     exact: str
     seconds: float
 
-    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return {**super().key(program, memo, environ), "scored beside": self.exact}
+    function = f"{PROGRAM}:scored"
 
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        common, _ = prepared(program, ask, ask.scratch, name="model_qdq", drawn=True)
-        folders = [common["quantized"]]
-        # What is not quantized adds nothing that quantizing would take away.
-        if precision_named(self.exact).quantized:
-            folders.append(str(empty_folder(ask.scratch / "exact")))
-            run = {**common["run"], "precision": self.exact}
-            ask(do="quantize", **{**common, "model": common["source"], "run": run, "into": folders[1]})
-        return ask(do="scores", **common, folders=folders, seconds=self.seconds)
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
+        return {"name": "model_qdq", "exact": self.exact, "seconds": self.seconds}
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         """What the time ended is no score for `tune`."""
@@ -76,7 +66,7 @@ def scores_of(
     model: OneModel, program: OnnxProgram, exact: str, seconds: float = FOREVER
 ) -> Mapping[str, Any]:
     step = ScoresOfOne(plan_of_model(model, program), exact=exact, seconds=seconds)
-    return require_done(run_step(step, [program])[program.name]).facts
+    return require_done(run_cached_step(step, [program])[program.name]).facts
 
 
 def in_python(precision: str, nodes: Mapping[str, Sequence[str]], comment: str) -> str:

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.memo import Memo
 from ci.engine.progress import Line, failed
 from ci.engine.work import Result, line_of
-from ci.engine.workers.parent import Refused
-from ci.lanes.onnx.compile import FORMS, CompileOnnx, OnnxPlan, cwd, plan_of, require_installed
+from ci.lanes.onnx import FORMS
+from ci.lanes.onnx.compile import PROGRAM, CompileOnnx, OnnxPlan, OnnxStep, plan_of, require_installed
 from ci.lanes.onnx.options import Value, files_of, parse_assignments, settings_of
 from ci.lanes.onnx.orders import dimensions_of, precision_of, say, search_path
 from ci.lanes.onnx.samples import OUTPUTS
 from ci.lanes.onnx.suite import OnnxCase, OnnxProgram, OnnxRun
+from ci.pipeline.cached_steps import run_cached_step
 from ci.pipeline.models.user_model import user_model
 from ci.pipeline.options import OneModel
 from ci.pipeline.precision import precision_named
 from ci.pipeline.precision_file import precision_file_of
 from ci.pipeline.rewriting import RewriteChoice
-from ci.pipeline.steps import Ask, Asker, run_step
 from ci.pipeline.suite import NO_SUITE
-from provisioning.base.commands import Fix, session
-from provisioning.base.errors import CheckFailed
-from provisioning.base.files import empty_folder
+from ci.results import CachedResults, Key
 from provisioning.base.findings import Metric
 from provisioning.manifest import soc_named
 
-SAMPLES, CALIBRATION, CONTEXT = "samples.npz", "calibration.npz", "model_ctx.onnx"
-EXPORTED, EXPORTED_SAMPLES = "model.onnx", "samples"
+SAMPLES, CONTEXT = "samples.npz", "model_ctx.onnx"
 
 
 def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool = True) -> OnnxProgram:
@@ -66,33 +61,15 @@ def program_of(model: OneModel, suite: Path | None = None, *, with_options: bool
 
 
 @dataclass(frozen=True)
-class OneModelStep(CompileOnnx):
+class OneModelStep(OnnxStep):
     """A step of a command for one model, as the suites' own step is done."""
 
     keeps_files = True
-    shows_cached = False
-
-    def accepts(self, program: OnnxProgram, result: Result) -> bool:
-        return True
+    title = "programs"
 
     def line(self, program: OnnxProgram, result: Result) -> Line:
         # The command shows the error itself.
         return failed(result.failure.kind) if result.failure else line_of(result)
-
-
-def prepared(
-    program: OnnxProgram, ask: Asker, scratch: Path, *, name: str = "", **more: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Have the model checked and quantized. Returns what further requests about it have, and the facts.
-
-    `more` is for the first request; with `name`, the quantized model is a file of the user's."""
-    folders = {part: str(empty_folder(scratch / part)) for part in ("prepared", "quantized")}
-    common = {**program.order, "cwd": cwd(), **folders}
-    facts = ask(do="prepare", **common, into=folders["prepared"], **more)
-    common["source"] = common["model"] = facts["model"]
-    facts |= ask(do="quantize", **common, into=folders["quantized"], name=name)
-    facts["used"] |= {"calibrating": facts["calibrated_by"]}
-    return {**common, "model": facts["model"]}, facts
 
 
 def constant_inputs(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -116,33 +93,29 @@ class CompileMixed(OneModelStep):
     """Compiling for HTP what it takes; the other nodes are beside the contexts."""
 
     kind = "onnx-mixed"
-
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        scratch = ask.scratch / program.soc
-        common, facts = prepared(program, ask, scratch, drawn=True)
-        mixed = ask(do="mixed", **common)
-        shutil.copyfile(scratch / "prepared" / SAMPLES, ask.into / SAMPLES)
-        return {**mixed, "constant": facts["constant"]}
+    function = f"{PROGRAM}:mixed"
 
 
 def mixed(model: OneModel, program: OnnxProgram) -> Result:
     """Facts, and the folder of the contexts; or why there are none."""
     plan = plan_of_model(model, program)
-    result = run_step(CompileMixed(plan), plan.programs[:1])[plan.programs[0].name]
+    result = run_cached_step(CompileMixed(plan), plan.programs[:1])[plan.programs[0].name]
     if not result.failure:
         warn_of(result.facts)
     return result
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileOne(OneModelStep):
+class CompileOne(CompileOnnx):
     """The contexts as files. For a suite it is that suite's own step, and one result serves both."""
+
+    keeps_files = True
 
     embed: bool
     verify: bool
     several_precisions: bool
     and_socs: tuple[str, ...]
-    options: Mapping[str, Value]
+    users_options: Mapping[str, Value]
     """Of the command line. A suite has them in the run."""
 
     @property
@@ -166,20 +139,10 @@ class CompileOne(OneModelStep):
         """What the user gets of a result."""
         return sorted((folder / self.form).glob(f"{self.stem(program)}*"))
 
-    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        common = super().key(program, memo, environ)
+    def preparing(self, program: OnnxProgram) -> dict[str, Any]:
         if self.suite:
-            return common
-        files: list[Metric] = [memo.roots.name(str(path.absolute())) for path in files_of(self.options)]
-        return {
-            **common,
-            "name": self.stem(program),
-            "chips": list(self.chips(program)),
-            "options": dict(self.options),
-            "files of options": files,
-            "embed": self.embed,
-            "verify": self.verify,
-        }
+            return super().preparing(program)
+        return {"drawn": True, "verify": self.verify}
 
     def accepts(self, program: OnnxProgram, result: Result) -> bool:
         """A stage's own result has no files of these names."""
@@ -189,33 +152,30 @@ class CompileOne(OneModelStep):
             whole = whole and (result.folder / OUTPUTS).is_file()
         return whole and (not self.suite or CompileOnnx.accepts(self, program, result))
 
-    def asked(self, program: OnnxProgram) -> Mapping[str, Any]:
-        common = {"stem": self.stem(program), "verify": self.verify}
-        common["keeps_outputs"] = program.case.metric is not None
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
+        common = {
+            **super().options(program),
+            "stem": self.stem(program),
+            "keeps_outputs": program.case.metric is not None,
+        }
         if self.suite:
-            return common
-        settings = settings_of(self.options, soc=soc_named(program.soc), embed=self.embed).as_dict()
-        return {**common, "drawn": True, "forms": [self.form], "settings": settings}
+            return {**common, "flexible": [program.soc]}
+        settings = settings_of(self.users_options, soc=soc_named(program.soc), embed=self.embed).as_dict()
+        return {
+            **common,
+            "forms": [self.form],
+            "settings": settings,
+            "flexible": list(self.chips(program)),
+            "chips to estimate": self.chips_to_estimate(program),
+        }
 
-    def contexts(self, program: OnnxProgram, ask: Ask, **of_run: Any) -> Mapping[str, Any]:
-        reply = super().contexts(program, ask, **of_run)
-        if not all(reply[form]["reload_equal"] for form in FORMS if form in reply):
-            words = "the reloaded context gives other outputs than the session that compiled it"
-            fix = Fix("{}, then report it to the maker of the provider", session("diagnose", ask.log))
-            error = {"kind": "reload", "message": f"{program.case.model}: {words}", "fix": fix}
-            raise Refused({**error, "exit_code": CheckFailed.exit_code})
-        if not self.suite:
-            reply = {**reply, "estimate": self.estimate(program, ask, of_run)}
-        chips = self.chips(program)
-        if len(chips) == 1:
-            return reply
-        folder = ask.into / self.form
-        for path in list(folder.iterdir()):
-            path.unlink()
-        more = {**of_run, **self.asked(program), "path": str(folder / f"{self.stem(program)}.onnx")}
-        into = str(empty_folder(ask.scratch / program.soc / "flexible"))
-        flexible = ask(do="flexible", **program.order, **more, embed=self.embed, into=into, chips=list(chips))
-        return {**reply, "for each": flexible["near"]}
+    def key(self, program: OnnxProgram, results: CachedResults) -> Key:
+        files: list[Metric] = [results.digest(path) for path in files_of(self.users_options)]
+        return {**super().key(program, results), "files of the command's options": files}
+
+    def line(self, program: OnnxProgram, result: Result) -> Line:
+        # The command shows the error itself.
+        return failed(result.failure.kind) if result.failure else line_of(result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,12 +186,10 @@ class QuantizeOne(OneModelStep):
 
     stem: str
 
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        _, facts = prepared(program, ask, ask.scratch, name=self.stem, drawn=True)
-        for path in (ask.scratch / "quantized").glob(f"{self.stem}*"):
-            path.replace(ask.into / path.name)
-        told = ("constant", "inputs", "near", "packages", "slices", "used")
-        return {name: facts[name] for name in told}
+    function = f"{PROGRAM}:quantized_file"
+
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
+        return {"name": self.stem}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +197,10 @@ class LossesOfOne(OneModelStep):
     kind = "onnx-losses"
     keeps_files = False
 
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        common, facts = prepared(program, ask, ask.scratch, name="model_qdq", drawn=True)
-        return {**ask(do="losses", **common), **{name: facts[name] for name in ("near", "used")}}
+    function = f"{PROGRAM}:losses"
+
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
+        return {"name": "model_qdq"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,16 +209,11 @@ class RewriteOne(OneModelStep):
 
     wanted: RewriteChoice
 
-    def key(self, program: OnnxProgram, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return {**super().key(program, memo, environ), **self._asked}
+    function = f"{PROGRAM}:rewritten"
 
-    @property
-    def _asked(self) -> dict[str, Metric]:
+    def options(self, program: OnnxProgram) -> dict[str, Any]:
         rules = self.wanted.rules
         return {"rules": None if rules is None else list(rules), "interface": self.wanted.interface}
-
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        return ask(do="rewrite", **program.order, cwd=cwd(), **self._asked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,14 +222,7 @@ class ExportOne(OneModelStep):
 
     kind = "onnx-exported"
 
-    def work(self, program: OnnxProgram, ask: Ask) -> Mapping[str, Any]:
-        from ci.pipeline.models.arrays import save_one, saved
+    function = f"{PROGRAM}:exported_files"
 
-        prepared, samples = empty_folder(ask.scratch / program.name), ask.into / EXPORTED_SAMPLES
-        facts = ask(do="prepare", **program.order, cwd=cwd(), into=str(prepared))
-        shutil.copyfile(facts["model"], ask.into / EXPORTED)
-        samples.mkdir()
-        given = [sample for name in (SAMPLES, CALIBRATION) for sample in saved(prepared / name)]
-        for number, sample in enumerate(given):
-            save_one(samples / f"{number:04}.npz", sample)
-        return {"samples": len(given)}
+    def preparing(self, program: OnnxProgram) -> dict[str, Any]:
+        return {}

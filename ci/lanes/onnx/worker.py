@@ -1,33 +1,42 @@
-"""The process in which ONNX Runtime works, so that a crash of the provider or of QNN harms nothing else."""
+"""What the processes in which ONNX Runtime works import, and how they do a part of an order."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import os
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import UNFORESEEN, Answer, reporting, serve, threads
+from ci.engine.workers.child import UNFORESEEN, WARM, hidden, reporting
 from ci.pipeline.models.metric import METRIC, error_of_metric
 from provisioning.base.commands import Fix
 from provisioning.base.errors import INTERNAL, ToolkitError
 from provisioning.base.settings import ROOT
 
+MODULES = (
+    "ci.lanes.onnx.program",
+    "ci.lanes.onnx.steps",
+    "ci.lanes.onnx.cuts",
+    "ci.lanes.onnx.cut_out",
+    "ci.lanes.onnx.mixed",
+    "ci.lanes.onnx.node_graph",
+    "ci.lanes.onnx.repaired_graph",
+    "ci.pipeline.models.samples",
+)
 EXPORTING = ("torch.onnx", "onnxscript", "onnxruntime.quantization", "ci.pipeline.models.factory")
 
 
-def start() -> Answer:
-    importlib.import_module("ci.lanes.onnx.steps")
-    return answer
+def prepare() -> None:
+    for name in MODULES:
+        importlib.import_module(name)
 
 
-def start_exporting() -> Answer:
-    """Before the first fork, import what every model needs and export a small model."""
-    importlib.import_module("ci.lanes.onnx.steps")
+def prepare_exporting() -> None:
+    """Import what every model of a factory needs, and export a small model."""
+    prepare()
     for name in EXPORTING:
         importlib.import_module(name)
     import torch
@@ -36,16 +45,9 @@ def start_exporting() -> Answer:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
-    _warm_up()
+    if hidden.get(WARM):
+        _warm_up()
     qnn_provider.load()
-    return answer_in_fork
-
-
-def answer_in_fork(order: dict[str, Any]) -> dict[str, Any]:
-    import torch
-
-    torch.set_num_threads(threads())
-    return answer(order)
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +102,3 @@ def _warm_up() -> None:
     factory = "ci.pipeline.models.shipped.operators:convolution"
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ToolkitError):
         provider.export(factory, {}, ROOT, Path(folder), steps.OPSET)
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[-1]), start_exporting if "--export" in sys.argv else start, forks="--fork" in sys.argv)

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from ci.engine.inputs import Roots
-from ci.engine.jobs import FunctionSlot, Job, default_slots, run_jobs
-from ci.engine.memo import CachedResult, Memo, WorkDone
-from ci.engine.progress import Line, progress
-from ci.engine.workers.parent import WorkerSpec
+from ci.engine.jobs import Job, default_slots
+from ci.engine.workers.child import WARM
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import Ledger, SuiteRecord, load_ledger, load_record
-from ci.lanes.upstream.process import UpstreamPlan, Workers
+from ci.lanes.upstream.process import UpstreamPlan
 from ci.lanes.upstream.suite import UpstreamSuite, machinery, worker_environment
 from ci.pipeline.expression import matcher
 from ci.pipeline.installed import find_as_workers
 from ci.pipeline.options import Choice
 from ci.pipeline.runner import ready_runner
 from ci.pipeline.shards import parse_shard, shard
+from ci.results import CachedResults, surroundings, toolkit_of
+from ci.work import Home, Template, asked
 from provisioning.base.commands import Fix, quoted, session
-from provisioning.base.errors import UsageError
-from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC, ROOT
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 from provisioning.environment import resolve
 
 JudgedBy = Callable[[Ledger, str, Path, SuiteRecord], Judge]
 """What judges a suite on a chip, by its ledger and record; the path is that of its logs."""
 
 START_SECONDS = 15.0
-"""A worker's start. Less work than this is not shared."""
+"""A process's start. Less work than this is not shared."""
+START_LIMIT = 300.0
+"""Seconds for a list of tests."""
 
 
 def prepare(
@@ -51,18 +52,11 @@ def prepare(
         suite.name: make_plan(suite, options, environ, judged_by, to_list_alone=alone) for suite in suites
     }
     for plan in plans.values():
-        started.callback(plan.workers.close)
-    jobs = [Job(name) for name in plans]
+        started.callback(plan.template.close)
     slots = options.work.jobs or default_slots()
-
-    def line(name: str, tests: Sequence[str]) -> Line:
-        return Line("listed", f"{len(tests)} tests")
-
-    bar = progress("lists of tests", jobs, slots, line) if len(jobs) > 1 else nullcontext()
-    with bar as shown:
-        listed = run_jobs(
-            jobs, lambda: FunctionSlot(lambda job: list_tests(plans[job.name])), slots=slots, observer=shown
-        )
+    with ThreadPoolExecutor(slots) as pool:
+        listing = {name: pool.submit(list_tests, plan, alone=alone) for name, plan in plans.items()}
+        listed = {name: tests.result() for name, tests in listing.items()}
     runs: list[UpstreamPlan] = []
     unmatched = set(choice.words)
     for name, plan in plans.items():
@@ -106,7 +100,7 @@ def make_plan(
     environment = worker_environment(qnn_environment, environ, runner.path, slots)
     logs = Path(selection.reports, suite.folder).absolute()
     record = load_record(suite.name, selection.profile, selection.soc)
-    on = machinery(qnn_environment, environment, runner, selection.store)
+    on = machinery(suite, qnn_environment, environment, runner, selection.store)
     judge = judged_by(load_ledger(suite.name, selection.profile), selection.soc, logs, record)
     if on.is_of_another_release(record.measured):
         judge = replace(judge, record=SuiteRecord(), of_another_release=True)
@@ -117,14 +111,13 @@ def make_plan(
                 fix="unset EXECUTORCH_ROOT, or leave out --accept",
             )
     usual = load_record(suite.name, DEFAULT_PROFILE, DEFAULT_SOC)
-    setup = WorkerSpec(
-        command=("-m", suite.worker, suite.name, str(logs)),
-        environment=environment,
-        logs=logs,
-        timeout=work.timeout,
-        imports="the tests",
-        fix=Fix("run it as `{}`, which installs what they need", suite.command),
-        forks=True,
+    home = Home(
+        {**environment, WARM: "" if to_list_alone else "1"},
+        logs,
+        f"{suite.worker}:prepare",
+        "the tests",
+        Fix("run it as `{}`, which installs what they need", suite.command),
+        arguments=(suite.name, str(logs)),
     )
     return UpstreamPlan(
         programs=(),
@@ -133,7 +126,7 @@ def make_plan(
         logs=logs,
         suite=suite,
         machinery=on,
-        workers=Workers(setup, to_list_alone=to_list_alone),
+        template=Template(home),
         judge=judge,
         costs={**usual.tests, **record.tests},
         slots=slots,
@@ -167,21 +160,26 @@ def _hash(test: str) -> int:
     return int(sha256(test.encode()).hexdigest(), 16)
 
 
-def memo_of(plan: UpstreamPlan, *, reuse: bool) -> Memo:
-    on, store = plan.machinery, plan.selection.store
-    roots = Roots({"toolkit": ROOT, **on.roots(), "python": sys.prefix, "store": store})
-    return Memo(store, f"test_{plan.suite.name}", roots, environ=on.environment, reuse=reuse)
-
-
-def list_tests(plan: UpstreamPlan) -> list[str]:
-    """Every test of the suite, from memory or from a worker.
+def list_tests(plan: UpstreamPlan, *, alone: bool) -> list[str]:
+    """Every test of the suite; with `alone`, its processes end then.
 
     The list is no verdict, so --no-cache does not apply."""
-    memo = memo_of(plan, reuse=True)
-    key = {"suite": plan.suite.name, **plan.machinery.key(memo.roots)}
-    answer = memo.find("the tests of the suite", key)
-    if not isinstance(answer, CachedResult):
-        tests, touched = plan.workers.tests()
-        work = WorkDone(touched, own=(plan.logs,))
-        answer = memo.remember("the tests of the suite", key, {"tests": tests}, work)
-    return [str(name) for name in answer.result["tests"]]
+    template, store = plan.template, plan.selection.store
+    results = CachedResults(store, "lists of tests")
+    toolkit = toolkit_of(template.home, store, template)
+    key = {**surroundings(store, template.home.environment, toolkit), "suite": plan.suite.name}
+    key |= plan.machinery.key(results)
+    cached = results.find(key)
+    if cached is None:
+        log = plan.logs / "list.log"
+        try:
+            reply = asked(template, f"{plan.suite.worker}:listed", log, START_LIMIT, {})
+        except CheckFailed as error:
+            message = f"the tests could not be listed ({error.message})"
+            raise EnvironmentLacking(message, fix=template.home.fix) from error
+        cached = results.keep(plan.suite.name, key, {"tests": reply["tests"]})
+    if alone:
+        # It takes memory, and its suite's turn may be hours away.
+        template.close()
+    results.close()
+    return [str(name) for name in cached.facts["tests"]]

@@ -1,75 +1,28 @@
-"""A test as a step of the pipeline: ask a worker to run it, and read the verdict from the result."""
+"""A test as a step of the pipeline: a process runs it, and the verdict is read from the result."""
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo
 from ci.engine.progress import Line
-from ci.engine.trouble import InTrouble, of_text
-from ci.engine.watch import Touched
 from ci.engine.work import Result
-from ci.engine.workers.child import WARM
-from ci.engine.workers.parent import START_SECONDS, Worker, WorkerDied, WorkerSpec
+from ci.engine.workers.parent import WorkerDied
 from ci.lanes.upstream.judge import Judge
 from ci.lanes.upstream.ledger import GONE, UNKNOWN, RecordedTest
 from ci.lanes.upstream.suite import SuiteKeyContext, UpstreamSuite
 from ci.lanes.upstream.verdict import Draw, RecordedPart, UpstreamVerdict
+from ci.pipeline.cached_steps import CachedStep
 from ci.pipeline.models.own_packages import OwnPackages
 from ci.pipeline.stage import WorkPlan
-from ci.pipeline.steps import Ask, Step
-from provisioning.base.errors import EnvironmentLacking
-from provisioning.base.findings import Metric
+from ci.results import CachedResults, Key
+from ci.work import Home, Template
 
 RUNNER_MEMORY = 256 << 20
 """Memory beside the worker's own."""
-
-
-class Workers:
-    """Starts workers. A worker that listed the tests and is warm is taken first."""
-
-    def __init__(self, setup: WorkerSpec, *, to_list_alone: bool) -> None:
-        self.setup, self._to_list_alone = setup, to_list_alone
-        self._idle: list[Worker] = []
-
-    def tests(self) -> tuple[list[str], Touched]:
-        worker = self._start(warm=not self._to_list_alone)
-        self._idle.append(worker)
-        try:
-            reply = worker.ask({"do": "list"}, START_SECONDS)
-        except WorkerDied as gone:
-            message = f"the tests could not be listed ({gone.how})"
-            raise EnvironmentLacking(message, fix=self.setup.fix) from gone
-        if self._to_list_alone:
-            # It takes memory, and its suite's turn may be hours away.
-            self.close()
-        return [*map(str, reply["tests"])], Touched.of(worker.touched)
-
-    def take(self, count: int) -> Worker:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            # Warming up takes as long as it saves the first test.
-            return self._start(warm=count > 1)
-
-    def _start(self, *, warm: bool) -> Worker:
-        variables = {**self.setup.environment, WARM: "1" if warm else ""}
-        try:
-            return Worker(replace(self.setup, environment=variables))
-        except EnvironmentLacking:
-            if not warm:
-                raise
-            # The test that warms it up may end it. That test's own verdict says so.
-            return self._start(warm=False)
-
-    def close(self) -> None:
-        while self._idle:
-            self._idle.pop().end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +31,8 @@ class UpstreamPlan(WorkPlan[Job]):
 
     suite: UpstreamSuite
     machinery: SuiteKeyContext
-    workers: Workers
+    template: Template
+    """Of the processes that run them; it has collected them."""
     judge: Judge
     costs: Mapping[str, RecordedTest]
     slots: int
@@ -92,11 +46,9 @@ class UpstreamPlan(WorkPlan[Job]):
 QUIET = ("passed", "bad_test", "absent", "not_run", "expected_failure")
 """Outcomes that are printed in small letters."""
 
-FACTS = ("test", "outcome", "reason", "problems", "parts", "seconds", "cpu_seconds", "peak")
-
 
 @dataclass(frozen=True)
-class RunTest(Step[Job]):
+class RunTest(CachedStep[Job]):
     """A surprise runs again each time, so that its log and files can be read; not with `resume`."""
 
     leaves_files = remembers_all = True
@@ -112,40 +64,38 @@ class RunTest(Step[Job]):
     def title(self) -> str:
         return f"{self.kind} tests"
 
-    def environment(self, own: OwnPackages) -> Mapping[str, str]:
-        return self.plan.machinery.environment
+    @property
+    def function(self) -> str:
+        return f"{self.plan.suite.worker}:ran"
 
-    def worker(self, own: OwnPackages, threads: int, count: int) -> WorkerSpec:
-        return self.plan.workers.setup
+    def home(self, own: OwnPackages) -> Home:
+        return self.plan.template.home
 
-    def start(self, own: OwnPackages, threads: int, count: int) -> Worker:
-        return self.plan.workers.take(count)
-
-    def key(self, program: Job, memo: Memo, environ: Mapping[str, str]) -> Mapping[str, Metric]:
-        return {"test": program.name, **self.plan.machinery.key(memo.roots)}
+    def key(self, program: Job, results: CachedResults) -> Key:
+        return {"test": program.name, **self.plan.machinery.key(results)}
 
     def cost(self, program: Job) -> Job:
         return program
 
-    def work(self, program: Job, ask: Ask) -> Mapping[str, Any]:
-        began = time.monotonic()
-        try:
-            reply = ask(do="run", test=program.name, scratch=str(ask.into))
-        except WorkerDied as gone:
-            if gone.trouble(ask.log) or gone.touched is None or not gone.is_own_crash:
-                raise
-            ask.touched |= Touched.of(gone.touched)
-            reply = _crash(program.name, gone.sentence(ask.log), time.monotonic() - began)
-        # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
-        errors = [
-            *(problem["what"] for problem in reply["problems"]),
-            *(part["error"] for part in reply["parts"]),
-        ]
-        if trouble := of_text("\n".join(errors)):
-            raise InTrouble(trouble)
-        if not reply["problems"] and not self.plan.work.keep:
-            shutil.rmtree(ask.into, ignore_errors=True)
-        return {name: reply[name] for name in FACTS}
+    def request(self, program: Job) -> Mapping[str, Any]:
+        return {"test": program.name, "keep": self.plan.work.keep}
+
+    def left(self, program: Job, gone: WorkerDied, folder: Path) -> dict[str, Any] | None:
+        """The ledger decides whether a crash is expected, as of any other result."""
+        log = self.log(program)
+        if gone.trouble(log) or not gone.is_own_crash:
+            return None
+        message = gone.sentence(log)
+        return {
+            "test": program.name,
+            "outcome": "crash",
+            "reason": message,
+            "problems": [{"where": "", "what": message}],
+            "parts": [asdict(RecordedPart("crash"))],
+            "seconds": 0.0,
+            "cpu_seconds": 0.0,
+            "peak": 0,
+        }
 
     def accepts(self, program: Job, result: Result) -> bool:
         return self.resume or not self._is_surprise(program, result)
@@ -163,20 +113,6 @@ class RunTest(Step[Job]):
 
     def _is_surprise(self, program: Job, result: Result) -> bool:
         return self.plan.judge.is_surprise(verdict_of(program.name, result))
-
-
-def _crash(test: str, message: str, seconds: float) -> dict[str, Any]:
-    """In the form of a worker's reply. The ledger decides whether it is expected, as of any other result."""
-    return {
-        "test": test,
-        "outcome": "crash",
-        "reason": message,
-        "problems": [{"where": "", "what": message}],
-        "parts": [asdict(RecordedPart("crash"))],
-        "seconds": round(seconds, 3),
-        "cpu_seconds": 0.0,
-        "peak": 0,
-    }
 
 
 def verdict_of(test: str, result: Result) -> UpstreamVerdict:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ci.lanes.upstream.choice import JudgedBy, memo_of, prepare
+from ci.lanes.upstream.choice import JudgedBy, prepare
 from ci.lanes.upstream.flags import UpstreamOptions
 from ci.lanes.upstream.judge import Judge, rules_of
 from ci.lanes.upstream.process import RunTest, UpstreamPlan, verdict_of
 from ci.lanes.upstream.suite import UpstreamSuite
 from ci.lanes.upstream.verdict import UpstreamVerdict
+from ci.pipeline.cached_steps import run_cached_tasks
 from ci.pipeline.shards import parse_shard
 from ci.pipeline.stage import machine_failed
-from ci.pipeline.steps import StepTask, run_tasks
 from provisioning.base import units
 from provisioning.base.commands import Fix, quoted
 from provisioning.base.errors import UsageError
@@ -140,14 +140,13 @@ def _report(stage: StageRun, plan: UpstreamPlan, judge: Judge, verdicts: Verdict
 def run_tests(plan: UpstreamPlan, options: UpstreamOptions) -> Verdicts:
     # What a suite without tests has lost stays recorded.
     _announce(plan, has_record=(bool(plan.tests) and options.accept) or plan.judge.compared)
-    step, environ = RunTest(plan, options.resume, options.fail_fast), plan.machinery.environment
-    memo = memo_of(plan, reuse=options.work.cache)
-    tasks = [StepTask(step, job, memo, step.key(job, memo, environ), plan.logs) for job in plan.programs]
-    results = run_tasks(step, tasks)
+    step = RunTest(plan, options.resume, options.fail_fast)
+    results = run_cached_tasks(step, plan.programs, plan.template)
     # Once more: a kill from outside says nothing about a test.
     failures = ((name, result.failure) for name, result in results.items())
     if killed := {name for name, failure in failures if failure and failure.kind == "killed"}:
-        results |= run_tasks(step, [task for task in tasks if task.name in killed])
+        again = [job for job in plan.programs if job.name in killed]
+        results |= run_cached_tasks(step, again, plan.template)
     return {test: verdict_of(test, result) for test, result in results.items()}
 
 

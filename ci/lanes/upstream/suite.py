@@ -14,8 +14,8 @@ from provisioning.base.commands import Fix
 from provisioning.base.errors import EnvironmentLacking, UsageError
 
 if TYPE_CHECKING:
-    from ci.engine.inputs import Roots
     from ci.pipeline.runner import Runner
+    from ci.results import CachedResults
     from provisioning.base.findings import Metric
     from provisioning.environment import Environment
 
@@ -160,7 +160,7 @@ SUITES = {
 
 @dataclass(frozen=True, slots=True)
 class SuiteKeyContext:
-    """What tests run on. A verdict also depends on the files that a test touches, which are discovered."""
+    """What tests run on."""
 
     sdk: Path
     runner: Runner
@@ -169,20 +169,30 @@ class SuiteKeyContext:
     versions: Mapping[str, str]
     absent: tuple[str, ...]
     """The optional modules that stand-ins replace."""
-    build_id: str
+    qnn: Mapping[str, str]
+    """The build's id, and the digest of its libraries for this machine."""
+    tests: Path
+    """A file or a folder."""
 
-    def key(self, roots: Roots) -> dict[str, Metric]:
-        """The inputs of a verdict that are known before the test runs. A folder that is new on PYTHONPATH is
-        nothing that a test touched before."""
-        from ci.engine.closed import key_of_declared, table
-        from ci.engine.inputs import search_key
+    @property
+    def build_id(self) -> str:
+        return self.qnn["build_id"]
 
+    def key(self, results: CachedResults) -> dict[str, Metric]:
+        """What every verdict of a suite depends on, beside what its processes have."""
+        from ci.engine.closed import table
+        from ci.results import folder_digest
+
+        named = {name: self.environment[name] for name in table().upstream if name in self.environment}
+        is_folder = self.tests.is_dir()
         return {
             "soc": self.soc,
-            "sdk": self.build_id,
-            "python": self.versions["python"],
-            **search_key(roots, self.environment),
-            "variables": dict(key_of_declared(table().upstream, self.environment)),
+            "QNN": dict(self.qnn),
+            "runner": results.digest(self.runner.path),
+            "threads": self.environment["OMP_NUM_THREADS"],
+            "settings": dict(named),
+            "absent": list(self.absent),
+            "tests": folder_digest(self.tests) if is_folder else results.digest(self.tests),
         }
 
     def measured_with(self) -> str:
@@ -194,10 +204,6 @@ class SuiteKeyContext:
         same = (f"executorch {release},", f"executorch {release}+")
         return bool(commit and measured) and not measured.startswith(same)
 
-    def roots(self) -> dict[str, Path]:
-        """Folders whose place does not matter."""
-        return {"sdk": self.sdk, "runner": self.runner.path.parent.parent}
-
     def as_metrics(self) -> dict[str, Metric]:
         return {
             "versions": dict(self.versions),
@@ -208,7 +214,11 @@ class SuiteKeyContext:
 
 
 def machinery(
-    qnn_environment: Environment, environment: Mapping[str, str], runner: Runner, store: Path
+    suite: UpstreamSuite,
+    qnn_environment: Environment,
+    environment: Mapping[str, str],
+    runner: Runner,
+    store: Path,
 ) -> SuiteKeyContext:
     from ci.lanes.upstream.shims import OPTIONAL
     from ci.pipeline.installed import host_libraries
@@ -222,7 +232,8 @@ def machinery(
         environment=environment,
         versions={name: _version(name) for name in PACKAGES} | {"python": sys.version.split()[0]},
         absent=tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None),
-        build_id=host_libraries(sdk, store)["build_id"],
+        qnn=host_libraries(sdk, store),
+        tests=suite.place(),
     )
 
 

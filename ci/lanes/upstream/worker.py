@@ -1,9 +1,8 @@
-"""The process that runs upstream tests: pytest collects them once, then runs the one that is named next."""
+"""What the processes that run upstream tests do: pytest collects them in one, and each fork runs one."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib
 import os
@@ -19,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from ci.engine.workers.child import WARM, Answer, Meter, hidden, serve
+from ci.engine.trouble import InTrouble, of_text
+from ci.engine.workers.child import WARM, Meter, hidden
 from ci.lanes.upstream import adapters, shims
 from ci.lanes.upstream.suite import SUITES, UpstreamSuite
 from ci.pipeline.own_output import forget_torch
@@ -255,11 +255,19 @@ class _KeptDirectory(tempfile.TemporaryDirectory[str]):
         self.cleanup()
 
 
-def start(suite: UpstreamSuite) -> Answer:
+collected: list[Tests] = []
+"""Of the suite of this process: its forks run one each."""
+
+
+def prepare(suite: str, logs: str) -> None:
+    collect(SUITES[suite], logs)
+
+
+def collect(suite: UpstreamSuite, logs: str) -> None:
     """Collect the tests of a suite and run one of them, so that forks find libraries and caches warm."""
     folder = Path.cwd()
-    # Below the logs, whose files are no inputs: some suites write files while they are imported.
-    scratch = Path(tempfile.mkdtemp(dir=sys.argv[2]))
+    # Below the logs: some suites write files while they are imported.
+    scratch = Path(tempfile.mkdtemp(dir=logs))
     tempfile.tempdir = str(scratch)
     tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
@@ -269,6 +277,8 @@ def start(suite: UpstreamSuite) -> Answer:
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
+    if suite.models:
+        importlib.import_module("ci.operators.partition.failing_operators")
     tests = Tests(suite)
     if hidden.get(WARM) and suite.warm_up in tests:
         tests.run(suite.warm_up, scratch / "warm-up")
@@ -277,16 +287,34 @@ def start(suite: UpstreamSuite) -> Answer:
     tempfile.tempdir = None
     shutil.rmtree(scratch)
     gc.set_threshold(COLLECT_AFTER, 50, 100)
+    collected.append(tests)
 
-    def answer(order: dict[str, Any]) -> dict[str, Any]:
-        if order["do"] == "list":
-            return {"tests": list(tests)}
-        # In a fork, so this worker keeps what it had.
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        return tests.run(order["test"], Path(order["scratch"]), Path(order["log"]))
 
-    return answer
+def listed(order: dict[str, Any]) -> dict[str, Any]:
+    return {"tests": list(collected[0])}
+
+
+def ran(order: dict[str, Any]) -> dict[str, Any]:
+    """Raises InTrouble."""
+    import torch
+
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    reply: dict[str, Any] = collected[0].run(order["test"], Path(order["into"]), Path(order["log"]))
+    # ExecuTorch's suite for all backends catches what a model raises: only its part has the words.
+    errors = [
+        *(problem["what"] for problem in reply["problems"]),
+        *(part["error"] for part in reply["parts"]),
+    ]
+    if trouble := of_text("\n".join(errors)):
+        raise InTrouble(trouble)
+    if not reply["problems"] and not order["keep"]:
+        os.chdir("/")
+        shutil.rmtree(order["into"], ignore_errors=True)
+    return {name: reply[name] for name in FACTS}
+
+
+FACTS = ("test", "outcome", "reason", "problems", "parts", "seconds", "cpu_seconds", "peak")
 
 
 def _seed() -> None:
@@ -296,7 +324,3 @@ def _seed() -> None:
     random.seed(SEED)
     importlib.import_module("numpy").random.seed(SEED)
     torch.manual_seed(SEED)
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[-1]), functools.partial(start, SUITES[sys.argv[1]]), forks=True)

@@ -95,3 +95,9 @@ def module_file(name: str, roots: Sequence[Path]) -> Path | None:
             if path.is_file():
                 return path
     return None
+
+
+def modules_in(folder: Path) -> list[str]:
+    """The files of modules below it that this process has imported."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return sorted({file for file in files if file and Path(file).is_relative_to(folder)})

@@ -22,9 +22,7 @@ from subprocess import CompletedProcess
 from types import MappingProxyType
 
 from ci.engine.closed import declared, key_of_declared
-from ci.engine.interpreter import LOCKED
-from ci.engine.watch import Touched, modules_of
-from ci.engine.workers.parent import Worker, WorkerDied, WorkerSpec
+from ci.engine.digests import Digests
 from ci.pipeline.models.wheels import PinnedWheel
 from ci.pipeline.models.wheels import variables as located_wheels
 from provisioning import lock_files, pip_settings
@@ -36,12 +34,15 @@ from provisioning.base.errors import (
     UpstreamError,
     UsageError,
 )
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.mutex import mutex
 from provisioning.base.settings import Selection
 from provisioning.base.stage_run import StageRun
 from provisioning.python_environments import uv_program
+
+LOCKED = "QNN_CI_LOCKED_PACKAGES"
+"""Names the locked environment's packages, which one of a suite's own also finds."""
 
 VARIABLE = "QNN_CI_REQUIREMENTS"
 """Requirements for suites that name none."""
@@ -61,9 +62,8 @@ STRATEGY, FIRST_MATCH = "UV_INDEX_STRATEGY", "unsafe-first-match"
 """How packages are resolved: from the first index with a version that fits, since an index that mirrors some
 of the locked packages need not have their pins. What is not locked is held to the first index that has it."""
 UNUSED_SECONDS = 60 * 86400.0
-BUILD_SECONDS = 3600.0
-WRITTEN = re.compile(r"\.egg-info/|/__pycache__/|/build/|/\.git/index|/\.git/objects/")
-"""What a build writes into its project, and what git writes whatever it is asked."""
+WRITTEN = re.compile(r"\.egg-info/|/__pycache__/|/build/|/dist/|/reports/|/\.git/")
+"""What a build, a stage or git writes into a project."""
 WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
 """Packages that must be of torch's own build, which is for the CPU."""
 
@@ -187,8 +187,8 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     packages = store / "cache" / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     with mutex(packages / f"{name}.lock"):
-        # What a build of the project reads is known after one.
-        built = _last_build(packages / f"{name}.json") if needs.project else name
+        state = _state_of(needs.project, store) if needs.project else ""
+        built = _last_build(packages / f"{name}.json", state) if needs.project else name
         home = packages / (built or f"{name}-{time.time_ns()}")
         stamp = home / "resolved.txt"
         if not stamp.is_file():
@@ -196,13 +196,13 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
             sys.stderr.write(f"installing the packages of {needs.requirements or needs.project}\n")
             try:
                 resolved = _resolve(needs, pins, home)
-                read = _install(resolved, needs, home)
+                _install(resolved, needs, home)
             except ToolkitError:
                 shutil.rmtree(home, ignore_errors=True)
                 raise
             replace_text(stamp, "".join(f"{entry.text}\n" for entry in resolved))
             if needs.project:
-                replace_text(packages / f"{name}.json", json.dumps({"home": home.name, "read": read}))
+                replace_text(packages / f"{name}.json", json.dumps({"home": home.name, "state": state}))
             _remove_unused(packages)
     os.utime(stamp)
     text = stamp.read_text(encoding="utf-8")
@@ -220,31 +220,37 @@ def installed(needs: Needs, store: Path) -> OwnPackages:
     )
 
 
-def _last_build(record: Path) -> str:
-    """The folder of the project's last build, if all that it read is as it was; else empty."""
+def _last_build(record: Path, state: str) -> str:
+    """The folder of the project's last build, if the project is as it was; else empty."""
     try:
         build = json.loads(record.read_text(encoding="utf-8"))
-        home, read = str(build["home"]), dict(build["read"])
+        home, before = str(build["home"]), str(build["state"])
     except (OSError, ValueError, TypeError, KeyError):
         return ""
     os.utime(record)
-    return home if all(_state(path) == state for path, state in read.items()) else ""
+    return home if state == before else ""
 
 
-def _state(path: str) -> str:
-    if Path(path).is_dir():
-        return modules_of(path)
-    return hash_file(Path(path)) if Path(path).is_file() else "absent"
+def _state_of(project: Path, store: Path) -> str:
+    """The digest of the project's files, without what a build or a run of a suite writes."""
+    digests, rows = Digests(store), []
+    for path in sorted(_files_of(project)):
+        name = path.relative_to(project).as_posix()
+        if path.is_file() and not WRITTEN.search(f"/{name}"):
+            rows.append(f"{name} {digests.of(str(path))[0]}")
+    digests.save()
+    return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _read_by_build(touched: Touched, project: Path) -> dict[str, str]:
-    """Without what it wrote; of all the project's files where the system does not allow watching."""
-    below = tuple({f"{project}/", f"{os.path.realpath(project)}/"})
-    paths = {*touched.opened, *touched.looked, *touched.listed, *touched.queried}
-    if not any(path.startswith(below) for path in touched.opened):
-        paths = {str(path) for path in project.rglob("*")}
-    read = sorted(path for path in paths if f"{path}/".startswith(below) and not WRITTEN.search(f"{path}/"))
-    return {path: _state(path) for path in read}
+def _files_of(project: Path) -> list[Path]:
+    """Those that git knows or would add; all of them without git."""
+    listed = ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = captured(listed)
+    except FileNotFoundError:
+        return [*project.rglob("*")]
+    names = done.stdout.split("\0") if not done.returncode else []
+    return [project / name for name in names if name] or [*project.rglob("*")]
 
 
 def locked_versions() -> dict[str, str]:
@@ -369,8 +375,7 @@ def _project_name(needs: Needs) -> str:
     return ""
 
 
-def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> dict[str, str]:
-    """The states of what the build of the project read."""
+def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> None:
     python = home / "environment" / "bin" / "python"
     _checked(needs, _uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home))
     asks = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
@@ -380,17 +385,13 @@ def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> d
     builds = CPU_BUILDS if any("+cpu" in entry.line for entry in entries) else ()
     if entries:
         _checked(needs, _uv([*into, *builds, "-r", "install.txt"], home))
-    read: dict[str, str] = {}
     if needs.project:
         # uv builds it again only where one of few files has changed, unless it is told to.
         again = ["--refresh-package", name] if (name := _project_name(needs)) else ["--refresh"]
-        done, touched = _watched(_uv_command([*into, *again, "--editable", str(needs.project)]), home)
-        _checked(needs, done)
-        read = _read_by_build(touched, needs.project)
+        _checked(needs, _uv([*into, *again, "--editable", str(needs.project)], home))
     _refuse_cuda(site)
     # Added last, because uv must not know of the locked packages.
     (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
-    return read
 
 
 def _refuse_cuda(site: Path) -> None:
@@ -438,21 +439,6 @@ def _uv(
 ) -> CompletedProcess[str]:
     command, environ = _uv_command(arguments, variables)
     return captured(command, cwd=where, env=environ, encoding="utf-8")
-
-
-def _watched(uv: Command, where: Path) -> tuple[CompletedProcess[str], Touched]:
-    """How it ended, and what it touched."""
-    command, environ = uv
-    module = ("-m", "ci.pipeline.models.build_worker")
-    worker = Worker(WorkerSpec(module, environ, where / "logs", BUILD_SECONDS, "it", "", forks=True))
-    try:
-        reply = worker.ask({"command": command, "where": str(where)})
-        done = CompletedProcess(command, reply["code"], "", reply["errors"])
-    except WorkerDied as gone:
-        done = CompletedProcess(command, 1, "", gone.how)
-    finally:
-        worker.end()
-    return done, worker.seen
 
 
 def _checked(needs: Needs, done: CompletedProcess[str]) -> None:

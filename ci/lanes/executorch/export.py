@@ -1,0 +1,183 @@
+"""A case's model, built and exported once: what the cache knows it by, and what its programs are made of."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ci.engine.workers.child import doing, reporting
+from ci.lanes.executorch.suite import ExecutorchCase, ExecutorchRun, chosen_for, parse_request
+from ci.pipeline.models.exported_digest import NoDigest, digest_of
+from ci.pipeline.models.factory import ChosenSamples, ModelWithInputs, copied, find, infer_all, make
+from ci.pipeline.models.imports import modules_in
+from ci.pipeline.models.model_lines import source_of
+from ci.pipeline.models.samples import inputs_named
+from ci.pipeline.models.user_model import BadFactory
+from provisioning.base.settings import ROOT
+
+FLAGS = (
+    "get_default_dtype",
+    "is_grad_enabled",
+    "are_deterministic_algorithms_enabled",
+    "get_float32_matmul_precision",
+    "get_num_threads",
+)
+"""Of torch: a model's code may set them, and they decide how the rest is computed."""
+
+
+@dataclass
+class ExportedCase:
+    loaded: ModelWithInputs
+    _programs: list[tuple[tuple[Tensor, ...], Any]] = field(default_factory=list)
+    _expected: dict[str, list[list[Tensor]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, case: ExecutorchCase, search_path: Path) -> ExportedCase:
+        doing("load")
+        inputs = inputs_named(case.samples, case.inputs, search_path)
+        loaded = make(case.factory, case.arguments, search_path, inputs)
+        torch.set_grad_enabled(False)
+        loaded.model.requires_grad_(False)
+        return cls(loaded)
+
+    def chosen(self, case: ExecutorchCase, run: ExecutorchRun) -> ChosenSamples:
+        return chosen_for(self.loaded, case, run)
+
+    def expected(self, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+        """The float model's outputs."""
+        name = digest_of_tensors(samples)
+        if name not in self._expected:
+            doing("run on CPU")
+            self._expected[name] = infer_all(self.loaded.model, samples)
+        return self._expected[name]
+
+    def program(self, sample: tuple[Tensor, ...]) -> Any:
+        """As torch exports it with this sample."""
+        for known, program in self._programs:
+            if _are_alike(known, sample):
+                return program
+        doing("export")
+        program = torch.export.export(self.loaded.model, copied(sample), strict=True)
+        self._programs.append((sample, program))
+        return program
+
+
+held: list[ExportedCase] = []
+"""The case whose export this process has made: its forks compile it."""
+
+
+def exported_case(case: ExecutorchCase, search_path: Path) -> ExportedCase:
+    """The one that is held, if this process has one."""
+    return held[0] if held else ExportedCase.of(case, search_path)
+
+
+def _export(order: dict[str, Any]) -> dict[str, Any]:
+    """Of a case and the runs that are wanted of it: what each program depends on of the model, and the line
+    of each node."""
+    os.chdir(order["working_folder"])
+    began, runs = time.monotonic(), dict[str, Any]()
+    search_path = Path(order["search_path"])
+    exported: ExportedCase | None = None
+    lines: dict[str, tuple[str, str]] = {}
+    for name, run in order["runs"].items():
+        case, one, _, _ = parse_request({**order, "run": run})
+        exported = exported or ExportedCase.of(case, search_path)
+        try:
+            runs[name] = _of_run(exported, case, one, search_path, lines)
+        except BadFactory as error:
+            runs[name] = {"error": {"kind": "factory", "message": str(error), "fix": error.fix}}
+    assert exported is not None
+    held.append(exported)
+    return {
+        "runs": runs,
+        "lines": lines,
+        "modules": modules_in(search_path),
+        "export_seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def _of_run(
+    exported: ExportedCase,
+    case: ExecutorchCase,
+    run: ExecutorchRun,
+    search_path: Path,
+    lines: dict[str, tuple[str, str]],
+) -> dict[str, Any]:
+    samples, batches, used = exported.chosen(case, run)
+    rows: dict[str, Any] = {
+        "samples": digest_of_tensors(samples),
+        "calibration": digest_of_tensors(batches),
+        "used": asdict(used),
+        "notes": [list(note) for note in exported.loaded.notes],
+        "float outputs": digest_of_tensors(exported.expected(samples)),
+        "torch": _flags(),
+    }
+    try:
+        program = exported.program(samples[0])
+        lines |= {node.name: source_of(node) for node in program.graph.nodes if node.op == "call_function"}
+        rows["model"] = digest_of(program)
+        if run.annotations:
+            rows["annotations"] = _annotations(run, search_path)
+    except NoDigest as error:
+        return {"not cached": str(error)}
+    except BadFactory:
+        raise
+    except Exception as error:
+        # Its compile exports it again, and says what is wrong.
+        return {"not cached": f"it cannot be exported: {type(error).__name__}"}
+    return {"rows": rows}
+
+
+def _flags() -> dict[str, str]:
+    flags = {name: getattr(torch, name)() for name in FLAGS}
+    return {name: str(value) for name, value in {**flags, "mkldnn": torch.backends.mkldnn.enabled}.items()}
+
+
+def _annotations(run: ExecutorchRun, search_path: Path) -> dict[str, str]:
+    """The modules that its functions are made of. Raises NoDigest if one lies outside the suite's folder."""
+    before = set(sys.modules)
+    for name in run.annotations:
+        find(name, search_path)
+    roots = [Path(folder).resolve() for folder in (sys.prefix, sys.base_prefix, ROOT)]
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        path = Path(file).resolve() if file else None
+        if path and not any(path.is_relative_to(root) for root in (*roots, search_path.resolve())):
+            raise NoDigest(f"its annotations import {path}, which is not in the suite's folder")
+    return {
+        path.relative_to(search_path).as_posix(): sha256(path.read_bytes()).hexdigest()
+        for path in map(Path, modules_in(search_path))
+    }
+
+
+def digest_of_tensors(inferences: Sequence[Sequence[Tensor]]) -> str:
+    digest = sha256()
+    for number, tensors in enumerate(inferences):
+        for index, tensor in enumerate(tensors):
+            digest.update(f"{number} {index} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _are_alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether torch exports the same of them: an export depends on the values of none."""
+    kinds = [[(tensor.dtype, tensor.shape, tensor.stride()) for tensor in sample] for sample in (one, other)]
+    return kinds[0] == kinds[1]
+
+
+def _error_of(error: Exception, order: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(error, BadFactory):
+        return {"kind": "factory", "message": str(error), "fix": error.fix}
+    return {"kind": "compile", "message": f"{type(error).__name__}: {error}"[:2000]}
+
+
+export = reporting(_export, _error_of)

@@ -1,0 +1,339 @@
+"""Cached results: what work gave, kept in the store under the digest of all that decides it.
+
+A key is named values, never paths or times. Whatever is looked up was put there by work of equal values."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ci.engine.closed import table
+from ci.engine.digests import Digests
+from ci.engine.distributions import installed, site_folders
+from ci.work import Home, Template
+from provisioning.base.files import hash_file, replace_text
+from provisioning.base.findings import Metric as Json
+from provisioning.base.settings import ROOT
+
+FORMAT = 1
+"""Part of every key: another number invalidates every cached result."""
+
+Key = Mapping[str, Json]
+
+UNUSED_SECONDS = 60 * 86400.0
+ORPHAN_SECONDS = 86400.0
+"""A folder without a record may belong to another process that has not written its record yet."""
+PRUNED_EACH = 86400.0
+
+SHOWN = 40
+"""Characters of a value that `difference` shows."""
+
+
+def folder_of(store: Path) -> Path:
+    return store / "cache" / "results"
+
+
+def digest_of(values: Json) -> str:
+    text = json.dumps({"format": FORMAT, "values": values}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResult:
+    facts: Mapping[str, Any]
+    folder: Path | None = None
+    """Of its files, if it has any. Never changed."""
+
+
+class CachedResults:
+    """The cached results of one kind of work; safe with parallel processes.
+
+    A record is `<kind>/<2>/<key>.json`; its files are in a folder beside it that their content names, so that
+    no folder is replaced while another process reads it."""
+
+    def __init__(self, store: Path, kind: str) -> None:
+        self._top = folder_of(store) / kind
+        self._digests = Digests(store)
+        self._count = itertools.count()
+
+    def find(self, key: Key) -> CachedResult | None:
+        """None if there is no such result, or if its files are not as they were written."""
+        path = self._record(digest_of(dict(key)))
+        document = _load(path)
+        if document is None:
+            return None
+        folder = path.with_name(document["folder"]) if document["folder"] else None
+        if not self._whole(folder, document["files"]):
+            return None
+        for used in filter(None, (path, folder)):
+            with contextlib.suppress(OSError):
+                os.utime(used)
+        return CachedResult(document["facts"], folder)
+
+    def keep(
+        self, subject: str, key: Key, facts: Mapping[str, Any], folder: Path | None = None
+    ) -> CachedResult:
+        """Keep a result; `folder`, from `scratch`, moves into the store. Raises OSError."""
+        digest = digest_of(dict(key))
+        path, files = self._record(digest), digests_in(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place = path.with_name(f"{digest}-{digest_of(dict(files))[:16]}") if folder else None
+        if folder and place:
+            if self._whole(place, files):
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                shutil.rmtree(place, ignore_errors=True)
+                folder.rename(place)
+        _store(path, {"facts": dict(facts), "folder": place.name if place else "", "files": files})
+        _store(self._subject(subject), {"key": dict(key)})
+        document = json.loads(json.dumps(dict(facts)))
+        return CachedResult(document, place)
+
+    def forget(self, key: Key) -> None:
+        """The same work has failed since."""
+        self._record(digest_of(dict(key))).unlink(missing_ok=True)
+
+    def difference(self, subject: str, key: Key) -> str:
+        """In which row this key differs from the last one of the same program."""
+        last = self.last(subject)
+        if not last:
+            return "not run before"
+        before, now = dict(flat(dict(last))), dict(flat(dict(key)))
+        for name in sorted({*before, *now}):
+            if before.get(name) != now.get(name):
+                return f"{name}: {_abbreviated(before.get(name))} → {_abbreviated(now.get(name))}"
+        return "its cached result is gone or damaged"
+
+    def last(self, subject: str) -> Key:
+        """The key of this program's last result; without rows if there was none."""
+        document = _load(self._subject(subject))
+        return document["key"] if document else {}
+
+    def digest(self, path: Path) -> str:
+        """Of a file, kept under its size, times and inode."""
+        return self._digests.of(str(path))[0]
+
+    def scratch(self) -> Path:
+        """A new folder for a result, on the store's file system."""
+        folder = self._top / "work" / f"{os.getpid()}-{time.monotonic_ns()}-{next(self._count)}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def close(self) -> None:
+        self._digests.save()
+        _prune(self._top)
+
+    def _record(self, digest: str) -> Path:
+        return self._top / digest[:2] / f"{digest}.json"
+
+    def _subject(self, name: str) -> Path:
+        digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+        return self._top / "last" / f"{digest}.json"
+
+    def _whole(self, folder: Path | None, files: Mapping[str, str]) -> bool:
+        try:
+            return all(folder and self.digest(folder / name) == digest for name, digest in files.items())
+        except OSError:
+            return False
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is in dicts and lists, by dotted name."""
+    parts: Iterable[tuple[Any, Any]]
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    empty = True
+    for part, inner in parts:
+        empty = False
+        yield from flat(inner, f"{name}.{part}" if name else str(part))
+    if empty:
+        yield name, value
+
+
+def _abbreviated(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def digests_in(folder: Path | None, digest: Callable[[Path], str] = hash_file) -> dict[str, str]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
+    return {path.relative_to(folder).as_posix(): digest(path) for path in paths if folder}
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    """A record. A damaged one is removed and gives None."""
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        if whole["digest"] == digest_of(whole["document"]):
+            document: dict[str, Any] = whole["document"]
+            return document
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _store(path: Path, document: dict[str, Any]) -> None:
+    replace_text(path, json.dumps({"digest": digest_of(document), "document": document}))
+
+
+def _prune(top: Path) -> None:
+    """Once a day, remove what was not used for a long time, and what killed runs have left."""
+    try:
+        # The file system's clock, which all machines that share the store have in common.
+        clock, pruned = top / "clock", top / "pruned"
+        top.mkdir(parents=True, exist_ok=True)
+        clock.touch()
+        now = clock.stat().st_mtime
+        if pruned.exists() and now - pruned.stat().st_mtime < PRUNED_EACH:
+            return
+        pruned.touch()
+    except OSError:
+        return
+    for path in (*top.glob("??/*.json"), *top.glob("last/*.json")):
+        _remove_unused(path, now - UNUSED_SECONDS)
+    for folder in (*top.glob("work/*"), *top.glob("??/*-*")):
+        record = _load(folder.with_name(f"{folder.name.partition('-')[0]}.json"))
+        if not (record and record.get("folder") == folder.name):
+            _remove_unused(folder, now - ORPHAN_SECONDS)
+
+
+def _remove_unused(path: Path, before: float) -> None:
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime < before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class OfThisRun:
+    """What earlier stages of the same run found, so that a later one need not export a model again to look up
+    its programs. One call of nox is one run; without a run there is nothing."""
+
+    def __init__(self, store: Path, environ: Mapping[str, str]) -> None:
+        name = environ.get("QNN_CI_RUN", "")
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        self._top = folder_of(store) / "runs" / digest[:32] if name else None
+
+    def find(self, subject: Json) -> dict[str, Any] | None:
+        return _load(self._path(subject)) if self._top else None
+
+    def keep(self, subject: Json, document: dict[str, Any]) -> None:
+        if self._top:
+            self._top.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):
+                _store(self._path(subject), document)
+
+    def close(self) -> None:
+        if self._top:
+            for folder in self._top.parent.glob("*"):
+                _remove_unused(folder, time.time() - ORPHAN_SECONDS)
+
+    def _path(self, subject: Json) -> Path:
+        assert self._top
+        return self._top / f"{digest_of(subject)}.json"
+
+
+def python_name() -> str:
+    return f"{sys.implementation.name} {sys.version.split()[0]} {os.uname().machine}"
+
+
+@cache
+def processor() -> str:
+    """The kind of processor: libraries choose how they compute by it."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    first = text.partition("\n\n")[0]
+    lines = re.findall(r"^(?:model name|flags|Features|CPU \w+)\s*:.*$", first, re.MULTILINE)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def surroundings(
+    store: Path, environ: Mapping[str, str], toolkit: Mapping[str, str], packages: Path | None = None
+) -> dict[str, Json]:
+    """The rows of a key that all work of one home shares. `toolkit` has the digests of the toolkit's modules,
+    `packages` an environment of the suite's own."""
+    search = [*map(os.path.abspath, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
+    folders, digests = site_folders(packages), Digests(store)
+    code: list[Json] = [_code_below(Path(folder), digests) for folder in search]
+    digests.save()
+    return {
+        "python": python_name(),
+        "processor": processor(),
+        "variables": {name: environ[name] for name in table().fixed if name in environ},
+        "packages": dict(installed(folders, search, store, _named)),
+        "PYTHONPATH": code,
+        "toolkit": dict(toolkit),
+    }
+
+
+CODE = (".py", ".so", ".json", ".yaml", ".fbs")
+
+
+def _code_below(folder: Path, digests: Digests) -> str:
+    """The digest of the code in a folder, through links, as an overlay has them to a tree."""
+    rows: list[Json] = []
+    seen: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        stat = Path(place).stat()
+        if (stat.st_dev, stat.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((stat.st_dev, stat.st_ino))
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        for name in sorted(files):
+            path = Path(place, name)
+            if name.endswith(CODE) and path.is_file():
+                rows.append([path.relative_to(folder).as_posix(), digests.of(str(path))[0]])
+    return digest_of(rows)
+
+
+def _named(text: str) -> str:
+    """Without the toolkit's own place, which files that Python runs when it starts may name."""
+    return text.replace(str(ROOT), "{toolkit}")
+
+
+def toolkit_of(home: Home, store: Path, template: Template) -> Mapping[str, str]:
+    """The digests of the toolkit's modules that the processes of a home import. Which they are follows from
+    what is in them, so that a list of which every file is as it was still holds; else the template starts."""
+    path = folder_of(store) / "modules" / f"{digest_of([home.prepare, home.python, *home.arguments])}.json"
+    known = _load(path)
+    if known and known["modules"] and all(map(_is_as_it_was, known["modules"].items())):
+        modules: Mapping[str, str] = known["modules"]
+        return modules
+    modules = template.modules
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _store(path, {"modules": dict(modules)})
+    return modules
+
+
+def _is_as_it_was(row: tuple[str, str]) -> bool:
+    name, digest = row
+    with contextlib.suppress(OSError):
+        return hashlib.sha256((ROOT / name).read_bytes()).hexdigest() == digest
+    return False
+
+
+def folder_digest(folder: Path, pattern: str = "*.py", digest: Callable[[Path], str] = hash_file) -> str:
+    """Of all files below a folder whose names match, without hidden folders."""
+    paths = sorted(path for path in folder.rglob(pattern) if not _is_hidden(path.relative_to(folder)))
+    rows: list[Json] = [
+        [path.relative_to(folder).as_posix(), digest(path)] for path in paths if path.is_file()
+    ]
+    return digest_of([*rows])
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)

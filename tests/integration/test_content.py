@@ -1,0 +1,275 @@
+"""What a compiled program is known by, with models that torch exports: what changes it and what does not.
+
+Only the compile itself is a stand-in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.engine import distributions
+from ci.engine.work import Result
+from ci.lanes.executorch import compile as compiling
+from ci.lanes.executorch.compile import ExecutorchPlan, compile_programs
+from ci.lanes.executorch.suite import programs_of
+from ci.pipeline.baseline import Baseline
+from ci.pipeline.options import WorkOptions
+from ci.work import sharing_templates
+from provisioning.base.settings import Selection
+from tests.support.lowering import BASIS
+
+pytestmark = [pytest.mark.heavy, pytest.mark.long("exports a model for each change")]
+
+NET = """\
+import torch
+from torch import nn
+
+import layers
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * layers.FACTOR
+
+
+def make(scale: float = 1.0):
+    net = Net().eval()
+    return net, lambda generator: (torch.rand(1, 8, generator=generator) * scale,)
+"""
+
+ANNOTATE = """\
+import rules
+
+
+def annotate(graph):
+    rules.none(graph)
+"""
+
+SUITE = """\
+schema = 2
+
+[case.net]
+factory = "net:make"
+
+[[case.net.run]]
+lane = "executorch"
+precision = "8a8w"
+socs = ["SM8650"]
+"""
+
+
+class World:
+    """A repository with a suite of one model, and a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store = folder / "repository", folder / "store"
+        self.folder.mkdir(parents=True)
+        self.environ: dict[str, str] = {}
+        self.basis = BASIS
+        self.write("net.py", NET)
+        self.write("layers.py", "FACTOR = 2.0\n")
+        self.write("annotation.py", ANNOTATE)
+        self.write("rules.py", "def none(graph):\n    pass\n")
+        self.write("suite.toml", SUITE)
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def change(self, name: str, old: str, new: str) -> None:
+        text = (self.folder / name).read_text()
+        assert old in text
+        self.write(name, text.replace(old, new))
+
+    def results(self) -> Sequence[Result]:
+        suite = self.folder / "suite.toml"
+        programs = programs_of(suite)
+        plan = ExecutorchPlan(
+            selection=Selection("wheels", "x86_64-linux", "SM8650", self.store, self.folder),
+            programs=tuple(programs),
+            environment={"PATH": os.environ["PATH"], **self.environ},
+            sdk=self.folder,
+            basis=self.basis,
+            work=WorkOptions(jobs=1, why=True),
+            logs=self.folder / "logs",
+            baselines={suite: Baseline(self.folder / "baseline.json")},
+            refused={},
+        )
+        results = compile_programs(plan)
+        return [results[program.name] for program in programs]
+
+    def cached(self) -> bool:
+        (result,) = self.results()
+        assert not result.failure, result.failure
+        return result.cached
+
+
+@pytest.fixture(scope="module")
+def _imported() -> Any:
+    """One process imports torch for all tests."""
+    with sharing_templates():
+        yield
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _imported: None) -> World:
+    monkeypatch.setattr(compiling, "WORKER", "tests.support.exporting_worker")
+    monkeypatch.setenv("QNN_CI_RUN", "")
+    world = World(tmp_path)
+    assert not world.cached() and world.cached()
+    return world
+
+
+OTHERS: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "a weight": [("net.py", "manual_seed(0)", "manual_seed(1)")],
+    "a constant of the code": [("layers.py", "2.0", "2.0000002")],
+    "an operator": [("net.py", "torch.relu", "torch.tanh")],
+    "the samples": [
+        ("suite.toml", 'factory = "net:make"', 'factory = "net:make"\narguments = { scale = 2.0 }')
+    ],
+    "how many calibrate": [("suite.toml", "socs", "calibration = 3\nsocs")],
+    "the precision": [("suite.toml", "8a8w", "16a8w")],
+    "a node's precision": [("suite.toml", "socs", 'nodes = { 16a8w = ["linear"] }\nsocs')],
+    "the chip": [("suite.toml", "SM8650", "SM8750")],
+    "a module's name": [("net.py", "self.linear", "self.head")],
+    "a function that annotates": [("suite.toml", "socs", 'annotations = ["annotation:annotate"]\nsocs')],
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_program_is_compiled(world: World, what: str) -> None:
+    for change in OTHERS[what]:
+        world.change(*change)
+    assert not world.cached() and world.cached()
+
+
+SAME: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "a comment": [("net.py", "import layers", "import layers\n# A comment.\n\n")],
+    "a name of the code": [("net.py", "def make(", "def other(): ...\n\n\ndef make(")],
+    "where a factor comes from": [("net.py", "layers.FACTOR", "2.0")],
+    "another case": [("suite.toml", "case.net", "case.other")],
+    "a threshold": [("suite.toml", "socs", "thresholds = { sqnr_db = 3 }\nsocs")],
+    "a metric": [("suite.toml", "factory", 'metric = { name = "right", function = "net:right" }\nfactory')],
+    "what may stay on the CPU": [("suite.toml", "factory", "cpu_budget = 3\nfactory")],
+    "a tag": [("suite.toml", "socs", 'tags = ["pr"]\nsocs')],
+}
+
+
+@pytest.mark.parametrize("what", SAME)
+def test_the_same_program_is_not_compiled_again(world: World, what: str) -> None:
+    for change in SAME[what]:
+        world.change(*change)
+    assert world.cached()
+
+
+def test_another_clone_another_file_and_another_user_have_the_same_program(
+    world: World, tmp_path: Path
+) -> None:
+    shutil.copytree(world.folder, tmp_path / "clone")
+    world.folder = tmp_path / "clone"
+    (world.folder / "net.py").rename(world.folder / "model.py")
+    world.change("suite.toml", "net:make", "model:make")
+    world.write("README.md", "More.\n")
+    world.environ = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    assert world.cached()
+
+
+def test_another_qnn_is_another_program(world: World) -> None:
+    world.basis = replace(BASIS, sdk={**BASIS.sdk, "libraries": "ab"})
+    assert not world.cached()
+
+
+def test_a_module_that_an_annotation_imports_counts(world: World) -> None:
+    world.change("suite.toml", "socs", 'annotations = ["annotation:annotate"]\nsocs')
+    assert [world.cached(), world.cached()] == [False, True]
+    world.write("rules.py", "def none(graph):\n    return None\n")
+    assert [world.cached(), world.cached()] == [False, True]
+
+
+def test_an_installed_package_that_was_edited_in_place_counts(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "tool.py").write_text("WIDTH = 1\n")
+    folders = distributions.site_folders()
+    monkeypatch.setattr("ci.results.site_folders", lambda packages=None: (*folders, str(site)))
+
+    def cached() -> bool:
+        for known in (distributions.swept, distributions.stamps_of, distributions.files_in):
+            known.cache_clear()
+        return world.cached()
+
+    assert [cached(), cached()] == [False, True]
+    stat = (site / "tool.py").stat()
+    (site / "tool.py").write_text("WIDTH = 2\n")
+    os.utime(site / "tool.py", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert [cached(), cached()] == [False, True]
+
+
+CUSTOM = """\
+import torch
+from torch import nn
+
+torch.library.define("mine::times", "(Tensor x) -> Tensor")
+
+
+@torch.library.impl("mine::times", "default")
+def times(x):
+    return x * {factor}
+
+
+@torch.library.register_fake("mine::times")
+def fake(x):
+    return torch.empty_like(x)
+
+
+class Net(nn.Module):
+    def forward(self, x):
+        return torch.ops.mine.times(x)
+
+
+def make():
+    return Net().eval(), lambda generator: (torch.rand(1, 8, generator=generator),)
+"""
+
+
+def test_an_operator_whose_code_no_graph_shows_is_never_looked_up(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.write("net.py", CUSTOM.format(factor=2))
+    assert [world.cached(), world.cached()] == [False, False]
+    assert "mine" in capfd.readouterr().err
+
+
+def test_a_message_names_the_line_of_today(world: World) -> None:
+    (before,) = world.results()
+    world.change("net.py", "import layers", "import layers\n\n# Two lines.\n")
+    (after,) = world.results()
+    lines = [next(iter(result.facts["places"].values())) for result in (before, after)]
+    numbers = [int(line.rpartition(":")[2]) for line in lines]
+    assert after.cached and numbers[1] == numbers[0] + 3
+
+
+def test_what_python_computes_otherwise_than_it_exports_is_another_program(world: World) -> None:
+    """A model may ask whether it is exported; its float outputs are computed anew each time."""
+    world.change("net.py", "* layers.FACTOR", "* (2.0 if torch.compiler.is_compiling() else 3.0)")
+    assert not world.cached()
+    world.change("net.py", "else 3.0", "else 4.0")
+    assert not world.cached()
+
+
+def test_a_store_from_another_machine_serves_this_one(world: World, tmp_path: Path) -> None:
+    shutil.move(world.store, tmp_path / "elsewhere")
+    world.store = tmp_path / "elsewhere"
+    assert world.cached()

@@ -1,0 +1,266 @@
+"""Cached results: what is found, what is not, and what is left of them by whatever happens to a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci import results as cache
+from ci.pipeline.relocation import relocated
+from ci.results import CachedResults, OfThisRun, folder_digest, processor, surroundings, toolkit_of
+from ci.work import Home, Template
+from provisioning.base.settings import ROOT
+
+KEY: Mapping[str, Any] = {"model": "a", "run": {"precision": "fp16", "nodes": ["x", "y"]}}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> CachedResults:
+    return CachedResults(tmp_path / "store", "toy")
+
+
+def kept(results: CachedResults, key: Mapping[str, Any] = KEY, text: str = "program") -> Path:
+    folder = results.scratch()
+    (folder / "sub").mkdir()
+    (folder / "sub" / "program.bin").write_text(text)
+    result = results.keep("net", key, {"figures": [1.5, None], "text": "ä"}, folder)
+    assert result.folder is not None
+    return result.folder
+
+
+def test_what_was_kept_is_found_with_its_files_also_by_another_machine(
+    results: CachedResults, tmp_path: Path
+) -> None:
+    folder = kept(results)
+    found = results.find(KEY)
+    assert found and found.facts == {"figures": [1.5, None], "text": "ä"} and found.folder == folder
+    shutil.copytree(tmp_path / "store", tmp_path / "other")
+    other = CachedResults(tmp_path / "other", "toy").find(KEY)
+    assert other and other.folder and (other.folder / "sub/program.bin").read_text() == "program"
+    assert CachedResults(tmp_path / "store", "other kind").find(KEY) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "b", "run": {"precision": "fp16", "nodes": ["x", "y"]}},
+        {"model": "a", "run": {"precision": "fp16", "nodes": ["y", "x"]}},
+        {"model": "a", "run": {"precision": "fp16", "nodes": ["x, y"]}},
+        {"model": "a", "run": {"precision": "fp16"}},
+        {"model": "a", "run": {"precision": "fp16", "nodes": ["x", "y"]}, "more": None},
+    ],
+)
+def test_another_value_or_another_row_is_another_key(
+    results: CachedResults, other: Mapping[str, Any]
+) -> None:
+    kept(results)
+    assert results.find(other) is None
+    assert results.find({name: KEY[name] for name in sorted(KEY, reverse=True)})
+
+
+def test_the_row_in_which_a_program_differs_from_its_last_result_is_named(results: CachedResults) -> None:
+    assert results.difference("net", KEY) == "not run before"
+    kept(results)
+    other = {**KEY, "run": {"precision": "8a8w", "nodes": ["x", "y"]}}
+    assert results.difference("net", other) == "run.precision: fp16 → 8a8w"
+    assert results.difference("another net", other) == "not run before"
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "no folder", "half a record", "another record"])
+def test_a_damaged_result_is_none(results: CachedResults, damage: str) -> None:
+    folder = kept(results)
+    (record,) = (path for path in folder.parent.glob("*.json"))
+    file = folder / "sub/program.bin"
+    if damage == "cut":
+        file.write_text("progra")
+    elif damage == "flipped":
+        stat = file.stat()
+        file.write_text("Program")
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    elif damage == "gone":
+        file.unlink()
+    elif damage == "no folder":
+        shutil.rmtree(folder)
+    elif damage == "half a record":
+        record.write_text(record.read_text()[:-20])
+    else:
+        record.write_text(record.read_text().replace("1.5", "2.5"))
+    assert CachedResults(results._top.parents[2], "toy").find(KEY) is None
+    # The next result of that key takes its place.
+    assert kept(results) and results.find(KEY)
+
+
+def test_what_failed_since_is_forgotten(results: CachedResults) -> None:
+    kept(results)
+    results.forget(KEY)
+    assert results.find(KEY) is None
+
+
+def test_two_writers_of_one_key_leave_a_whole_result(results: CachedResults, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from ci.results import CachedResults\n"
+        "for number in range(60):\n"
+        "    results = CachedResults(Path(sys.argv[1]), 'toy'); folder = results.scratch()\n"
+        "    (folder / 'program.bin').write_text(sys.argv[2] * 1000)\n"
+        "    results.keep('net', {'model': 'a'}, {'of': sys.argv[2]}, folder)\n"
+        "    found = results.find({'model': 'a'})\n"
+        "    assert found is None or (found.folder / 'program.bin').read_text() == found.facts['of'] * 1000\n"
+    )
+    commands = [[sys.executable, "-c", script, str(tmp_path / "store"), name] for name in ("a", "b")]
+    runs = [subprocess.Popen(command, cwd=ROOT) for command in commands]
+    assert [run.wait() for run in runs] == [0, 0]
+    assert results.find({"model": "a"})
+
+
+def test_a_writer_that_is_killed_leaves_no_result_and_its_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = CachedResults(tmp_path / "store", "toy")
+    (results.scratch() / "half.bin").write_text("pro")
+    monkeypatch.setattr(cache, "ORPHAN_SECONDS", -1.0)
+    results.close()
+    assert results.find(KEY) is None and not any((tmp_path / "store").rglob("half.bin"))
+
+
+def test_a_result_that_nobody_used_for_long_goes_and_no_other(
+    results: CachedResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, unused = kept(results), kept(results, {"model": "b"})
+    long_ago = time.time() - 100 * 86400
+    for path in (unused, *unused.parent.glob("*.json")):
+        os.utime(path, (long_ago, long_ago))
+    monkeypatch.setattr(cache, "ORPHAN_SECONDS", -1.0)
+    results.close()
+    assert used.is_dir() and not unused.is_dir()
+
+
+def test_a_disk_without_room_is_an_error_of_the_system_and_leaves_nothing(
+    results: CachedResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder = results.scratch()
+    monkeypatch.setattr(cache, "replace_text", full)
+    with pytest.raises(OSError, match="No space"):
+        results.keep("net", KEY, {}, folder)
+    assert results.find(KEY) is None
+
+
+def test_an_edit_in_place_of_an_installed_package_is_another_key_and_a_touch_is_none(tmp_path: Path) -> None:
+    site = tmp_path / "environment" / "lib" / "python3" / "site-packages"
+    (site / "tool").mkdir(parents=True)
+    module = site / "tool" / "__init__.py"
+    module.write_text("WIDTH = 1\n")
+
+    def key() -> Mapping[str, Any]:
+        from ci.engine import distributions
+
+        for known in (distributions.swept, distributions.stamps_of, distributions.files_in):
+            known.cache_clear()
+        return surroundings(tmp_path / "store", {}, {}, tmp_path / "environment")
+
+    first = key()
+    os.utime(module, (1, 1))
+    assert key() == first
+    stat = module.stat()
+    module.write_text("WIDTH = 2\n")
+    os.utime(module, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert key() != first
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"), [("TZ", True), ("HOME", False), ("PATH", False), ("MINE", False)]
+)
+def test_of_the_environment_what_is_fixed_is_in_the_key(tmp_path: Path, name: str, counts: bool) -> None:
+    keys = [surroundings(tmp_path, {name: value}, {}) for value in ("one", "other")]
+    assert (keys[0] != keys[1]) == counts
+
+
+def test_another_kind_of_processor_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_text
+    texts = ("model name\t: A\nflags\t\t: sse\n\nprocessor: 1", "model name\t: A\nflags\t\t: sse avx\n")
+    found = []
+    for text in texts:
+        processor.cache_clear()
+        monkeypatch.setattr(Path, "read_text", lambda *_, text=text, **__: text)
+        found.append(processor())
+    monkeypatch.setattr(Path, "read_text", read)
+    processor.cache_clear()
+    assert found[0] != found[1]
+
+
+def test_the_toolkits_modules_are_known_without_a_process_as_long_as_none_of_them_changed(
+    tmp_path: Path,
+) -> None:
+    path = os.environ["PATH"]
+    home = Home({"PATH": path}, tmp_path, "tests.support.tasks:prepare_own", "the tests", "install them")
+    with Template(home) as template:
+        first = toolkit_of(home, tmp_path / "store", template)
+    with Template(home) as idle:
+        assert toolkit_of(home, tmp_path / "store", idle) == first
+        assert idle._process is None
+    (record,) = (tmp_path / "store" / "cache" / "results" / "modules").glob("*.json")
+    document = json.loads(record.read_text())["document"]
+    name = next(iter(document["modules"]))
+    cache._store(record, {"modules": {**document["modules"], name: "of another text"}})
+    with Template(home) as template:
+        assert toolkit_of(home, tmp_path / "store", template) == first
+        assert template._process is not None
+
+
+def test_what_a_stage_found_is_there_for_the_other_stages_of_its_run_alone(tmp_path: Path) -> None:
+    one, other, none = (OfThisRun(tmp_path, {"QNN_CI_RUN": name} if name else {}) for name in ("a", "b", ""))
+    for run in (one, none):
+        run.keep({"net": 1}, {"key": {"model": "a"}})
+    assert one.find({"net": 1}) == {"key": {"model": "a"}}
+    assert one.find({"net": 2}) is None and other.find({"net": 1}) is None and none.find({"net": 1}) is None
+
+
+def test_a_folder_is_known_by_its_modules_without_hidden_ones(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("A = 1\n")
+    first = folder_digest(tmp_path)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "hook.py").touch()
+    (tmp_path / "notes.md").touch()
+    assert folder_digest(tmp_path) == first
+    (tmp_path / "net.py").write_text("A = 2\n")
+    assert folder_digest(tmp_path) != first
+
+
+class TestLines:
+    FACTS: Mapping[str, Any] = {
+        "left": [{"source": "net.py:3", "code": "y = f(x)", "node": "add"}],
+        "message": "quantizing loses most at net.py:3 `y = f(x)`, and not at net.py:31",
+    }
+    THEN: Mapping[str, Any] = {"add": ("net.py:3", "y = f(x)"), "mul": ("net.py:31", "return y")}
+
+    def test_facts_have_the_lines_of_today(self) -> None:
+        now = {"add": ("net.py:31", "y = f(x)  # A comment."), "mul": ("net.py:59", "return y")}
+        facts = relocated(self.FACTS, self.THEN, now)
+        assert facts is not None
+        assert facts["left"] == [{"source": "net.py:31", "code": "y = f(x)  # A comment.", "node": "add"}]
+        words = "quantizing loses most at net.py:31 `y = f(x)  # A comment.`, and not at net.py:59"
+        assert facts["message"] == words
+
+    def test_another_clone_has_its_own_paths(self) -> None:
+        now = {name: (f"/other/{place}", code) for name, (place, code) in self.THEN.items()}
+        facts = relocated(self.FACTS, self.THEN, now)
+        assert facts is not None and "at /other/net.py:3 `" in facts["message"]
+
+    def test_lines_that_moved_apart_say_nothing(self) -> None:
+        then = {"add": ("net.py:3", "y = f(x)"), "mul": ("net.py:3", "y = f(x)")}
+        now = {"add": ("net.py:3", "z = x + 1"), "mul": ("net.py:4", "y = z * 2")}
+        assert relocated(self.FACTS, then, now) is None
+
+    def test_the_same_lines_are_the_same_facts(self) -> None:
+        assert relocated(self.FACTS, self.THEN, self.THEN) == self.FACTS
