@@ -16,7 +16,7 @@ from provisioning.build_id import version_in
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, ndk_name
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
-from provisioning.overlay import describe
+from provisioning.overlay import BuiltFrom, describe, state_of
 from provisioning.store import Store
 from provisioning.store.tree_plan import definition_of
 from provisioning.validation import Result, State, catalogue, check
@@ -379,11 +379,19 @@ WARNINGS: list[tuple[str, str, Arrange]] = [
 def built_from_source(base: Path) -> Context:
     """Stages take executorch from the overlay of another release's tree."""
     (base / "overlay").mkdir()
-    describe(base / "overlay", base / "tree")
+    (base / "tree").mkdir()
+    describe(base / "overlay", BuiltFrom(base / "tree", "qnn-2.48", state_of(base / "tree")))
     own = machine(packages={**PACKAGES, "executorch": "1.5.0+cff6f4d"})(base)
     return replace(own, variables={**own.variables, "PYTHONPATH": f"{base}/overlay:/another"})
 
 
+def built_before_an_edit(base: Path) -> Context:
+    context = built_from_source(base)
+    (base / "tree" / "CMakeLists.txt").touch()
+    return context
+
+
+ERRORS.append(("python-packages", "executorch", built_before_an_edit))
 NOTES: list[tuple[str, str, Arrange]] = [
     ("python-packages", "executorch", built_from_source),
     ("cmake-version", "cmake", changed(host=with_tool("cmake", "3.31.2"))),
