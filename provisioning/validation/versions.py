@@ -225,7 +225,7 @@ def python_packages(context: Context) -> Iterator[Problem]:
     if not any(name in host.packages for name in pins):
         raise CouldNotRun(
             f"none of {', '.join(pins)} is installed in this Python",
-            Fix("{}, or install them", ("validate",)),
+            host.installing,
         )
     built = _source_of_executorch(context)
     if built is not None and (stale := overlay.staleness(built)):
@@ -234,13 +234,13 @@ def python_packages(context: Context) -> Iterator[Problem]:
         version = host.packages.get(name)
         pin = f"profile {context.profile.name} pins {pinned}"
         if version is None:
-            yield Problem(name, f"is not installed, {pin}")
+            yield Problem(name, f"is not installed, {pin}", host.installing)
         elif version.partition("+")[0] == pinned:
             continue
         elif name == "executorch" and built is not None:
             yield Problem(name, f"is {version}, built from {built}; {pin}", severity=Severity.NOTE)
         else:
-            yield Problem(name, f"is {version} in this Python, {pin}")
+            yield Problem(name, f"is {version} in this Python, {pin}", host.installing)
 
 
 def _source_of_executorch(context: Context) -> overlay.BuiltFrom | None:

@@ -459,6 +459,15 @@ def test_a_hidden_executorch_is_one_finding(tmp_path: Path) -> None:
     assert errors_of(replace(context, environ=python_path()(tmp_path).environ)) == ["python-path"]
 
 
+def test_a_session_is_not_told_to_run_that_session(tmp_path: Path) -> None:
+    lacking = {"packages": {**PACKAGES, "torch": "2.1.0"}}
+    for environment, alone in (("", True), ("/x/.nox/executorch", False)):
+        (finding,) = result_of(
+            "python-packages", machine(**lacking, environment=environment)(tmp_path)
+        ).findings
+        assert ("rm -rf" not in finding.fix) == alone
+
+
 def test_every_rule_has_a_case_that_makes_it_fire() -> None:
     assert {rule for rule, *_ in (*ERRORS, *WARNINGS, *NOTES)} == set(catalogue())
 
