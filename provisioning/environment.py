@@ -27,7 +27,7 @@ from provisioning.base.settings import (
 )
 from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, KINDS, QNN_SDK
 from provisioning.dist import runner_of
-from provisioning.overlay import OVERLAY, description_of
+from provisioning.overlay import DESCRIPTION, OVERLAY, description_of
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
@@ -387,6 +387,9 @@ def _variables(
         kept = [entry for entry in entries_before if entry not in ("", str(overlay))]
         variables["PYTHONPATH"] = ":".join([str(overlay), *kept])
         notes.append(f"Python's executorch is what build_x86 built from {built}")
+    elif built is None and (overlay / DESCRIPTION).is_file() and EXECUTORCH_SOURCE in roots:
+        again = session("build_x86")
+        notes.append(f"{overlay} is of another release of this toolkit, and is left alone: {again}")
     if selection.target in DEVICE_DIRECTORIES:
         variables["ADSP_LIBRARY_PATH"] = _dsp_path(selection.target, environ, notes)
     return variables, tuple(entries)

@@ -420,6 +420,7 @@ SILENT: list[tuple[str, Arrange]] = [
     ("python-packages", machine(packages={name: f"{version}+cpu" for name, version in PACKAGES.items()})),
     ("compiler-version", changed(host=with_tool("gcc", "8.5.0"))),
     ("python-path", python_path("backends/qualcomm/python/PyQnnManagerAdaptor.so")),
+    ("python-path", python_path("../executorch.egg-info/PKG-INFO")),
     ("elf-readable", placed(f"lib/{X86}/libX.so", b"INPUT(-lfoo)")),
     ("library-name", placed(DLL, dll(name="qnnhtp.dll"))),
     ("library-name", placed(f"lib/{X86}/libX.so", Library(soname="libX.so.1"))),
