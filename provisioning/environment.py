@@ -27,7 +27,7 @@ from provisioning.base.settings import (
 )
 from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, KINDS, QNN_SDK
 from provisioning.dist import runner_of
-from provisioning.overlay import OVERLAY, tree_of
+from provisioning.overlay import DESCRIPTION, OVERLAY, description_of
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
@@ -381,12 +381,15 @@ def _variables(
     if entries:
         others = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
         variables["PATH"] = ":".join(entries + others)
-    if EXECUTORCH_SOURCE in roots and tree_of(overlay) == roots[EXECUTORCH_SOURCE].path:
+    built = description_of(overlay) if EXECUTORCH_SOURCE in roots else None
+    if built is not None and built.tree == roots[EXECUTORCH_SOURCE].path:
         entries_before = environ.get("PYTHONPATH", "").split(":")
         kept = [entry for entry in entries_before if entry not in ("", str(overlay))]
         variables["PYTHONPATH"] = ":".join([str(overlay), *kept])
-        tree = roots[EXECUTORCH_SOURCE].path
-        notes.append(f"Python's executorch is that of {tree}, as build_x86 built it")
+        notes.append(f"Python's executorch is what build_x86 built from {built}")
+    elif built is None and (overlay / DESCRIPTION).is_file() and EXECUTORCH_SOURCE in roots:
+        again = session("build_x86")
+        notes.append(f"{overlay} is of another release of this toolkit, and is left alone: {again}")
     if selection.target in DEVICE_DIRECTORIES:
         variables["ADSP_LIBRARY_PATH"] = _dsp_path(selection.target, environ, notes)
     return variables, tuple(entries)

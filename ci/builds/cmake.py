@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from typing import TextIO
 
 from ci.builds.file_api import ask
 from ci.builds.programs import BuildTool
-from ci.diagnose.explain import causes
+from ci.diagnose.explain import nearest
 from provisioning.base import units
 from provisioning.base.commands import add_flags, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -303,15 +304,24 @@ def failure(
             fix=add_flags("--jobs", str(max(1, jobs // 2))),
             output=text,
         )
-    # The first error and what follows it; the log's end when none is recognised.
-    lines = text.splitlines()
-    at = next((number for number, line in enumerate(lines) if _ERROR.match(line)), -_CONTEXT_LINES)
-    error = "\n".join(f"  {line}" for line in lines[at:][:_CONTEXT_LINES])
+    error = first_error(text)
+    known = nearest(error)
     return CheckFailed(
-        f"{command.title} failed with exit code {code}:\n{error}{causes(error)}",
-        fix=f"read {log}",
+        f"{command.title} failed with exit code {code}:\n{error}" + (f"\n  {known}" if known else ""),
+        fix=f"{known.fix}; the whole log is {log}" if known else f"read {log}",
         output=text,
     )
+
+
+def first_error(text: str) -> str:
+    """One error of CMake's, to its last line, or a compiler's with what follows it; the log's end if none is
+    recognised."""
+    lines = text.splitlines()
+    at = next((number for number, line in enumerate(lines) if _ERROR.match(line)), -_CONTEXT_LINES)
+    shown = lines[at:]
+    if shown and shown[0].startswith("CMake Error"):
+        shown = [shown[0], *itertools.takewhile(lambda line: line[:1] in ("", " "), shown[1:])]
+    return "\n".join(f"  {line}" for line in shown[:_CONTEXT_LINES] if line.strip())
 
 
 def _stream(

@@ -16,8 +16,8 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from ci.builds.tree import OWN_NAME, REPOSITORY, SourceTree
-from provisioning.overlay import describe
+from ci.builds.tree import OWN_NAME, SourceTree
+from provisioning.overlay import REPOSITORY, BuiltFrom, describe
 
 ADAPTORS = "Py*.so"
 STALE = (ADAPTORS, "*.fbs")
@@ -36,7 +36,7 @@ def link_with_copies(tree: Path, copies: Collection[str], into: Path, folders: C
             _copy(path, into / path.relative_to(tree))
 
 
-def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path) -> None:
+def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path, profile: str) -> None:
     """`files`: place in the tree → the file to copy there, also instead of one of the tree."""
     part = into.with_name(f".{into.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -50,13 +50,14 @@ def make_overlay(tree: SourceTree, files: Mapping[str, Path], into: Path) -> Non
     for place, path in files.items():
         shutil.copy(path, part / OWN_NAME / place)
     # As ExecuTorch's setup.py does: else Python would find the version of an installed wheel.
-    version = "+".join(filter(None, [tree.version, tree.commit[:7]]))
+    local = ".".join(filter(None, [tree.commit[:7], "changed" if tree.changed else ""]))
+    version = "+".join(filter(None, [tree.version, local]))
     stated = f"__version__ = {version!r}\ngit_version = {tree.commit!r}\n"
     (part / OWN_NAME / VERSION).write_text(stated, encoding="utf-8")
     metadata = part / f"{OWN_NAME}-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: {OWN_NAME}\nVersion: {version}\n", encoding="utf-8")
-    describe(part, tree.root)
+    describe(part, BuiltFrom(tree.root, profile, tree.state))
     shutil.rmtree(into, ignore_errors=True)
     part.replace(into)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,17 @@ def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | Non
             f"{folder} holds {taken[0]} of something else, which a build would remove",
             fix=f"name an empty or new folder with {flag}",
         )
+
+
+def require_writable(folder: Path, flag: str) -> None:
+    """Before an hour of compiling: the folder can be made and written to."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise UsageError(
+            f"{there}: expected a folder for {flag}, found a file", fix=f"name a folder with {flag}"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"{there} cannot be written to", fix=f"name another folder with {flag}")
 
 
 def alone_in(folder: Path, role: str) -> BaseFileLock:

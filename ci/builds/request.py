@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ci.builds import toolchain
 from ci.builds.cmake import RECORD
-from ci.builds.output_folders import OURS, refuse_foreign
+from ci.builds.output_folders import OURS, refuse_foreign, require_writable
 from ci.builds.programs import find_cmake, find_ninja
 from ci.builds.recipes import Recipe, for_tree, load_recipe
 from ci.builds.source_plan import LocatedSdk, SourcePlan, default_jobs
@@ -55,8 +55,10 @@ class BuildOptions:
 
 def plan_of(options: BuildOptions, selection: Selection, environ: Mapping[str, str]) -> SourcePlan:
     if options.build_dir:
+        require_writable(options.build_dir, "--build-dir")
         refuse_foreign(options.build_dir, RECORD, "--build-dir")
     if options.output:
+        require_writable(options.output, "--output")
         refuse_foreign(options.output, str(RUNNER), "--output", OURS)
         if selection.target == DEFAULT_TARGET:
             refuse_foreign(options.output / overlay.FOLDER, overlay.DESCRIPTION, "--output")

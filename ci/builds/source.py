@@ -202,7 +202,7 @@ def put_into_python(plan: SourcePlan, stage: StageRun, *, install: bool, target_
         link_tree.install(plan.tree.root, files)
         path = plan.tree.root.parent
     else:
-        link_tree.make_overlay(plan.tree, files, ours)
+        link_tree.make_overlay(plan.tree, files, ours, stage.profile)
         path = ours
     stage.metrics["python_path"] = str(path)
     sys.stdout.write(f"export PYTHONPATH={quoted(path)}${{PYTHONPATH:+:$PYTHONPATH}}\n")

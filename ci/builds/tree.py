@@ -6,16 +6,16 @@ import configparser
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.builds.recipes import Recipe
-from provisioning.base.commands import captured, quoted
+from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.components import EXECUTORCH_SOURCE
+from provisioning.overlay import REPOSITORY, TreeState, git_output, state_of
 
 MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcomm/CMakeLists.txt")
-REPOSITORY = ".git"
 OWN_NAME = "executorch"
 """The directory must have this name: headers are included as <executorch/…> from the folder above."""
 
@@ -43,6 +43,7 @@ class SourceTree:
     """The commit's time, in seconds since 1970: the date of what is built."""
     repository: Path | None = None
     """The git repository with the commit: for a tree of the store, the checkout it was copied from."""
+    state: TreeState = field(default_factory=TreeState)
 
 
 def open_tree(root: Path, needed: Collection[str] = ()) -> SourceTree:
@@ -72,16 +73,18 @@ def open_tree(root: Path, needed: Collection[str] = ()) -> SourceTree:
             "or rename the directory",
         )
     version = root / "version.txt"
-    repository, commit = root, _git(root, "rev-parse", "HEAD")
+    state = state_of(root)
+    repository, commit = root, state.commit
     if not commit:
         repository, commit = _of_store(root)
     return SourceTree(
         root=root,
         version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
         commit=commit,
-        changed=bool(commit and _git(root, "status", "--porcelain", "--untracked-files=no")),
-        time=int(_git(repository, "show", "-s", "--format=%ct", commit or "HEAD") or 0),
+        changed=state.changed,
+        time=int(git_output(repository, "show", "-s", "--format=%ct", commit or "HEAD") or 0),
         repository=repository,
+        state=state,
     )
 
 
@@ -98,7 +101,7 @@ def submodules(tree: SourceTree) -> list[Submodule]:
 
 def _linked_commits(repository: Path, commit: str) -> dict[str, str]:
     commits = {}
-    for line in _git(repository, "ls-tree", "-r", commit).splitlines():
+    for line in git_output(repository, "ls-tree", "-r", commit).splitlines():
         described, _, path = line.partition("\t")
         mode, _, linked = described.split()
         if mode == "160000":
@@ -164,19 +167,3 @@ def _own_submodules(root: Path) -> dict[str, str]:
     listing = configparser.ConfigParser(strict=False, interpolation=None)
     listing.read(root / ".gitmodules", encoding="utf-8")
     return {entry["path"]: entry["url"] for entry in listing.values() if "path" in entry and "url" in entry}
-
-
-def _git(root: Path, *arguments: str) -> str:
-    """git's output for the repository whose top is exactly `root`; empty otherwise."""
-    if not (root / ".git").exists():
-        return ""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    # Write nothing into the tree, not even git's index.
-    environ |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-    settings = ("-c", f"safe.directory={root}", "-c", "log.showSignature=false")
-    command = ["git", *settings, "-C", str(root), *arguments]
-    try:
-        done = captured(command, env=environ)
-    except FileNotFoundError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

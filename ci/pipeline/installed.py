@@ -14,13 +14,14 @@ from pathlib import Path
 
 from ci.engine.digests import Digests
 from ci.results import digest_of
+from provisioning import overlay
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import replace_text
+from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection
 from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
-from provisioning.overlay import tree_of
 
 
 def require_packages(modules: Iterable[str], fix: str) -> None:
@@ -61,8 +62,17 @@ def _build_of(library: Path, digest: str, store: Path) -> str:
 def find_as_workers(environment: Environment) -> None:
     """Let this process find the executorch that workers find: with an overlay, its tree's."""
     for entry in environment.variables.get("PYTHONPATH", "").split(os.pathsep)[:1]:
-        if tree_of(Path(entry)) and entry not in sys.path:
-            sys.path.insert(0, entry)
+        if overlay.description_of(Path(entry)) is not None:
+            overlay.require_current(Path(entry))
+            if entry not in sys.path:
+                sys.path.insert(0, entry)
+
+
+def source_of_executorch() -> dict[str, Metric]:
+    """For a report: the tree and the commit of an executorch that was built from source."""
+    overlays = (overlay.description_of(Path(entry)) for entry in sys.path if entry)
+    built = next(filter(None, overlays), None)
+    return {} if built is None else {"executorch": f"built from {built}"}
 
 
 def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:

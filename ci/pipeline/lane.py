@@ -12,6 +12,7 @@ from ci.engine.jobs import Job
 from ci.engine.recheck import Rechecked
 from ci.engine.work import Result
 from ci.pipeline.findings import not_passed, one_a_cause
+from ci.pipeline.installed import source_of_executorch
 from ci.pipeline.models.own_packages import record
 from ci.pipeline.options import Choice, StageOptions
 from ci.pipeline.recheck import findings as recheck_findings
@@ -145,7 +146,7 @@ def judge(
         stage.findings += not_passed(plan.programs, result)
     *_, last = results.values()
     stage.metrics |= counts(rows, last.values())
-    stage.metrics["selected"] = len(plan.programs)
+    stage.metrics |= {"selected": len(plan.programs), **source_of_executorch()}
 
 
 def update(lane: Lane[P, L], plan: L, results: Results) -> None:

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ci.pipeline.installed import source_of_executorch
 from ci.pipeline.options import OneModel
 from provisioning.base import answer
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
@@ -118,6 +119,7 @@ def _merged(report: ModelReport, printed: str, reports: Path) -> None:
         "offers": dict(report.offers),
     }
     stage.metrics |= {MODELS: {name: row}, **{key: {name: value} for key, value in report.more.items()}}
+    stage.metrics |= source_of_executorch()
     with suppress(FileNotFoundError, ValueError):
         earlier = Report.read(reports / f"{stage.stage}.json")
         for key, rows in stage.metrics.items():

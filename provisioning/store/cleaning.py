@@ -13,6 +13,8 @@ from provisioning.store import locking
 from provisioning.store.tree_plan import covers
 from provisioning.store.trees import Tree, Trees
 
+OLD_LOCK = "is an old lock"
+
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
@@ -49,11 +51,17 @@ def needless(
             reason = "is kept for widening and repair only" if all_downloads else "no tree came from it"
             leftovers.append(Garbage(path, reason, _size(path)))
     abandoned = locking.abandoned(store.staging)
-    return leftovers + [Garbage(path, "its process is gone", _size(path)) for path in abandoned]
+    leftovers += [Garbage(path, "its process is gone", _size(path)) for path in abandoned]
+    staying = {tree.root.name for tree in trees if tree.key not in reasons}
+    locks = locking.idle([*store.locks.glob("*"), *store.downloads.glob("*.lock")], staying)
+    return leftovers + [Garbage(path, OLD_LOCK, 0) for path in locks]
 
 
 def remove(store: Trees, path: Path, into: Path) -> None:
     """Move something needless into a folder of staging, from where it is deleted."""
+    if path.parent == store.locks or path.suffix == ".lock":
+        path.unlink(missing_ok=True)
+        return
     if path.parent == store.folder:
         # Without its inventory the tree is gone for everybody, even if its removal is interrupted.
         path.with_name(f"{path.name}.json").unlink(missing_ok=True)

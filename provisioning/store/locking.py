@@ -13,7 +13,8 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 from provisioning.base.mutex import mutex
@@ -73,6 +74,29 @@ def abandoned(staging: Path) -> list[Path]:
         except OSError:
             folders.append(path)
     return folders
+
+
+OF_STORE = frozenset({"store.lock", "staging.lock", "licences.lock"})
+LOCK_KEPT = 86_400.0
+"""Seconds for which a lock stays after its last use: who waits for it must not lose it."""
+
+
+def idle(locks: Iterable[Path], trees: Container[str]) -> list[Path]:
+    """Locks and marks of no tree of these names that nobody holds, and nobody used for a day."""
+    from filelock import FileLock, Timeout
+
+    files = []
+    for path in sorted(locks):
+        if path.name in OF_STORE or path.stem in trees or time.time() - path.stat().st_mtime < LOCK_KEPT:
+            continue
+        modified = path.stat().st_mtime_ns
+        try:
+            with FileLock(path, timeout=0):
+                files.append(path)
+        except Timeout:
+            continue
+        os.utime(path, ns=(modified, modified))
+    return files
 
 
 _held: dict[Path, int] = {}

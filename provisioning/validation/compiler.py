@@ -64,7 +64,7 @@ def known_faults(context: Context) -> Iterator[Problem]:
         yield Problem(", ".join(products), f"{faults}; a model that meets one has a finding of its own")
 
 
-@rule("compiler-answers", Need.COMPILER)
+@rule("compiler-answers", Need.COMPILER, Need.HOST)
 def compiler_answers(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     if not context.answers:
@@ -77,7 +77,7 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
         if answer.step == "absent":
             raise CouldNotRun(
                 f"{answer.detail} in {answer.interpreter}",
-                Fix("{}, which has executorch, or install the profile's packages", ("validate",)),
+                context.host.installing if context.host else "",
             )
         if answer.step == "probe":
             raise CouldNotRun(

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from provisioning.base.commands import Fix, quoted
 from provisioning.base.settings import WINDOWS
 from provisioning.build_id import is_piece_of
 from provisioning.elf import HEXAGON, X86_64, Elf
@@ -132,6 +133,15 @@ class Host:
     tools: Mapping[str, Tool]
     packages: Mapping[str, str]
     """Python packages of this interpreter."""
+    environment: str = ""
+    """The folder of this Python, where sessions made it."""
+
+    @property
+    def installing(self) -> Fix:
+        """What installs the pinned packages. A session does, unless it made this Python already."""
+        if self.environment:
+            return Fix("{} && {}", quoted("rm", "-rf", self.environment), ("validate",))
+        return Fix("run it as a session, which installs the pinned packages: {}", ("validate",))
 
 
 @dataclass(frozen=True)

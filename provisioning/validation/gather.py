@@ -33,6 +33,7 @@ from provisioning.components import (
 from provisioning.elf import X86_64
 from provisioning.environment import HOST_LIBRARIES, Environment, resolve
 from provisioning.manifest import load_profile, soc_named
+from provisioning.python_environments import STAMP
 from provisioning.validation.context import ComponentTree, Context, Host, Library, Need, Tool
 from provisioning.validation.probe import ask
 from provisioning.validation.scan import libraries, read
@@ -231,6 +232,7 @@ def _host(
             glibc=glibc if libc == "glibc" else "",
             tools={name: tool for name, task in tools.items() if (tool := task.result()) is not None},
             packages=_packages(packages, variables.get("PYTHONPATH", "")),
+            environment=sys.prefix if Path(sys.prefix, STAMP).is_file() else "",
         )
 
 

@@ -115,7 +115,7 @@ def hiding_packages(context: Context) -> dict[str, list[str]]:
             for name, folder in folders.items()
             if folder.is_dir()
             and not any(folder.glob(_ADAPTOR))
-            and not any(folder.parent.glob(f"{name}-*.dist-info"))
+            and not any(folder.parent.glob(f"{name}[-.]*info"))
         ]
         if names:
             hidden[entry] = names

@@ -225,24 +225,28 @@ def python_packages(context: Context) -> Iterator[Problem]:
     if not any(name in host.packages for name in pins):
         raise CouldNotRun(
             f"none of {', '.join(pins)} is installed in this Python",
-            Fix("{}, or install them", ("validate",)),
+            host.installing,
         )
+    built = _source_of_executorch(context)
+    if built is not None and (stale := overlay.staleness(built)):
+        yield Problem("executorch", stale, overlay.again(built))
     for name, pinned in pins.items():
         version = host.packages.get(name)
+        pin = f"profile {context.profile.name} pins {pinned}"
         if version is None:
-            yield Problem(name, f"is not installed, profile {context.profile.name} pins {pinned}")
-        elif version.partition("+")[0] != pinned:
-            pin = f"profile {context.profile.name} pins {pinned}"
-            if name == "executorch" and (tree := _source_of_executorch(context)):
-                yield Problem(name, f"is {version}, built from {tree}; {pin}", severity=Severity.NOTE)
-            else:
-                yield Problem(name, f"is {version} in this Python, {pin}")
+            yield Problem(name, f"is not installed, {pin}", host.installing)
+        elif version.partition("+")[0] == pinned:
+            continue
+        elif name == "executorch" and built is not None:
+            yield Problem(name, f"is {version}, built from {built}; {pin}", severity=Severity.NOTE)
+        else:
+            yield Problem(name, f"is {version} in this Python, {pin}", host.installing)
 
 
-def _source_of_executorch(context: Context) -> Path | None:
+def _source_of_executorch(context: Context) -> overlay.BuiltFrom | None:
     """The user's tree, where stages take executorch from what build_x86 made of it."""
     first = context.variables.get("PYTHONPATH", "").partition(os.pathsep)[0]
-    return overlay.tree_of(Path(first)) if first else None
+    return overlay.description_of(Path(first)) if first else None
 
 
 def _compared(name: str, version: str, wanted: Requirement) -> Iterator[Problem]:

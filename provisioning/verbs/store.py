@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,17 @@ from provisioning.base.command_line import switch, valued
 from provisioning.base.commands import Fix, session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.progress import for_stream
-from provisioning.base.settings import store_path
+from provisioning.base.rendering.text import plural
+from provisioning.base.settings import MANIFESTS, store_path
 from provisioning.base.units import size
-from provisioning.components import QNN_SDK
+from provisioning.components import KINDS, QNN_SDK
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component
     from provisioning.store import Store, Tree
     from provisioning.store.inventory import Difference
 
+_SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 EXAMPLES = """\
   python -m provisioning store list
   python -m provisioning store verify
@@ -132,28 +134,46 @@ def _repair(where: Path | None, names: Sequence[str], *, offline: bool) -> int:
 
 
 def _gc(where: Path, *, older_than: float | None, all_downloads: bool, dry_run: bool) -> int:
-    from provisioning import compat
-    from provisioning.store import Store
-    from provisioning.store.tree_plan import definition_of
+    from provisioning.store import Store, cleaning
 
-    builds = compat.load_builds()
-    known = {*_of_profiles()}
-    known |= {definition_of(QNN_SDK, component) for component in builds.components()}
-    known |= {definition_of(compat.ONNX_PACKAGES, build.packages()) for build in builds.builds}
-    known |= {definition_of(compat.EXECUTORCH_PACKAGE, build.package()) for build in builds.executorch}
     leftovers = Store(where).gc(
-        lambda tree: tree.inventory.definition in known,
+        _referenced(),
         older_than=older_than,
         all_downloads=all_downloads,
         dry_run=dry_run,
         progress=for_stream(),
     )
     for leftover in leftovers:
-        sys.stdout.write(f"{leftover.path}: {leftover.reason} ({size(leftover.size)})\n")
+        if leftover.reason != cleaning.OLD_LOCK:
+            sys.stdout.write(f"{leftover.path}: {leftover.reason} ({size(leftover.size)})\n")
+    if locks := sum(leftover.reason == cleaning.OLD_LOCK for leftover in leftovers):
+        sys.stdout.write(f"{plural(locks, 'old lock')} of {where}\n")
     verb = "would go" if dry_run else "removed"
     total = size(sum(leftover.size for leftover in leftovers))
     sys.stdout.write(f"{len(leftovers)} things {verb}, {total}\n")
     return 0
+
+
+def _referenced() -> Callable[[Tree], bool]:
+    """Whether a manifest names a tree: by its definition, or one of data by the hash of what it came from."""
+    from provisioning import compat
+    from provisioning.store.tree_plan import definition_of
+
+    builds = compat.load_builds()
+    defined = {*_of_profiles()}
+    defined |= {definition_of(QNN_SDK, component) for component in builds.components()}
+    defined |= {definition_of(compat.ONNX_PACKAGES, build.packages()) for build in builds.builds}
+    defined |= {definition_of(compat.EXECUTORCH_PACKAGE, build.package()) for build in builds.executorch}
+    ours = {*KINDS, compat.ONNX_PACKAGES, compat.EXECUTORCH_PACKAGE}
+    named = {
+        digest for file in MANIFESTS.rglob("*.toml") for digest in _SHA256.findall(file.read_text("utf-8"))
+    }
+
+    def referenced(tree: Tree) -> bool:
+        hashes = {origin.sha256 for origin in tree.inventory.origins}
+        return tree.inventory.definition in defined or (tree.component not in ours and hashes <= named)
+
+    return referenced
 
 
 def _of_profiles() -> dict[str, Component]:

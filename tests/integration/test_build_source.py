@@ -401,7 +401,7 @@ def test_an_overlay_serves_a_program_that_quantizes_outside_of_a_delegate(tmp_pa
             if path != installed / place and not f"{place}/".startswith(f"{linked.relative_to(tree)}/"):
                 linked.symlink_to(path)
     for files, served in (({place: installed / place}, True), ({}, False)):
-        make_overlay(SourceTree(tree, "1.5.1", "", False, 0), files, tmp_path / "overlay")
+        make_overlay(SourceTree(tree, "1.5.1", "", False, 0), files, tmp_path / "overlay", "wheels")
         command = [sys.executable, "-c", QUANTIZES]
         environ = {**os.environ, "PYTHONPATH": str(tmp_path / "overlay")}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)

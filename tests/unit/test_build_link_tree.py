@@ -72,7 +72,7 @@ def test_files_written_since_a_moment_are_named(tree: Path) -> None:
 
 
 def overlay_of(root: Path, files: dict[str, Path], into: Path) -> Path:
-    make_overlay(SourceTree(root, "1.5.0", "cff6f4dd32", changed=False, time=0), files, into)
+    make_overlay(SourceTree(root, "1.5.0", "cff6f4dd32", changed=False, time=0), files, into, "wheels")
     return into / "executorch"
 
 

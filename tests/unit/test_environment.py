@@ -12,7 +12,7 @@ from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
 from provisioning.manifest import Component
-from provisioning.overlay import describe
+from provisioning.overlay import BuiltFrom, TreeState, describe
 from provisioning.store import FileSelection, Tree
 from tests.support.sdk_archives import tree_at
 
@@ -198,7 +198,7 @@ def own_sdk(tmp_path: Path) -> Path:
 def python_path(own_sdk: Path, overlaid: Path, had: str = "") -> str | None:
     overlay = own_sdk.parent / "overlay"
     overlay.mkdir()
-    describe(overlay, overlaid)
+    describe(overlay, BuiltFrom(overlaid, "wheels", TreeState()))
     selection = Selection("wheels", "x86_64-linux", "SM8650", own_sdk.parent / "store", Path("reports"))
     environ = {
         "QNN_SDK_ROOT": str(own_sdk),

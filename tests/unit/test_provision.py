@@ -15,8 +15,10 @@ import pytest
 
 from provisioning import compat
 from provisioning.__main__ import VERBS
+from provisioning.base import toml
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component
 from provisioning.store import Store
 from tests.support.elves import Library
@@ -204,3 +206,15 @@ class TestStoreVerb:
         user.components.clear()
         assert user.types("store", "gc") == 0
         assert "0 things removed" in user.out
+
+    def test_gc_keeps_what_the_manifest_of_forecasts_names(self, user: User) -> None:
+        user.types("provision")
+        (inventory,) = user.store.glob("trees/*.json")
+        facts = json.loads(inventory.read_text())
+        wheel = toml.loads((MANIFESTS / "forecast.toml").read_text())["wheel"]
+        facts |= {"component": "ai-hub-models", "definition": "of the laboratory"}
+        facts["origins"] = [{**origin, "sha256": wheel["sha256"]} for origin in facts["origins"]]
+        inventory.write_text(json.dumps(facts))
+        user.components.clear()
+        assert user.types("store", "gc") == 0
+        assert inventory.exists()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from provisioning.base.errors import (
     EnvironmentLacking,
@@ -269,6 +270,20 @@ class TestGc:
             (folder / "tree").mkdir(parents=True)
         assert {garbage.path for garbage in house.store.gc(lambda tree: True)} == {staged, unfinished}
         assert not staged.exists() and not unfinished.exists()
+
+    def test_old_locks_go_that_nobody_holds(self, house: House) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        old, held, fresh = (house.store.locks / f"output-{name}" for name in ("old", "held", "fresh"))
+        for path in (old, held, fresh):
+            path.touch()
+        for path in (old, held, *house.store.locks.glob("*.lock"), house.store.used_mark(tree.root.name)):
+            os.utime(path, (0, 0))
+        with FileLock(held):
+            os.utime(held, (0, 0))
+            gone = house.store.gc(lambda tree: True)
+        assert [leftover.path for leftover in gone] == [old]
+        assert not old.exists() and held.exists() and fresh.exists()
+        assert house.store.is_proved(tree)
 
     def test_the_staging_of_a_living_process_stays(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk, HOST)

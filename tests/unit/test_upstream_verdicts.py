@@ -320,3 +320,19 @@ def test_rework_is_refused_for_a_chip_that_its_tests_do_not_know() -> None:
     """They would be bound to another architecture, and its results taken for the chip's."""
     with pytest.raises(UsageError, match="QCS8300"):
         SUITES["rework-op"].check("QCS8300")
+
+
+def test_a_failed_test_shows_what_it_asserted(tmp_path: Path) -> None:
+    error = "AssertionError: Tensor-likes are not close!\n\nGreatest difference: 3.1"
+    verdict = UpstreamVerdict("t", "failed", "Greatest difference: 3.1", (("", error),))
+    stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
+    Judge(Ledger("delegate", "wheels"), "SM8650", tmp_path).findings(stage, [verdict])
+    assert ["Tensor-likes are not close!" in finding.message for finding in stage.findings] == [True]
+
+
+@pytest.mark.parametrize("outcome", ["absent", "not_run"])
+def test_what_did_not_run_is_not_told_to_be_typed_again_as_it_was(tmp_path: Path, outcome: str) -> None:
+    stage = StageRun("test_delegate", "wheels", "x86_64-linux", "nox -s test_delegate")
+    judge = Judge(Ledger("delegate", "wheels"), "SM8650", tmp_path)
+    judge.findings(stage, [UpstreamVerdict("t", outcome, "a reason")])
+    assert [finding.fix != judge.again(stage, "t") for finding in stage.findings] == [True]

@@ -16,7 +16,7 @@ from provisioning.build_id import version_in
 from provisioning.components import NDK_PREBUILT, NDK_RUNTIME, NDK_TOOLCHAIN, ndk_name
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
-from provisioning.overlay import describe
+from provisioning.overlay import BuiltFrom, describe, state_of
 from provisioning.store import Store
 from provisioning.store.tree_plan import definition_of
 from provisioning.validation import Result, State, catalogue, check
@@ -379,11 +379,19 @@ WARNINGS: list[tuple[str, str, Arrange]] = [
 def built_from_source(base: Path) -> Context:
     """Stages take executorch from the overlay of another release's tree."""
     (base / "overlay").mkdir()
-    describe(base / "overlay", base / "tree")
+    (base / "tree").mkdir()
+    describe(base / "overlay", BuiltFrom(base / "tree", "qnn-2.48", state_of(base / "tree")))
     own = machine(packages={**PACKAGES, "executorch": "1.5.0+cff6f4d"})(base)
     return replace(own, variables={**own.variables, "PYTHONPATH": f"{base}/overlay:/another"})
 
 
+def built_before_an_edit(base: Path) -> Context:
+    context = built_from_source(base)
+    (base / "tree" / "CMakeLists.txt").touch()
+    return context
+
+
+ERRORS.append(("python-packages", "executorch", built_before_an_edit))
 NOTES: list[tuple[str, str, Arrange]] = [
     ("python-packages", "executorch", built_from_source),
     ("cmake-version", "cmake", changed(host=with_tool("cmake", "3.31.2"))),
@@ -412,6 +420,7 @@ SILENT: list[tuple[str, Arrange]] = [
     ("python-packages", machine(packages={name: f"{version}+cpu" for name, version in PACKAGES.items()})),
     ("compiler-version", changed(host=with_tool("gcc", "8.5.0"))),
     ("python-path", python_path("backends/qualcomm/python/PyQnnManagerAdaptor.so")),
+    ("python-path", python_path("../executorch.egg-info/PKG-INFO")),
     ("elf-readable", placed(f"lib/{X86}/libX.so", b"INPUT(-lfoo)")),
     ("library-name", placed(DLL, dll(name="qnnhtp.dll"))),
     ("library-name", placed(f"lib/{X86}/libX.so", Library(soname="libX.so.1"))),
@@ -449,6 +458,15 @@ def test_libraries_of_another_system_are_one_finding(tmp_path: Path) -> None:
 def test_a_hidden_executorch_is_one_finding(tmp_path: Path) -> None:
     context = answered(Answer("adaptor", detail="ImportError"))(tmp_path)
     assert errors_of(replace(context, environ=python_path()(tmp_path).environ)) == ["python-path"]
+
+
+def test_a_session_is_not_told_to_run_that_session(tmp_path: Path) -> None:
+    lacking = {"packages": {**PACKAGES, "torch": "2.1.0"}}
+    for environment, alone in (("", True), ("/x/.nox/executorch", False)):
+        (finding,) = result_of(
+            "python-packages", machine(**lacking, environment=environment)(tmp_path)
+        ).findings
+        assert ("rm -rf" not in finding.fix) == alone
 
 
 def test_every_rule_has_a_case_that_makes_it_fire() -> None:

@@ -95,7 +95,8 @@ class Judge:
         rules, verdicts = rules_of(stage), sorted(verdicts, key=lambda row: row.test)
         if verdicts and self.of_another_release and all(row.outcome in NOT_RUN for row in verdicts):
             message = f"none of {len(verdicts)} tests ran: {verdicts[0].reason}"
-            stage.add(f"{rules}-not-run", Severity.ERROR, self.ledger.suite, message, self.command(stage))
+            fix = self._to_run(stage, verdicts[0])
+            stage.add(f"{rules}-not-run", Severity.ERROR, self.ledger.suite, message, fix)
         for verdict in verdicts:
             entry = self.ledger.entry(verdict.test, self.soc)
             changes = self.changes(verdict)
@@ -110,7 +111,8 @@ class Judge:
                 cause = entry.cause if entry else verdict.reason
                 rule = f"{rules}-not-run" if absent else f"{rules}-known-failure"
                 message = f"not run: {cause}" if absent else cause
-                stage.add(rule, Severity.NOTE, verdict.test, message, self.again(stage, verdict.test))
+                fix = self._to_run(stage, verdict) if absent else self.again(stage, verdict.test)
+                stage.add(rule, Severity.NOTE, verdict.test, message, fix)
 
     def _surprise(self, stage: StageRun, verdict: UpstreamVerdict) -> None:
         expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
@@ -131,13 +133,14 @@ class Judge:
             fix = self.again(stage, verdict.test, "--accept")
         elif verdict.outcome in NOT_RUN:
             message = f"was not run: {verdict.reason}"
+            fix = self._to_run(stage, verdict)
         elif expected != "passed":
             message = f"is {verdict.outcome} now, and the ledger has it as {expected}: {reason}"
             fix = self.again(stage, verdict.test, "--accept")
         elif known := self._explanation(verdict):
             message, fix = f"{reason}. {known}", known.fix
         else:
-            message = f"{reason} (nothing known matches its log)"
+            message = f"{_with_assertion(reason, verdict)} (nothing known matches its log)"
             fix = Fix("read {}, or {}", log, self.again(stage, verdict.test, "--keep"))
         stage.add(rule, Severity.ERROR, verdict.test, message, fix)
         if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
@@ -147,6 +150,14 @@ class Judge:
         """What the ledger or the record names and the suite no longer has."""
         named = {row.test for row in self.ledger.expected} | {*self.record.tests}
         return [] if self.of_another_release else sorted(named.difference(tests))
+
+    def _to_run(self, stage: StageRun, verdict: UpstreamVerdict) -> Fix:
+        """Typed as it was, a test that did not run does not run again."""
+        first = {
+            "absent": "install what it needs into the Python that runs it",
+            "not_run": "ExecuTorch skips it by a condition of its own: meet that",
+        }[verdict.outcome]
+        return Fix("{}, then {}", first, self.again(stage, verdict.test))
 
     def again(self, stage: StageRun, test: str, *flags: str) -> Fix:
         return self.command(stage, "-k", test.rpartition(".")[2], *flags)
@@ -209,3 +220,11 @@ class Judge:
         if verdict.outcome in ("failed", "dies") and (known := self._explanation(verdict)):
             return f"{verdict.reason.rstrip('.')}. {known.cause}"
         return verdict.reason or verdict.outcome
+
+
+def _with_assertion(reason: str, verdict: UpstreamVerdict) -> str:
+    """What was asserted, where the reason is only the end of a longer error."""
+    errors = [
+        line.strip() for _, error in verdict.problems[:1] for line in error.splitlines() if line.strip()
+    ]
+    return f"{errors[0]}: {reason}" if errors and errors[0] not in reason else reason
