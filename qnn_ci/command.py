@@ -32,7 +32,7 @@ from provisioning.base.units import aligned  # noqa: E402
 
 VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
 SESSIONS_ALONE = ("github", "image", "lock", "release")
-"""They work on our own sources, git history or Dockerfile: sessions of a clone, and no verbs of `qnn-ci`."""
+"""They work on our own sources, git history or images: sessions of a clone, and no verbs of `qnn-ci`."""
 
 MAP = {
     "one model": ("example", "compile", "audit", "run", "divergence", "tune", "repair", "forecast"),

@@ -34,9 +34,9 @@ def run(environ: Mapping[str, str], root: Path = ROOT) -> int:
         return push(environ, root)
     if what != "record":
         raise UsageError(f"QNN_CI_IMAGES={what!r}: expected push or record")
-    from ci.image import published
+    from ci.image.image_plan import record_published
 
-    published.record(json.loads(environ.get("QNN_CI_PUBLISHED") or "{}"))
+    record_published(json.loads(environ.get("QNN_CI_PUBLISHED") or "{}"))
     return 0
 
 
@@ -84,7 +84,7 @@ def check(archive: Path, name: str) -> None:
     if vendors or labels.get("qnn-ci.not-to-be-published"):
         raise CheckFailed(
             f"{archive} has {', '.join(vendors[:3]) or 'an SDK'}, and its vendor lets nobody publish that",
-            fix=f"remove it from the stage {name} of docker/Dockerfile",
+            fix="build it of an image in images.toml that has no profile",
         )
 
 

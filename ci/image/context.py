@@ -1,6 +1,6 @@
-"""The folder that images are built from: docker/, Debian packages, wheels and vendors' trees, each verified.
+"""What images are built from: Debian packages, wheels and vendors' trees, each verified.
 
-One folder serves all images. Files that are right are not touched, so that a builder's cache stays valid.
+One folder below build/ has the packages and wheels of all images. The trees are the store's own.
 """
 
 from __future__ import annotations
@@ -11,32 +11,36 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ci.image.engine import ContainerCommand, Engine, Mount
-from ci.image.image_plan import DOCKER, DebianPackage, ImagePlan, PackageLock
-from ci.image.sealed import is_sealed, seal, unseal
+from ci.image.image_plan import DOCKER, DebianPackage, ImagePlan, PackageLock, System
 from provisioning import licences
-from provisioning.base.commands import Fix, session
+from provisioning.base.commands import Fix, captured, session
 from provisioning.base.errors import (
     CheckFailed,
+    EnvironmentLacking,
     IntegrityError,
     LicenceNotAccepted,
     UpstreamError,
 )
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.files import hash_file
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import ROOT
-from provisioning.lock_files import lock_path
+from provisioning.lock_files import CPU, cpu_wheel, lock_path
+from provisioning.python_environments import TORCH
 
 if TYPE_CHECKING:
     from provisioning.store import Store, Tree
 
 CONTEXT = ROOT / "build" / "image"
+PACKAGES, ENVIRONMENTS = "packages", "environments"
+OLDEST_GLIBC = 5
+"""The first minor version of glibc that manylinux supports."""
+LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +60,6 @@ def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def assemble(
-    plan: ImagePlan, engine: Engine, base: str, store: Store, apt: Apt, context: Path = CONTEXT
-) -> None:
-    """Add to the context what the plan needs."""
-    from ci.image.wheelhouse import WheelTarget, fill
-
-    trees = trees_of(plan, store)
-    context.mkdir(parents=True, exist_ok=True)
-    _mirror_scripts(context / "docker")
-    keep_packages(plan.system.packages, plan.debian, engine, base, apt, context / "packages")
-    wanted = WheelTarget(plan.system.python, plan.system.glibc)
-    for environment in plan.environments:
-        folder = context / "environments" / environment
-        if fill(lock_path(environment), folder, wanted):
-            say(f"fetched the wheels of {environment}")
-        _write(folder / "imports.txt", "\n".join([*plan.imports[environment], ""]))
-    for name, tree in trees.items():
-        link_tree(tree.root, tree.key, context / "components" / name)
-
-
 def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
     """The store's trees of the plan's components; missing ones are provisioned if licences are accepted."""
     if plan.profile is None:
@@ -93,18 +77,15 @@ def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
     }
 
 
-def keep_packages(
-    names: Sequence[str], lock: PackageLock, engine: Engine, base: str, apt: Apt, folder: Path
-) -> None:
-    """Have what the base lacks of these packages and their dependencies, as locked."""
-    request = "\n".join([base, *names, *map(str, lock.packages)])
-    if is_sealed(folder, request):
+def keep_packages(plan: ImagePlan, engine: Engine, base: str, apt: Apt, folder: Path) -> None:
+    """Have what the base lacks of the plan's packages and their dependencies, as locked."""
+    request = "\n".join([base, *plan.system.packages, *map(str, plan.debian.packages)])
+    if _holds(folder, request):
         return
-    unseal(folder)
     say(f"fetching Debian packages with the apt of {base}")
-    fetch_packages(names, engine, base, apt, folder, lock)
-    check_packages(lock.packages, packages_in(folder))
-    seal(folder, request)
+    fetch_packages(plan.system.packages, engine, base, apt, folder, plan.debian)
+    check_packages(plan.debian.packages, packages_in(folder))
+    _stamp(folder).write_text(_stamped(folder, request), encoding="utf-8")
 
 
 def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPackage]) -> None:
@@ -132,12 +113,7 @@ def check_packages(locked: Iterable[DebianPackage], fetched: Iterable[DebianPack
 
 
 def fetch_packages(
-    names: Sequence[str],
-    engine: Engine,
-    base: str,
-    apt: Apt,
-    folder: Path,
-    lock: PackageLock | None = None,
+    names: Sequence[str], engine: Engine, base: str, apt: Apt, folder: Path, lock: PackageLock | None = None
 ) -> str:
     """Download packages with the apt of the base, and with the user's sources if there are any; returns the
     moment of the archive. With a lock, what the base lacks; without one, what any base may lack."""
@@ -183,35 +159,83 @@ def packages_in(folder: Path) -> list[DebianPackage]:
     return packages
 
 
-def link_tree(source: Path, key: str, into: Path) -> None:
-    """Copy a tree of the store by hard links where possible: nothing writes to either."""
-    stamp = into.with_name(f"{into.name}.stamp")
-    if into.is_dir() and stamp.is_file() and stamp.read_text(encoding="utf-8") == key:
-        return
-    stamp.unlink(missing_ok=True)
-    shutil.rmtree(into, ignore_errors=True)
-    shutil.copytree(source, into, symlinks=True, copy_function=_link_or_copy)
-    for folder, _, _ in os.walk(into):
-        Path(folder).chmod(0o755)
-    stamp.write_text(key, encoding="utf-8")
+def keep_wheels(plan: ImagePlan, environment: str, folder: Path) -> None:
+    """Have every distribution of a locked environment, with what docker/make-environments reads of it."""
+    lock = lock_path(environment)
+    if fetch_wheels(lock, folder, plan.system):
+        say(f"fetched the wheels of {environment}")
+    (folder / "imports.txt").write_text("\n".join([*plan.imports[environment], ""]), encoding="utf-8")
 
 
-def _link_or_copy(source: str, target: str) -> str:
-    with suppress(OSError):
-        os.link(source, target)
-        return target
-    return str(shutil.copy2(source, target))
+def fetch_wheels(lock: Path, folder: Path, system: System, torch: Path = TORCH) -> bool:
+    """Have the distributions of a lock file for an image's Python; returns whether they had to be fetched.
+
+    The user's own pip fetches them: index, credentials, proxies and certificates mean what they mean
+    everywhere else. `torch` is the folder with the builds of torch that are on record."""
+    text, builds = lock.read_text(encoding="utf-8"), torch / CPU
+    with_torch = re.search(r"^# torch: ", text, re.MULTILINE)
+    recorded = builds.read_text(encoding="utf-8") if with_torch else ""
+    request = f"{system.python} {system.glibc}\n{text}{recorded}"
+    if _holds(folder, request):
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    _download(["--require-hashes", "-r", str(lock)], folder, system)
+    (folder / "lock.txt").write_text(text, encoding="utf-8")
+    if with_torch:
+        _download_torch(builds, folder, system)
+        (folder / "torch.txt").write_text(recorded, encoding="utf-8")
+    _stamp(folder).write_text(_stamped(folder, request), encoding="utf-8")
+    return True
 
 
-def _mirror_scripts(into: Path) -> None:
-    into.mkdir(exist_ok=True)
-    for path in DOCKER.iterdir():
-        if path.is_file():
-            _write(into / path.name, path.read_text(encoding="utf-8"), path.stat().st_mode & 0o111)
+def _download_torch(builds: Path, folder: Path, system: System) -> None:
+    try:
+        _download(["--require-hashes", "-r", str(builds)], folder, system)
+    except UpstreamError as error:
+        # pip does not know PyTorch's own index, and uv does.
+        if wheel := cpu_wheel(f"cp{system.python.replace('.', '')}", builds):
+            _download([wheel], folder, system)
+            return
+        raise EnvironmentLacking(
+            f"the package index has no CPU build of torch that is on record: {error.message}",
+            fix="name an index that has it (PIP_EXTRA_INDEX_URL=URL), or record your index's build: "
+            + session("lock", "--torch"),
+        ) from error
 
 
-def _write(path: Path, text: str, executable: int = 0) -> None:
-    """Write only what differs, for builders' caches. Modes do not depend on the umask."""
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        replace_text(path, text)
-    path.chmod(0o755 if executable else 0o644)
+def _download(what: Sequence[str], folder: Path, system: System) -> None:
+    tag, minor = f"cp{system.python.replace('.', '')}", int(system.glibc.split(".")[1])
+    platforms = [f"manylinux_2_{version}_x86_64" for version in range(minor, OLDEST_GLIBC - 1, -1)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    command += ["--python-version", system.python, "--implementation", "cp"]
+    command += [word for abi in (tag, "abi3", "none") for word in ("--abi", abi)]
+    command += [word for platform in (*platforms, *LEGACY_PLATFORMS) for word in ("--platform", platform)]
+    done = captured([*command, *what], env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
+        raise UpstreamError(
+            f"pip could not fetch {what[-1]}: {errors[-1].strip()}",
+            fix="check the package index that pip is set to: python -m pip config list",
+        )
+
+
+def _holds(folder: Path, request: str) -> bool:
+    """Whether the folder was filled by this request and has its files, each with a hash of the request."""
+    stamp = _stamp(folder)
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != _stamped(folder, request):
+        return False
+    return all(hash_file(path) in request for path in _distributions(folder))
+
+
+def _stamp(folder: Path) -> Path:
+    """Written last, so that an interrupted download is not taken for a whole one."""
+    return folder / "request.txt"
+
+
+def _stamped(folder: Path, request: str) -> str:
+    return "\n".join([request, *(path.name for path in _distributions(folder)), ""])
+
+
+def _distributions(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix != ".txt")

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError, causes
@@ -53,8 +54,6 @@ class Engine:
             info: dict[str, Any] = client.info()
         client.api.timeout = PATIENCE
         self.version = str(info.get("ServerVersion", ""))
-        self.compresses = "io.containerd.snapshotter.v1" in str(info.get("DriverStatus"))
-        """Whether the size of an image is that of its compressed layers, as with containerd's store."""
         self.rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
 
     @property
@@ -93,10 +92,6 @@ class Engine:
             for block in self._client.images.get(reference).save():
                 stream.write(block)
 
-    def load(self, path: Path) -> None:
-        with translated(), path.open("rb") as stream:
-            self._client.images.load(stream)
-
     def remove(self, reference: str) -> None:
         """Remove the name, and the image if it has no other. A missing image is no error."""
         import docker.errors
@@ -104,8 +99,13 @@ class Engine:
         with translated(), suppress(docker.errors.ImageNotFound):
             self._client.images.remove(reference, force=True)
 
-    def run(self, job: ContainerCommand) -> CompletedProcess[str]:
-        """Run to the end. A failing command is returned; a failing engine raises."""
+    def run(
+        self, job: ContainerCommand, commit: str = "", settings: Mapping[str, object] = MappingProxyType({})
+    ) -> CompletedProcess[str]:
+        """Run to the end. A failing command is returned; a failing engine raises.
+
+        What a command that succeeds has written becomes a layer of an image named `commit`; `settings` are
+        what `docker image inspect` shows as its Config."""
         with translated():
             container = self._client.containers.create(
                 job.image,
@@ -127,6 +127,9 @@ class Engine:
                     container.logs(stdout=kind, stderr=not kind).decode("utf-8", "replace")
                     for kind in (True, False)
                 )
+                if commit and not code:
+                    repository, _, tag = commit.rpartition(":")
+                    container.commit(repository, tag, conf=dict(settings))
                 return CompletedProcess(job.command, code, out, err)
             finally:
                 container.remove(force=True, v=True)

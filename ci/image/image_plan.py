@@ -26,8 +26,8 @@ MANIFEST = MANIFESTS / "images.toml"
 PACKAGES = MANIFESTS / "image-packages.txt"
 DOCKER = ROOT / "docker"
 
-STAGES = (QNN_SDK, ANDROID_NDK, HEXAGON_SDK)
-"""The Dockerfile's stages for images with a profile. Each adds one component to the one before."""
+COMPONENTS = (QNN_SDK, ANDROID_NDK, HEXAGON_SDK)
+"""The components that images may hold, a layer for each, in this order."""
 
 Pinned = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9./_-]*:[A-Za-z0-9._-]+$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -101,16 +101,9 @@ class ImagePlan:
 
     @property
     def components(self) -> dict[str, Component]:
-        """The profile's components that images hold, in the order of the stages."""
+        """The profile's components that images hold, in the order of the layers."""
         pins = self.profile.pins if self.profile else {}
-        return {name: pins[name] for name in STAGES if name in pins}
-
-    @property
-    def stage(self) -> str:
-        """The Dockerfile's stage that has exactly these environments and components."""
-        if self.components:
-            return list(self.components)[-1]
-        return "executorch" if "executorch" in self.environments else "base"
+        return {name: pins[name] for name in COMPONENTS if name in pins}
 
     @property
     def build_ids(self) -> dict[str, str]:
@@ -127,7 +120,7 @@ class ImagePlan:
 
         `base` is the reference or id of the image that is built upon.
         """
-        parts = [self.stage, base, self.system.model_dump_json()]
+        parts = [base, self.system.model_dump_json()]
         parts += [" ".join([environment, *self.imports[environment]]) for environment in self.environments]
         parts += [component.model_dump_json() for component in self.components.values()]
         digest = hashlib.sha256("\n".join(parts).encode())
@@ -157,6 +150,12 @@ def pin_base(system: System, path: Path = MANIFEST) -> None:
         document["system"].update(system.model_dump(include={"image", "digest", "epoch"}))
 
 
+def record_published(references: Mapping[str, str]) -> None:
+    """Name the images of a release, by digest."""
+    with edited() as document:
+        document["published"] = dict(references)
+
+
 def plan_of(name: str) -> ImagePlan:
     """The plan of an image that the manifest names."""
     images = load_images()
@@ -176,11 +175,11 @@ def plan_of(name: str) -> ImagePlan:
         debian=load_packages(),
         files=(PACKAGES, *scripts, *map(lock_path, entry.environments)),
     )
-    if tuple(plan.components) != STAGES[: len(plan.components)]:
+    if tuple(plan.components) != COMPONENTS[: len(plan.components)]:
         raise ManifestError(
             MANIFEST,
             f"images.{name}.profile",
-            expected=f"a profile with the first of {', '.join(STAGES)}",
+            expected=f"a profile with the first of {', '.join(COMPONENTS)}",
             found=f"{entry.profile}, which has {', '.join(plan.components)}",
         )
     return plan

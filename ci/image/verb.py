@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime as dt
+import json
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.image.shell import CACHE
 from provisioning.base import units
+from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.command_line import switch, valued
-from provisioning.base.commands import Fix, session
-from provisioning.base.errors import UsageError
+from provisioning.base.commands import Fix, quoted, session
+from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.selection import add_selection, selection_of
@@ -25,7 +28,7 @@ from provisioning.base.settings import ROOT, dist_path
 from provisioning.base.stage_run import StageRun
 
 if TYPE_CHECKING:
-    from ci.image.builders import Order
+    from ci.image.build import Order
     from ci.image.context import Apt
     from ci.image.engine import Engine
     from ci.image.image_plan import ImagePlan, System
@@ -39,20 +42,12 @@ EXAMPLES = """\
 """
 
 DIST = dist_path() / "images"
-
-
-@dataclass(frozen=True, slots=True)
-class ImageOptions:
-    """What `image` was asked for."""
-
-    store: Path
-    base: str | None
-    builder: str
-    apt: Apt
-    save: Path | None
-    check_reproducible: bool
-    lock: bool
-    renew_base: bool
+LIST_PACKAGES = r"dpkg-query --show --showformat '${Package}\t${Version}\n'"
+LIST_DISTRIBUTIONS = """
+import importlib.metadata as metadata, json
+found = {(d.name, d.version, d.metadata["License-Expression"] or "") for d in metadata.distributions()}
+print(json.dumps(sorted(found)))
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,12 +61,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "build on this image, local or not [QNN_CI_BASE_IMAGE, manifests/images.toml]",
         default=os.environ.get("QNN_CI_BASE_IMAGE"),
     )
-    parser.add_argument(
-        "--builder",
-        choices=("auto", "docker", "buildah"),
-        default="auto",
-        help="build with docker and BuildKit, or with buildah [%(default)s]",
-    )
     switch(parser, "--check-reproducible", "build twice, compare, and keep neither")
     valued(parser, "--save", "FILE", "also write the image as an archive", type=Path)
     valued(parser, "--apt-sources", "FILE", "fetch Debian packages from the sources in this file", type=Path)
@@ -81,96 +70,72 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from filelock import FileLock
+
+    from ci.image.context import CONTEXT, Apt
+    from ci.image.engine import connect
     from ci.image.image_plan import load_images, plan_of
 
     if args.list:
         rows = ((name, entry.summary) for name, entry in load_images().images.items())
         sys.stdout.writelines(f"{line}\n" for line in units.aligned(rows))
         return 0
-    from ci.image.context import Apt
-
     names = list(load_images().images)
     if args.name is None and not args.lock:
         raise UsageError("which image?", fix=Fix("{}, one of: {}", ("image", "NAME"), ", ".join(names)))
     for file in filter(None, (args.apt_sources, args.apt_conf)):
         if not file.is_file():
             raise UsageError(f"there is no file {file}", fix="name an existing file")
-    plan = plan_of(args.name or names[0])
+    plan, apt = plan_of(args.name or names[0]), Apt(args.apt_sources, args.apt_conf)
     selection = selection_of(args)
-    options = ImageOptions(
-        store=selection.store,
-        base=args.base,
-        builder=args.builder,
-        apt=Apt(args.apt_sources, args.apt_conf),
-        save=args.save,
-        check_reproducible=args.check_reproducible,
-        lock=args.lock,
-        renew_base=args.renew_base,
-    )
-    profile = plan.profile.name if plan.profile else ""
-    stage = StageRun.as_typed("image", profile, "x86_64-linux")
+    stage = StageRun.as_typed("image", plan.profile.name if plan.profile else "", "x86_64-linux")
     with stage.reported(selection.reports, "image", plan.name):
-        _work(stage, plan, options)
+        engine = connect()
+        if args.renew_base and not args.base:
+            plan = _renewed(plan, engine)
+        base = args.base or plan.system.reference
+        base_id = engine.image_id(base) or engine.pull(base)
+        CONTEXT.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{CONTEXT}.lock"):
+            if args.lock:
+                _lock(plan, engine, base, apt)
+                return stage.close(selection.reports)
+            order = _order(stage, plan, engine, base, base_id, apt, selection.store)
+            if args.check_reproducible:
+                _compare(stage, order, engine)
+            else:
+                _build(stage, order, engine, args.save)
     return stage.close(selection.reports)
 
 
-def _work(stage: StageRun, plan: ImagePlan, options: ImageOptions) -> None:
-    from filelock import FileLock
-
+def _order(
+    stage: StageRun, plan: ImagePlan, engine: Engine, base: str, base_id: str, apt: Apt, store: Path
+) -> Order:
+    """What is to be built, with all that it is built from fetched and verified."""
     from ci.image import context
-    from ci.image.engine import connect
+    from ci.image.build import Order, layers_of
     from provisioning.store import Store
 
-    engine = connect()
-    if options.renew_base and not options.base:
-        plan = _renewed(plan, engine)
-    base = options.base or plan.system.reference
-    base_id = engine.image_id(base) or engine.pull(base)
-    context.CONTEXT.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{context.CONTEXT}.lock"):
-        if options.lock:
-            _lock(plan, engine, base, options.apt)
-            return
-        with _timed(stage, "context_seconds"):
-            context.assemble(plan, engine, base_id, Store(options.store), options.apt)
-        order = _order(plan, base, base_id)
-        if options.check_reproducible:
-            _compare(stage, plan, order, engine, options.builder)
-        else:
-            _build(stage, plan, order, engine, options)
-
-
-def _order(plan: ImagePlan, base: str, base_id: str) -> Order:
-    from ci.image import context
-    from ci.image.builders import Order
-
-    profile = plan.profile.name if plan.profile else ""
-    return Order(
-        context=context.CONTEXT,
-        stage=plan.stage,
-        base=base,
-        base_id=base_id,
-        tag=plan.tag,
-        epoch=plan.system.epoch,
-        arguments={"PROFILE": profile} if profile else {},
-        labels=labels(plan, base, base_id),
-        log=context.CONTEXT.with_name(f"image-{plan.name}.log"),
-    )
+    with _timed(stage, "context_seconds"):
+        trees = context.trees_of(plan, Store(store))
+        context.keep_packages(plan, engine, base_id, apt, context.CONTEXT / context.PACKAGES)
+        for environment in plan.environments:
+            context.keep_wheels(plan, environment, context.CONTEXT / context.ENVIRONMENTS / environment)
+    log = context.CONTEXT.with_name(f"image-{plan.name}.log")
+    layers = layers_of(plan, context.CONTEXT, trees)
+    return Order(plan, layers, base_id, labels(plan, base, base_id), log)
 
 
 def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
     """The labels of an image. All come from manifests, so every build has the same."""
-    import datetime as dt
-
     created = dt.datetime.fromtimestamp(plan.system.epoch, dt.timezone.utc)
+    pinned = base == plan.system.reference
     names = {
         "org.opencontainers.image.title": f"qnn-ci {plan.name}",
         "org.opencontainers.image.description": plan.summary,
         "org.opencontainers.image.created": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "org.opencontainers.image.base.name": base,
-        "org.opencontainers.image.base.digest": plan.system.digest
-        if base == plan.system.reference
-        else base_id,
+        "org.opencontainers.image.base.digest": plan.system.digest if pinned else base_id,
         "qnn-ci.base-id": base_id,
         "qnn-ci.image": plan.name,
         "qnn-ci.profile": plan.profile.name if plan.profile else "",
@@ -182,70 +147,94 @@ def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
     return names
 
 
-def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, options: ImageOptions) -> None:
-    from ci.image.builders import choose
-    from ci.image.contents import installed_items, vendor_items
-    from provisioning.base.bill_of_materials import Item, document
+def _build(stage: StageRun, order: Order, engine: Engine, save: Path | None) -> None:
+    from ci.image.build import build
 
-    builder = choose(options.builder)
-    sys.stderr.write(f"building {plan.tag} with {builder.name}; its log is {order.log}\n")
+    plan = order.plan
+    sys.stderr.write(f"building {plan.tag}; its log is {order.log}\n")
     with _timed(stage, "build_seconds"):
-        builder.build(order, engine)
+        build(order, engine, plan.tag)
     attributes = engine.attributes(plan.tag)
-    size = int(attributes["Size"])
-    stage.metrics |= {
-        "builder": builder.name,
-        "size": size,
-        "layers": list(attributes["RootFS"]["Layers"]),
-        "manifest": order.labels["qnn-ci.manifest"],
-    }
+    size, layers = int(attributes["Size"]), list(attributes["RootFS"]["Layers"])
+    stage.metrics |= {"size": size, "layers": layers, "manifest": order.labels["qnn-ci.manifest"]}
     stage.artifacts.append(Artifact("image", plan.tag, str(attributes["Id"]).removeprefix("sha256:"), size))
-    if options.save:
-        options.save.parent.mkdir(parents=True, exist_ok=True)
-        engine.save(plan.tag, options.save)
-        stage.artifacts.append(Artifact.of("archive", options.save))
-    items = [*installed_items(plan, engine, plan.tag), *vendor_items(plan)]
-    text = document(Item(plan.tag, kind="container"), items, order.labels)
+    if save:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        engine.save(plan.tag, save)
+        stage.artifacts.append(Artifact.of("archive", save))
+    items = [*installed_items(plan, engine), *vendor_items(plan)]
     DIST.mkdir(parents=True, exist_ok=True)
-    path = DIST / f"{plan.name}.cdx.json"
-    replace_text(path, text)
-    stage.artifacts.append(Artifact.of("sbom", path))
-    stage.add(
-        "image-size",
-        Severity.NOTE,
-        plan.tag,
-        f"{units.size(size)}{' compressed' if engine.compresses else ''}"
-        f" in {len(attributes['RootFS']['Layers'])} layers",
-    )
+    bill = DIST / f"{plan.name}.cdx.json"
+    replace_text(bill, document(Item(plan.tag, kind="container"), items, order.labels))
+    stage.artifacts.append(Artifact.of("sbom", bill))
+    stage.add("image-size", Severity.NOTE, plan.tag, f"{units.size(size)} in {len(layers)} layers")
     if plan.profile is None:
-        stage.add(
-            "image-validate", Severity.NOTE, plan.tag, "holds no SDK, so there is nothing to validate inside"
+        message = "holds no SDK, so there is nothing to validate inside"
+        stage.add("image-validate", Severity.NOTE, plan.tag, message)
+        return
+    with _timed(stage, "validate_seconds"):
+        _validate(stage, plan, engine)
+
+
+def installed_items(plan: ImagePlan, engine: Engine) -> list[Item]:
+    """The Debian packages and Python distributions that the image itself lists."""
+    from ci.image.build import VARIABLES
+    from ci.image.engine import ContainerCommand
+
+    home = VARIABLES["QNN_CI_ENVIRONMENTS"]
+    pythons = [
+        quoted(f"{home}/{environment}/bin/python", "-c", LIST_DISTRIBUTIONS)
+        for environment in plan.environments
+    ]
+    # One container for all, because starting it takes longest.
+    script = " && ".join([*pythons, LIST_PACKAGES])
+    done = engine.run(ContainerCommand(plan.tag, ["sh", "-ec", script], read_only=True))
+    if done.returncode:
+        message = f"{plan.tag} cannot list its contents: {done.stderr.strip()}"
+        raise CheckFailed(message, fix="build the image again")
+    lines = done.stdout.splitlines()
+    python = [package for line in lines[: len(pythons)] for package in json.loads(line)]
+    debian = [line.split("\t") for line in lines[len(pythons) :]]
+    return [
+        *(Item(name, version, purl=package_url("deb", name, version, "debian")) for name, version in debian),
+        *(
+            Item(name, version, purl=package_url("pypi", name, version), licence=licence)
+            for name, version, licence in python
+        ),
+    ]
+
+
+def vendor_items(plan: ImagePlan) -> list[Item]:
+    """The parts of the profile's components, as the manifest pins them."""
+    return [
+        Item(
+            f"{name}-{part.name}",
+            component.version,
+            purl=package_url("generic", f"{name}-{part.name}", component.version),
+            licence=component.licence.title if component.licence else "",
+            sha256=getattr(part.source, "sha256", None) or "",
         )
-    else:
-        with _timed(stage, "validate_seconds"):
-            _validate(stage, plan, engine)
+        for name, component in plan.components.items()
+        for part in component.parts
+    ]
 
 
 def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
     """Run the `validate` session inside: no root, nothing of the image writable, no network."""
-    import tempfile
-
     from ci.image.engine import ContainerCommand, Mount
-    from provisioning.base.errors import CheckFailed
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as reports:
-        done = engine.run(
-            ContainerCommand(
-                plan.tag,
-                ["nox", "-s", "validate", "--", "--reports", "/reports"],
-                user=engine.owner,
-                mounts=[Mount(str(ROOT), str(ROOT), read_only=True), Mount(reports, "/reports")],
-                environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108 - a tmpfs of its own
-                workdir=str(ROOT),
-                read_only=True,
-                tmpfs=["/tmp", CACHE],  # noqa: S108
-            )
+        job = ContainerCommand(
+            plan.tag,
+            ["nox", "-s", "validate", "--", "--reports", "/reports"],
+            user=engine.owner,
+            mounts=[Mount(str(ROOT), str(ROOT), read_only=True), Mount(reports, "/reports")],
+            environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108 - a tmpfs of its own
+            workdir=str(ROOT),
+            read_only=True,
+            tmpfs=["/tmp", CACHE],  # noqa: S108
         )
+        done = engine.run(job)
         written = Path(reports) / "validate.json"
         if not written.is_file():
             output = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
@@ -260,25 +249,23 @@ def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
         stage.add("image-validate", Severity.ERROR, plan.tag, f"validate inside says {report.outcome.value}")
 
 
-def _compare(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, wanted: str) -> None:
-    from ci.image.builders import choose
-    from ci.image.reproduce import build_twice
+def _compare(stage: StageRun, order: Order, engine: Engine) -> None:
+    from ci.image.build import build_twice
 
-    builder = choose(wanted)
-    sys.stderr.write(f"building {plan.name} twice with {builder.name}\n")
-    with _timed(stage, "build_twice_seconds"):
-        comparison = build_twice(order, engine, builder, order.context.with_name("image-twice"))
-    stage.metrics |= {
-        "builder": builder.name,
-        "digests": [comparison.first.digest, comparison.second.digest],
-        "layers": [list(comparison.first.layers), list(comparison.second.layers)],
-    }
-    if comparison.same:
-        message = f"two builds have the {builder.digest} {comparison.first.digest}"
-        stage.add("image-reproducible", Severity.NOTE, plan.name, message)
-        return
-    for line, fix in comparison.problems:
-        stage.add("image-reproducible", Severity.ERROR, plan.name, f"two builds differ: {line}", fix)
+    name = order.plan.name
+    sys.stderr.write(f"building {name} twice; the log is {order.log}\n")
+    with (
+        _timed(stage, "build_twice_seconds"),
+        tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.log.parent) as scratch,
+    ):
+        first, second, differences = build_twice(order, engine, Path(scratch))
+    stage.metrics["layers"] = [list(first.layers), list(second.layers)]
+    if first == second:
+        message = f"two builds have the same settings and the same {len(first.layers)} layers"
+        stage.add("image-reproducible", Severity.NOTE, name, message)
+    fix = "find what writes it in docker/, and make it write the same or remove it"
+    for line in differences:
+        stage.add("image-reproducible", Severity.ERROR, name, f"two builds differ: {line}", fix)
 
 
 def _renewed(plan: ImagePlan, engine: Engine) -> ImagePlan:
@@ -294,10 +281,6 @@ def _renewed(plan: ImagePlan, engine: Engine) -> ImagePlan:
 
 def newest_base(system: System, engine: Engine) -> System:
     """What the name without a date means today, under its name with the date."""
-    import datetime as dt
-
-    from provisioning.base.errors import UpstreamError
-
     dated = re.compile(r"-\d{8}(?=-|$)")
     rolling = dated.sub("", system.image)
     engine.pull(rolling)
@@ -312,8 +295,6 @@ def newest_base(system: System, engine: Engine) -> System:
 
 
 def _lock(plan: ImagePlan, engine: Engine, base: str, apt: Apt) -> None:
-    import tempfile
-
     from ci.image.context import fetch_packages, packages_in
     from ci.image.image_plan import PACKAGES, PackageLock, render_packages
 

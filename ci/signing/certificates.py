@@ -5,15 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ci.signing.headers import BadLibrary
@@ -25,7 +25,6 @@ ALIGN = 16
 MOST_CERTIFICATES = 16
 
 _OU = re.compile(r"(?P<index>[0-9A-Fa-f]{2}) (?P<value>[0-9A-Fa-f]+) (?P<name>[A-Z0-9_]+)")
-_KNOWN_EXTENSIONS = (x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,71 +163,75 @@ def name_of(certificate: x509.Certificate) -> str:
 
 def check(
     certificates: Sequence[x509.Certificate], root: x509.Certificate | None, at: dt.datetime
-) -> Iterator[tuple[str, str]]:
-    """Everything wrong with a chain of at least one certificate: the part, and what is wrong.
+) -> dict[str, list[str]]:
+    """Everything wrong with a chain of at least one certificate, by part; what the certificates allow (usage)
+    is judged only of a chain that holds and is valid.
 
     It must end in `root`; without a root, in a certificate that signs itself."""
     full = list(certificates)
-    ends_itself = full[-1].subject == full[-1].issuer
-    if root is not None and not ends_itself and full[-1] != root:
+    if root is not None and full[-1].subject != full[-1].issuer and full[-1] != root:
         full.append(root)
-    for index, certificate in enumerate(full):
-        role = "attestation" if index == 0 else "root" if index == len(full) - 1 else "CA"
-        name = f"the {role} certificate {name_of(certificate)}"
-        if at < certificate.not_valid_before_utc:
-            yield "validity", f"{name} is not valid before {certificate.not_valid_before_utc.isoformat()}"
-        if at > certificate.not_valid_after_utc:
-            yield "validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}"
-        yield from _check_usage(name, certificate, attests=index == 0, below=index - 1)
-        # The last certificate signs itself, so a changed root is noticed even if no root is named.
-        issuer = full[index + 1] if index + 1 < len(full) else certificate
+    problems: dict[str, list[str]] = {"chain": [], "validity": [], "root": []}
+    # The last certificate signs itself, so a changed root is noticed even if no root is named.
+    for certificate, issuer in zip(full, [*full[1:], full[-1]], strict=True):
+        name = f"the certificate {name_of(certificate)}"
         if not is_issued_by(certificate, issuer):
-            yield "chain", f"{name} is not signed by {name_of(issuer)}"
-        elif (weak := describe(certificate).signature_hash) in ("md5", "sha1"):
-            yield "chain", f"{name} is signed with {weak}, which no longer proves anything"
+            problems["chain"].append(f"{name} is not signed by {name_of(issuer)}")
+        if at < certificate.not_valid_before_utc:
+            begins = certificate.not_valid_before_utc.isoformat()
+            problems["validity"].append(f"{name} is not valid before {begins}")
+        if at > certificate.not_valid_after_utc:
+            problems["validity"].append(f"{name} expired on {certificate.not_valid_after_utc.isoformat()}")
     if root is not None and full[-1] != root:
-        yield (
-            "root",
+        problems["root"].append(
             f"the chain ends in {name_of(full[-1])} (sha256 {_fingerprint(full[-1])}), "
-            f"not in the given root {name_of(root)} (sha256 {_fingerprint(root)})",
+            f"not in the given root {name_of(root)} (sha256 {_fingerprint(root)})"
         )
+    if not problems["chain"] and not problems["validity"]:
+        problems["usage"] = _usage_problems(full, at)
+    return problems
 
 
-def _check_usage(
-    name: str, certificate: x509.Certificate, *, attests: bool, below: int
-) -> Iterator[tuple[str, str]]:
-    """`below`: the number of CA certificates between this one and the attestation certificate."""
-    constraints = _extension(certificate, x509.BasicConstraints)
-    usage = _extension(certificate, x509.KeyUsage)
-    if attests:
-        if constraints is not None and constraints.ca:
-            yield "usage", f"{name} is a CA's, so it may not sign libraries"
-        if usage is not None and not usage.digital_signature:
-            yield "usage", f"{name} may not be used for digital signatures"
-        extended = _extension(certificate, x509.ExtendedKeyUsage)
-        allowed = {ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
-        if extended is not None and not allowed & set(extended):
-            yield "usage", f"{name} may not be used for code signing"
-    else:
-        if constraints is None or not constraints.ca:
-            yield "usage", f"{name} is not a CA's, so it may not issue certificates"
-        elif constraints.path_length is not None and below > constraints.path_length:
-            yield "usage", f"{name} allows {constraints.path_length} CA certificates below it, not {below}"
-        if usage is not None and not usage.key_cert_sign:
-            yield "usage", f"{name} may not be used to sign certificates"
-    for extension in certificate.extensions:
-        if extension.critical and not isinstance(extension.value, _KNOWN_EXTENSIONS):
-            yield "usage", f"{name} has a critical extension that is not understood: {extension.oid}"
-
-
-T = TypeVar("T", bound=x509.ExtensionType)
-
-
-def _extension(certificate: x509.Certificate, kind: type[T]) -> T | None:
+def _usage_problems(chain: Sequence[x509.Certificate], at: dt.datetime) -> list[str]:
+    """What cryptography's verifier refuses: CAs, path lengths, key usage, critical extensions, algorithms."""
+    agnostic = verification.Criticality.AGNOSTIC
+    every = verification.ExtensionPolicy.permit_all()
+    authority = every.require_present(x509.BasicConstraints, agnostic, None).may_be_present(
+        x509.KeyUsage, agnostic, _signs_certificates
+    )
+    attestation = (
+        every.may_be_present(x509.BasicConstraints, agnostic, _is_no_authority)
+        .may_be_present(x509.KeyUsage, agnostic, _signs)
+        .may_be_present(x509.ExtendedKeyUsage, agnostic, _signs_code)
+    )
+    policy = verification.PolicyBuilder().time(at).store(verification.Store([chain[-1]]))
+    policy = policy.extension_policies(ca_policy=authority, ee_policy=attestation)
     try:
-        return certificate.extensions.get_extension_for_class(kind).value
-    except x509.ExtensionNotFound:
-        return None
+        policy.build_client_verifier().verify(chain[0], list(chain[1:-1]))
+    except verification.VerificationError as error:
+        return [printable(str(error))]
+    return []
+
+
+def _is_no_authority(_: object, __: object, constraints: x509.BasicConstraints | None) -> None:
+    if constraints is not None and constraints.ca:
+        raise ValueError("a CA's certificate may not sign libraries")
+
+
+def _signs(_: object, __: object, usage: x509.KeyUsage | None) -> None:
+    if usage is not None and not usage.digital_signature:
+        raise ValueError("it may not be used for digital signatures")
+
+
+def _signs_code(_: object, __: object, usage: x509.ExtendedKeyUsage | None) -> None:
+    allowed = {ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
+    if usage is not None and not allowed & set(usage):
+        raise ValueError("it may not be used for code signing")
+
+
+def _signs_certificates(_: object, __: object, usage: x509.KeyUsage | None) -> None:
+    if usage is not None and not usage.key_cert_sign:
+        raise ValueError("it may not be used to sign certificates")
 
 
 def _der_length(area: bytes, at: int) -> int | None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ci.signing import certificates, mbn, signatures, signed_library, verification
+from ci.signing import certificates, mbn, signed_library, verification
 from ci.signing.certificates import Certificate
-from ci.signing.checks import SignedBy
 from ci.signing.headers import BadLibrary
+from ci.signing.verification import SignedBy
 from provisioning.base.units import aligned
 
 UNSIGNED = SignedBy.UNSIGNED.value
@@ -69,7 +69,7 @@ def _signed(file: str, signed: signed_library.Signed) -> Inspection:
         problems.append(error.message)
     # Whether it ends in a known root, `verify` says.
     kind = SignedBy.TEST if bindings.serials else SignedBy.UNKNOWN
-    if note or signatures.is_rehearsal(verification.chain_of(signed)[0]):
+    if note or verification.is_rehearsal(verification.chain_of(signed)[0]):
         kind = SignedBy.REHEARSAL
     digest = signed.container.digest
     size = {"sha256": 32, "sha384": 48}.get(digest or "", 0)

@@ -18,7 +18,7 @@ from provisioning.base.settings import reports_path
 if TYPE_CHECKING:
     import datetime as dt
 
-    from ci.signing.checks import ExpectedSignature, Verification
+    from ci.signing.verification import ExpectedSignature, Verification
     from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
@@ -79,13 +79,13 @@ def inspect(files: Sequence[Path]) -> int:
 def verify(
     paths: Sequence[Path], expected: ExpectedSignature, allowed: tuple[str, ...], stage: StageRun
 ) -> int:
-    from ci.signing import checks, verification
+    from ci.signing import verification
 
     results: list[tuple[Path, Verification]] = []
     for path in paths:
         result = verification.verify_file(path, expected)
         results.append((path, result))
-        stage.findings += checks.findings_of(path, result, allowed=allowed)
+        stage.findings += verification.findings_of(path, result, allowed=allowed)
         stage.metrics[str(path)] = result.verdict(allowed)
     answer.add(files=[_facts(path, result, allowed) for path, result in results])
     sys.stdout.write("\n".join(_as_text(path, result, allowed) for path, result in results))
@@ -96,8 +96,8 @@ def _expected(
     root: Path | None, software: str | None, hardware: str | None, serial: str | None, at: str | None
 ) -> ExpectedSignature:
     from ci.signing.certificates import read_root
-    from ci.signing.checks import ExpectedSignature
-    from ci.signing.lpai.device_serial import parse_serial
+    from ci.signing.lpai.sign import parse_serial
+    from ci.signing.verification import ExpectedSignature
 
     return ExpectedSignature(
         root=read_root(root) if root else None,
@@ -132,7 +132,7 @@ def _moment(text: str) -> dt.datetime:
 
 
 def _as_text(path: Path, result: Verification, allowed: Sequence[str]) -> str:
-    from ci.signing.signatures import STATEMENT
+    from ci.signing.verification import STATEMENT
 
     rows = [(f"  {check.part}", check.status.value, check.message) for check in result.checks]
     lines = [f"{path}: {result.verdict(allowed).upper()}, {result.signer.value}"]

@@ -1,35 +1,155 @@
-"""Whether a signature holds."""
+"""Whether a signature holds: each check has a name, and passed, failed or could not be made.
+
+Two signatures can be checked: a rehearsal's of this project, and the public one of MBN v3 and v5. What
+Qualcomm's own signatures of MBN v6 and v7 cover, and how they are encoded, is not public.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import hashlib
-from collections.abc import Iterator, Sequence
+import hmac
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ci.signing import certificates, mbn, signatures, signed_library
-from ci.signing.checks import (
-    CHAIN,
-    HASH_TABLE,
-    HEADERS,
-    ROOT,
-    SEGMENTS,
-    SIGNATURE,
-    STRUCTURE,
-    UNSIGNED,
-    ExpectedSignature,
-    SignatureCheck,
-    Status,
-    Verification,
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    Prehashed,
+    decode_dss_signature,
+    encode_dss_signature,
 )
-from ci.signing.headers import BadLibrary, Bytes
-from ci.signing.signed_library import NAMELESS, Signed
+from cryptography.x509.oid import NameOID
 
-if TYPE_CHECKING:
-    from cryptography import x509
+from ci.signing import certificates, mbn, signed_library
+from ci.signing.headers import BadLibrary, Bytes
+from ci.signing.signed_library import NAMELESS, Range, Signed
+from provisioning.base.commands import Fix
+from provisioning.base.findings import Finding, Severity
+
+REHEARSAL = "REHEARSAL OF SIGNING (NOT FOR DEVICES)"
+"""An organisational unit in the subject of every certificate of a rehearsal: its mark."""
+
+STATEMENT = "REHEARSAL OF SIGNING: the root was made for it, and no device is known to accept it."
+
+DIGEST = "sha384"
+REHEARSAL_SIZE = 96
+"""ECDSA on P-384: r and s, big-endian, 48 bytes each."""
+
+_HALF = REHEARSAL_SIZE // 2
+
+
+UNSIGNED = "unsigned"
+STRUCTURE = "structure"
+HASH_TABLE = "hash table"
+HEADERS = "headers"
+SEGMENTS = "segments"
+SIGNATURE = "signature"
+CHAIN = "chain"
+ROOT = "root"
+INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE, CHAIN)
+"""If one of these fails, the bytes are not those that were signed."""
+ESSENTIAL = (*INTEGRITY, ROOT)
+"""A file counts as verified only if each of these passed, as far as its kind of signature has them."""
+
+
+SIGNER_KNOWN, SIGNER_UNKNOWN = "signing-signer-known", "signing-signer-unknown"
+_SIGN_AGAIN = "sign the unsigned original again"
+_UNSIGNED = Fix("sign it: {}", ("sign_lpai",))
+_FIXES = {
+    ROOT: "--root CERT",
+    SIGNATURE: "--allow-unchecked signature",
+}
+
+
+class SignedBy(str, enum.Enum):
+    """Who signed a library."""
+
+    KNOWN = "known root"
+    UNKNOWN = "unknown signer"
+    REHEARSAL = "development rehearsal"
+    TEST = "test signature"
+    UNSIGNED = "unsigned"
+    DAMAGED = "damaged"
+
+
+class Status(str, enum.Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    UNCHECKED = "not checked"
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureCheck:
+    part: str
+    status: Status
+    message: str
+    asked: bool = False
+    """Whether the caller requested it, so that it must be checked."""
+
+    @property
+    def essential(self) -> bool:
+        return self.asked or self.part in ESSENTIAL
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSignature:
+    """What the library must be bound to; None: anything."""
+
+    root: x509.Certificate | None = None
+    software_id: int | None = None
+    hardware_id: int | None = None
+    serial: int | None = None
+    at: dt.datetime | None = None
+    """The moment to judge validity at; None is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    checks: tuple[SignatureCheck, ...]
+    unhashed: tuple[Range, ...] = ()
+    rehearsal: bool = False
+    test: bool = False
+    """Bound to single devices by their serials."""
+
+    @property
+    def failed(self) -> list[SignatureCheck]:
+        return [c for c in self.checks if c.status is Status.FAILED]
+
+    def unproven(self, allowed: Iterable[str] = ()) -> list[SignatureCheck]:
+        """The essential checks that could not be made, except those that the caller allows to be skipped."""
+        skip = set(allowed)
+        return [c for c in self.checks if c.status is Status.UNCHECKED and c.essential and c.part not in skip]
+
+    @property
+    def signer(self) -> SignedBy:
+        failed = {check.part for check in self.failed}
+        if UNSIGNED in failed:
+            return SignedBy.UNSIGNED
+        if failed & set(INTEGRITY):
+            return SignedBy.DAMAGED
+        if self.rehearsal:
+            return SignedBy.REHEARSAL
+        if self.test:
+            return SignedBy.TEST
+        return SignedBy.KNOWN if self.under_root else SignedBy.UNKNOWN
+
+    @property
+    def under_root(self) -> bool:
+        """Whether the chain holds and ends in the root that was named."""
+        passed = {check.part for check in self.checks if check.status is Status.PASSED}
+        return {CHAIN, ROOT} <= passed
+
+    def verdict(self, allowed: Iterable[str] = ()) -> str:
+        if self.failed:
+            return "failed"
+        return "not proven" if self.unproven(allowed) else "verified"
 
 
 def verify(data: Bytes, expected: ExpectedSignature | None = None) -> Verification:
@@ -52,7 +172,7 @@ def verify(data: Bytes, expected: ExpectedSignature | None = None) -> Verificati
         # Only a rehearsal writes a text into the metadata.
         statement = signed.metadata.note if signed.metadata else ""
         bound = bool(bindings(signed).serials)
-    rehearsal = signatures.is_rehearsal(chain) or bool(statement)
+    rehearsal = is_rehearsal(chain) or bool(statement)
     checks = (
         *_structure(signed, nameless),
         *_hashes(data, signed),
@@ -154,13 +274,13 @@ def _authority(
         yield SignatureCheck(
             "QTI signature", Status.UNCHECKED, "what Qualcomm's own signature covers is not public"
         )
-    problems = list(certificates.check(chain, expected.root, at))
-    for part, good in (
-        (CHAIN, f"{len(chain)} certificates, each signed by the next"),
-        ("usage", "attestation may sign code, the others certificates"),
-        ("validity", f"all valid at {at.isoformat(timespec='seconds')}"),
-    ):
-        yield from _verdict(part, [message for name, message in problems if name == part], good)
+    problems = certificates.check(chain, expected.root, at)
+    yield from _verdict(CHAIN, problems["chain"], f"{len(chain)} certificates, each signed by the next")
+    if "usage" in problems:
+        yield from _verdict("usage", problems["usage"], "attestation may sign code, the others certificates")
+    else:
+        yield SignatureCheck("usage", Status.UNCHECKED, "the chain does not hold, or not at that time")
+    yield from _verdict("validity", problems["validity"], f"all valid at {at.isoformat(timespec='seconds')}")
     if expected.root is None:
         yield SignatureCheck(
             ROOT,
@@ -171,7 +291,7 @@ def _authority(
     else:
         yield from _verdict(
             ROOT,
-            [message for name, message in problems if name == ROOT],
+            problems[ROOT],
             f"ends in the given root {certificates.name_of(expected.root)}",
         )
 
@@ -182,7 +302,7 @@ def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -
         # No scheme has a signature of zeros: r and s of ECDSA are at least 1, and RSA's is padded.
         return SignatureCheck(SIGNATURE, Status.FAILED, "it is all zeros" if signature else "there is none")
     if rehearsal:
-        good = signatures.verify_rehearsal(attestation.public_key(), signature, signed.signed_part)
+        good = verify_rehearsal(attestation.public_key(), signature, signed.signed_part)
         return _signature_check(good, "by the attestation key over MBN header, metadata and hash table")
     if signed.container.version in (3, 5):
         return _legacy_signature(signed, attestation)
@@ -201,8 +321,6 @@ def _signature_check(good: bool, what: str) -> SignatureCheck:
 
 
 def _legacy_signature(signed: Signed, attestation: x509.Certificate) -> SignatureCheck:
-    from cryptography.hazmat.primitives.asymmetric import rsa
-
     ids = certificates.describe(attestation).identities
     public = attestation.public_key()
     if not isinstance(public, rsa.RSAPublicKey) or not {"SW_ID", "HW_ID"} <= ids.keys():
@@ -213,8 +331,8 @@ def _legacy_signature(signed: Signed, attestation: x509.Certificate) -> Signatur
         )
     if max(ids["SW_ID"], ids["HW_ID"]) >= 1 << 64:
         return SignatureCheck(SIGNATURE, Status.FAILED, "SW_ID or HW_ID has more than 64 bits")
-    digest = signatures.legacy_digest(signed.signed_part, ids["SW_ID"], ids["HW_ID"])
-    good = signatures.verify_legacy(public, signed.part(mbn.SIGNATURE), digest)
+    digest = legacy_digest(signed.signed_part, ids["SW_ID"], ids["HW_ID"])
+    good = verify_legacy(public, signed.part(mbn.SIGNATURE), digest)
     return _signature_check(good, "by the attestation key over MBN header and hash table")
 
 
@@ -290,3 +408,81 @@ def _verdict(part: str, problems: list[str], good: str) -> Iterator[SignatureChe
             yield SignatureCheck(part, Status.FAILED, problem)
     else:
         yield SignatureCheck(part, Status.PASSED, good)
+
+
+def is_rehearsal(certificates: list[x509.Certificate]) -> bool:
+    """Whether the chain is a rehearsal's. One name with the mark is enough."""
+    return any(
+        attribute.value == REHEARSAL
+        for certificate in certificates
+        for name in (certificate.subject, certificate.issuer)
+        for attribute in name.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    )
+
+
+def sign_rehearsal(private: ec.EllipticCurvePrivateKey, signed: bytes) -> bytes:
+    digest = hashlib.new(DIGEST, signed).digest()
+    r, s = decode_dss_signature(private.sign(digest, ec.ECDSA(Prehashed(hashes.SHA384()))))
+    return r.to_bytes(_HALF, "big") + s.to_bytes(_HALF, "big")
+
+
+def verify_rehearsal(public: object, signature: bytes, signed: bytes) -> bool:
+    if not isinstance(public, ec.EllipticCurvePublicKey) or len(signature) != REHEARSAL_SIZE:
+        return False
+    r, s = (int.from_bytes(half, "big") for half in (signature[:_HALF], signature[_HALF:]))
+    try:
+        digest = hashlib.new(DIGEST, signed).digest()
+        public.verify(encode_dss_signature(r, s), digest, ec.ECDSA(Prehashed(hashes.SHA384())))
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
+        return False
+    return True
+
+
+def legacy_digest(signed: bytes, software_id: int, hardware_id: int) -> bytes:
+    """MBN v3 and v5 bind both ids into what is signed, in the manner of an HMAC."""
+    inner = struct.pack(">Q", software_id ^ 0x3636363636363636) + hashlib.sha256(signed).digest()
+    outer = struct.pack(">Q", hardware_id ^ 0x5C5C5C5C5C5C5C5C) + hashlib.sha256(inner).digest()
+    return hashlib.sha256(outer).digest()
+
+
+def verify_legacy(public: rsa.RSAPublicKey, signature: bytes, digest: bytes) -> bool:
+    """PKCS#1 v1.5 around the bare digest, without the algorithm's name."""
+    try:
+        return hmac.compare_digest(
+            public.recover_data_from_signature(signature, padding.PKCS1v15(), None), digest
+        )
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
+        return False
+
+
+def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()) -> Iterator[Finding]:
+    """Errors for what failed or is not proven, a warning for a rehearsal, notes for the rest."""
+    subject = str(path)
+    allowed = set(allowed)
+    for check in result.checks:
+        if check.status is Status.PASSED:
+            if check.part == ROOT and result.under_root:
+                yield Finding(SIGNER_KNOWN, Severity.NOTE, subject, check.message, "")
+            continue
+        if check.status is Status.FAILED:
+            fix = {UNSIGNED: _UNSIGNED, ROOT: _FIXES[ROOT]}.get(check.part, _SIGN_AGAIN)
+            rule = f"signing-{check.part.replace(' ', '-')}"
+            yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", fix)
+        elif check.essential and check.part not in allowed:
+            fix = _FIXES.get(check.part, "ask whoever signed it; the public format does not tell")
+            message = f"{check.part} not checked: {check.message}"
+            yield Finding("signing-not-proven", Severity.ERROR, subject, message, fix)
+        elif check.part == ROOT:
+            message = f"{SignedBy.UNKNOWN.value}: {check.message}"
+            yield Finding(SIGNER_UNKNOWN, Severity.WARNING, subject, message, _FIXES[ROOT])
+        else:
+            message = f"{check.part} not checked: {check.message}"
+            yield Finding("signing-not-checked", Severity.NOTE, subject, message, "")
+    if result.rehearsal:
+        yield Finding(
+            "signing-development-only",
+            Severity.WARNING,
+            subject,
+            STATEMENT,
+            "sign with elfsigner, or with your OEM's service, for devices that people buy",
+        )

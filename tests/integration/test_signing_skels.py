@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ci.signing import inspection, signed_library, verification
-from ci.signing.checks import ExpectedSignature
 from ci.signing.lpai import rehearsal
+from ci.signing.verification import ExpectedSignature
 from tests.support import chains, sdk
 from tests.support.needs import program
 

@@ -23,7 +23,7 @@ import pytest
 
 MARKER = "engine"
 SWITCH = "QNN_CI_TEST_ENGINE"
-PROGRAMS = {"dockerd": "docker.io", "docker": "docker.io", "buildah": "buildah", "mmdebstrap": "mmdebstrap"}
+PROGRAMS = {"dockerd": "docker.io", "docker": "docker.io", "mmdebstrap": "mmdebstrap"}
 OWN_WORLD = [
     "unshare",
     "--mount",
@@ -139,10 +139,8 @@ def make_base(folder: Path, tag: str) -> None:
     """Debian's smallest system, imported as an image, since no registry need be in reach."""
     tar = folder / "base.tar"
     fast = '--aptopt=DPkg::Options "--force-unsafe-io"'
-    # Without one, docker before 23 makes it for each step and takes it away, which leaves the hour on /etc.
-    hosts = '--customize-hook=touch "$1/etc/hosts"'
     bootstrapped = subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", fast, hosts, "bookworm", str(tar)],
+        ["mmdebstrap", "--quiet", "--variant=minbase", fast, "bookworm", str(tar)],
         capture_output=True,
         text=True,
         check=False,

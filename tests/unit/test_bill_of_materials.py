@@ -13,10 +13,9 @@ import pytest
 from ci.builds.install import submodule_item
 from ci.builds.tree import Submodule
 from ci.github import release
-from ci.image.contents import installed_items, vendor_items
 from ci.image.engine import ContainerCommand, Engine
 from ci.image.image_plan import load_images, plan_of
-from ci.image.verb import labels
+from ci.image.verb import installed_items, labels, vendor_items
 from provisioning.base.bill_of_materials import Item, document
 from provisioning.base.settings import MANIFESTS
 from tests.support.bills import faults
@@ -28,7 +27,7 @@ class ContainerThatPrints(Engine):
     def __init__(self, stdout: str, code: int = 0) -> None:
         self.done = CompletedProcess([], code, stdout, "no such file")
 
-    def run(self, job: ContainerCommand) -> CompletedProcess[str]:
+    def run(self, job: ContainerCommand, *_: object) -> CompletedProcess[str]:
         return self.done
 
 
@@ -57,7 +56,7 @@ def build_bill() -> str:
 def image_bill(name: str) -> str:
     plan = plan_of(name)
     printed = f"{DISTRIBUTIONS * len(plan.environments)}g++\t4:12.2.0-3\n"
-    items = [*installed_items(plan, ContainerThatPrints(printed), "image"), *vendor_items(plan)]
+    items = [*installed_items(plan, ContainerThatPrints(printed)), *vendor_items(plan)]
     return document(Item(plan.tag, kind="container"), items, labels(plan, "debian@sha256:ab", "sha256:ab"))
 
 

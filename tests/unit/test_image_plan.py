@@ -46,7 +46,7 @@ def test_the_hash_of_manifests_changes_with_what_decides_the_bytes(
 
 @pytest.mark.parametrize(
     ("file", "of_base"),
-    [(plans.PACKAGES, True), (DOCKER / "Dockerfile", True), (lock_path("executorch"), False)],
+    [(plans.PACKAGES, True), (DOCKER / "make-layer", True), (lock_path("executorch"), False)],
 )
 def test_the_hash_of_manifests_changes_with_the_files_of_the_image_and_no_others(
     file: Path, of_base: bool, tmp_path: Path

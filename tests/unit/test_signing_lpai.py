@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ci.signing import checks, verification
+from ci.signing import verification
 from ci.signing.certificates import read_root
-from ci.signing.lpai import device_serial, libraries, verb
-from ci.signing.lpai.sign import ROOT_NAME
+from ci.signing.lpai import libraries, verb
+from ci.signing.lpai.sign import ROOT_NAME, parse_serial, read_serial
 from provisioning.base.command_line import guarded
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.environment import Environment, Root
@@ -217,7 +217,7 @@ def test_a_test_signature_is_made_for_a_serial(tmp_path: Path) -> None:
         sign_lpai("--soc", "SM8850", "--signer", "dev", "--serial", "0x1A2B3C4D", "-o", tmp_path / "o") == 0
     )
     signature = tmp_path / "o" / "lib" / "lpai-v6" / "signed" / "testsig-0x1a2b3c4d.so"
-    expected = checks.ExpectedSignature(root=read_root(tmp_path / "o" / ROOT_NAME), serial=0x1A2B3C4D)
+    expected = verification.ExpectedSignature(root=read_root(tmp_path / "o" / ROOT_NAME), serial=0x1A2B3C4D)
     assert verification.verify_file(signature, expected).verdict() == "verified"
 
 
@@ -238,10 +238,10 @@ def test_a_library_that_is_none_fails_and_the_others_are_signed(tmp_path: Path) 
 @pytest.mark.parametrize("text", ["1", "0x0", "0x100000000", "0xg"])
 def test_what_is_no_serial_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--serial"):
-        device_serial.parse_serial(text)
+        parse_serial(text)
 
 
 def test_the_serial_is_read_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[ "$*" = "shell cat /sys/devices/soc0/serial_number" ] && echo 4660'
     monkeypatch.setenv("PATH", f"{script(tmp_path / 'tools' / 'adb', text).parent}:/usr/bin:/bin")
-    assert device_serial.read_serial() == 0x1234
+    assert read_serial() == 0x1234

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.signing import certificates, mbn, signatures, signed_library, verification
-from ci.signing.checks import ExpectedSignature, SignedBy
+from ci.signing import certificates, mbn, signed_library, verification
 from ci.signing.lpai import rehearsal
+from ci.signing.verification import ExpectedSignature, SignedBy
 from tests.support import chains
 from tests.support.mbn import signed_file, take_apart
 from tests.support.skels import Skel
@@ -185,10 +186,24 @@ def test_a_bent_chain_is_named(bend: dict[str, Any], part: str) -> None:
     assert failed(rehearsal.sign(LIBRARY, signer), ExpectedSignature(root=signer.root)) == {part}
 
 
-def test_a_ca_below_its_limit_is_named() -> None:
-    attestation, authority, root = chains.signer().chain
-    problems = certificates.check([attestation, authority, authority, root], ROOT, chains.NOW)
-    assert any("CA certificates below it" in message for _, message in problems)
+@pytest.mark.parametrize(("limit", "parts"), [(0, {"usage"}), (1, set())])
+def test_a_ca_below_its_limit_is_named(limit: int, parts: set[str]) -> None:
+    root, authority, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(3))
+    names = [chains.name(word) for word in ("root", "authority", "attestation")]
+    chain = (
+        chains.certificate(names[2], key, names[1], authority, ca=False),
+        chains.certificate(names[1], authority, names[0], root, ca=True),
+        chains.certificate(names[0], root, names[0], root, ca=True, path_length=limit),
+    )
+    signed = rehearsal.sign(LIBRARY, rehearsal.KeyAndChain(chain, key))
+    assert failed(signed, ExpectedSignature(root=chain[-1])) == parts
+
+
+def test_a_chain_that_does_not_hold_is_not_judged_by_what_it_allows() -> None:
+    signer = chains.bent(attestation={"issuer": chains.name("nobody"), "ca": True})
+    result = verification.verify(rehearsal.sign(LIBRARY, signer), ExpectedSignature(root=signer.root))
+    status = {check.part: check.status.value for check in result.checks}
+    assert (status["chain"], status["usage"], result.verdict()) == ("failed", "not checked", "failed")
 
 
 def test_validity_is_judged_at_the_moment_asked_for() -> None:
@@ -215,7 +230,7 @@ def legacy(version: int, tamper: bool = False) -> tuple[bytes, x509.Certificate]
     parts = {"signature": b"\x01" * 256, "certificates": certificates.join(chain)}
     _, unsigned = signed_library.parse(signed_file(plain, version, digest="sha256", **parts))
     assert unsigned is not None
-    digest = signatures.legacy_digest(unsigned.signed_part, 4, 0x1234)
+    digest = verification.legacy_digest(unsigned.signed_part, 4, 0x1234)
     modulus = key.public_key().public_numbers().n
     block = b"\x00\x01" + b"\xff" * (256 - 3 - len(digest)) + b"\x00" + digest
     raw = pow(int.from_bytes(block, "big"), key.private_numbers().d, modulus).to_bytes(256, "big")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
-import selectors
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from ci.diagnose.explain import nearest
 from ci.signing.lpai.libraries import ElfsignerTable
@@ -40,7 +40,7 @@ _NETWORK = re.compile(
 )
 _SILENT_SECONDS = 3.0
 """A script that has shown terms and is silent this long waits for an answer."""
-_TICK = 0.2
+_TICK = 0.1
 _MOST_OUTPUT = 4 << 20
 _SHOWN = 400
 _PROBE = "import sys; print(*sys.version_info[:2])"
@@ -80,23 +80,19 @@ class Consent:
     ask: Callable[[str], bool] | None = None
     """Show the question to a person; None where there is no terminal."""
     show: Callable[[str], None] = print
-    _lock: threading.Lock = field(default_factory=threading.Lock)
     _answers: dict[str, bool] = field(default_factory=dict)
 
     LICENCE = "hexagon-elfsigner"
 
     def __call__(self, text: str) -> bool:
         digest = self.digest(text)
-        with self._lock:
-            if digest not in self._answers:
-                self._answers[digest] = self._answer(digest, text)
-            return self._answers[digest]
+        if digest not in self._answers:
+            self._answers[digest] = self._answer(digest, text)
+        return self._answers[digest]
 
     @staticmethod
     def digest(text: str) -> str:
         """The hash by which a text is accepted; line breaks and blanks do not count."""
-        import hashlib
-
         return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
 
     def _answer(self, digest: str, text: str) -> bool:
@@ -127,8 +123,6 @@ class Elfsigner:
     seconds: float
     consent: Callable[[str], bool]
     assumed: ElfsignerTable
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    """Set to end every run that is under way."""
 
     def sign(self, library: Path, into: Path) -> Path:
         """Sign one library into a fresh directory; returns the file that elfsigner wrote there."""
@@ -151,7 +145,7 @@ class Elfsigner:
             "PYTHONUNBUFFERED": "1",
         }
         command = [str(self.python), str(self.script), *arguments]
-        status, output = _Conversation(self).hold(command, directory, environment)
+        status, output = converse(command, directory, environment, self)
         if status == 0:
             return output
         if _NETWORK.search(output):
@@ -186,100 +180,76 @@ class Elfsigner:
         return path
 
 
-class _Conversation:
-    """One run of elfsigner, whose questions are answered as `consent` says."""
+def converse(
+    command: Sequence[str], directory: Path, environment: Mapping[str, str], signer: Elfsigner
+) -> tuple[int, str]:
+    """Run elfsigner and answer its questions as `consent` says; returns its exit status and its output.
 
-    def __init__(self, signer: Elfsigner) -> None:
-        self.signer = signer
-        self.deadline = time.monotonic() + signer.seconds
-        self.output = bytearray()
-        self.answered = 0
-        """How much of `output` came before our last answer."""
-
-    def hold(
-        self, command: Sequence[str], directory: Path, environment: Mapping[str, str]
-    ) -> tuple[int, str]:
-        """Exit status and output. Ends the child and everything it started; it leads its own session."""
-        with subprocess.Popen(
-            command,
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as child:
-            try:
-                self._talk(child)
-            finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                assert child.stdin is not None
-                with contextlib.suppress(BrokenPipeError):  # It ended without reading our answer.
-                    child.stdin.close()
-        return child.returncode, self._text(0)
-
-    def _talk(self, child: subprocess.Popen[bytes]) -> None:
-        """Read all that it prints and answer its questions, until it ends."""
-        assert child.stdout is not None
-        descriptor = child.stdout.fileno()
+    It leads a session of its own, which ends with it, however it ends."""
+    output, answered = bytearray(), 0
+    deadline = time.monotonic() + signer.seconds
+    with subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        bufsize=0,
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
         last_output = time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
+        try:
             while True:
-                self._check_limits()
-                if selector.select(_TICK):
-                    chunk = os.read(descriptor, 1 << 16)
-                    if not chunk:
-                        break
-                    self.output += chunk
+                # Asked before the output is read: then all of it is there, whoever still holds the pipe.
+                ended = child.poll() is not None
+                if chunk := child.stdout.read(1 << 16):
+                    output += chunk
                     last_output = time.monotonic()
-                    continue
-                if self._is_question(silent=time.monotonic() - last_output > _SILENT_SECONDS):
-                    self._answer(child)
-                if child.poll() is not None and not selector.select(0):
-                    # All output is read; a process that it started holds the pipe open.
-                    break
-        while child.poll() is None:
-            self._check_limits()
-            time.sleep(_TICK / 10)
+                elif ended:
+                    return child.returncode, _text(output)
+                elif _is_question(_text(output[answered:]), answered, time.monotonic() - last_output):
+                    asked = time.monotonic()
+                    _answer(child.stdin, _text(output[answered:]), signer)
+                    answered = len(output)
+                    # Reading the terms does not count.
+                    deadline += time.monotonic() - asked
+                else:
+                    time.sleep(_TICK)
+                if len(output) > _MOST_OUTPUT:
+                    message = f"elfsigner prints without end: {tail(_text(output))}"
+                    raise SignerFailed(message, fix="run it by hand")
+                if time.monotonic() > deadline:
+                    raise SignerFailed(
+                        f"elfsigner did not end within {signer.seconds:g} s: {tail(_text(output))}",
+                        fix="run it again, with a higher --time-limit if it was still at work",
+                    )
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
 
-    def _check_limits(self) -> None:
-        if self.signer.cancelled.is_set():
-            raise SignerFailed("elfsigner was stopped", fix="run it again")
-        if len(self.output) > _MOST_OUTPUT:
-            raise SignerFailed(f"elfsigner prints without end: {tail(self._text(0))}", fix="run it by hand")
-        if time.monotonic() > self.deadline:
-            raise SignerFailed(
-                f"elfsigner did not end within {self.signer.seconds:g} s: {tail(self._text(0))}",
-                fix="run it again, with a higher --time-limit if it was still at work",
-            )
 
-    def _is_question(self, *, silent: bool) -> bool:
-        text = self._text(self.answered).rstrip(" \t")
-        if _QUESTION.search(text.rstrip()):
-            return True
-        return silent and self.answered == 0 and bool(_LEGAL.search(text))
+def _is_question(text: str, answered: int, silent_seconds: float) -> bool:
+    if _QUESTION.search(text.rstrip()):
+        return True
+    return silent_seconds > _SILENT_SECONDS and answered == 0 and bool(_LEGAL.search(text))
 
-    def _answer(self, child: subprocess.Popen[bytes]) -> None:
-        begun = time.monotonic()
-        text = self._text(self.answered)
-        self.answered = len(self.output)
-        if not self.signer.consent(text):
-            raise LicenceNotAccepted(
-                "what elfsigner asks was not accepted",
-                fix=f"read it, then add --accept-disclaimer {Consent.digest(text)}",
-            )
-        # Reading the terms does not count.
-        self.deadline += time.monotonic() - begun
-        assert child.stdin is not None
-        # If it does not wait for the answer, its exit status decides.
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(f"{self.signer.assumed.answer}\n".encode())
-            child.stdin.flush()
 
-    def _text(self, start: int) -> str:
-        return self.output[start:].decode("utf-8", "replace")
+def _answer(stdin: IO[bytes], text: str, signer: Elfsigner) -> None:
+    if not signer.consent(text):
+        raise LicenceNotAccepted(
+            "what elfsigner asks was not accepted",
+            fix=f"read it, then add --accept-disclaimer {Consent.digest(text)}",
+        )
+    # If it does not wait for the answer, its exit status decides.
+    with contextlib.suppress(BrokenPipeError):
+        stdin.write(f"{signer.assumed.answer}\n".encode())
+
+
+def _text(output: bytes | bytearray) -> str:
+    return output.decode("utf-8", "replace")
 
 
 def tail(output: str) -> str:
@@ -289,7 +259,7 @@ def tail(output: str) -> str:
 
 
 def interpreter(named: str | None, below: tuple[int, ...]) -> Path:
-    """A Python that has the module imp: the named one, ours, one on PATH or one of uv's."""
+    """A Python that has the module imp: the named one, ours or one on PATH."""
     if named:
         path = shutil.which(named)
         version = _version(path) if path else None
@@ -323,26 +293,16 @@ def _candidates(below: tuple[int, ...]) -> Iterable[str]:
     for minor in minors:
         if path := shutil.which(f"python3.{minor}"):
             yield path
-    if uv := shutil.which("uv"):
-        request = f">={_dotted(_OLDEST)},<{_dotted(below)}"
-        python = _output(
-            [uv, "python", "find", "--no-config", "--no-project", "--no-python-downloads", request]
-        )
-        if python:
-            yield python.strip()
 
 
 def _version(python: str) -> tuple[int, ...] | None:
-    words = (_output([python, "-c", _PROBE]) or "").split()
-    return tuple(map(int, words)) if len(words) == 2 and all(map(str.isdecimal, words)) else None
-
-
-def _output(command: Sequence[str]) -> str | None:
     try:
-        done = captured(command, timeout=30, env=plain_environment())
+        done = captured([python, "-c", _PROBE], timeout=30, env=plain_environment())
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    words = done.stdout.split()
+    known = done.returncode == 0 and len(words) == 2 and all(map(str.isdecimal, words))
+    return tuple(map(int, words)) if known else None
 
 
 def plain_environment() -> dict[str, str]:

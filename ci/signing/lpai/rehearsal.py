@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ci.signing import certificates, mbn, signatures, signed_library
+from ci.signing import certificates, mbn, signed_library, verification
 from ci.signing.headers import (
     ELF32,
     EM_HEXAGON,
@@ -85,18 +85,20 @@ def sign(data: Bytes, signer: KeyAndChain, serials: Sequence[int] = ()) -> bytes
     if parsed.header.phnum + signed_library.SIGNING_HEADERS > MOST_SEGMENTS:
         raise BadLibrary("program headers", f"no room for two more headers after {parsed.header.phnum}")
     chain = certificates.join(signer.chain)
-    metadata = mbn.Metadata(software_id=SOFTWARE_ID, serials=tuple(serials), note=signatures.STATEMENT).pack()
-    digest_size = hashlib.new(signatures.DIGEST).digest_size
+    metadata = mbn.Metadata(
+        software_id=SOFTWARE_ID, serials=tuple(serials), note=verification.STATEMENT
+    ).pack()
+    digest_size = hashlib.new(verification.DIGEST).digest_size
     hashes_size = (len(parsed.segments) + signed_library.SIGNING_HEADERS) * digest_size
-    blob_size = 4 * 12 + len(metadata) + hashes_size + signatures.REHEARSAL_SIZE + len(chain)
+    blob_size = 4 * 12 + len(metadata) + hashes_size + verification.REHEARSAL_SIZE + len(chain)
     head, shift, start = _new_head(parsed, blob_size)
     digests = [
-        hashlib.new(signatures.DIGEST, head).digest(),
+        hashlib.new(verification.DIGEST, head).digest(),
         bytes(digest_size),
-        *signed_library.segment_digests(data, parsed, signatures.DIGEST),
+        *signed_library.segment_digests(data, parsed, verification.DIGEST),
     ]
-    covered = mbn.v6_signed_part(metadata, b"".join(digests), signatures.REHEARSAL_SIZE, len(chain))
-    blob = covered + signatures.sign_rehearsal(signer.key, covered) + chain
+    covered = mbn.v6_signed_part(metadata, b"".join(digests), verification.REHEARSAL_SIZE, len(chain))
+    blob = covered + verification.sign_rehearsal(signer.key, covered) + chain
     body = bytearray(data)
     _shift_sections(body, parsed, shift)
     return b"".join((head, bytes(start - len(head)), blob, bytes(shift - start - len(blob)), bytes(body)))
@@ -201,7 +203,7 @@ def _alignment(segments: Sequence[ElfSegment]) -> int:
 def _subject(role: str) -> x509.Name:
     return x509.Name(
         [
-            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, signatures.REHEARSAL),
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, verification.REHEARSAL),
             x509.NameAttribute(NameOID.COMMON_NAME, f"qnn-ci rehearsal {role}"),
         ]
     )

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
 
-from ci.signing import checks, signed_library, verification
-from ci.signing.lpai import device_serial, libraries, rehearsal
+from ci.signing import signed_library, verification
+from ci.signing.lpai import libraries, rehearsal
 from ci.signing.lpai.elfsigner import Consent, Elfsigner, Unexpected, interpreter
 from ci.signing.lpai.libraries import Chip
-from ci.signing.signatures import STATEMENT
+from ci.signing.verification import STATEMENT
 from provisioning import licences
 from provisioning.base.command_line import confirmed
-from provisioning.base.commands import Fix
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.commands import Fix, captured
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.files import replace_bytes
 from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import Selection
@@ -32,7 +32,8 @@ from provisioning.base.stage_run import StageRun
 from provisioning.environment import Environment, resolve
 
 ROOT_NAME = "development-root.pem"
-WORKERS = 2
+SERIAL_FILE = "/sys/devices/soc0/serial_number"
+ADB_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,13 @@ def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
     """Sign for every chip. Whatever can be refused is refused before anything is signed."""
     chips = libraries.chips(selection.socs, options.arch)
     if options.serial is not None:
-        serial = device_serial.parse_serial(options.serial)
+        serial = parse_serial(options.serial)
     else:
-        serial = device_serial.read_serial() if options.from_device else 0
+        serial = read_serial() if options.from_device else 0
     environment = _environment(options, selection)
     overlay = _overlay(options.output, environment, selection)
     chain = rehearsal.new_signer() if options.signer == "dev" else None
-    cancelled = threading.Event()
-    planned = [_plan(options, chip, serial, environment, selection, chain, cancelled) for chip in chips]
+    planned = [_plan(options, chip, serial, environment, selection, chain) for chip in chips]
     _announce(planned, environment)
     for work in planned:
         stage.metrics[f"lpai-v{work.chip.lpai}"] = {
@@ -109,7 +109,7 @@ def sign(options: SignOptions, selection: Selection, stage: StageRun) -> None:
         watched = _watched(environment, work.chip)
         before = _inventory(watched)
         try:
-            _sign_jobs(work, overlay, stage, cancelled, Path(selection.reports) / "sign_lpai")
+            _sign_jobs(work, overlay, stage, Path(selection.reports) / "sign_lpai")
         finally:
             for changed in sorted({path for path, _ in before.items() ^ _inventory(watched).items()}):
                 message = f"changed while {work.signer.name} ran, and nothing may write to an SDK"
@@ -127,7 +127,6 @@ def _plan(
     environment: Environment | None,
     selection: Selection,
     chain: rehearsal.KeyAndChain | None,
-    cancelled: threading.Event,
 ) -> ChipWork:
     files = [] if serial else libraries.to_sign(chip, environment, options.library, direct=options.direct)
     sdk = environment.roots.get("qnn-sdk") if environment else None
@@ -137,7 +136,7 @@ def _plan(
         signer = _rehearsal(chain, chip)
     else:
         assert environment is not None
-        signer = _elfsigner(options, environment, selection, chip, files, cancelled)
+        signer = _elfsigner(options, environment, selection, chip, files)
     jobs = (FileToSign(None, serial),) if serial else tuple(FileToSign(path) for path in files)
     return ChipWork(chip, qnn, jobs, signer)
 
@@ -162,47 +161,26 @@ def _writing(path: Path) -> Iterator[None]:
         raise EnvironmentLacking(f"{path}: {error.strerror}", fix="-o names another directory") from error
 
 
-def _sign_jobs(
-    planned: ChipWork, overlay: Path, stage: StageRun, cancelled: threading.Event, kept: Path
-) -> None:
-    """Sign in parallel. One that fails does not stop the others. Unexpected files go to `kept`."""
+def _sign_jobs(planned: ChipWork, overlay: Path, stage: StageRun, kept: Path) -> None:
+    """Sign one after the other. One that fails does not stop the others. Unexpected files go to `kept`."""
     into = overlay / planned.chip.directory
     with _writing(into):
         into.mkdir(parents=True, exist_ok=True)
         # Beside the overlay's files, so that each can be put in place in one step.
         work = tempfile.TemporaryDirectory(prefix=".signing-", dir=overlay)
-    stopped: list[ToolkitError] = []
-    with work, ThreadPoolExecutor(WORKERS) as pool:
-        running = [
-            (
-                job,
-                Path(work.name) / str(index),
-                pool.submit(_sign_one, job, planned.signer, Path(work.name) / str(index), into),
-            )
-            for index, job in enumerate(planned.jobs)
-        ]
-        try:
-            for job, folder, future in running:
-                try:
-                    path, findings = future.result()
-                except Unexpected as error:
-                    stage.add("signing-failed", Severity.ERROR, job.name, error.message, error.fix)
+    with work:
+        for index, job in enumerate(planned.jobs):
+            folder = Path(work.name) / str(index)
+            try:
+                path, findings = _sign_one(job, planned.signer, folder, into)
+            except CheckFailed as error:
+                stage.add("signing-failed", Severity.ERROR, job.name, error.message, error.fix)
+                if isinstance(error, Unexpected):
                     stage.artifacts += _keep(folder, kept / job.name)
-                except CheckFailed as error:
-                    stage.add("signing-failed", Severity.ERROR, job.name, error.message, error.fix)
-                except ToolkitError as error:
-                    cancelled.set()
-                    stopped.append(error)
-                else:
-                    stage.findings += findings
-                    stage.artifacts.append(Artifact.of("signed-library", path))
-                    sys.stdout.write(f"  signed {path}\n")
-        except BaseException:
-            cancelled.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-    if stopped:
-        raise stopped[0]
+                continue
+            stage.findings += findings
+            stage.artifacts.append(Artifact.of("signed-library", path))
+            sys.stdout.write(f"  signed {path}\n")
 
 
 def _sign_one(job: FileToSign, signer: Signer, work: Path, into: Path) -> tuple[Path, list[Finding]]:
@@ -210,16 +188,16 @@ def _sign_one(job: FileToSign, signer: Signer, work: Path, into: Path) -> tuple[
     work.mkdir()
     result = signer.library(job.source, work) if job.source else signer.test_signature(job.serial, work)
     place = into / job.name
-    expected = checks.ExpectedSignature()
+    expected = verification.ExpectedSignature()
     if signer.root is not None:
-        expected = checks.ExpectedSignature(root=signer.root, serial=job.serial or None)
+        expected = verification.ExpectedSignature(root=signer.root, serial=job.serial or None)
     verified = verification.verify_file(result, expected)
-    allowed = (checks.SIGNATURE, checks.ROOT)
+    allowed = (verification.SIGNATURE, verification.ROOT)
     findings = [
         finding
-        for finding in checks.findings_of(place, verified, allowed=allowed)
+        for finding in verification.findings_of(place, verified, allowed=allowed)
         # The signer is known, because it signed just now.
-        if finding.rule not in (checks.SIGNER_KNOWN, checks.SIGNER_UNKNOWN)
+        if finding.rule not in (verification.SIGNER_KNOWN, verification.SIGNER_UNKNOWN)
     ]
     errors = [finding.message for finding in findings if finding.severity is Severity.ERROR]
     if job.source and not errors:
@@ -266,7 +244,6 @@ def _elfsigner(
     selection: Selection,
     chip: Chip,
     files: Sequence[Path],
-    cancelled: threading.Event,
 ) -> Signer:
     table = libraries.load_table()
     script = libraries.elfsigner_script(environment, files, chip)
@@ -285,7 +262,7 @@ def _elfsigner(
         show=functools.partial(print, file=sys.stderr),
     )
     seconds = table.time_limit_seconds if options.time_limit is None else options.time_limit
-    driver = Elfsigner(script, python, seconds, consent, table.elfsigner, cancelled)
+    driver = Elfsigner(script, python, seconds, consent, table.elfsigner)
     return Signer("elfsigner", driver.sign, driver.test_signature)
 
 
@@ -329,3 +306,43 @@ def _inventory(directories: Sequence[Path]) -> Mapping[str, tuple[int, int]]:
 def _written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+def parse_serial(text: str) -> int:
+    """`0x1a2b3c4d` as signing tools write it. UsageError for anything but 1 to 0xffffffff in hex."""
+    serial = int(text, 16) if re.fullmatch("0[xX][0-9a-fA-F]+", text) else 0
+    if not 0 < serial <= 0xFFFFFFFF:
+        raise UsageError(
+            f"--serial {text}: expected 32 bits in hex, not 0, as 0x1a2b3c4d",
+            fix=f"`adb shell cat {SERIAL_FILE}` prints it, in decimal",
+        )
+    return serial
+
+
+def read_serial() -> int:
+    """Ask the one device that adb sees, or the one that ANDROID_SERIAL names."""
+    adb = shutil.which("adb")
+    if adb is None:
+        raise EnvironmentLacking(
+            "there is no adb on PATH", fix="install Android's platform-tools, or use --serial"
+        )
+    try:
+        done = captured([adb, "shell", "cat", SERIAL_FILE], timeout=ADB_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentLacking(
+            f"the device did not answer within {ADB_SECONDS:g} s", fix="see `adb devices`"
+        ) from error
+    answer = done.stdout.strip()
+    if done.returncode != 0 or not answer.isdecimal():
+        message = (done.stderr.strip() or answer or "no answer").splitlines()[-1]
+        raise EnvironmentLacking(
+            f"the device's serial number could not be read: {message}",
+            fix="see `adb devices`; name one of several in ANDROID_SERIAL, or give the number with --serial",
+        )
+    serial = int(answer)
+    if not 0 < serial <= 0xFFFFFFFF:
+        raise EnvironmentLacking(
+            f"the device gives {answer} as its serial number, expected 32 bits and not 0",
+            fix="give the number with --serial",
+        )
+    return serial

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ci.image.wheelhouse import WheelTarget, fill
+from ci.image.context import fetch_wheels
+from ci.image.image_plan import load_images
 from provisioning import lock_files
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from tests.support.wheels import make_wheel
 
-WANTED = WheelTarget("3.11", "2.36")
+SYSTEM = load_images().system
 PURE = "demo-1.0-py3-none-any.whl"
 TORCH = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
 
@@ -42,26 +43,26 @@ def test_the_distributions_and_the_lock_are_fetched_again_only_when_one_changed(
     lock: Path, index: Path, tmp_path: Path
 ) -> None:
     wheels = tmp_path / "wheels"
-    fill(lock, wheels, WANTED)
-    assert sorted(path.name for path in wheels.iterdir()) == [PURE, "lock.txt"]
-    assert fill(lock, wheels, WANTED) is False
+    fetch_wheels(lock, wheels, SYSTEM)
+    assert sorted(path.name for path in wheels.iterdir()) == [PURE, "lock.txt", "request.txt"]
+    assert fetch_wheels(lock, wheels, SYSTEM) is False
     (wheels / PURE).write_bytes(b"something else")
-    assert fill(lock, wheels, WANTED) is True
+    assert fetch_wheels(lock, wheels, SYSTEM) is True
     assert (wheels / PURE).read_bytes() == (index / PURE).read_bytes()
 
 
 def test_another_lock_leaves_nothing_of_the_old_one(lock: Path, tmp_path: Path) -> None:
-    fill(lock, tmp_path / "wheels", WANTED)
+    fetch_wheels(lock, tmp_path / "wheels", SYSTEM)
     (tmp_path / "wheels" / "old-1.whl").write_text("")
     lock.write_text(lock.read_text() + "# changed\n")
-    fill(lock, tmp_path / "wheels", WANTED)
+    fetch_wheels(lock, tmp_path / "wheels", SYSTEM)
     assert not (tmp_path / "wheels" / "old-1.whl").exists()
 
 
 def test_other_bytes_are_refused(lock: Path, index: Path, tmp_path: Path) -> None:
     (index / PURE).write_bytes(make_wheel(PURE, padding=1))
     with pytest.raises(UpstreamError, match="HASH"):
-        fill(lock, tmp_path / "wheels", WANTED)
+        fetch_wheels(lock, tmp_path / "wheels", SYSTEM)
 
 
 def test_torch_comes_as_a_cpu_build_that_is_on_record(lock: Path, index: Path, tmp_path: Path) -> None:
@@ -71,10 +72,10 @@ def test_torch_comes_as_a_cpu_build_that_is_on_record(lock: Path, index: Path, t
     lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
     recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{'0' * 64}\n")
     with pytest.raises(EnvironmentLacking) as caught:
-        fill(lock, tmp_path / "wheels", WANTED, tmp_path)
+        fetch_wheels(lock, tmp_path / "wheels", SYSTEM, tmp_path)
     assert "nox -s lock -- --torch" in caught.value.fix
     recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{digest}\n")
-    fill(lock, tmp_path / "wheels", WANTED, tmp_path)
+    fetch_wheels(lock, tmp_path / "wheels", SYSTEM, tmp_path)
     assert (tmp_path / "wheels" / TORCH).is_file()
 
 
@@ -91,11 +92,11 @@ def test_where_the_index_has_no_cpu_build_of_torch_pytorchs_own_is_taken_if_it_i
     lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
     recorded.write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{'0' * 64}\n")
     with pytest.raises(EnvironmentLacking):
-        fill(lock, tmp_path / "wheels", WANTED, tmp_path)
+        fetch_wheels(lock, tmp_path / "wheels", SYSTEM, tmp_path)
     recorded.write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{digest}\n")
-    fill(lock, tmp_path / "wheels", WANTED, tmp_path)
+    fetch_wheels(lock, tmp_path / "wheels", SYSTEM, tmp_path)
     assert (tmp_path / "wheels" / TORCH).is_file()
     wheel.write_bytes(wheel.read_bytes() + b"0")
     shutil.rmtree(tmp_path / "wheels")
     with pytest.raises(UpstreamError):
-        fill(lock, tmp_path / "wheels", WANTED, tmp_path)
+        fetch_wheels(lock, tmp_path / "wheels", SYSTEM, tmp_path)
