@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from ci.parity.check import Checked
 from ci.parity.differences import NEW, Difference, kind_of, renamed_from
 from ci.parity.mapping import Mapping
-from ci.parity.model import Library, Side, is_buck, is_python, package_of
+from ci.parity.model import Side, Target, is_buck, is_python, package_of
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
 from ci.parity.tree import Tree
 
@@ -41,10 +41,9 @@ an entry of the mapping that is about it."""
 _EMPTY_LIST = re.compile(r"\[\s*\]")
 
 
-def fix(tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked]) -> dict[str, str]:
-    """The changed texts by path; empty if nothing is certain."""
+def fix(tree: Tree, mapping: Mapping, current: Checked, check: Callable[[Tree], Checked]) -> dict[str, str]:
+    """The changed texts by path; empty if nothing is certain. `current` is what the tree's check found."""
     changed: dict[str, str] = {}
-    current = check(tree)
     given_up: set[tuple[str, str, str]] = set()
     while difference := _next(current, given_up):
         step = _fixed(tree.changed(changed), mapping, check, current, difference)
@@ -57,17 +56,8 @@ def fix(tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked]) -> dict[
 
 
 def with_line_ends_of(original: str, changed: str) -> str:
-    """The changed text (with LF) with the line ends of the original; a new line takes its neighbour's."""
-    ends = [match[0] for match in re.finditer(r"\r\n|\r|\n", original)]
-    if set(ends) <= {"\n"}:
-        return changed
-    old = re.split(r"\r\n|\r|\n", original)
-    new = changed.split("\n")
-    origin: list[int] = []
-    for tag, start, end, low, high in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        origin += range(start, end) if tag == "equal" else [start] * (high - low)
-    last = len(ends) - 1
-    return "".join(line + ends[min(at, last)] for line, at in zip(new[:-1], origin, strict=False)) + new[-1]
+    """The changed text (with LF) with the line ends of the original."""
+    return changed.replace("\n", "\r\n") if "\r\n" in original else changed
 
 
 def patch(tree: Tree, changed: dict[str, str]) -> str:
@@ -142,7 +132,7 @@ def _bucks(checked: Checked) -> list[Side]:
     return [side for sides in checked.buck.values() for side in sides]
 
 
-def _libraries(checked: Checked) -> list[Library]:
+def _libraries(checked: Checked) -> list[Target]:
     return [library for side in _bucks(checked) for library in side.libraries.values()]
 
 

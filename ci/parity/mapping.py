@@ -29,6 +29,10 @@ MACROS = "targets.bzl"
 _OF_PATTERNS = frozenset({"parity-glob-empty", "parity-exclude-empty"})
 
 
+def any_of(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 class Scope(Model):
     """The files of the tree that are checked."""
 

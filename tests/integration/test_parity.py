@@ -668,7 +668,7 @@ UNCERTAIN = {
 
 class TestFix:
     def fixed(self, files: dict[str, str]) -> dict[str, str]:
-        return {**files, **fix.fix(changed(files), mapping(), check_tree)}
+        return {**files, **fix.fix(changed(files), mapping(), checked(files), check_tree)}
 
     @pytest.mark.whole
     @pytest.mark.parametrize("name", UNCERTAIN)

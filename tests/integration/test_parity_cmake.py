@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.parity.cmake.libraries import evaluate
-from ci.parity.cmake.trace import UNKNOWN, ConfigureInput
-from ci.parity.compare import reached
-from ci.parity.model import Library, NamedItem, Side
+from ci.parity.cmake.configure import UNKNOWN, ConfigureInput
+from ci.parity.cmake.targets import evaluate
+from ci.parity.model import NamedItem, Side, Target
+from ci.parity.pairs import reached
 from provisioning.base.errors import EnvironmentLacking
 from tests.support.parity_cases import tree_of
 from tests.support.scripts import script
@@ -185,7 +185,7 @@ def _items(items: list[NamedItem]) -> list[tuple[str, int, str]]:
     return [(item.name, item.place.line, item.scope) for item in items]
 
 
-def _library(name: str) -> Library:
+def _library(name: str) -> Target:
     assert flags().troubles == []
     return flags().libraries[name]
 
@@ -271,9 +271,9 @@ def test_another_standard_generated_files_and_where_a_file_was_written() -> None
         ("0/p/b.cpp", 22, "PRIVATE"),
         ("0/p/c.cpp", 25, "PRIVATE"),
     ]
-    [rule] = flags().generated
+    [rule] = flags().rules
     assert rule.command == ("flatc", "--cpp", "p/names.txt")
-    assert _items(list(rule.inputs)) == [("0/p/names.txt", 16, "PRIVATE")]
+    assert _items(rule.files) == [("0/p/names.txt", 16, "PRIVATE")]
 
 
 def test_a_named_file_that_is_not_there_is_missing_and_an_empty_glob_is_known() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ci.parity.cmake.libraries import evaluate
-from ci.parity.cmake.trace import ConfigureInput
+from ci.parity.cmake.configure import ConfigureInput
+from ci.parity.cmake.targets import evaluate
 from ci.parity.model import Side
 from ci.parity.tree import Tree
 from tests.support.http_server import FileServer

@@ -10,7 +10,7 @@ import pytest
 from ci.parity.buck import evaluate, lists, named_by
 from ci.parity.model import Side
 from ci.parity.starlark_text import literals, without
-from ci.parity.tree import Tree, glob_regex
+from ci.parity.tree import Tree, fits
 from provisioning.base.errors import CheckFailed
 from tests.support.parity_cases import mapping, tree_of
 
@@ -67,8 +67,9 @@ def test_an_exported_file_is_its_name_and_what_is_generated_of_it() -> None:
     text = 'export_file(name = "a.h")\ngenrule(name = "g", srcs = [":a.h"], cmd = "$(exe :tool) ${SRCS}")\n'
     side = run(text, name="BUCK")
     assert side.troubles == []
-    assert [item.name for item in side.exported["//p:a.h"]] == ["p/a.h"]
-    assert side.generated[-1].labels == ("//p:a.h",)
+    exported, generated = side.rules
+    assert [item.name for item in exported.files] == ["p/a.h"]
+    assert [item.name for item in generated.dependencies] == ["//p:a.h"]
     assert {item.name for item in side.labels} == {"//p:a.h", "//p:tool"}
 
 
@@ -153,7 +154,7 @@ def test_the_same_target_declared_otherwise_again_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "path", "fits"),
+    ("pattern", "path", "matches"),
     [
         ("*.cpp", "a/b.cpp", False),
         ("*.cpp", ".a.cpp", False),
@@ -164,8 +165,8 @@ def test_the_same_target_declared_otherwise_again_is_said() -> None:
         ("a+b.h", "a+b.h", True),
     ],
 )
-def test_glob_patterns(pattern: str, path: str, fits: bool) -> None:
-    assert bool(glob_regex(pattern).fullmatch(path)) is fits
+def test_glob_patterns(pattern: str, path: str, matches: bool) -> None:
+    assert fits(path, pattern) is matches
 
 
 @pytest.mark.parametrize(
