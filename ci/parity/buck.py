@@ -178,7 +178,6 @@ class _Evaluation:
         self.tree, self.rules, self.constraints, self.roots = tree, rules, constraints, roots
         self.side = Side()
         self.selected: tuple[str, ...] = ()
-        self.settings: MappingOf[str, str] = {}
         self.builder: MappingOf[str, bool] = {}
         self.by_variant = self.by_builder = False
         """Whether the current package depends on the variant, and on who builds."""
@@ -198,7 +197,7 @@ class _Evaluation:
 
     def run(self, package: str, variant: Variant, builder: MappingOf[str, bool]) -> Side:
         self.package = package
-        self.selected, self.settings, self.builder = variant.select, variant.read_config, builder
+        self.selected, self.builder = variant.select, builder
         self.by_variant = self.by_builder = False
         self.side = Side(packages={package})
         self.loaded = {}
@@ -338,13 +337,11 @@ class _Evaluation:
         globals_ = dict.fromkeys(load.calls, "calls")
         globals_ |= {name: f"make_answer({_literal(value)})" for name, value in load.answers.items()}
         globals_ |= {name: f"make_answer({_literal(self.builder[name])})" for name in load.asks}
-        globals_ |= {name: f"make_text({json.dumps(name)})" for name in load.texts}
         globals_ |= {name: _literal(value) for name, value in load.values.items()}
         rules = {name: f'make_rule("{name}")' for name in self._rule_names}
         fields = {
             **rules,
             **{name: f'make_text("{name}")' for name in self.rules.texts},
-            **{name: _literal(value) for name, value in self.rules.fields.items()},
             "is_oss": _literal(self.builder["is_oss"]),
         }
         struct = ", ".join(f"{name} = {value}" for name, value in fields.items())
@@ -431,9 +428,6 @@ class _Evaluation:
         return None, unknown
 
     def _read_config(self, section: str, key: str, default: object) -> object:
-        if (value := self.settings.get(f"{section}.{key}")) is not None:
-            self.by_variant = True
-            return value
         return self._config.get(section, key, raw=True, fallback=default)
 
     @cached_property

@@ -159,13 +159,15 @@ def traces(tree: Tree, projects: Sequence[ConfigureInput]) -> tuple[Trace, ...]:
     texts = {path for path in tree.files if _is_cmake(path)}
     folders = {posixpath.dirname(entry) for project in projects for entry in project.entries}
     names = {path for folder in folders for path in _names(tree, folder)}
+    traced: list[set[str]] = [set() for _ in projects]
     done: tuple[Trace, ...] = ()
     for _ in range(MOST_ROUNDS):
-        before = len(texts), len(names)
-        done = _configured(tree, projects, texts, names)
-        for trace in done:
+        before = len(texts), len(names), [*map(len, traced)]
+        done = _configured(tree, projects, texts, names, traced)
+        for trace, targets in zip(done, traced, strict=True):
             _look(tree, trace, texts, names)
-        if before == (len(texts), len(names)):
+            targets |= {event.args[0] for event in trace.events if event.args and event.command in DECLARING}
+        if before == (len(texts), len(names), [*map(len, traced)]):
             break
     return done
 
@@ -197,8 +199,9 @@ def _look(tree: Tree, trace: Trace, texts: set[str], names: set[str]) -> None:
 
 
 def _configured(
-    tree: Tree, projects: Sequence[ConfigureInput], texts: set[str], names: set[str]
+    tree: Tree, projects: Sequence[ConfigureInput], texts: set[str], names: set[str], traced: list[set[str]]
 ) -> tuple[Trace, ...]:
+    """`traced` are targets that each project declared before, also by functions that get the name."""
     cmake = _cmake()
     with tempfile.TemporaryDirectory(prefix="qnn-ci-cmake-") as temporary:
         work = Path(temporary).resolve()
@@ -209,7 +212,7 @@ def _configured(
         for number, project in enumerate(projects):
             folders = tuple(f"{posixpath.dirname(entry)}/" for entry in project.entries)
             near = [tree.read(path) for path in texts if path.startswith(folders)]
-            declared = _declared(near, _makers(tree.read(path) for path in texts))
+            declared = _declared(near) | traced[number]
             variant = work / f"variant{number}.cmake"
             includes = [path for path in project.includes if path in texts]
             settings = _settings(work, project, declared, includes)
@@ -255,34 +258,10 @@ def _copy(
     (source / "CMakeLists.txt").write_text(outer.replace("@END@", _END), encoding="utf-8")
 
 
-def _makers(texts: Iterable[str]) -> set[str]:
-    """Functions that declare a target by a name that they get."""
-    makers: set[str] = set()
-    for text in texts:
-        function = ""
-        for command in commands(text):
-            if command.name == "function":
-                function = command.words[0].text.lower()
-            elif command.name in DECLARING and "$" in command.words[0].text:
-                makers.add(function)
-    return makers
-
-
-def _declared(texts: Iterable[str], makers: set[str]) -> set[str]:
+def _declared(texts: Iterable[str]) -> set[str]:
     """Names of targets that the tree's own files may declare."""
-    names: set[str] = set()
-    for text in texts:
-        own, called, listed = set[str](), set[str](), set[str]()
-        for command in commands(text):
-            words = [word.text for word in command.words]
-            if command.name in DECLARING:
-                own.update(words[:1])
-            elif command.name in makers:
-                called.update(words[:2])
-            elif command.name in ("foreach", "set", "list"):
-                listed.update(words)
-        names |= own | called | (listed if any("$" in name for name in own) else set())
-    return names
+    written = (command for text in texts for command in commands(text) if command.name in DECLARING)
+    return {word.text for command in written for word in command.words[:1]}
 
 
 def _settings(

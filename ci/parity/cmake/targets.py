@@ -43,17 +43,7 @@ _HARMLESS = frozenset(
 _KEEPING = frozenset({"set", "option", "return"})
 """Commands that pass a value on unchanged."""
 
-_ASSIGNING = {"set": 1, "unset": 1, "option": 1, "cmake_dependent_option": 1, "math": 2, "foreach": None}
-"""Commands that set variables, and how many of their first words may name one; None is all."""
-
-_NAMING = frozenset(
-    {
-        *("list", "string", "file", "get_property", "get_target_property", "get_directory_property"),
-        *("get_filename_component", "get_cmake_property", "cmake_path", "function", "macro"),
-        *("execute_process", "include", "cmake_host_system_information", "separate_arguments"),
-    }
-)
-"""Commands of which any word may name a variable that they set."""
+_CONDITIONS = ("if", "elseif", "while")
 
 _CONSTANTS = frozenset({"ON", "OFF", "YES", "NO", "TRUE", "FALSE", "Y", "N", "IGNORE", "NOTFOUND"})
 _COMPARING = re.compile(r"(?:VERSION_|STR|PATH_)?(?:EQUAL|LESS|GREATER)(?:_EQUAL)?|MATCHES|IS_NEWER_THAN")
@@ -414,7 +404,7 @@ def unknowns(trace: Trace, project: ConfigureInput, texts: Mapping[str, str]) ->
         command = lines[event.file].get((event.line, event.command))
         if command is None or event.command in own:
             continue
-        condition = event.command in ("if", "elseif", "while")
+        condition = event.command in _CONDITIONS
         if condition and (
             _decided(command, project, fixed) or not _matters(texts[event.file], event, project)
         ):
@@ -465,23 +455,17 @@ def _assigned(trace: Trace, texts: Mapping[str, str]) -> set[str]:
     """Every name that any command could set, in whichever branch: a missed name is worse than one too
     many."""
     known: set[str] = set()
-    prefixes = []
-    every: list[tuple[str, list[str]]] = [(event.command, list(event.args)) for event in trace.events]
-    for text in texts.values():
-        every += [(command.name, [word.text for word in command.words]) for command in commands(text)]
-    for name, args in every:
-        if name in _ASSIGNING:
-            known.update(args[: _ASSIGNING[name]])
-        elif name in _NAMING:
-            known.update(arg for arg in args if _NAME.fullmatch(arg))
-        elif name.startswith(("find_", "check_", "try_")):
+    written = [command for text in texts.values() for command in commands(text)]
+    words = [(command.name, tuple(word.text for word in command.words)) for command in written]
+    for name, args in (*((event.command, event.args) for event in trace.events), *words):
+        if name not in _CONDITIONS and not name.startswith(("add_", "target_")):
             known.update(args)
-        elif name == "project" and args:
+        if name == "project" and args:
             known |= {f"{args[0]}_SOURCE_DIR", f"{args[0]}_BINARY_DIR", "PROJECT_NAME"}
         elif name == "cmake_parse_arguments":
             # With or without a value, these are set.
-            prefixes += args[2:3] if args[:1] == ["PARSE_ARGV"] else args[:1]
-    return known | {f"{prefix}_" for prefix in prefixes}
+            known |= {f"{prefix}_" for prefix in (args[2:3] if args[:1] == ("PARSE_ARGV",) else args[:1])}
+    return known
 
 
 def _is_known(name: str, known: set[str]) -> bool:
