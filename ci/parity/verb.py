@@ -94,9 +94,8 @@ def _check(
         def checked(tree: Tree) -> Checked:
             return check(tree, mapping, source, cmake)
 
-        changed = fix(tree, mapping, result, checked)
         before = len(_alike(result.differences))
-        if changed:
+        if changed := fix(tree, mapping, result, checked):
             # A second comparison, which knows nothing of the first.
             again = check(Tree(root, changed), mapping, source)
             if not is_confirmed(result, again):
