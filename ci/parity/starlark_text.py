@@ -53,8 +53,10 @@ def loads(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """The labels that a text loads from, each with the names: here, and in the file that is loaded."""
     for node in ast.walk(_parsed(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load":
-            label, *names = [str(ast.literal_eval(argument)) for argument in node.args]
-            renamed = {str(word.arg): str(ast.literal_eval(word.value)) for word in node.keywords}
+            words = [(str(word.arg), word.value) for word in node.keywords]
+            renamed = {own: str(name.value) for own, name in words if isinstance(name, ast.Constant)}
+            texts = [str(text.value) for text in node.args if isinstance(text, ast.Constant)]
+            label, *names = texts or [""]
             yield label, {name: name for name in names} | renamed
 
 

@@ -129,6 +129,7 @@ def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
     ("text", "line"),
     [
         ("x = [\n", 1),
+        ("load(x, y = z)\n", 2),
         ('load("@elsewhere//:x.bzl", "x")\nx()\n', 3),
         ('load("@elsewhere//:x.bzl", "x")\ny = x\n', 2),
         ('load(":gone.bzl", "x")\n', 2),
